@@ -1,0 +1,177 @@
+use crate::{Pattern, Positions, Recipe, Role, Schedule, Trainable, nearest::nearest, param_specs};
+
+/// A rule between keys that a recipe breaks. Ranges of single keys are in the table of keys.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    /// The keys it is about.
+    pub keys: &'static [&'static str],
+    pub why: String,
+    pub fix: String,
+}
+
+/// Every rule; each rule is about the keys named beside it.
+const RULES: &[(&[&str], Rule)] = &[
+    (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
+    (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
+    (&["model.head_dim", "model.num_heads", "model.positions"], positions_fit),
+    (&["model.text_len", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
+    (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
+    (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
+    (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
+    (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
+    (&["train.trainable"], patterns_match),
+];
+
+type Rule = fn(&Recipe) -> Result<(), Advice>;
+
+/// Why a rule is broken and what to change.
+struct Advice {
+    why: String,
+    fix: String,
+}
+
+/// Returns the first rule that does not hold.
+pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
+    RULES.iter().find_map(|(keys, rule)| {
+        let Advice { why, fix } = rule(recipe).err()?;
+        Some(Broken { keys, why, fix })
+    })
+}
+
+fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
+    let patch = recipe.model.patch_size;
+    if size.is_multiple_of(patch) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("model.{key} {size} is not a multiple of model.patch_size {patch}: {}", division(size, patch)),
+        fix: format!("set model.{key} = {}", around(size, patch)),
+    })
+}
+
+/// Positions share a head's width out in pairs: a quarter to frames, three eighths to rows and to columns.
+///
+/// Sine and cosine tables share out the whole model's width in the same way.
+fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    let (what, width) = match model.positions {
+        Positions::Rope | Positions::Learned => (format!("model.head_dim {}", model.head_dim), model.head_dim),
+        Positions::SinCos => (
+            format!("model.num_heads {} × model.head_dim {} = {}", model.num_heads, model.head_dim, model.dim()),
+            model.dim(),
+        ),
+    };
+    if width.is_multiple_of(16) {
+        return Ok(());
+    }
+    let part = |eighths: f64| width as f64 * eighths / 8.0;
+    Err(Advice {
+        why: format!(
+            "{what} cannot be shared out to positions: frames take {}, rows and columns {} each, and each must be even",
+            part(2.0),
+            part(3.0)
+        ),
+        fix: format!("set model.head_dim = {}", around(model.head_dim, 16)),
+    })
+}
+
+fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    let (length, batch) = (model.seq_len(), model.ttt_mini_batch);
+    if batch == 0 || length.is_multiple_of(batch) {
+        return Ok(());
+    }
+    let over = length % batch;
+    let (fewer, more) = (model.text_len.checked_sub(over).filter(|&len| len > 0), model.text_len + batch - over);
+    let text_len = match fewer {
+        Some(fewer) if over <= batch - over => fewer,
+        _ => more,
+    };
+    Err(Advice {
+        why: format!(
+            "a sequence of {} text + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
+            model.text_len,
+            model.latent_frames,
+            model.tokens_per_frame(),
+            division(length, batch)
+        ),
+        fix: format!(
+            "set model.text_len = {text_len}, the nearest that fits ({} = {} × {batch})",
+            text_len + model.video_tokens(),
+            (text_len + model.video_tokens()) / batch
+        ),
+    })
+}
+
+fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
+    let (train, mesh) = (&recipe.train, &recipe.mesh);
+    let parts = mesh.world() * train.grad_accum;
+    if train.global_batch.is_multiple_of(parts) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "train.global_batch {} is not a multiple of mesh.dp_replicate {} × mesh.dp_shard {} × train.grad_accum {} = {parts}: {}",
+            train.global_batch,
+            mesh.dp_replicate,
+            mesh.dp_shard,
+            train.grad_accum,
+            division(train.global_batch, parts)
+        ),
+        fix: format!("set train.global_batch = {}", around(train.global_batch, parts)),
+    })
+}
+
+fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
+    let (warmup, steps) = (recipe.optimizer.warmup_steps, recipe.train.steps);
+    if warmup <= steps {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("optimizer.warmup_steps {warmup} is more than train.steps {steps}, so the peak is never reached"),
+        fix: format!("set optimizer.warmup_steps to {steps} or less, or train.steps to {warmup} or more"),
+    })
+}
+
+fn falls(key: &str, schedule: Schedule, peak: f64, recipe: &Recipe) -> Result<(), Advice> {
+    let end = recipe.optimizer.lr_end;
+    if schedule == Schedule::Constant || end <= peak {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("optimizer.lr_end {end:e} is above its peak optimizer.{key} {peak:e}, and schedules only fall"),
+        fix: format!("set optimizer.lr_end to {peak:e} or less, or optimizer.{key} to {end:e} or more"),
+    })
+}
+
+/// Every pattern earns its place, which also keeps the group of trained parameters from being empty.
+fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
+    let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
+    let specs = param_specs(&recipe.model);
+    let names = || specs.iter().filter(|spec| spec.role == Role::Trained).map(|spec| spec.name.as_str());
+    let idle = |pattern: &&Pattern| !names().any(|name| pattern.matches(name));
+    let Some(idle) = patterns.iter().find(idle) else { return Ok(()) };
+    let example = nearest(idle.as_str(), names()).or(names().next_back()).unwrap_or_default();
+    Err(Advice {
+        why: format!(
+            "the pattern \"{}\" of train.trainable is found in none of the {} parameter names",
+            idle.as_str(),
+            names().count()
+        ),
+        fix: format!("correct or remove it; names look like {example}"),
+    })
+}
+
+/// Writes a division with its remainder: `7 / 2 leaves 1`.
+fn division(number: usize, by: usize) -> String {
+    format!("{number} / {by} leaves {}", number % by)
+}
+
+/// Writes the multiples on both sides of a number: `6 or 8`.
+fn around(number: usize, of: usize) -> String {
+    let below = number / of * of;
+    match below {
+        0 => format!("{of}"),
+        _ => format!("{below} or {}", below + of),
+    }
+}

@@ -1,0 +1,350 @@
+use camino::{Utf8Path, Utf8PathBuf};
+use toml::{Table, Value};
+
+use crate::file::{File, absolute};
+use crate::nearest::nearest;
+use crate::value::{is_name, shown};
+use crate::{Key, Kind, Origin, ParamSpec, RecipeError, Resolved, SCHEMA, load, param_specs};
+
+/// Stages in the order in which they are trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curriculum {
+    /// The file it was read from, as it was named.
+    pub path: Utf8PathBuf,
+    /// What it is called on screen.
+    pub title: String,
+    /// The stages, first to last.
+    pub stages: Vec<StageSpec>,
+}
+
+/// One stage: a recipe and where its weights come from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageSpec {
+    /// Name of the stage.
+    pub name: String,
+    /// Its recipe.
+    pub resolved: Resolved,
+    /// The file of its recipe.
+    pub recipe_path: Utf8PathBuf,
+    /// Where its weights come from.
+    pub start: StageStart,
+    /// What differs from the stage before; for the first stage, what its own file sets.
+    pub changes: Vec<Change>,
+}
+
+/// Where the weights of a stage come from.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum StageStart {
+    /// Random weights.
+    Random,
+    /// The last checkpoint of the stage before.
+    Previous,
+    /// A step folder of a checkpoint.
+    Path(Utf8PathBuf),
+}
+
+/// One key that a stage changes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Change {
+    /// The key, such as `model.latent_frames`.
+    pub key: String,
+    /// Value in the stage before; the first stage has none.
+    pub from: Option<String>,
+    /// Value in this stage.
+    pub to: String,
+}
+
+impl Curriculum {
+    /// Loads a curriculum and the recipes of all its stages; `sets` apply to each of them.
+    ///
+    /// # Errors
+    /// As [`load`](crate::load()); also when a stage is named twice, starts from nowhere, or cannot take the weights of
+    /// the stage before.
+    pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, RecipeError> {
+        let file = File::read(path, "curriculum")?;
+        check_keys(&file, "", &file.table, &["title", "stage"])?;
+        let title = match file.table.get("title") {
+            None => path.file_stem().unwrap_or_default().to_owned(),
+            Some(_) => text(&file, "", &file.table, "title")?,
+        };
+        let entries = match file.table.get("stage") {
+            Some(Value::Array(entries)) if !entries.is_empty() => entries,
+            _ => {
+                return Err(error(
+                    &file,
+                    "it has no stages".into(),
+                    "write [[stage]] with name, recipe and start for each",
+                ));
+            }
+        };
+        let mut stages: Vec<StageSpec> = Vec::new();
+        for (index, entry) in entries.iter().enumerate() {
+            let stage = stage(&file, index, entry, stages.last(), sets)?;
+            if let Some(at) = stages.iter().position(|earlier| earlier.name == stage.name) {
+                let why = format!(
+                    "{} and {} are both named {}",
+                    file.place(&format!("stage.{at}.name"), &file.path),
+                    file.place(&format!("stage.{index}.name"), &file.path),
+                    stage.name
+                );
+                return Err(error(&file, why, "give each stage a name of its own"));
+            }
+            stages.push(stage);
+        }
+        Ok(Curriculum { path: path.to_owned(), title, stages })
+    }
+
+    /// Finds a stage by name.
+    pub fn stage(&self, name: &str) -> Option<&StageSpec> {
+        self.stages.iter().find(|stage| stage.name == name)
+    }
+
+    /// Returns the stage after the named one.
+    pub fn next_after(&self, name: &str) -> Option<&StageSpec> {
+        let at = self.stages.iter().position(|stage| stage.name == name)?;
+        self.stages.get(at + 1)
+    }
+}
+
+fn stage(
+    file: &File,
+    index: usize,
+    entry: &Value,
+    previous: Option<&StageSpec>,
+    sets: &[String],
+) -> Result<StageSpec, RecipeError> {
+    let at = format!("stage.{index}");
+    let Value::Table(table) = entry else {
+        return Err(error(
+            file,
+            format!("{} is not a stage", file.place(&at, &file.path)),
+            "write [[stage]] above each stage",
+        ));
+    };
+    check_keys(file, &at, table, &["name", "recipe", "start"])?;
+    let name = text(file, &at, table, "name")?;
+    if !is_name(&name) {
+        let place = file.place(&format!("{at}.name"), &file.path);
+        return Err(error(
+            file,
+            format!("{place}: \"{name}\" cannot name a stage"),
+            "use up to 40 letters, digits and '-'",
+        ));
+    }
+    let recipe_path = file.resolve(&text(file, &at, table, "recipe")?);
+    let resolved = load(&recipe_path, sets).map_err(|inner| RecipeError {
+        why: format!(
+            "{} (the recipe of stage {name}, {}:{})",
+            inner.why,
+            file.path,
+            file.line(&format!("{at}.recipe"))
+        ),
+        ..inner
+    })?;
+    let start = start(file, &at, table, previous)?;
+    if let (StageStart::Previous, Some(previous)) = (&start, previous) {
+        fits(file, &at, previous, &name, &resolved)?;
+    }
+    let changes = match previous {
+        Some(previous) => differences(&previous.resolved, &resolved),
+        None => own_settings(&resolved, &recipe_path),
+    };
+    Ok(StageSpec { name, resolved, recipe_path, start, changes })
+}
+
+fn start(file: &File, at: &str, table: &Table, previous: Option<&StageSpec>) -> Result<StageStart, RecipeError> {
+    let place = file.place(&format!("{at}.start"), &file.path);
+    let written = match (table.get("start"), previous) {
+        (None, None) => return Ok(StageStart::Random),
+        (None, Some(_)) => return Ok(StageStart::Previous),
+        (Some(_), _) => text(file, at, table, "start")?,
+    };
+    match written.as_str() {
+        "random" => Ok(StageStart::Random),
+        "previous" if previous.is_some() => Ok(StageStart::Previous),
+        "previous" => Err(error(
+            file,
+            format!("{place}: the first stage has no previous one"),
+            "write start = \"random\", or the step folder of a checkpoint: start = \"./weights/step-00000500\"",
+        )),
+        // A slash tells a path from a mistyped word.
+        path if path.contains('/') => Ok(StageStart::Path(absolute(&file.resolve(path)))),
+        word => Err(error(
+            file,
+            format!("{place}: \"{word}\" is neither \"random\" nor \"previous\", and a path has a '/' in it"),
+            match nearest(word, ["random", "previous"]) {
+                Some(word) => format!("did you mean \"{word}\"?"),
+                None => format!("for the folder {word} beside this file, write \"./{word}\""),
+            },
+        )),
+    }
+}
+
+/// Checks that a stage's model can take the weights of the stage before.
+fn fits(file: &File, at: &str, previous: &StageSpec, name: &str, resolved: &Resolved) -> Result<(), RecipeError> {
+    let (before, after) = (param_specs(&previous.resolved.recipe.model), param_specs(&resolved.recipe.model));
+    let shape =
+        |specs: &[ParamSpec], name: &str| specs.iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
+    let names = before.iter().chain(&after).map(|spec| spec.name.as_str());
+    let Some((tensor, old, new)) =
+        names.map(|name| (name, shape(&before, name), shape(&after, name))).find(|(_, old, new)| old != new)
+    else {
+        return Ok(());
+    };
+    let written = |shape: Option<Vec<usize>>| shape.map_or("absent".into(), |shape| format!("{shape:?}"));
+    let why = format!(
+        "{}: stage {name} cannot start from the weights of {}: {tensor} is {} there and {} here",
+        file.place(&format!("{at}.start"), &file.path),
+        previous.name,
+        written(old),
+        written(new)
+    );
+    Err(error(file, why, format!("keep the [model] sizes of {}, or write start = \"random\"", previous.name)))
+}
+
+/// The keys whose values differ, in the order in which recipes are shown.
+fn differences(before: &Resolved, after: &Resolved) -> Vec<Change> {
+    let keys = SCHEMA.iter().filter(|key| key.path != "name");
+    keys.filter_map(|key| {
+        let (from, to) = (before.value(key.path)?, after.value(key.path)?);
+        let (from, to) = match (key.kind, from.as_str(), to.as_str()) {
+            _ if from == to => return None,
+            (Kind::Path, Some(from), Some(to)) => without_common_folder(from, to),
+            _ => (shown(from), shown(to)),
+        };
+        Some(Change { key: key.path.to_owned(), from: Some(from), to })
+    })
+    .collect()
+}
+
+/// What a recipe's own file sets, on top of the files it builds on.
+fn own_settings(resolved: &Resolved, recipe_path: &Utf8Path) -> Vec<Change> {
+    let own = |key: &&Key| matches!(&resolved.origins[key.path], Origin::File { path, .. } if path == recipe_path);
+    let keys = SCHEMA.iter().filter(|key| key.path != "name").filter(own);
+    keys.filter_map(|key| {
+        let value = resolved.value(key.path)?;
+        let file_name = Utf8Path::new(value.as_str().unwrap_or_default()).file_name();
+        let to = match (key.kind, file_name) {
+            (Kind::Path, Some(file_name)) => file_name.to_owned(),
+            _ => shown(value),
+        };
+        Some(Change { key: key.path.to_owned(), from: None, to })
+    })
+    .collect()
+}
+
+/// Two paths, from where they part.
+fn without_common_folder(a: &str, b: &str) -> (String, String) {
+    let (a, b) = (Utf8Path::new(a), Utf8Path::new(b));
+    let common = a.components().zip(b.components()).take_while(|(a, b)| a == b).count();
+    let rest = |path: &Utf8Path| path.components().skip(common).collect::<Utf8PathBuf>().into_string();
+    (rest(a), rest(b))
+}
+
+fn error(file: &File, why: String, fix: impl Into<String>) -> RecipeError {
+    RecipeError::new(format!("cannot use curriculum {}", file.path), why, fix)
+}
+
+fn join(at: &str, key: &str) -> String {
+    if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") }
+}
+
+fn check_keys(file: &File, at: &str, table: &Table, known: &[&str]) -> Result<(), RecipeError> {
+    let Some(unknown) = table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
+    let fix = match nearest(unknown, known.iter().copied()) {
+        Some(key) => format!("did you mean {key}?"),
+        None => format!("the keys here are {}", known.join(", ")),
+    };
+    Err(error(file, format!("{}: there is no key {unknown}", file.place(&join(at, unknown), &file.path)), fix))
+}
+
+fn text(file: &File, at: &str, table: &Table, key: &str) -> Result<String, RecipeError> {
+    match table.get(key) {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+        Some(_) => Err(error(
+            file,
+            format!("{}: {key} is not a text", file.place(&join(at, key), &file.path)),
+            format!("write it in quotes: {key} = \"…\""),
+        )),
+        None => Err(error(
+            file,
+            format!("{}: the stage has no {key}", file.place(at, &file.path)),
+            format!("add {key} = \"…\""),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curriculum() -> Curriculum {
+        Curriculum::load("../../tests/fixtures/configs/valid/stages/curriculum.toml".into(), &[]).unwrap()
+    }
+
+    fn changes(stage: &StageSpec) -> Vec<String> {
+        let line = |change: &Change| match &change.from {
+            Some(from) => format!("{}: {from} -> {}", change.key, change.to),
+            None => format!("{}: {}", change.key, change.to),
+        };
+        stage.changes.iter().map(line).collect()
+    }
+
+    #[test]
+    fn stages_keep_their_order() {
+        let curriculum = curriculum();
+        assert_eq!(curriculum.title, "Short, then long");
+        let names = |stage: Option<&StageSpec>| stage.map(|stage| stage.name.clone());
+        assert_eq!(names(curriculum.next_after("first")), Some("second".into()));
+        assert_eq!(names(curriculum.next_after("fourth")), None);
+        assert_eq!(names(curriculum.next_after("fifth")), None);
+        assert_eq!(names(curriculum.stage("third")), Some("third".into()));
+    }
+
+    #[test]
+    fn the_first_stage_starts_at_random_and_the_others_where_the_last_one_ended() {
+        let starts: Vec<_> = curriculum().stages.into_iter().map(|stage| stage.start).collect();
+        let folder = absolute("../../tests/fixtures/configs/valid/stages".into());
+        let path = StageStart::Path(folder.join("weights/step-00000020"));
+        assert_eq!(starts, [StageStart::Random, StageStart::Previous, path, StageStart::Random]);
+    }
+
+    #[test]
+    fn a_stage_lists_what_differs_from_the_one_before() {
+        let curriculum = curriculum();
+        assert_eq!(changes(&curriculum.stages[0]), ["model.head_dim: 32", "mesh.dp_shard: 2"]);
+        assert_eq!(
+            changes(&curriculum.stages[1]),
+            [
+                "model.latent_frames: 3 -> 5",
+                "data.index: data/index.jsonl -> stages/long.jsonl",
+                "train.grad_accum: 1 -> 2",
+                r#"train.trainable: "all" -> ['attn\.[qk]\.', "^final"]"#,
+                "optimizer.lr: 1e-4 -> 1.0",
+            ]
+        );
+        assert_eq!(changes(&curriculum.stages[2]), [""; 0]);
+    }
+
+    #[test]
+    fn flags_apply_to_every_stage() {
+        let path = "../../tests/fixtures/configs/valid/stages/curriculum.toml";
+        let curriculum = Curriculum::load(path.into(), &["train.steps=9".into()]).unwrap();
+        assert!(curriculum.stages.iter().all(|stage| stage.resolved.recipe.train.steps == 9));
+    }
+
+    #[test]
+    fn the_demo_grows_from_two_seconds_to_four() {
+        let curriculum = Curriculum::load("../../configs/demo/curriculum.toml".into(), &[]).unwrap();
+        let recipes: Vec<_> = curriculum.stages.iter().map(|stage| &stage.resolved.recipe).collect();
+        assert_eq!(recipes.iter().map(|recipe| recipe.model.seq_len()).collect::<Vec<_>>(), [640, 1216]);
+        assert_eq!(recipes.iter().map(|recipe| recipe.mesh.check_world(2)).collect::<Vec<_>>(), [Ok(()), Ok(())]);
+        assert_eq!(curriculum.stages[1].start, StageStart::Previous);
+        let changed = changes(&curriculum.stages[1]);
+        for change in
+            ["model.latent_frames: 13 -> 25", "data.index: 2s.jsonl -> 4s.jsonl", r#"train.trainable: "all" -> "qkvo""#]
+        {
+            assert!(changed.iter().any(|line| line == change), "{change} is not among {changed:?}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use toml::de::{DeTable, DeValue};
+
+use crate::RecipeError;
+
+/// A TOML file, with the line of each of its keys.
+#[derive(Debug)]
+pub(crate) struct File {
+    /// The file, as it was named.
+    pub path: Utf8PathBuf,
+    pub table: toml::Table,
+    /// Lines by dotted path: `train.steps`, `stage.0.name`.
+    lines: BTreeMap<String, usize>,
+}
+
+impl File {
+    /// Reads a file. `kind` is what errors call it: `recipe`, `curriculum`.
+    pub fn read(path: &Utf8Path, kind: &str) -> Result<File, RecipeError> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let fix = beside(path).unwrap_or_else(|| format!("check the path of the {kind}"));
+            RecipeError::new(format!("cannot read {kind} {path}"), error.to_string(), fix)
+        })?;
+        File::parse(path, kind, &text)
+    }
+
+    fn parse(path: &Utf8Path, kind: &str, text: &str) -> Result<File, RecipeError> {
+        let bad = |error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| line_of(text, span.start));
+            let source = text.lines().nth(line - 1).unwrap_or_default().trim();
+            RecipeError::new(
+                format!("cannot use {kind} {path}"),
+                format!("line {line} is not TOML: {}", error.message().trim_end()),
+                format!("correct the line `{source}`; texts need quotes, and a key is set once"),
+            )
+        };
+        let mut lines = BTreeMap::new();
+        collect(text, "", DeTable::parse(text).map_err(bad)?.get_ref(), &mut lines);
+        Ok(File { path: path.to_owned(), table: toml::from_str(text).map_err(bad)?, lines })
+    }
+
+    /// The line of a key, or of the nearest key around it.
+    pub fn line(&self, key: &str) -> usize {
+        let around = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(outer, _)| outer));
+        around.filter_map(|key| self.lines.get(key)).copied().next().unwrap_or(1)
+    }
+
+    /// Where a key is set: `line 7`, or `file:7` when an error is not about this file first of all.
+    pub fn place(&self, key: &str, about: &Utf8Path) -> String {
+        place(&self.path, self.line(key), about)
+    }
+
+    /// A path written in this file, which starts at the file's folder unless it is absolute.
+    pub fn resolve(&self, relative: &str) -> Utf8PathBuf {
+        tidy(&self.path.parent().unwrap_or(Utf8Path::new("")).join(relative))
+    }
+}
+
+fn collect(text: &str, prefix: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
+    for (key, value) in table {
+        let path = if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
+        lines.insert(path.clone(), line_of(text, key.span().start));
+        collect_value(text, &path, value.get_ref(), lines);
+    }
+}
+
+fn collect_value(text: &str, path: &str, value: &DeValue<'_>, lines: &mut BTreeMap<String, usize>) {
+    match value {
+        DeValue::Table(inner) => collect(text, path, inner, lines),
+        DeValue::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                let path = format!("{path}.{index}");
+                lines.insert(path.clone(), line_of(text, item.span().start));
+                collect_value(text, &path, item.get_ref(), lines);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn line_of(text: &str, byte: usize) -> usize {
+    1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
+}
+
+/// Writes a place in a file, without the file's name when the reader knows it.
+pub(crate) fn place(path: &Utf8Path, line: usize, about: &Utf8Path) -> String {
+    if path == about { format!("line {line}") } else { format!("{path}:{line}") }
+}
+
+/// Lists the TOML files of the folder in which a file was not found.
+fn beside(path: &Utf8Path) -> Option<String> {
+    let folder = match path.parent()? {
+        parent if parent.as_str().is_empty() => Utf8Path::new("."),
+        parent => parent,
+    };
+    let Ok(entries) = folder.read_dir_utf8() else {
+        return Some(format!("there is no folder {folder}"));
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(Result::ok)
+        .map(|entry| entry.file_name().to_owned())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    names.sort();
+    match names.is_empty() {
+        true => Some(format!("{folder} holds no .toml files")),
+        false => Some(format!("{folder} holds {}", names.join(", "))),
+    }
+}
+
+/// Makes a path absolute, so that it stays right when the working folder changes.
+pub(crate) fn absolute(path: &Utf8Path) -> Utf8PathBuf {
+    let start = std::env::current_dir().ok().and_then(|folder| Utf8PathBuf::from_path_buf(folder).ok());
+    tidy(&start.unwrap_or_default().join(path))
+}
+
+/// Removes each `..` together with the folder before it, except after a link, where `..` leaves the folder linked to.
+fn tidy(path: &Utf8Path) -> Utf8PathBuf {
+    let mut tidy = Utf8PathBuf::new();
+    for part in path.components() {
+        let can_leave = tidy.file_name().is_some_and(|name| name != "..") && !tidy.is_symlink();
+        match part.as_str() {
+            "." => {}
+            ".." if can_leave => drop(tidy.pop()),
+            name => tidy.push(name),
+        }
+    }
+    tidy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_knows_its_line_however_it_is_written() {
+        let text = "base = 'b.toml'\n\n[train]\nsteps = 3\ntrainable = [\n  'a',\n  'b',\n]\noptimizer.lr = 1\n[[stage]]\nname = 'x'\n[[stage]]\nname = 'y'\n";
+        let file = File::parse(Utf8Path::new("x.toml"), "recipe", text).unwrap();
+        let keys = ["base", "train", "train.steps", "train.trainable.1", "train.optimizer.lr", "stage.1.name"];
+        assert_eq!(keys.map(|key| file.line(key)), [1, 3, 4, 7, 9, 13]);
+        assert_eq!(file.line("train.steps.deeper"), 4);
+        assert_eq!(file.place("base", "y.toml".into()), "x.toml:1");
+        assert_eq!(file.place("train.steps", "x.toml".into()), "line 4");
+    }
+
+    #[test]
+    fn paths_lose_the_dots_that_mean_nothing() {
+        assert_eq!(absolute("/no/such/../folder/./x".into()), "/no/folder/x");
+        assert_eq!(tidy("../../a/b/../c.toml".into()), "../../a/c.toml");
+        assert_eq!(tidy("./a/../../c.toml".into()), "../c.toml");
+    }
+
+    #[test]
+    fn dots_after_a_link_stay() {
+        let folder = std::env::temp_dir().join(format!("recipe-link-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("far/away")).unwrap();
+        std::os::unix::fs::symlink(folder.join("far/away"), folder.join("near")).unwrap();
+        let path = Utf8PathBuf::from_path_buf(folder.join("near/../x")).unwrap();
+        assert_eq!(tidy(&path), path);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,36 @@
+//! What to train: recipes, the curricula they form, meshes, and the table of a model's parameters.
+//!
+//! A [`Recipe`] is complete and checked: every key has a value and every rule between keys holds. [`load`] makes one
+//! from a TOML file, the files it builds on and `--set` flags, and remembers where each value came from. The keys, their
+//! types, defaults and meanings are listed once, in [`SCHEMA`].
+//!
+//! The crate reads the files it is given and does nothing else outside itself.
+
+mod check;
+mod cost;
+mod curriculum;
+mod error;
+mod file;
+mod load;
+mod mesh;
+mod model;
+mod nearest;
+mod optim;
+mod params;
+mod recipe;
+mod schema;
+mod show;
+mod train;
+mod value;
+
+pub use cost::{Cost, RankMemory};
+pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
+pub use error::RecipeError;
+pub use load::{Origin, Resolved, load};
+pub use mesh::Mesh;
+pub use model::{Model, Positions};
+pub use optim::{Optimizer, Schedule};
+pub use params::{Family, Init, ParamSpec, Role, Unit, param_specs};
+pub use recipe::Recipe;
+pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
+pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, Train, Trainable};

@@ -1,0 +1,413 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use toml::Value;
+
+use crate::file::{File, absolute, place};
+use crate::nearest::{instead_of, sections};
+use crate::value::{self, is_name};
+use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, check};
+
+/// A recipe, with where each of its values came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The same as TOML, with every key.
+    pub table: toml::Table,
+    /// Where each value came from, by key: `optimizer.lr`.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing set it.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file, as it was named.
+        path: Utf8PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// A `--set` flag, as it was written: `optimizer.lr=1e-4`.
+    Flag(String),
+}
+
+/// Shows `default`, `file:line` or the flag.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.pad("default"),
+            Origin::File { path, line } => f.pad(&format!("{path}:{line}")),
+            Origin::Flag(text) => f.pad(&format!("--set {text}")),
+        }
+    }
+}
+
+impl Origin {
+    /// Says where a key of an error about a file was set.
+    fn place(&self, key: &str, about: &Utf8Path) -> String {
+        match self {
+            Origin::Default => format!("{key}: default"),
+            Origin::File { path, line } => format!("{key}: {}", place(path, *line, about)),
+            Origin::Flag(text) => format!("--set {text}"),
+        }
+    }
+}
+
+/// Loads a recipe: the file, the files it builds on with `base = "…"`, and `section.key=value` flags, which win.
+///
+/// A path in a file starts at that file's folder, a path in a flag at the working folder.
+///
+/// # Errors
+/// When a file is missing or not TOML, a key is unknown or missing, a value does not fit its key, or a rule between keys
+/// is broken. Names the file and line, or the flag.
+pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
+    let what = format!("cannot use recipe {path}");
+    let mut values = Values { path, what, set: BTreeMap::new() };
+    for file in chain(path)?.iter().rev() {
+        values.overlay_file(file)?;
+    }
+    for set in sets {
+        values.overlay_flag(set)?;
+    }
+    let stem = path.file_stem().unwrap_or_default();
+    let name: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let resolved = values.finish(&name)?;
+    match check::first_broken(&resolved.recipe) {
+        None => Ok(resolved),
+        Some(broken) => {
+            let places: Vec<_> = broken.keys.iter().map(|key| resolved.origins[*key].place(key, path)).collect();
+            let why = format!("{} ({})", broken.why, places.join(", "));
+            Err(RecipeError::new(format!("cannot use recipe {path}"), why, broken.fix))
+        }
+    }
+}
+
+/// Reads a recipe that a program wrote: unknown keys are a newer program's, and are ignored.
+pub(crate) fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
+    let name = table.get("name").and_then(Value::as_str).unwrap_or("without a name");
+    let mut values = Values { path: "".into(), what: format!("cannot use recipe {name}"), set: BTreeMap::new() };
+    for key in SCHEMA {
+        let value = match key.parts() {
+            ("", name) => table.get(name),
+            (section, name) => table.get(section).and_then(|section| section.get(name)),
+        };
+        if let Some(value) = value {
+            let value =
+                value::accept(key, value).map_err(|bad| values.error(format!("{}: {}", key.path, bad.why), bad.fix))?;
+            values.set.insert(key.path, (value, Origin::Default));
+        }
+    }
+    let what = values.what.clone();
+    let recipe = values.finish("unnamed")?.recipe;
+    match check::first_broken(&recipe) {
+        None => Ok(recipe),
+        Some(broken) => Err(RecipeError::new(what, broken.why, broken.fix)),
+    }
+}
+
+/// The file, the file it builds on, and so on.
+fn chain(path: &Utf8Path) -> Result<Vec<File>, RecipeError> {
+    let mut files = vec![File::read(path, "recipe")?];
+    let mut seen = vec![real(path)];
+    while let Some((base, place)) = base_of(path, &files[files.len() - 1])? {
+        if !base.is_file() {
+            return Err(RecipeError::new(
+                format!("cannot use recipe {path}"),
+                format!("{place} builds on {base}, which is not there"),
+                "correct the base; it is a path that starts at the folder of the file it is written in",
+            ));
+        }
+        let real = real(&base);
+        if let Some(first) = seen.iter().position(|earlier| *earlier == real) {
+            let mut circle: Vec<_> = files[first..].iter().map(|file| file.path.as_str()).collect();
+            circle.push(files[first].path.as_str());
+            return Err(RecipeError::new(
+                format!("cannot use recipe {path}"),
+                format!("{place} closes a circle of bases: {}", circle.join(" -> ")),
+                format!("remove the base at {place}"),
+            ));
+        }
+        files.push(File::read(&base, "recipe")?);
+        seen.push(real);
+    }
+    Ok(files)
+}
+
+/// One path for each file, whatever links lead to it.
+fn real(path: &Utf8Path) -> Utf8PathBuf {
+    path.canonicalize_utf8().unwrap_or_else(|_| absolute(path))
+}
+
+fn base_of(recipe: &Utf8Path, file: &File) -> Result<Option<(Utf8PathBuf, String)>, RecipeError> {
+    let place = file.place("base", recipe);
+    match file.table.get("base") {
+        None => Ok(None),
+        Some(Value::String(base)) => Ok(Some((file.resolve(base), place))),
+        Some(_) => Err(RecipeError::new(
+            format!("cannot use recipe {recipe}"),
+            format!("{place}: base is not a text"),
+            "write the file to build on in quotes: base = \"base.toml\"",
+        )),
+    }
+}
+
+/// Values set so far; what comes later wins.
+struct Values<'a> {
+    /// The file that was asked for.
+    path: &'a Utf8Path,
+    /// First part of every error.
+    what: String,
+    set: BTreeMap<&'static str, (Value, Origin)>,
+}
+
+impl Values<'_> {
+    fn error(&self, why: String, fix: String) -> RecipeError {
+        RecipeError::new(self.what.clone(), why, fix)
+    }
+
+    fn overlay_file(&mut self, file: &File) -> Result<(), RecipeError> {
+        let mut entries = Vec::new();
+        for (name, value) in &file.table {
+            match value {
+                Value::Table(section) if Key::find(name).is_none() && name != "base" => {
+                    if section.is_empty() && !sections().contains(&name.as_str()) {
+                        entries.push((name.clone(), None));
+                    }
+                    entries.extend(section.iter().map(|(key, value)| (format!("{name}.{key}"), Some(value))));
+                }
+                _ if name == "base" => {}
+                value => entries.push((name.clone(), Some(value))),
+            }
+        }
+        // In the order of the file, so that the first mistake is the first one named.
+        entries.sort_by_key(|(path, _)| file.line(path));
+        for (path, value) in entries {
+            let place = file.place(&path, self.path);
+            let (Some(key), Some(value)) = (Key::find(&path), value) else {
+                return Err(self.unknown(&place, &path));
+            };
+            let mut value = value::accept(key, value)
+                .map_err(|bad| self.error(format!("{place}: {path}: {}", bad.why), bad.fix))?;
+            if let (Kind::Path, Value::String(path)) = (key.kind, &mut value) {
+                *path = absolute(&file.resolve(path)).into_string();
+            }
+            let origin = Origin::File { path: file.path.clone(), line: file.line(&path) };
+            self.set.insert(key.path, (value, origin));
+        }
+        Ok(())
+    }
+
+    fn overlay_flag(&mut self, set: &str) -> Result<(), RecipeError> {
+        let Some((path, text)) = set.split_once('=').map(|(path, text)| (path.trim(), text.trim())) else {
+            return Err(self.error(
+                format!("--set {set} has no '='"),
+                "write --set section.key=value, such as --set train.steps=100".into(),
+            ));
+        };
+        let place = format!("--set {set}");
+        let Some(key) = Key::find(path) else {
+            return Err(self.unknown(&place, path));
+        };
+        let mut value = value::parse(key, text).map_err(|bad| self.error(format!("{place}: {}", bad.why), bad.fix))?;
+        if let (Kind::Path, Value::String(path)) = (key.kind, &mut value) {
+            *path = absolute(Utf8Path::new(path)).into_string();
+        }
+        self.set.insert(key.path, (value, Origin::Flag(set.to_owned())));
+        Ok(())
+    }
+
+    fn unknown(&self, place: &str, path: &str) -> RecipeError {
+        let section = path.split_once('.').map(|(section, _)| section);
+        let (why, fix) = match section {
+            None if path == "base" => {
+                ("a base cannot be set by a flag".into(), "write base = \"…\" into the recipe".into())
+            }
+            None if sections().contains(&path) => {
+                (format!("{path} is a section, not a key"), format!("write [{path}] above the keys of the section"))
+            }
+            None => (format!("there is no key {path}"), instead_of(path)),
+            Some(section) if sections().contains(&section) => (format!("there is no key {path}"), instead_of(path)),
+            Some(section) => (format!("there is no section [{section}]"), instead_of(path)),
+        };
+        self.error(format!("{place}: {why}"), fix)
+    }
+
+    /// Fills in defaults and builds the recipe.
+    fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
+        let missing: Vec<_> =
+            SCHEMA.iter().filter(|key| key.default.is_none() && !self.set.contains_key(key.path)).collect();
+        if let Some(first) = missing.first() {
+            let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
+            return Err(self.error(
+                format!("{} not set: {}", if keys.len() == 1 { "a key is" } else { "keys are" }, keys.join(", ")),
+                format!("set {} ({}), or take it from a base", first.path, first.doc),
+            ));
+        }
+        let mut table = toml::Table::new();
+        let mut origins = BTreeMap::new();
+        for key in SCHEMA {
+            let preset = || key.default.map(|preset| (preset.value(), Origin::Default));
+            let Some((mut value, origin)) = self.set.remove(key.path).or_else(preset) else { continue };
+            if key.path == "name" && value.as_str() == Some("") {
+                value = Value::String(if is_name(name) { name.to_owned() } else { "unnamed".to_owned() });
+            }
+            match key.parts() {
+                ("", name) => drop(table.insert(name.into(), value)),
+                (section, name) => {
+                    let section = table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
+                    section.as_table_mut().expect("sections are made here").insert(name.into(), value);
+                }
+            }
+            origins.insert(key.path.to_owned(), origin);
+        }
+        let recipe =
+            table.clone().try_into().expect("the table of keys and the types agree: a test holds them together");
+        Ok(Resolved { recipe, table, origins })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Curriculum;
+
+    const CONFIGS: &str = "../../tests/fixtures/configs";
+
+    fn valid(name: &str, sets: &[&str]) -> Result<Resolved, RecipeError> {
+        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+        load(&Utf8Path::new(CONFIGS).join("valid").join(name), &sets)
+    }
+
+    #[test]
+    fn every_mistake_in_a_file_is_explained() {
+        let folder = Utf8Path::new(CONFIGS).join("invalid");
+        let mut files: Vec<_> = folder.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).collect();
+        files.retain(|path| path.extension() == Some("toml"));
+        files.sort();
+        assert!(files.len() > 40, "the fixtures have moved: {} files in {folder}", files.len());
+        let mut settings = insta::Settings::clone_current();
+        settings.set_snapshot_path("../../../tests/fixtures/configs/invalid");
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.bind(|| {
+            for path in files {
+                let name = path.file_stem().unwrap_or_default();
+                let error = match name.starts_with("curriculum") {
+                    true => Curriculum::load(&path, &[]).map(drop),
+                    false => load(&path, &[]).map(drop),
+                }
+                .expect_err(name);
+                insta::assert_snapshot!(name, error.to_string().replace(CONFIGS, "configs"));
+            }
+        });
+    }
+
+    #[test]
+    fn every_mistake_in_a_flag_is_explained() {
+        let wrong = ["train.step=3", "train.steps=ten", "train.steps", "steps=3", "mesh.dp_shard=3", "base=x.toml"];
+        let errors =
+            wrong.map(|set| valid("minimal.toml", &[set]).unwrap_err().to_string().replace(CONFIGS, "configs"));
+        insta::assert_snapshot!(errors.join("\n\n"));
+    }
+
+    #[test]
+    fn a_file_wins_over_its_base_and_a_flag_over_both() {
+        let resolved = valid("stages/long.toml", &["model.head_dim=16", "train.steps = 7"]).unwrap();
+        let origin = |key: &str| resolved.origins[key].to_string().replace(CONFIGS, "configs");
+        assert_eq!(resolved.recipe.model.latent_frames, 5);
+        assert_eq!(origin("model.latent_frames"), "configs/valid/stages/long.toml:6");
+        assert_eq!(resolved.recipe.mesh.dp_shard, 2);
+        assert_eq!(origin("mesh.dp_shard"), "configs/valid/stages/short.toml:9");
+        assert_eq!(resolved.recipe.train.global_batch, 4);
+        assert_eq!(origin("train.global_batch"), "configs/valid/minimal.toml:15");
+        assert_eq!(resolved.recipe.model.head_dim, 16);
+        assert_eq!(origin("model.head_dim"), "--set model.head_dim=16");
+        assert_eq!(resolved.recipe.train.steps, 7);
+        assert_eq!(resolved.recipe.optimizer.beta2, 0.95);
+        assert_eq!(origin("optimizer.beta2"), "default");
+    }
+
+    #[test]
+    fn a_path_starts_where_it_is_written() {
+        let configs = absolute(Utf8Path::new(CONFIGS));
+        let index = |name, sets: &[&str]| valid(name, sets).unwrap().recipe.data.index;
+        assert_eq!(index("stages/short.toml", &[]), configs.join("valid/data/index.jsonl"));
+        assert_eq!(index("stages/long.toml", &[]), configs.join("valid/stages/long.jsonl"));
+        assert_eq!(index("minimal.toml", &["data.index=x/../y.jsonl"]), absolute(Utf8Path::new("y.jsonl")));
+        assert_eq!(index("minimal.toml", &["data.index=/data/y.jsonl"]), "/data/y.jsonl");
+    }
+
+    #[test]
+    fn a_recipe_without_a_name_is_called_like_its_file() {
+        assert_eq!(valid("minimal.toml", &[]).unwrap().recipe.name, "minimal");
+        assert_eq!(valid("minimal.toml", &["name=first-try"]).unwrap().recipe.name, "first-try");
+        assert_eq!(valid("stages/short.toml", &[]).unwrap().recipe.name, "short");
+    }
+
+    #[test]
+    fn the_table_of_a_recipe_gives_the_same_recipe() {
+        for name in ["minimal.toml", "stages/long.toml"] {
+            let Resolved { recipe, table, .. } = valid(name, &[]).unwrap();
+            assert_eq!(recipe.to_table(), table);
+            assert_eq!(Recipe::from_table(&table), Ok(recipe));
+        }
+    }
+
+    #[test]
+    fn the_recipe_of_a_run_may_be_older_or_newer() {
+        let Resolved { recipe, mut table, .. } = valid("minimal.toml", &[]).unwrap();
+        table.insert("invented_later".into(), Value::Integer(1));
+        let train = table.get_mut("train").and_then(Value::as_table_mut).unwrap();
+        train.insert("invented_later".into(), Value::Boolean(true));
+        train.remove("max_bad_steps");
+        assert_eq!(Recipe::from_table(&table), Ok(recipe));
+    }
+
+    #[test]
+    fn the_recipe_of_a_run_is_checked_like_any_other() {
+        let Resolved { mut table, .. } = valid("minimal.toml", &[]).unwrap();
+        let set = |table: &mut toml::Table, key: &str, value| {
+            table.get_mut("train").and_then(Value::as_table_mut).unwrap().insert(key.into(), value);
+        };
+        set(&mut table, "grad_accum", Value::Integer(3));
+        let broken = Recipe::from_table(&table).unwrap_err();
+        set(&mut table, "grad_accum", Value::String("two".into()));
+        let mistyped = Recipe::from_table(&table).unwrap_err();
+        insta::assert_snapshot!(format!("{broken}\n\n{mistyped}"));
+    }
+
+    #[test]
+    fn the_schema_lists_the_keys_of_the_types() {
+        let Resolved { recipe, .. } = valid("minimal.toml", &[]).unwrap();
+        let mut keys = Vec::new();
+        for (name, value) in recipe.to_table() {
+            match value {
+                Value::Table(section) => keys.extend(section.keys().map(|key| format!("{name}.{key}"))),
+                _ => keys.push(name),
+            }
+        }
+        let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
+        keys.sort();
+        schema.sort();
+        assert_eq!(keys, schema);
+    }
+
+    #[test]
+    fn every_default_is_a_value_of_its_key() {
+        for key in SCHEMA.iter().filter(|key| key.path != "name") {
+            if let Some(preset) = key.default {
+                assert_eq!(
+                    value::accept(key, &preset.value()).map_err(|bad| bad.why),
+                    Ok(preset.value()),
+                    "{}",
+                    key.path
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+use serde::{Deserialize, Serialize};
+
+/// The shape of a CogVideoX transformer and of the latents it is trained on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// How tokens know where they are.
+    pub positions: Positions,
+    /// Transformer blocks.
+    pub num_layers: usize,
+    /// Attention heads per block.
+    pub num_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Width of the time embedding.
+    pub time_embed_dim: usize,
+    /// Width of a text embedding.
+    pub text_dim: usize,
+    /// Text tokens per sample.
+    pub text_len: usize,
+    /// Channels of the latent that goes in.
+    pub in_channels: usize,
+    /// Channels of the prediction that comes out.
+    pub out_channels: usize,
+    /// Side of the square of latent pixels that becomes one token.
+    pub patch_size: usize,
+    /// Latent frames per sample.
+    pub latent_frames: usize,
+    /// Rows of a latent frame.
+    pub latent_height: usize,
+    /// Columns of a latent frame.
+    pub latent_width: usize,
+    /// Tokens per mini-batch of a TTT layer; the sequence must be a multiple of it. 0 turns the rule off.
+    pub ttt_mini_batch: usize,
+    /// ε of the LayerNorms of blocks and of the final layer.
+    pub norm_eps: f64,
+    /// ε of the LayerNorms of queries and keys.
+    pub qk_norm_eps: f64,
+    /// Factor that latents are multiplied by when they are read.
+    pub latent_scale: f64,
+    /// Divides row and column positions; only for `positions = "sincos"`.
+    pub spatial_interpolation: f64,
+    /// Divides frame positions; only for `positions = "sincos"`.
+    pub temporal_interpolation: f64,
+}
+
+/// How tokens know where they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Positions {
+    /// Rotary embedding of queries and keys (CogVideoX-5B).
+    Rope,
+    /// Fixed sine and cosine table added to the video tokens (CogVideoX-2B).
+    SinCos,
+    /// Stored table added to all tokens, beside the rotary embedding (CogVideoX-5B image-to-video).
+    Learned,
+}
+
+impl Model {
+    /// Returns the width of the residual stream.
+    pub fn dim(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Returns the video tokens of one latent frame.
+    pub fn tokens_per_frame(&self) -> usize {
+        (self.latent_height / self.patch_size) * (self.latent_width / self.patch_size)
+    }
+
+    /// Returns the video tokens of one sample.
+    pub fn video_tokens(&self) -> usize {
+        self.latent_frames * self.tokens_per_frame()
+    }
+
+    /// Returns the tokens of one sample: text, then video.
+    pub fn seq_len(&self) -> usize {
+        self.text_len + self.video_tokens()
+    }
+}

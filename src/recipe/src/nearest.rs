@@ -1,0 +1,89 @@
+use crate::{Key, SCHEMA};
+
+/// Finds the candidate that a word was most likely meant to be.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let allowed = 1.max(word.chars().count() / 2);
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&word.to_lowercase(), candidate), candidate))
+        .min_by_key(|&(distance, _)| distance)
+        .filter(|&(distance, _)| distance <= allowed)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Finds the key that an unknown one was most likely meant to be.
+///
+/// The right key in a wrong section, then a mistyped one, then one that says the same in other words: `learning_rate`
+/// for `lr`, `batch_size` for `global_batch`. The same section goes before the others.
+fn nearest_key(path: &str) -> Option<&'static Key> {
+    let (section, name) = path.split_once('.').unwrap_or(("", path));
+    let section = nearest(section, sections()).unwrap_or(section);
+    let (here, elsewhere): (Vec<&'static Key>, Vec<&'static Key>) =
+        SCHEMA.iter().partition(|key| key.parts().0 == section);
+    let exact = elsewhere.iter().find(|key| key.parts().1 == name).copied();
+    exact.or_else(|| [here, elsewhere].iter().find_map(|keys| likely(name, keys)))
+}
+
+fn likely(name: &str, keys: &[&'static Key]) -> Option<&'static Key> {
+    let mistyped = nearest(name, keys.iter().map(|key| key.parts().1));
+    keys.iter()
+        .find(|key| Some(key.parts().1) == mistyped)
+        .or_else(|| keys.iter().find(|key| same_words(name, key.parts().1)))
+        .copied()
+}
+
+/// Tells whether one name abbreviates the other, or both have a word of some length in common.
+fn same_words(a: &str, b: &str) -> bool {
+    let initials = |name: &str| name.split('_').filter_map(|word| word.chars().next()).collect::<String>();
+    let in_both = |word: &str| word.len() > 3 && b.split('_').any(|other| other == word);
+    initials(a) == b || initials(b) == a || a.split('_').any(in_both)
+}
+
+/// Lists the sections of a recipe.
+pub(crate) fn sections() -> Vec<&'static str> {
+    let mut sections: Vec<_> = SCHEMA.iter().map(|key| key.parts().0).filter(|section| !section.is_empty()).collect();
+    sections.dedup();
+    sections
+}
+
+/// Says what to write instead of an unknown key.
+pub(crate) fn instead_of(path: &str) -> String {
+    if let Some(key) = nearest_key(path) {
+        return format!("did you mean {}? ({})", key.path, key.doc);
+    }
+    let section = path.split_once('.').map_or("", |(section, _)| section);
+    let keys: Vec<_> = SCHEMA.iter().filter(|key| key.parts().0 == section).map(|key| key.parts().1).collect();
+    match sections().contains(&section) {
+        true => format!("[{section}] takes {}", keys.join(", ")),
+        false => format!("the sections are {}", sections().join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_was_meant_is_found() {
+        let meant = |path| nearest_key(path).map(|key| key.path);
+        assert_eq!(meant("optimizer.lrr"), Some("optimizer.lr"));
+        assert_eq!(meant("optimizer.lr_ssm"), Some("optimizer.lr_ttt"));
+        assert_eq!(meant("optimizer.clip_nrom"), Some("optimizer.clip_norm"));
+        assert_eq!(meant("optimiser.lr"), Some("optimizer.lr"));
+        assert_eq!(meant("optimiser.lr_edn"), Some("optimizer.lr_end"));
+        assert_eq!(meant("steps"), Some("train.steps"));
+        assert_eq!(meant("training.steps"), Some("train.steps"));
+        assert_eq!(meant("train.Steps"), Some("train.steps"));
+        assert_eq!(meant("mesh.dp_sharding"), Some("mesh.dp_shard"));
+        assert_eq!(meant("optimizer.learning_rate"), Some("optimizer.lr"));
+        assert_eq!(meant("train.batch_size"), Some("train.global_batch"));
+        assert_eq!(meant("checkpoint.save_interval"), Some("checkpoint.interval"));
+    }
+
+    #[test]
+    fn far_from_every_key_the_choices_are_listed() {
+        assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval");
+        let sections = "the sections are model, data, train, optimizer, mesh, remat, checkpoint, log";
+        assert_eq!(instead_of("wandb.qqqqqqqqqqqqqq"), sections);
+    }
+}

@@ -1,0 +1,297 @@
+use crate::{Model, Positions};
+
+/// One tensor of the model: what it is called here and by diffusers, its shape, and how it is treated.
+///
+/// The list of these is the list of checkpoint tensors, the target of the weight converter, the optimizer's groups and
+/// the parameter count on screen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Name in checkpoints, such as `blocks.3.attn.q.weight`.
+    pub name: String,
+    /// Name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`.
+    pub diffusers: String,
+    /// Shape; the weight of a linear layer is `[out, in]`.
+    pub shape: Vec<usize>,
+    /// The unit it is gathered with.
+    pub unit: Unit,
+    /// How it begins when no weights are loaded.
+    pub init: Init,
+    /// Whether it can be trained.
+    pub role: Role,
+    /// Which learning rate it follows.
+    pub family: Family,
+    /// Whether weight decay applies: to neither biases nor norms.
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// Returns the number of elements.
+    pub fn len(&self) -> u64 {
+        self.shape.iter().map(|&size| size as u64).product()
+    }
+
+    /// Tells whether the tensor has no elements, which no checked recipe allows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The part of the model that a parameter is gathered with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unit {
+    /// Embeddings and the final layer.
+    Root,
+    /// One transformer block.
+    Block(usize),
+}
+
+/// How a tensor begins when no weights are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Init {
+    /// Uniform within ±√(6 / (in + out)); a convolution counts as the linear layer over its patch.
+    Xavier,
+    /// Zeros: biases, and the layers that make a fresh block the identity (adaLN-zero).
+    Zeros,
+    /// Ones: gains of norms.
+    Ones,
+    /// The sine and cosine table of positions.
+    Positions,
+}
+
+/// Whether a tensor can be trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A parameter.
+    Trained,
+    /// A constant that is saved with the parameters.
+    Buffer,
+}
+
+/// Which learning rate a parameter follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `lr_ttt`: TTT layers and their gates.
+    Ttt,
+    /// `lr`: everything else.
+    Rest,
+}
+
+/// Lists every tensor of a model: the root's first, then block by block.
+pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
+    let (dim, time, patch) = (m.dim(), m.time_embed_dim, m.patch_size);
+
+    let mut root = Layers::new(Unit::Root, "", "");
+    root.layer("patch_embed.video", "patch_embed.proj", &[dim, m.in_channels, patch, patch], Init::Xavier);
+    root.layer("patch_embed.text", "patch_embed.text_proj", &[dim, m.text_dim], Init::Xavier);
+    if m.positions == Positions::Learned {
+        root.buffer("patch_embed.positions", "patch_embed.pos_embedding", &[1, m.seq_len(), dim]);
+    }
+    root.layer("time_embed.linear1", "time_embedding.linear_1", &[time, dim], Init::Xavier);
+    root.layer("time_embed.linear2", "time_embedding.linear_2", &[time, time], Init::Xavier);
+    root.norm("final.norm", "norm_final", dim);
+    root.layer("final.adaln.linear", "norm_out.linear", &[2 * dim, time], Init::Zeros);
+    root.norm("final.adaln.norm", "norm_out.norm", dim);
+    root.layer("final.proj", "proj_out", &[patch * patch * m.out_channels, dim], Init::Zeros);
+
+    let mut specs = root.specs;
+    for block in 0..m.num_layers {
+        specs.extend(block_specs(m, block));
+    }
+    specs
+}
+
+fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
+    let (dim, time) = (m.dim(), m.time_embed_dim);
+    let (ours, theirs) = (format!("blocks.{index}."), format!("transformer_blocks.{index}."));
+    let mut block = Layers::new(Unit::Block(index), &ours, &theirs);
+    block.layer("norm1.linear", "norm1.linear", &[6 * dim, time], Init::Zeros);
+    block.norm("norm1.norm", "norm1.norm", dim);
+    block.layer("attn.q", "attn1.to_q", &[dim, dim], Init::Xavier);
+    block.layer("attn.k", "attn1.to_k", &[dim, dim], Init::Xavier);
+    block.layer("attn.v", "attn1.to_v", &[dim, dim], Init::Xavier);
+    block.layer("attn.o", "attn1.to_out.0", &[dim, dim], Init::Xavier);
+    block.norm("attn.q_norm", "attn1.norm_q", m.head_dim);
+    block.norm("attn.k_norm", "attn1.norm_k", m.head_dim);
+    block.layer("norm2.linear", "norm2.linear", &[6 * dim, time], Init::Zeros);
+    block.norm("norm2.norm", "norm2.norm", dim);
+    block.layer("mlp.up", "ff.net.0.proj", &[4 * dim, dim], Init::Xavier);
+    block.layer("mlp.down", "ff.net.2", &[dim, 4 * dim], Init::Xavier);
+    block.specs
+}
+
+/// Collects the tensors of one unit.
+struct Layers<'a> {
+    unit: Unit,
+    ours: &'a str,
+    theirs: &'a str,
+    specs: Vec<ParamSpec>,
+}
+
+impl<'a> Layers<'a> {
+    fn new(unit: Unit, ours: &'a str, theirs: &'a str) -> Self {
+        Layers { unit, ours, theirs, specs: Vec::new() }
+    }
+
+    /// A linear layer or convolution: a weight, and a bias as long as the weight's first axis.
+    fn layer(&mut self, name: &str, diffusers: &str, shape: &[usize], init: Init) {
+        self.push(format!("{name}.weight"), format!("{diffusers}.weight"), shape, init, Role::Trained, true);
+        self.push(format!("{name}.bias"), format!("{diffusers}.bias"), &shape[..1], Init::Zeros, Role::Trained, false);
+    }
+
+    /// A LayerNorm.
+    fn norm(&mut self, name: &str, diffusers: &str, width: usize) {
+        self.push(format!("{name}.weight"), format!("{diffusers}.weight"), &[width], Init::Ones, Role::Trained, false);
+        self.push(format!("{name}.bias"), format!("{diffusers}.bias"), &[width], Init::Zeros, Role::Trained, false);
+    }
+
+    fn buffer(&mut self, name: &str, diffusers: &str, shape: &[usize]) {
+        self.push(name.into(), diffusers.into(), shape, Init::Positions, Role::Buffer, false);
+    }
+
+    fn push(&mut self, name: String, diffusers: String, shape: &[usize], init: Init, role: Role, decay: bool) {
+        self.specs.push(ParamSpec {
+            name: format!("{}{name}", self.ours),
+            diffusers: format!("{}{diffusers}", self.theirs),
+            shape: shape.to_vec(),
+            unit: self.unit,
+            init,
+            role,
+            family: Family::Rest,
+            decay,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+
+    use camino::{Utf8Path, Utf8PathBuf};
+    use serde_json::Value;
+
+    use super::*;
+
+    /// CogVideoX-5B, with the input of 49 frames of 480 × 720 pixels.
+    fn cogvideox_5b() -> Model {
+        Model {
+            positions: Positions::Rope,
+            num_layers: 42,
+            num_heads: 48,
+            head_dim: 64,
+            time_embed_dim: 512,
+            text_dim: 4096,
+            text_len: 226,
+            in_channels: 16,
+            out_channels: 16,
+            patch_size: 2,
+            latent_frames: 13,
+            latent_height: 60,
+            latent_width: 90,
+            ttt_mini_batch: 0,
+            norm_eps: 1e-5,
+            qk_norm_eps: 1e-6,
+            latent_scale: 0.7,
+            spatial_interpolation: 1.875,
+            temporal_interpolation: 1.0,
+        }
+    }
+
+    #[test]
+    fn cogvideox_5b_has_as_many_parameters_as_published() {
+        let specs = param_specs(&cogvideox_5b());
+        assert_eq!(specs.len(), 24 * 42 + 16);
+        assert_eq!(specs.iter().map(ParamSpec::len).sum::<u64>(), 5_570_283_072);
+    }
+
+    #[test]
+    fn biases_and_norms_are_not_decayed() {
+        let specs = param_specs(&cogvideox_5b());
+        let (decayed, others): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.decay);
+        assert!(decayed.iter().all(|spec| spec.name.ends_with(".weight") && !spec.name.contains("norm.")));
+        assert!(others.iter().all(|spec| spec.shape.len() == 1));
+        assert_eq!(decayed.len(), 342);
+        assert_eq!(decayed.iter().map(|spec| spec.len()).sum::<u64>(), 5_567_021_056);
+    }
+
+    #[test]
+    fn the_root_comes_first_and_then_block_after_block() {
+        let units: Vec<_> = param_specs(&cogvideox_5b()).iter().map(|spec| spec.unit).collect();
+        assert!(units.is_sorted());
+        assert_eq!(units[..16], [Unit::Root; 16]);
+        assert_eq!(units.last(), Some(&Unit::Block(41)));
+    }
+
+    #[test]
+    fn a_fresh_block_is_the_identity() {
+        let specs = param_specs(&cogvideox_5b());
+        let zeros: Vec<_> =
+            specs.iter().filter(|spec| spec.init == Init::Zeros && spec.name.ends_with("weight")).collect();
+        assert_eq!(zeros.len(), 2 * 42 + 2);
+        assert!(zeros.iter().all(|spec| spec.name.ends_with("linear.weight") || spec.name == "final.proj.weight"));
+    }
+
+    /// Every folder of a diffusers model among the fixtures, or in the folder that `VIDTUI_ORACLE` names.
+    fn diffusers_models() -> Vec<Utf8PathBuf> {
+        let root = std::env::var("VIDTUI_ORACLE").unwrap_or("../../tests/fixtures/oracle".into());
+        let folder = Utf8PathBuf::from(root).join("cogvideox");
+        let Ok(entries) = folder.read_dir_utf8() else {
+            println!("skipped: there is no {folder}");
+            return Vec::new();
+        };
+        let models = entries.map(|entry| entry.unwrap().into_path().join("transformer"));
+        models.filter(|model| model.join("config.json").is_file()).collect()
+    }
+
+    /// Name and shape of every tensor of a safetensors file: eight bytes of length, then a JSON object.
+    fn header(path: &Utf8Path) -> BTreeMap<String, Vec<usize>> {
+        let mut file = std::fs::File::open(path).unwrap();
+        let mut length = [0; 8];
+        file.read_exact(&mut length).unwrap();
+        let mut json = vec![0; u64::from_le_bytes(length) as usize];
+        file.read_exact(&mut json).unwrap();
+        let tensors: BTreeMap<String, Value> = serde_json::from_slice(&json).unwrap();
+        let tensors = tensors.into_iter().filter(|(name, _)| name != "__metadata__");
+        tensors.map(|(name, info)| (name, serde_json::from_value(info["shape"].clone()).unwrap())).collect()
+    }
+
+    fn model_of(config: &Value) -> Model {
+        let size = |key: &str| config[key].as_u64().unwrap() as usize;
+        let flag = |key: &str| config[key].as_bool().unwrap();
+        Model {
+            positions: match (flag("use_learned_positional_embeddings"), flag("use_rotary_positional_embeddings")) {
+                (true, _) => Positions::Learned,
+                (false, true) => Positions::Rope,
+                (false, false) => Positions::SinCos,
+            },
+            num_layers: size("num_layers"),
+            num_heads: size("num_attention_heads"),
+            head_dim: size("attention_head_dim"),
+            time_embed_dim: size("time_embed_dim"),
+            text_dim: size("text_embed_dim"),
+            text_len: size("max_text_seq_length"),
+            in_channels: size("in_channels"),
+            out_channels: size("out_channels"),
+            patch_size: size("patch_size"),
+            latent_frames: (size("sample_frames") - 1) / size("temporal_compression_ratio") + 1,
+            latent_height: size("sample_height"),
+            latent_width: size("sample_width"),
+            ..cogvideox_5b()
+        }
+    }
+
+    #[test]
+    fn every_tensor_of_a_diffusers_folder_is_listed_exactly_once() {
+        for model in diffusers_models() {
+            let config = std::fs::read(model.join("config.json")).unwrap();
+            let specs = param_specs(&model_of(&serde_json::from_slice(&config).unwrap()));
+            let ours: BTreeMap<_, _> = specs.iter().map(|spec| (spec.diffusers.clone(), spec.shape.clone())).collect();
+            assert_eq!(ours.len(), specs.len(), "{model}: a name is listed twice");
+            let files = model.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
+            let theirs: Vec<_> =
+                files.filter(|file| file.extension() == Some("safetensors")).flat_map(|file| header(&file)).collect();
+            assert_eq!(theirs.len(), ours.len(), "{model}");
+            assert_eq!(theirs.into_iter().collect::<BTreeMap<_, _>>(), ours, "{model}");
+        }
+    }
+}

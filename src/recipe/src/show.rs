@@ -1,0 +1,61 @@
+use std::fmt::Write;
+
+use crate::value::shown;
+use crate::{Resolved, SCHEMA};
+
+impl Resolved {
+    /// Writes the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
+    ///
+    /// With `why`, each line ends with where its value came from.
+    pub fn show(&self, why: bool) -> String {
+        let mut text = String::new();
+        let mut current = "";
+        for key in SCHEMA {
+            let (section, name) = key.parts();
+            if section != current {
+                text += &format!("\n[{section}]\n");
+                current = section;
+            }
+            let value = self.value(key.path).map(shown).unwrap_or_default();
+            let line = format!("{name} = {value}");
+            match self.origins.get(key.path).filter(|_| why) {
+                Some(origin) => writeln!(text, "{line:<40} # {origin}"),
+                None => writeln!(text, "{line}"),
+            }
+            .expect("writing to a string cannot fail");
+        }
+        text
+    }
+
+    /// Returns the value of a key such as `optimizer.lr`.
+    pub fn value(&self, key: &str) -> Option<&toml::Value> {
+        match key.split_once('.') {
+            None => self.table.get(key),
+            Some((section, name)) => self.table.get(section)?.get(name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use camino::Utf8Path;
+
+    use crate::load;
+
+    const LONG: &str = "../../tests/fixtures/configs/valid/stages/long.toml";
+
+    #[test]
+    fn every_value_is_shown_with_its_origin() {
+        let resolved = load(Utf8Path::new(LONG), &["train.seed=7".into()]).unwrap();
+        let folder = resolved.recipe.data.index.parent().unwrap().as_str();
+        let text = resolved.show(true).replace(folder, "/configs").replace("../../tests/fixtures/configs", "configs");
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn what_is_shown_can_be_loaded_again() {
+        let resolved = load(Utf8Path::new(LONG), &[]).unwrap();
+        let again: toml::Table = toml::from_str(&resolved.show(false)).unwrap();
+        assert_eq!(again, resolved.table);
+    }
+}

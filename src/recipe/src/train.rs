@@ -1,0 +1,242 @@
+use std::fmt;
+
+use camino::Utf8PathBuf;
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use crate::{Family, ParamSpec, Role};
+
+/// What to train on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// Index of precomputed latents and text embeddings, one JSON object per line.
+    pub index: Utf8PathBuf,
+}
+
+/// How long, how much at once, and which parameters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    /// Optimizer steps of the whole run.
+    pub steps: u64,
+    /// Samples per step, over all ranks.
+    pub global_batch: usize,
+    /// Parts that a rank's share of the batch is computed in, one after another.
+    pub grad_accum: usize,
+    /// Seed of initial weights, data order, noise and text dropout.
+    pub seed: u64,
+    /// The parameters that are trained; the others keep the weights that the run starts from.
+    pub trainable: Trainable,
+    /// Chance that a sample is trained without its text, for classifier-free guidance.
+    pub text_dropout: f64,
+    /// Type that blocks compute in; master weights and optimizer state are always float32.
+    pub dtype: Dtype,
+    /// CPU threads per rank; 0 shares the cores of a node among its ranks.
+    pub threads: usize,
+    /// Consecutive steps with a loss or gradient that is not finite before the run stops; each is skipped.
+    pub max_bad_steps: u64,
+}
+
+impl Train {
+    /// Tells whether a parameter is trained.
+    pub fn trains(&self, spec: &ParamSpec) -> bool {
+        spec.role == Role::Trained
+            && match &self.trainable {
+                Trainable::All => true,
+                Trainable::Qkvo => spec.family == Family::Ttt || is_attention(&spec.name),
+                Trainable::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(&spec.name)),
+            }
+    }
+}
+
+/// The projections of attention and the norms of its queries and keys.
+fn is_attention(name: &str) -> bool {
+    const LAYERS: [&str; 6] = ["q", "k", "v", "o", "q_norm", "k_norm"];
+    let mut parts = name.rsplit('.');
+    let (_kind, layer, owner) = (parts.next(), parts.next(), parts.next());
+    owner == Some("attn") && layer.is_some_and(|layer| LAYERS.contains(&layer))
+}
+
+/// The parameters that are trained.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Trainable {
+    /// Every parameter.
+    All,
+    /// Attention projections and norms, and everything of TTT layers.
+    Qkvo,
+    /// Every parameter whose name one of the patterns is found in.
+    Patterns(Vec<Pattern>),
+}
+
+/// A regular expression that is searched in parameter names.
+#[derive(Debug, Clone)]
+pub struct Pattern(Regex);
+
+impl Pattern {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// When it is not a regular expression.
+    pub fn new(text: &str) -> Result<Self, regex::Error> {
+        Regex::new(text).map(Pattern)
+    }
+
+    /// Returns the pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// Tells whether the pattern is found in a name.
+    pub fn matches(&self, name: &str) -> bool {
+        self.0.is_match(name)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+/// `"all"`, `"qkvo"` or a list of patterns, as it is written in a recipe.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Word(String),
+    Patterns(Vec<String>),
+}
+
+impl Serialize for Trainable {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Trainable::All => Written::Word("all".into()),
+            Trainable::Qkvo => Written::Word("qkvo".into()),
+            Trainable::Patterns(patterns) => {
+                Written::Patterns(patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect())
+            }
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Trainable {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        match Written::deserialize(deserializer)? {
+            Written::Word(word) if word == "all" => Ok(Trainable::All),
+            Written::Word(word) if word == "qkvo" => Ok(Trainable::Qkvo),
+            Written::Word(word) => Err(D::Error::unknown_variant(&word, &["all", "qkvo"])),
+            Written::Patterns(patterns) => {
+                let compiled: Result<_, _> = patterns.iter().map(|pattern| Pattern::new(pattern)).collect();
+                Ok(Trainable::Patterns(compiled.map_err(D::Error::custom)?))
+            }
+        }
+    }
+}
+
+/// Shows `all`, `qkvo` or the patterns.
+impl fmt::Display for Trainable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trainable::All => f.write_str("all"),
+            Trainable::Qkvo => f.write_str("qkvo"),
+            Trainable::Patterns(patterns) => {
+                f.write_str(&patterns.iter().map(Pattern::as_str).collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+/// Type that blocks compute in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32-bit floats.
+    Float32,
+    /// 16-bit floats with the range of 32-bit ones.
+    Bfloat16,
+}
+
+impl Dtype {
+    /// Returns the size of one number.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Dtype::Float32 => 4,
+            Dtype::Bfloat16 => 2,
+        }
+    }
+}
+
+/// What is kept between forward and backward instead of computed again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remat {
+    /// Keeps the attention output of each block; costs memory, saves the dearest part of the second forward pass.
+    pub keep_attention: bool,
+}
+
+/// When checkpoints are written and how many stay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointPolicy {
+    /// Steps between checkpoints; 0 writes one only when the run stops or ends.
+    pub interval: u64,
+    /// Newest checkpoints that stay; 0 keeps all.
+    pub keep_last: u64,
+}
+
+/// What is written while training.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// Steps between lines of metrics.
+    pub interval: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{Recipe, load, param_specs};
+
+    fn recipe(trainable: Trainable) -> Recipe {
+        let path = "../../tests/fixtures/configs/valid/minimal.toml";
+        let mut recipe = load(path.into(), &[]).unwrap().recipe;
+        recipe.train.trainable = trainable;
+        recipe
+    }
+
+    fn trained(recipe: &Recipe) -> BTreeSet<String> {
+        let specs = param_specs(&recipe.model);
+        specs.into_iter().filter(|spec| recipe.train.trains(spec)).map(|spec| spec.name).collect()
+    }
+
+    #[test]
+    fn qkvo_trains_attention_and_nothing_else() {
+        let wanted = (0..2).flat_map(|block| {
+            let layers = ["q", "k", "v", "o", "q_norm", "k_norm"];
+            layers
+                .into_iter()
+                .flat_map(move |layer| ["weight", "bias"].map(|kind| format!("blocks.{block}.attn.{layer}.{kind}")))
+        });
+        assert_eq!(trained(&recipe(Trainable::Qkvo)), wanted.collect());
+    }
+
+    #[test]
+    fn patterns_train_every_name_they_are_found_in() {
+        let patterns = [r"^blocks\.1\.attn\.[qk]\.weight$", "final.proj"].map(|text| Pattern::new(text).unwrap());
+        let names = trained(&recipe(Trainable::Patterns(patterns.into())));
+        let wanted = ["blocks.1.attn.k.weight", "blocks.1.attn.q.weight", "final.proj.bias", "final.proj.weight"];
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), wanted);
+    }
+
+    #[test]
+    fn a_stored_table_of_positions_is_never_trained() {
+        let mut recipe = recipe(Trainable::All);
+        recipe.model.positions = crate::Positions::Learned;
+        let frozen: Vec<_> = param_specs(&recipe.model).into_iter().filter(|spec| !recipe.train.trains(spec)).collect();
+        assert_eq!(frozen.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["patch_embed.positions"]);
+    }
+}

@@ -1,0 +1,196 @@
+use toml::Value;
+
+use crate::nearest::nearest;
+use crate::schema::MANY;
+use crate::{Bounds, Key, Kind, Pattern, Preset};
+
+/// What is wrong with a value, and what to write instead.
+#[derive(Debug)]
+pub(crate) struct BadValue {
+    pub why: String,
+    pub fix: String,
+}
+
+/// Checks a value against its key and returns it in the key's own type.
+pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
+    match (key.kind, value) {
+        (Kind::Int { min, max }, Value::Integer(number)) if (min..=max).contains(number) => Ok(value.clone()),
+        (Kind::Float(bounds), Value::Float(number)) if within(bounds, *number) => Ok(value.clone()),
+        // A whole number stands for itself: nobody should have to write `lr = 1.0`.
+        (Kind::Float(bounds), Value::Integer(number)) if within(bounds, *number as f64) => {
+            Ok(Value::Float(*number as f64))
+        }
+        (Kind::Bool, Value::Boolean(_)) => Ok(value.clone()),
+        (Kind::OneOf(words), Value::String(word)) if words.contains(&word.as_str()) => Ok(value.clone()),
+        (Kind::Path, Value::String(path)) if !path.is_empty() => Ok(value.clone()),
+        (Kind::Name, Value::String(name)) if is_name(name) => Ok(value.clone()),
+        (Kind::Trainable, Value::String(word)) if word == "all" || word == "qkvo" => Ok(value.clone()),
+        (Kind::Trainable, Value::Array(patterns)) if !patterns.is_empty() && patterns.iter().all(Value::is_str) => {
+            patterns.iter().filter_map(Value::as_str).try_for_each(check_pattern)?;
+            Ok(value.clone())
+        }
+        _ => Err(BadValue {
+            why: format!("expected {}, found {}", expected(key.kind), found(value)),
+            fix: fix(key, value),
+        }),
+    }
+}
+
+/// Reads the text of a `--set` flag as a value of its key.
+///
+/// Words need no quotes; everything else is written as in a file.
+pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
+    let words = matches!(key.kind, Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable);
+    match text.parse::<Value>() {
+        Ok(value) if !words || value.is_str() || value.is_array() => accept(key, &value),
+        _ => accept(key, &Value::String(text.to_owned())),
+    }
+}
+
+/// Writes a value as in a file.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        // TOML's own `0.0001` hides the size of the small numbers that recipes are full of.
+        Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),
+        value => value.to_string(),
+    }
+}
+
+fn within(bounds: Bounds, number: f64) -> bool {
+    number.is_finite()
+        && match bounds {
+            Bounds::Positive => number > 0.0,
+            Bounds::NotNegative => number >= 0.0,
+            Bounds::Fraction => (0.0..1.0).contains(&number),
+        }
+}
+
+/// Run folders are named after recipes and stages, hence the narrow choice.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= 40 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+fn check_pattern(pattern: &str) -> Result<(), BadValue> {
+    let Err(error) = Pattern::new(pattern) else { return Ok(()) };
+    // The last line is the reason; the lines above draw the pattern.
+    let reason = error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    Err(BadValue {
+        why: format!("\"{pattern}\" is not a regular expression: {reason}"),
+        fix: "write a pattern of parameter names, such as '^blocks\\.[0-3]\\.attn\\.'".into(),
+    })
+}
+
+fn expected(kind: Kind) -> String {
+    match kind {
+        Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
+        Kind::Path => "a path in quotes".into(),
+        Kind::Int { min, max: MANY.. } => format!("a whole number of {min} or more"),
+        Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
+        Kind::Float(Bounds::Positive) => "a number above 0".into(),
+        Kind::Float(Bounds::NotNegative) => "a number of 0 or above".into(),
+        Kind::Float(Bounds::Fraction) => "a number from 0 up to, but not including, 1".into(),
+        Kind::Bool => "true or false".into(),
+        Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
+        Kind::Trainable => "\"all\", \"qkvo\" or a list of patterns of parameter names".into(),
+    }
+}
+
+fn found(value: &Value) -> String {
+    match value {
+        Value::String(_) => format!("the text {value}"),
+        Value::Integer(_) | Value::Float(_) => format!("the number {value}"),
+        Value::Boolean(_) => value.to_string(),
+        Value::Datetime(_) => format!("the date {value}"),
+        Value::Array(items) if items.is_empty() => "an empty list".into(),
+        Value::Array(_) => "a list".into(),
+        Value::Table(_) => "a section".into(),
+    }
+}
+
+fn fix(key: &Key, value: &Value) -> String {
+    let name = key.parts().1;
+    match (key.kind, value) {
+        (Kind::OneOf(words), Value::String(word)) if let Some(word) = nearest(word, words.iter().copied()) => {
+            return format!("did you mean \"{word}\"?");
+        }
+        (Kind::Trainable, Value::String(word)) => {
+            return match nearest(word, ["all", "qkvo"]) {
+                Some(word) => format!("did you mean \"{word}\"?"),
+                None => format!("put patterns into a list: {name} = [{value}]"),
+            };
+        }
+        (Kind::Int { .. }, Value::Float(number)) if number.fract() == 0.0 => {
+            return format!("write it without a point or exponent: {name} = {number}");
+        }
+        (Kind::Bool, Value::Integer(number @ (0 | 1))) => return format!("write {name} = {}", *number == 1),
+        (_, Value::String(text)) => {
+            if let Some(value) =
+                text.parse::<Value>().ok().filter(|value| !value.is_str() && accept(key, value).is_ok())
+            {
+                return format!("remove the quotes: {name} = {value}");
+            }
+        }
+        _ => {}
+    }
+    match key.default {
+        Some(preset) if preset != Preset::Str("") => {
+            format!("correct it, or leave it out for {} ({})", shown(&preset.value()), key.doc)
+        }
+        _ => format!("correct it ({})", key.doc),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(path: &str, text: &str) -> Result<Value, BadValue> {
+        parse(Key::find(path).unwrap(), text)
+    }
+
+    #[test]
+    fn flags_are_read_in_the_type_of_their_key() {
+        let read = |path, text| set(path, text).unwrap();
+        assert_eq!(read("train.steps", "1_000"), Value::Integer(1000));
+        assert_eq!(read("optimizer.lr", "3e-4"), Value::Float(3e-4));
+        assert_eq!(read("optimizer.lr", "1"), Value::Float(1.0));
+        assert_eq!(read("remat.keep_attention", "false"), Value::Boolean(false));
+        assert_eq!(read("optimizer.schedule", "cosine"), Value::String("cosine".into()));
+        assert_eq!(read("optimizer.schedule", "\"cosine\""), Value::String("cosine".into()));
+        assert_eq!(read("data.index", "../a b.jsonl"), Value::String("../a b.jsonl".into()));
+        assert_eq!(read("data.index", "2024"), Value::String("2024".into()));
+        assert_eq!(read("name", "7"), Value::String("7".into()));
+        assert_eq!(read("train.trainable", "qkvo"), Value::String("qkvo".into()));
+        assert_eq!(read("train.trainable", "[\"a\", 'b']"), Value::Array(vec!["a".into(), "b".into()]));
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_says_what_was_expected_and_what_was_found() {
+        let wrong = [
+            ("train.steps", "ten"),
+            ("train.steps", "\"10\""),
+            ("train.steps", "1.5"),
+            ("train.steps", "0"),
+            ("train.steps", "3\nname = 'x'"),
+            ("train.seed", "-1"),
+            ("optimizer.lr", "0"),
+            ("optimizer.lr", "nan"),
+            ("optimizer.beta1", "1"),
+            ("optimizer.schedule", "cosin"),
+            ("optimizer.schedule", "exponential"),
+            ("remat.keep_attention", "1"),
+            ("train.trainable", "qvko"),
+            ("train.trainable", "attn\\.q"),
+            ("train.trainable", "[]"),
+            ("train.trainable", "[1]"),
+            ("train.trainable", "['(']"),
+            ("data.index", ""),
+            ("name", "two words"),
+        ];
+        let lines = wrong.map(|(path, text)| {
+            let BadValue { why, fix } = set(path, text).unwrap_err();
+            format!("{path}={text}: {why}\n    {fix}")
+        });
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+}
