@@ -1,0 +1,120 @@
+//! The whole network, one unit at a time.
+//!
+//! [`Network::forward_backward`] is the only walk over the units. It owns no parameter: before a unit runs it asks its
+//! [`Units`] for the unit's tensors, and after a unit's backward pass it hands the gradients over. What gathering and
+//! reducing mean (nothing at all, or collectives over a mesh) is the caller's affair.
+
+use crate::block::{Block, Keep, Tape};
+use crate::embed::{Embedded, Embedder, Inputs};
+use crate::head::Head;
+use crate::params::{SlotGrad, UnitParams};
+use recipe::{Model, Positions, Unit};
+use tch::Tensor;
+
+/// Where the parameters of a unit come from, and where its gradients go.
+pub trait Units {
+    /// Why a unit could not be had.
+    type Error;
+
+    /// Returns the whole parameters of a unit; `next` is the unit that will be asked for after it.
+    fn gather(&mut self, unit: Unit, next: Option<Unit>) -> Result<UnitParams, Self::Error>;
+
+    /// Takes the gradients of a unit. Called once per unit in the order in which they become ready; the root comes last.
+    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
+}
+
+/// The network's fixed parts.
+#[derive(Debug)]
+pub struct Network {
+    embedder: Embedder,
+    block: Block,
+    head: Head,
+    num_blocks: usize,
+    keep: Keep,
+}
+
+/// What one walk forward and back gave besides the parameters' gradients.
+#[derive(Debug)]
+pub struct Walk {
+    /// The network's output `[B, T, C, height, width]`.
+    pub output: Tensor,
+    /// The gradient of the input latent, when the latent asked for one.
+    pub grad_latent: Option<Tensor>,
+    /// Seconds spent until the head's output stood.
+    pub forward_s: f64,
+}
+
+impl Network {
+    /// Prepares the network of a model. `keep` says what every block but the last keeps for its backward pass.
+    pub fn new(model: &Model, keep: Keep) -> Self {
+        let rotary = (model.positions != Positions::SinCos).then(|| crate::positions::rotary(model));
+        Self::with_rotary(model, keep, rotary)
+    }
+
+    /// As [`Network::new`], with rotary factors `[L, F/2]` of the caller's own.
+    pub fn with_rotary(model: &Model, keep: Keep, rotary: Option<Tensor>) -> Self {
+        Network {
+            embedder: Embedder::new(model),
+            block: Block::new(model, rotary),
+            head: Head::new(model),
+            num_blocks: model.num_layers,
+            keep,
+        }
+    }
+
+    /// Runs forward and back. `objective` turns the output into the scalar whose gradients are taken.
+    ///
+    /// # Errors
+    /// Whatever gathering or reducing a unit met.
+    pub fn forward_backward<U: Units>(
+        &self,
+        units: &mut U,
+        inputs: &Inputs,
+        objective: impl FnOnce(&Tensor) -> Tensor,
+    ) -> Result<Walk, U::Error> {
+        let start = std::time::Instant::now();
+        let last = self.num_blocks - 1;
+        let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
+        let Embedded { mut x_bld, act_be } = tch::no_grad(|| self.embedder.forward(&root, inputs));
+        let mut tapes: Vec<Tape> = Vec::with_capacity(self.num_blocks);
+        // The last block's parameters stay in hand for its backward pass, which comes next.
+        let mut in_hand = None;
+        for i in 0..self.num_blocks {
+            let next = if i < last { Some(i + 1) } else { last.checked_sub(1) };
+            let params = units.gather(Unit::Block(i), next.map(Unit::Block))?;
+            let (y, tape) =
+                self.block.forward(&params, &x_bld, &act_be, if i == last { Keep::Everything } else { self.keep });
+            x_bld = y;
+            tapes.push(tape);
+            in_hand = (i == last).then_some(params);
+        }
+        let mut output = None;
+        let mut forward_s = 0.0;
+        let head = self.head.backward(&root, &x_bld, &act_be, |out| {
+            output = Some(out.detach());
+            forward_s = start.elapsed().as_secs_f64();
+            objective(out)
+        });
+        drop(x_bld);
+        let (mut grad_x, mut grad_act, mut root_grads) = (head.x_bld, head.act_be, head.params);
+        for i in (0..self.num_blocks).rev() {
+            let tape = tapes.pop().expect("one tape per block");
+            let params = match in_hand.take() {
+                Some(params) => params,
+                None => units.gather(Unit::Block(i), i.checked_sub(1).map(Unit::Block))?,
+            };
+            let grads = self.block.backward(&params, tape, &act_be, &grad_x);
+            drop(params);
+            grad_x = grads.x_bld;
+            grad_act += grads.act_be;
+            units.reduce(Unit::Block(i), grads.params)?;
+        }
+        let grad = Embedded { x_bld: grad_x, act_be: grad_act };
+        let (more, grad_latent) = self.embedder.backward(&root, inputs, &grad);
+        root_grads.extend(more);
+        drop(root);
+        units.reduce(Unit::Root, root_grads)?;
+        let output = output.expect("the head has run");
+        Ok(Walk { output, grad_latent, forward_s })
+    }
+}

@@ -1,0 +1,70 @@
+//! Positions: rotary tables and the sine-cosine embedding of the 2B model.
+
+use recipe::Model;
+use tch::{Device, Kind, Tensor};
+
+const THETA: f64 = 10_000.0;
+
+/// The rotary factors of every token as complex numbers, `[L, F/2]`; text tokens have the factor one.
+///
+/// A head's `F` numbers are split F/4 for time, 3F/8 for the row and 3F/8 for the column, and turned in adjacent pairs.
+/// Source: CogVideoX's 3-D rotary embedding (diffusers `get_3d_rotary_pos_embed`).
+pub fn rotary(model: &Model) -> Tensor {
+    let (frames, rows, columns) = grid(model);
+    let head = model.head_dim as i64;
+    let axis = |len: i64, width: i64| {
+        let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Double, Device::Cpu)) / width as f64;
+        let frequency = (exponent * -THETA.ln()).exp();
+        Tensor::arange(len, (Kind::Double, Device::Cpu)).outer(&frequency)
+    };
+    let (t, h, w) = (axis(frames, head / 4), axis(rows, head / 8 * 3), axis(columns, head / 8 * 3));
+    let spread = |angles: &Tensor, shape: [i64; 3]| {
+        let width = angles.size()[1];
+        angles.view([shape[0], shape[1], shape[2], width]).expand([frames, rows, columns, width], false)
+    };
+    let angles =
+        Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
+            .reshape([frames * rows * columns, head / 2]);
+    rotary_from(&angles.cos(), &angles.sin(), model.text_len as i64)
+}
+
+/// Makes rotary factors from tables of the video tokens' cosines and sines, `[T·P, F/2]` each.
+pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
+    let text = [text_len, cos.size()[1]];
+    let real = Tensor::cat(&[Tensor::ones(text, (cos.kind(), Device::Cpu)), cos.shallow_clone()], 0);
+    let imag = Tensor::cat(&[Tensor::zeros(text, (sin.kind(), Device::Cpu)), sin.shallow_clone()], 0);
+    Tensor::complex(&real.to_kind(Kind::Float), &imag.to_kind(Kind::Float))
+}
+
+/// The sine-cosine embedding of the 2B model, `[1, L, D]`: zero for text tokens, D/4 numbers for time, then 3D/8 for
+/// the column and 3D/8 for the row.
+///
+/// Source: diffusers `get_3d_sincos_pos_embed`, whose grid lists the column first.
+pub fn sin_cos(model: &Model) -> Tensor {
+    let (frames, rows, columns) = grid(model);
+    let dim = model.dim() as i64;
+    let axis = |len: i64, width: i64, scale: f64| {
+        let exponent = Tensor::arange(width / 2, (Kind::Double, Device::Cpu)) / (width as f64 / 2.0);
+        let frequency = (exponent * -THETA.ln()).exp();
+        let angles = (Tensor::arange(len, (Kind::Double, Device::Cpu)) / scale).outer(&frequency);
+        Tensor::cat(&[angles.sin(), angles.cos()], 1)
+    };
+    let spatial = dim / 4 * 3 / 2;
+    let time = axis(frames, dim / 4, model.temporal_interpolation).view([frames, 1, 1, dim / 4]);
+    let column = axis(columns, spatial, model.spatial_interpolation).view([1, 1, columns, spatial]);
+    let row = axis(rows, spatial, model.spatial_interpolation).view([1, rows, 1, spatial]);
+    let whole = |t: &Tensor, width: i64| t.expand([frames, rows, columns, width], false);
+    let video = Tensor::cat(&[whole(&time, dim / 4), whole(&column, spatial), whole(&row, spatial)], -1)
+        .reshape([frames * rows * columns, dim]);
+    let text = Tensor::zeros([model.text_len as i64, dim], (Kind::Double, Device::Cpu));
+    Tensor::cat(&[text, video], 0).unsqueeze(0).to_kind(Kind::Float)
+}
+
+/// Latent frames, rows and columns of the token grid.
+fn grid(model: &Model) -> (i64, i64, i64) {
+    (
+        model.latent_frames as i64,
+        (model.latent_height / model.patch_size) as i64,
+        (model.latent_width / model.patch_size) as i64,
+    )
+}
