@@ -70,7 +70,7 @@ impl Embedder {
         let video_tokens = patches.linear(&video.weight.view([self.dim, -1]), Some(video.bias));
         let mut x_bld = Tensor::cat(&[root.affine(self.text).linear(&inputs.text), video_tokens], 1);
         if let Some(positions) = self.learned.map(|slot| root.tensor(slot)).or(self.fixed.as_ref()) {
-            x_bld = x_bld + positions.to_kind(inputs.latent.kind());
+            x_bld += positions.to_kind(inputs.latent.kind());
         }
         let time = sinusoid(&inputs.timestep, self.dim).to_kind(inputs.latent.kind());
         let act_be = root.affine(self.time2).linear(&root.affine(self.time1).linear(&time).silu()).silu();
@@ -79,12 +79,7 @@ impl Embedder {
 
     /// Recomputes the embedding with a graph and returns the gradients of its parameters and, when the latent requires
     /// one, of the latent.
-    pub fn backward(
-        &self,
-        root: &UnitParams,
-        inputs: &Inputs,
-        grad: &Embedded,
-    ) -> (Vec<SlotGrad>, Option<Tensor>) {
+    pub fn backward(&self, root: &UnitParams, inputs: &Inputs, grad: &Embedded) -> (Vec<SlotGrad>, Option<Tensor>) {
         let affines = [self.video, self.text, self.time1, self.time2].map(|slot| root.affine(slot));
         let (slots, mut wanted): (Vec<usize>, Vec<&Tensor>) = affines.iter().flat_map(|a| a.trained()).unzip();
         let latent = inputs.latent.requires_grad().then(|| leaf(&inputs.latent));

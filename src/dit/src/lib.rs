@@ -7,7 +7,6 @@
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.
 
-pub mod attention;
 pub mod block;
 pub mod diffusion;
 pub mod embed;

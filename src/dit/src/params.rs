@@ -18,6 +18,11 @@ impl UnitParams {
         UnitParams(tensors)
     }
 
+    /// The tensors that train, with their places in the table.
+    pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.0.iter().enumerate().filter(|(_, t)| t.requires_grad())
+    }
+
     pub(crate) fn affine(&self, weight_slot: usize) -> Affine<'_> {
         Affine { slot: weight_slot, weight: &self.0[weight_slot], bias: &self.0[weight_slot + 1] }
     }

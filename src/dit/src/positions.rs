@@ -22,9 +22,8 @@ pub fn rotary(model: &Model) -> Tensor {
         let width = angles.size()[1];
         angles.view([shape[0], shape[1], shape[2], width]).expand([frames, rows, columns, width], false)
     };
-    let angles =
-        Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
-            .reshape([frames * rows * columns, head / 2]);
+    let angles = Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
+        .reshape([frames * rows * columns, head / 2]);
     rotary_from(&angles.cos(), &angles.sin(), model.text_len as i64)
 }
 
@@ -34,6 +33,13 @@ pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
     let real = Tensor::cat(&[Tensor::ones(text, (cos.kind(), Device::Cpu)), cos.shallow_clone()], 0);
     let imag = Tensor::cat(&[Tensor::zeros(text, (sin.kind(), Device::Cpu)), sin.shallow_clone()], 0);
     Tensor::complex(&real.to_kind(Kind::Float), &imag.to_kind(Kind::Float))
+}
+
+/// Turns adjacent pairs of `x_blhf` by the rotary factors `[L, F/2]`. The rotation is done in fp32.
+pub(crate) fn rotate(x_blhf: &Tensor, rotary: &Tensor) -> Tensor {
+    let size = x_blhf.size();
+    let pairs = x_blhf.to_kind(Kind::Float).reshape([size[0], size[1], size[2], size[3] / 2, 2]).view_as_complex();
+    (pairs * rotary.unsqueeze(1)).view_as_real().flatten(3, 4).to_kind(x_blhf.kind())
 }
 
 /// The sine-cosine embedding of the 2B model, `[1, L, D]`: zero for text tokens, D/4 numbers for time, then 3D/8 for

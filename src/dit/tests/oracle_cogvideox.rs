@@ -3,39 +3,20 @@
 //! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` that has a transformer
 //! and a `forward_backward.safetensors` is tested, with names and sizes taken from its files.
 
-use camino::{Utf8Path, Utf8PathBuf};
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+mod support;
+
+use camino::Utf8Path;
 use dit::block::Keep;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{Model, Positions, Role, Unit};
-use safetensors::{Dtype, SafeTensors};
-use std::collections::HashMap;
 use std::convert::Infallible;
+use support::{Tensors, entries, read, relative};
 use tch::{Kind, Tensor};
-
-type Tensors = HashMap<String, Tensor>;
-
-fn oracle() -> Utf8PathBuf {
-    std::env::var("VIDTUI_ORACLE")
-        .map_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle").into(), Utf8PathBuf::from)
-}
-
-/// Reads every tensor of a safetensors file.
-fn read(path: &Utf8Path, into: &mut Tensors) {
-    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
-    for (name, view) in SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")).iter() {
-        let kind = match view.dtype() {
-            Dtype::F32 => Kind::Float,
-            Dtype::F64 => Kind::Double,
-            Dtype::I64 => Kind::Int64,
-            other => panic!("{path}: {name} is {other:?}"),
-        };
-        let shape: Vec<i64> = view.shape().iter().map(|&s| s as i64).collect();
-        into.insert(name.to_owned(), Tensor::from_data_size(view.data(), &shape, kind));
-    }
-}
 
 fn read_folder(folder: &Utf8Path) -> Tensors {
     let mut tensors = Tensors::new();
@@ -109,41 +90,20 @@ impl Units for Whole<'_> {
     }
 }
 
-/// `‖got - want‖ / max(‖want‖, floor)`
-fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
-    let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
-    ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
-}
-
-/// Folders below `oracle/cogvideox` for which `wanted` holds; says aloud when there are none.
-fn folders(wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
-    let root = oracle().join("cogvideox");
-    let mut found: Vec<_> = root
-        .read_dir_utf8()
-        .map(|entries| entries.filter_map(Result::ok).map(|e| e.into_path()).filter(|p| wanted(p)).collect())
-        .unwrap_or_default();
-    found.sort();
-    if found.is_empty() {
-        eprintln!("SKIPPED: no such folder below {root}");
-    }
-    found
-}
-
 #[test]
 fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
-    for folder in folders(|p| p.join("transformer/config.json").exists() && p.join("forward_backward.safetensors").exists())
-    {
+    for folder in entries("cogvideox", |p| {
+        p.join("transformer/config.json").exists() && p.join("forward_backward.safetensors").exists()
+    }) {
         let mut case = Tensors::new();
         read(&folder.join("forward_backward.safetensors"), &mut case);
         let model = model(&folder.join("transformer/config.json"), &case);
         let weights = read_folder(&folder.join("transformer"));
-        let rotary = case
-            .get("in.rope_cos")
-            .map(|cos| {
-                // diffusers repeats each angle for both members of a pair.
-                let half = |t: &Tensor| t.slice(1, 0, None, 2);
-                dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
-            });
+        let rotary = case.get("in.rope_cos").map(|cos| {
+            // diffusers repeats each angle for both members of a pair.
+            let half = |t: &Tensor| t.slice(1, 0, None, 2);
+            dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
+        });
         for keep in [Keep::Attention, Keep::Input] {
             let network = Network::with_rotary(&model, keep, rotary.as_ref().map(Tensor::shallow_clone));
             let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
@@ -181,7 +141,7 @@ fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
 
 #[test]
 fn oracle_cogvideox_schedules_are_those_of_diffusers() {
-    for folder in folders(|p| p.join("tables.safetensors").exists()) {
+    for folder in entries("cogvideox", |p| p.join("tables.safetensors").exists()) {
         let mut tables = Tensors::new();
         read(&folder.join("tables.safetensors"), &mut tables);
         let error = relative(&Schedule::default().alphas_cumprod(), &tables["alphas_cumprod"], 0.0);

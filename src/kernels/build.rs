@@ -1,0 +1,35 @@
+//! Compiles the C++ against the libtorch that torch-sys linked, and lets this crate's tests find it at run time.
+
+use std::path::Path;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=cpp");
+    // Handed down by torch-sys. It is absent only in its `doc-only` build, which has no libtorch to compile against.
+    let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
+    let include = Path::new(&lib).with_file_name("include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        .opt_level(3)
+        // As libtorch's own parallel loops, whose threads it shares.
+        .flag("-fopenmp")
+        // What the vectoriser needs to add up rows of numbers in more than one lane. Nothing here relies on infinities
+        // or NaN being told apart: a step whose gradient is not finite is found by its norm.
+        .flag("-fno-math-errno")
+        .flag("-fno-trapping-math")
+        .flag("-fassociative-math")
+        .flag("-fno-signed-zeros")
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // As system headers: their warnings are not ours to fix.
+        .flag("-isystem")
+        .flag(&include)
+        .flag("-isystem")
+        .flag(include.join("torch/csrc/api/include"))
+        .files(["cpp/ttt.cpp", "cpp/autograd.cpp"])
+        .compile("vidtui_kernels");
+    println!("cargo:rustc-link-lib=torch_cpu");
+    println!("cargo:rustc-link-lib=c10");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
+}

@@ -1,0 +1,69 @@
+//! Full attention that can be told its own result.
+
+use crate::ffi;
+use tch::Tensor;
+
+/// The result of attention: enough to go back through it without running it again.
+#[derive(Debug)]
+pub struct Attended {
+    /// `[B, H, L, F]`
+    pub out: Tensor,
+    /// Log of the softmax's normaliser, `[B, H, L]`, fp32.
+    pub logsumexp: Tensor,
+}
+
+impl Attended {
+    /// The same numbers without the graph that made them.
+    pub fn detach(&self) -> Self {
+        Attended { out: self.out.detach(), logsumexp: self.logsumexp.detach() }
+    }
+}
+
+/// Attends without a mask, scale 1/√F; differentiable in queries, keys and values, each `[B, H, L, F]`.
+///
+/// When `known` holds the result for the same inputs, nothing is computed now, and the gradients are the same.
+pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> Attended {
+    let (mut out, mut logsumexp) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let pointer = |t: Option<&Tensor>| t.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: all pointers are of tensors that outlive the call, or null where that is allowed; the C++ writes two new
+    // tensors on success.
+    let status = unsafe {
+        ffi::vidtui_attention(
+            q.as_ptr(),
+            k.as_ptr(),
+            v.as_ptr(),
+            pointer(known.map(|a| &a.out)),
+            pointer(known.map(|a| &a.logsumexp)),
+            &mut out,
+            &mut logsumexp,
+        )
+    };
+    ffi::expect_done(status, "attend");
+    // SAFETY: both were made by the call above, which gives them up to us.
+    unsafe { Attended { out: Tensor::from_ptr(out), logsumexp: Tensor::from_ptr(logsumexp) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn a_known_result_gives_the_gradients_of_attention() {
+        let random = || Tensor::randn([2, 3, 5, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let (q, k, v) = (random(), random(), random());
+        let weights = Tensor::randn([2, 3, 5, 8], (Kind::Float, Device::Cpu));
+        let pull =
+            |out: &Tensor| Tensor::run_backward(&[(out * &weights).sum(Kind::Float)], &[&q, &k, &v], false, false);
+        let plain = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false);
+        let want = pull(&plain);
+        let first = attend(&q, &k, &v, None);
+        let again = attend(&q, &k, &v, Some(&first.detach()));
+        for attended in [first, again] {
+            assert!((&attended.out - &plain).abs().max().double_value(&[]) < 1e-6);
+            for (got, want) in pull(&attended.out).iter().zip(&want) {
+                assert!((got - want).abs().max().double_value(&[]) < 1e-5);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The functions of `cpp/autograd.cpp`.
+
+use std::ffi::{CStr, c_char};
+use torch_sys::C_tensor;
+
+/// nullptr, or a text to free with `vidtui_kernels_free`.
+pub type Status = *mut c_char;
+
+unsafe extern "C" {
+    fn vidtui_kernels_free(text: *mut c_char);
+    pub fn vidtui_ttt_scan(
+        tensors: *const *const C_tensor,
+        mini_batch: i64,
+        group: i64,
+        eps: f64,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_attention(
+        q: *const C_tensor,
+        k: *const C_tensor,
+        v: *const C_tensor,
+        known_out: *const C_tensor,
+        known_logsumexp: *const C_tensor,
+        out: *mut *mut C_tensor,
+        logsumexp: *mut *mut C_tensor,
+    ) -> Status;
+}
+
+/// Panics with libtorch's words when a call failed. Operators fail on shapes alone, and those are the recipe's to check;
+/// tch's own operators do the same.
+pub fn expect_done(status: Status, doing: &str) {
+    if status.is_null() {
+        return;
+    }
+    // SAFETY: a status that is not null is a C string made by the C++ with strdup, valid until it is freed below.
+    let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
+    // SAFETY: the same pointer, freed once, by the allocator that made it.
+    unsafe { vidtui_kernels_free(status) };
+    panic!("cannot {doing}: {text}");
+}

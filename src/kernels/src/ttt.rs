@@ -1,0 +1,86 @@
+//! One TTT layer's inner loop: a small network per head that is trained on the tokens as they pass.
+//!
+//! Tokens come in mini-batches of `b`. For each, with the weights `W` as they stand:
+//!
+//! * MLP: `Z1 = K W1 + b1`, `X = gelu(Z1)`, `Z = X W2 + b2`; linear: `Z = K W1 + b1`.
+//! * `x̂` is `Z` normalised by row, `G = (γ∘x̂ + β - T)∘γ`, `g2 = (G - mean G - x̂ mean(G∘x̂))/σ`: the gradient of
+//!   `½‖γ∘x̂ + β - T‖²`. MLP: `g1 = (g2 W2ᵀ)∘gelu'(Z1)`.
+//! * update: `W1 -= (η∘K)ᵀ g1`, `b1 -= Σ η g1`, `W2 -= (η∘X)ᵀ g2`, `b2 -= Σ η g2` (linear: `W1 -= (η∘K)ᵀ g2`).
+//! * apply, with the updated weights: `out = Q + γ∘norm(Q's Z) + β`.
+//!
+//! The learned weights start every sequence; the last state is dropped. Source: the reference's kernels
+//! (`ttt-tk kernels/ttt/ttt.cu`), with one ε in both directions.
+//!
+//! N sequences (samples × heads, heads innermost), H heads, L tokens, F head width, M hidden width.
+
+use crate::ffi;
+use tch::Tensor;
+
+/// Sizes and constants of the loop.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// Tokens of a mini-batch; the sequence is a multiple of it.
+    pub mini_batch: i64,
+    /// Mini-batches between states that are saved for the backward pass.
+    pub scan_group: i64,
+    /// ε of the inner LayerNorm.
+    pub eps: f64,
+}
+
+/// What the loop reads.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    /// Queries, `[N, L, F]`.
+    pub q: &'a Tensor,
+    /// Keys, `[N, L, F]`.
+    pub k: &'a Tensor,
+    /// Reconstruction targets, `[N, L, F]`.
+    pub target: &'a Tensor,
+    /// Learning rate of every token, `[N, L]`.
+    pub eta: &'a Tensor,
+    /// Gain and bias of the inner norm, `[H, F]` each.
+    pub norm: (&'a Tensor, &'a Tensor),
+    /// First weights `[H, F, M]` and biases `[H, 1, M]`; `[H, F, F]` and `[H, 1, F]` for the linear kind.
+    pub first: (&'a Tensor, &'a Tensor),
+    /// Second weights `[H, M, F]` and biases `[H, 1, F]` of the MLP.
+    pub second: Option<(&'a Tensor, &'a Tensor)>,
+}
+
+/// Runs the loop and returns `[N, L, F]` in the dtype of the queries; differentiable in all of its inputs.
+///
+/// The inner state is fp32 throughout. The backward pass is a formula of its own: no graph is built, and states are
+/// saved only every [`Settings::scan_group`] mini-batches, and only when gradients are being recorded.
+///
+/// # Panics
+/// When shapes do not fit together, or `L` is no multiple of the mini-batch: a recipe's check rules that out.
+pub fn scan(settings: Settings, x: &Inputs<'_>) -> Tensor {
+    let (n, l, f) = x.q.size3().expect("queries are [N, L, F]");
+    let (h, m) = (x.norm.0.size()[0], x.first.0.size()[2]);
+    assert!(n % h == 0 && l % settings.mini_batch == 0, "{n} sequences of {h} heads, {l} tokens, {settings:?}");
+    let check = |t: &Tensor, size: &[i64], what: &str| assert_eq!(t.size(), size, "shape of {what}");
+    check(x.k, &[n, l, f], "the keys");
+    check(x.target, &[n, l, f], "the targets");
+    check(x.eta, &[n, l], "the learning rates");
+    check(x.norm.0, &[h, f], "the inner norm's gain");
+    check(x.norm.1, &[h, f], "the inner norm's bias");
+    check(x.first.0, &[h, f, m], "W1");
+    check(x.first.1, &[h, 1, m], "b1");
+    if let Some((w2, b2)) = x.second {
+        check(w2, &[h, m, f], "W2");
+        check(b2, &[h, 1, f], "b2");
+    }
+    let tensors = [x.q, x.k, x.target, x.eta, x.norm.0, x.norm.1, x.first.0, x.first.1];
+    let pointers: Vec<_> = tensors
+        .into_iter()
+        .map(Tensor::as_ptr)
+        .chain(x.second.map_or([std::ptr::null(); 2], |(w2, b2)| [w2.as_ptr(), b2.as_ptr()]))
+        .collect();
+    let mut out = std::ptr::null_mut();
+    let Settings { mini_batch, scan_group, eps } = settings;
+    // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, of shapes that fit
+    // together as checked above; the C++ writes a new tensor on success.
+    let status = unsafe { ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, &mut out) };
+    ffi::expect_done(status, "scan the tokens");
+    // SAFETY: made by the call above, which gives it up to us.
+    unsafe { Tensor::from_ptr(out) }
+}
