@@ -1,0 +1,159 @@
+//! One launch or resume of a run: `attempts/NNNN/attempt.toml`.
+
+use crate::files::{Versioned, read_toml, write_toml};
+use crate::{Error, RunDir, StartFrom};
+use cluster::Placement;
+use recipe::Mesh;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fs;
+use std::io;
+
+/// `attempt.toml`: what may differ between two attempts of the same run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// 1 for the launch, then counting.
+    pub number: u32,
+    /// Why it was started.
+    pub why: AttemptWhy,
+    /// Who started it, as `user@node`.
+    pub by: String,
+    /// When, Unix seconds.
+    pub started_s: f64,
+    /// The step it continues from; its first logged step is later.
+    pub start_step: u64,
+    /// Where its weights come from.
+    pub start: StartFrom,
+    /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
+    #[serde(deserialize_with = "known_axes")]
+    pub mesh: Mesh,
+    /// Where its ranks run.
+    pub placement: Placement,
+}
+
+impl Versioned for Attempt {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+/// Reads a mesh of which a newer writer may know more axes. A recipe refuses them, because there they are wishes.
+pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mesh, D::Error> {
+    #[derive(Deserialize)]
+    struct Known {
+        dp_replicate: usize,
+        dp_shard: usize,
+    }
+    let Known { dp_replicate, dp_shard } = Known::deserialize(deserializer)?;
+    Ok(Mesh { dp_replicate, dp_shard })
+}
+
+/// Why an attempt was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttemptWhy {
+    /// The first one.
+    Launch,
+    /// A person asked for it.
+    Resume,
+    /// A queue started it again.
+    Requeue,
+}
+
+impl RunDir {
+    /// The numbers of all attempts, ascending; a half-created one counts, because its folder is the lock.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; a missing folder is an empty list.
+    pub fn attempt_numbers(&self) -> Result<Vec<u32>, Error> {
+        let dir = self.attempts();
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("list", &dir, e)),
+        };
+        let mut numbers = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::io("list", &dir, e))?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.len() >= 4 && name.bytes().all(|b| b.is_ascii_digit()) {
+                numbers.extend(name.parse::<u32>().ok());
+            }
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Reads one attempt.
+    ///
+    /// # Errors
+    /// As [`read_toml`].
+    pub fn read_attempt(&self, number: u32) -> Result<Attempt, Error> {
+        read_toml(&self.attempt_toml(number))
+    }
+
+    /// Writes one attempt; its folder must exist.
+    ///
+    /// # Errors
+    /// As [`write_toml`].
+    pub fn write_attempt(&self, attempt: &Attempt) -> Result<(), Error> {
+        write_toml(&self.attempt_toml(attempt.number), attempt)
+    }
+
+    /// The newest attempt that says what it is; one whose launch was interrupted before that is passed over.
+    ///
+    /// # Errors
+    /// As [`read_toml`], except for a missing file.
+    pub fn latest_attempt(&self) -> Result<Option<Attempt>, Error> {
+        for number in self.attempt_numbers()?.into_iter().rev() {
+            match self.read_attempt(number) {
+                Ok(attempt) => return Ok(Some(attempt)),
+                Err(e) if e.is_not_found() => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{attempt, temp, write_attempt};
+
+    #[test]
+    fn an_attempt_is_read_as_it_was_written() {
+        let (_keep, run) = temp();
+        let written = Attempt { steps: Some(80), ..attempt(2, 40, &["ml-1", "ml-2"]) };
+        fs::create_dir_all(run.attempt_dir(2)).unwrap();
+        run.write_attempt(&written).unwrap();
+        assert_eq!(run.read_attempt(2).unwrap(), written);
+    }
+
+    #[test]
+    fn the_latest_attempt_is_the_last_one_that_says_what_it_is() {
+        let (_keep, run) = temp();
+        assert_eq!(run.latest_attempt().unwrap(), None);
+        write_attempt(&run, 9, 0);
+        write_attempt(&run, 10, 40);
+        // A console that died between taking the lock and writing the file.
+        fs::create_dir_all(run.attempt_dir(11)).unwrap();
+        fs::create_dir_all(run.attempts().join("notes")).unwrap();
+        assert_eq!(run.attempt_numbers().unwrap(), [9, 10, 11]);
+        assert_eq!(run.latest_attempt().unwrap().unwrap().number, 10);
+    }
+
+    #[test]
+    fn an_axis_of_a_newer_mesh_does_not_hide_the_attempt() {
+        let (_keep, run) = temp();
+        write_attempt(&run, 1, 0);
+        let text = fs::read_to_string(run.attempt_toml(1)).unwrap();
+        fs::write(run.attempt_toml(1), text.replace("[mesh]", "[mesh]\ntp = 4")).unwrap();
+        assert_eq!(run.read_attempt(1).unwrap().mesh, Mesh { dp_replicate: 1, dp_shard: 1 });
+    }
+}

@@ -1,0 +1,392 @@
+//! A checkpoint: logical tensors, the slices of files that hold them, and the state of training.
+//!
+//! A checkpoint describes tensors, never a mesh. Each tensor is flattened row by row, and its slices say which range of
+//! the flat tensor lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
+
+use crate::attempt::known_axes;
+use crate::files::{Versioned, read_toml};
+use crate::layout::{parse_step_dir, step_files};
+use crate::{Error, RunId};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Mesh;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// `manifest.toml`: what is in a checkpoint. It is written last, and its existence makes the checkpoint complete.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`crate::SCHEMA`].
+    pub format: u32,
+    /// The run that saved it.
+    pub run: RunId,
+    /// The attempt that saved it.
+    pub attempt: u32,
+    /// The steps done.
+    pub step: u64,
+    /// When it was saved, Unix seconds.
+    pub saved_s: f64,
+    /// The number of parameters.
+    pub params: u64,
+    /// The mesh that saved it; for people, loading does not depend on it.
+    #[serde(deserialize_with = "known_axes")]
+    pub mesh: Mesh,
+    /// Every file but the manifest.
+    pub files: Vec<FileSum>,
+    /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`.
+    pub tensors: Vec<LogicalTensor>,
+}
+
+impl Versioned for Manifest {
+    const KEY: &'static str = "format";
+
+    fn version(&self) -> u32 {
+        self.format
+    }
+}
+
+/// A file of a checkpoint, as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSum {
+    /// Its name in the step directory.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its XXH3 checksum of 64 bits, as 16 hex digits.
+    pub xxh3: String,
+}
+
+/// A tensor, whole, whatever its slices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogicalTensor {
+    /// Its name in the table of parameters.
+    pub name: String,
+    /// Its element type, in the words of safetensors: `F32`.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The ranges that make it up.
+    pub slices: Vec<Slice>,
+}
+
+/// A range of a flattened tensor, and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slice {
+    /// The file.
+    pub file: String,
+    /// The tensor of that file that holds the range, and nothing else.
+    pub key: String,
+    /// The first element.
+    pub start: u64,
+    /// The number of elements.
+    pub len: u64,
+}
+
+/// `state.toml`: what training needs besides tensors to go on bit for bit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainState {
+    /// The steps done.
+    pub step: u64,
+    /// Samples that were trained on, over all epochs.
+    pub samples_seen: u64,
+    /// The epoch, counted from 0.
+    pub epoch: u64,
+    /// Samples consumed in this epoch.
+    pub position: u64,
+    /// The seed of data order and noise.
+    pub seed: u64,
+    /// Updates the optimizer has applied; fewer than steps when some were skipped.
+    pub adam_step: u64,
+    /// Samples per step.
+    pub global_batch: usize,
+    /// Identity of the data set: a resume with other data must say so.
+    pub data_fingerprint: String,
+    /// Steps in a row that were not finite.
+    #[serde(default)]
+    pub bad_steps: u64,
+}
+
+impl Versioned for TrainState {
+    const KEY: &'static str = "format";
+
+    /// The manifest beside it says which format both have.
+    fn version(&self) -> u32 {
+        crate::SCHEMA
+    }
+}
+
+/// A complete checkpoint. There is no other way to get one than [`Checkpoint::open`].
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Checkpoint {
+    /// The steps done.
+    pub step: u64,
+    /// Its step directory.
+    pub dir: Utf8PathBuf,
+    /// What is in it.
+    pub manifest: Manifest,
+    /// Its size, without the manifest.
+    pub bytes: u64,
+}
+
+impl Checkpoint {
+    /// Opens a step directory and checks that nothing is missing.
+    ///
+    /// Sizes are checked, checksums are not: that is [`Checkpoint::verify_checksums`], which reads everything.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format.
+    pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
+        let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
+        let manifest: Manifest = match read_toml(&dir.join(step_files::MANIFEST)) {
+            Ok(manifest) => manifest,
+            Err(e) if e.is_not_found() => {
+                return Err(incomplete("it has no manifest.toml: saving it did not end".into()));
+            }
+            Err(e @ Error::Newer { .. }) => return Err(e),
+            Err(Error::Malformed { why, .. }) => {
+                return Err(incomplete(format!("its manifest.toml is damaged: {why}")));
+            }
+            Err(e) => return Err(e),
+        };
+        if let Some(step) = dir.file_name().and_then(parse_step_dir)
+            && step != manifest.step
+        {
+            return Err(incomplete(format!("its manifest is that of step {}", manifest.step)));
+        }
+        if !manifest.files.iter().any(|f| f.name == step_files::STATE) {
+            return Err(incomplete("its manifest does not list state.toml".into()));
+        }
+        for file in &manifest.files {
+            check_file(dir, file).map_err(incomplete)?;
+        }
+        manifest.check_slices().map_err(incomplete)?;
+        let bytes = manifest.files.iter().map(|f| f.bytes).sum();
+        Ok(Self { step: manifest.step, dir: dir.to_owned(), manifest, bytes })
+    }
+
+    /// Reads the state of training.
+    ///
+    /// # Errors
+    /// As [`read_toml`].
+    pub fn state(&self) -> Result<TrainState, Error> {
+        read_toml(&self.dir.join(step_files::STATE))
+    }
+
+    /// Reads every file and compares its checksum with the manifest.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`] naming the first damaged file, or [`Error::Io`].
+    pub fn verify_checksums(&self) -> Result<(), Error> {
+        for wanted in &self.manifest.files {
+            let path = self.dir.join(&wanted.name);
+            let found = file_sum(&path)?;
+            if found.xxh3 != wanted.xxh3 {
+                return Err(Error::Checksum { path, found: found.xxh3, wanted: wanted.xxh3.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<&LogicalTensor> {
+        self.manifest.tensors.iter().find(|t| t.name == name)
+    }
+}
+
+fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), String> {
+    let name = &file.name;
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return Err(format!("its manifest names a file outside of it: '{name}'"));
+    }
+    match fs::metadata(dir.join(name)) {
+        Ok(meta) if !meta.is_file() => Err(format!("{name} is not a file")),
+        Ok(meta) if meta.len() != file.bytes => Err(format!("{name} has {} of {} bytes", meta.len(), file.bytes)),
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(format!("{name} is missing")),
+        Err(e) => Err(format!("{name}: {e}")),
+    }
+}
+
+impl Manifest {
+    /// Checks that the slices of each tensor cover it once, without gaps, and lie in files that the manifest lists.
+    ///
+    /// # Errors
+    /// The first tensor of which that is not so, and why.
+    pub fn check_slices(&self) -> Result<(), String> {
+        let files: std::collections::BTreeSet<&str> = self.files.iter().map(|f| f.name.as_str()).collect();
+        for tensor in &self.tensors {
+            let name = &tensor.name;
+            let elements = tensor.elements().ok_or_else(|| format!("tensor {name}: its shape overflows"))?;
+            let mut slices: Vec<&Slice> = tensor.slices.iter().collect();
+            slices.sort_by_key(|s| s.start);
+            let mut covered = 0;
+            for slice in slices {
+                if !files.contains(slice.file.as_str()) {
+                    return Err(format!("tensor {name} lies in {}, which the manifest does not list", slice.file));
+                }
+                if slice.start != covered {
+                    return Err(format!("tensor {name}: a slice begins at {}, not at {covered}", slice.start));
+                }
+                covered = covered.saturating_add(slice.len);
+            }
+            if covered != elements {
+                return Err(format!("tensor {name}: its slices hold {covered} of {elements} elements"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LogicalTensor {
+    /// The number of elements; none if that overflows.
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
+    }
+}
+
+/// The checksum of some bytes, as a manifest holds it.
+pub fn xxh3_hex(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}
+
+/// Reads a file and gives its manifest entry.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
+    let sum = || -> io::Result<FileSum> {
+        let mut file = File::open(path)?;
+        let mut hasher = Xxh3::new();
+        let mut buffer = vec![0; 1024 * 1024];
+        let mut bytes = 0;
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    hasher.update(&buffer[..n]);
+                    bytes += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let name = path.file_name().unwrap_or_default().to_owned();
+        Ok(FileSum { name, bytes, xxh3: format!("{:016x}", hasher.digest()) })
+    };
+    sum().map_err(|e| Error::io("read", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{save, state, temp};
+    use crate::{Failure, RunDir};
+
+    fn why(run: &RunDir, step: u64) -> String {
+        match Checkpoint::open(&run.step_dir(step)) {
+            Err(Error::Incomplete { why, .. }) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_complete_checkpoint_is_opened_with_all_that_is_in_it() {
+        let (_keep, run) = temp();
+        let manifest = save(&run, 40, 1);
+        let checkpoint = Checkpoint::open(&run.step_dir(40)).unwrap();
+        assert_eq!(checkpoint.manifest, manifest);
+        assert_eq!(checkpoint.bytes, manifest.files.iter().map(|f| f.bytes).sum::<u64>());
+        assert_eq!(checkpoint.state().unwrap(), state(40));
+        assert_eq!(checkpoint.tensor("patch_embed.video.bias").unwrap().elements(), Some(6));
+        checkpoint.verify_checksums().unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_or_cut_is_named() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let file = run.step_dir(40).join("rank-00001.safetensors");
+        fs::write(&file, [2; 59]).unwrap();
+        assert_eq!(why(&run, 40), "rank-00001.safetensors has 59 of 60 bytes");
+        fs::remove_file(&file).unwrap();
+        assert_eq!(why(&run, 40), "rank-00001.safetensors is missing");
+        fs::remove_file(run.step_dir(40).join("manifest.toml")).unwrap();
+        assert_eq!(why(&run, 40), "it has no manifest.toml: saving it did not end");
+        assert_eq!(why(&run, 41), "it has no manifest.toml: saving it did not end");
+    }
+
+    #[test]
+    fn a_manifest_that_does_not_fit_its_folder_is_refused() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        fs::rename(run.step_dir(40), run.step_dir(50)).unwrap();
+        assert_eq!(why(&run, 50), "its manifest is that of step 40");
+    }
+
+    #[test]
+    fn a_manifest_cannot_name_files_elsewhere() {
+        let (_keep, run) = temp();
+        let mut manifest = save(&run, 40, 1);
+        manifest.files[0].name = "../../run.toml".into();
+        crate::write_toml(&run.step_dir(40).join("manifest.toml"), &manifest).unwrap();
+        assert_eq!(why(&run, 40), "its manifest names a file outside of it: '../../run.toml'");
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_and_not_called_incomplete() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let path = run.step_dir(40).join("manifest.toml");
+        let text = fs::read_to_string(&path).unwrap().replace("format = 1", "format = 2");
+        fs::write(&path, text).unwrap();
+        let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
+        assert!(matches!(error, Error::Newer { key: "format", found: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn slices_must_cover_each_tensor_once() {
+        let (_keep, run) = temp();
+        let good = save(&run, 40, 1);
+        let broken = |change: fn(&mut Vec<Slice>)| {
+            let mut manifest = good.clone();
+            change(&mut manifest.tensors[0].slices);
+            manifest.check_slices().unwrap_err()
+        };
+        assert_eq!(good.check_slices(), Ok(()));
+        assert_eq!(broken(|s| s[0].start = 5), "tensor patch_embed.video.bias: a slice begins at 5, not at 4");
+        assert_eq!(broken(|s| s[0].len = 1), "tensor patch_embed.video.bias: its slices hold 5 of 6 elements");
+        assert_eq!(broken(Vec::clear), "tensor patch_embed.video.bias: its slices hold 0 of 6 elements");
+        assert_eq!(
+            broken(|s| s[0].file = "x".into()),
+            "tensor patch_embed.video.bias lies in x, which the manifest does not list"
+        );
+    }
+
+    #[test]
+    fn a_changed_byte_is_found_by_its_checksum() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let path = run.step_dir(40).join("rank-00000.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[50] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let error = Checkpoint::open(&run.step_dir(40)).unwrap().verify_checksums().unwrap_err();
+        let failure = Failure::from(error);
+        assert!(failure.what.contains("rank-00000.safetensors is damaged"), "{failure}");
+        assert!(failure.fix.contains("--step"), "{failure}");
+    }
+
+    #[test]
+    fn a_checksum_is_the_same_for_a_file_and_its_bytes() {
+        let (_keep, run) = temp();
+        let bytes: Vec<u8> = (0..3_000_000u32).map(|n| n as u8).collect();
+        let path = run.root.join("a");
+        fs::write(&path, &bytes).unwrap();
+        let sum = file_sum(&path).unwrap();
+        assert_eq!((sum.bytes, sum.xxh3), (3_000_000, xxh3_hex(&bytes)));
+        // A published value, so that another implementation can check our checkpoints.
+        assert_eq!(xxh3_hex(b""), "2d06800538d394c2");
+    }
+}

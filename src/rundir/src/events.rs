@@ -1,0 +1,295 @@
+//! One line of an `events.jsonl`: what happened, for people and for deriving the state.
+
+use crate::lines::{LogLine, json_line};
+use crate::{Error, Failure, RunDir, RunId, SCHEMA, Tail};
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// Something that happened to a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Event {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The attempt.
+    pub attempt: u32,
+    /// The rank that tells it; none if a supervisor does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// The node that tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    /// The last finished step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened. Two fields have longer names on disk, where they would meet `rank` and `step` of the event itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// All ranks are connected and begin.
+    Started {
+        /// How many ranks.
+        world: usize,
+    },
+    /// A checkpoint was loaded.
+    Resumed {
+        /// Its step.
+        from_step: u64,
+        /// The run that saved it.
+        of_run: RunId,
+    },
+    /// Weights were loaded for a new stage.
+    WeightsLoaded {
+        /// The step directory.
+        from: Utf8PathBuf,
+    },
+    /// Saving began.
+    CheckpointStarted,
+    /// A checkpoint is complete.
+    CheckpointSaved {
+        /// Its step directory.
+        path: Utf8PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// How long saving took.
+        seconds: f64,
+    },
+    /// A checkpoint could not be saved; training goes on, and the earlier ones are untouched.
+    CheckpointFailed {
+        /// What is wrong, and what to do.
+        failure: Failure,
+    },
+    /// An old checkpoint was removed to keep the newest few.
+    CheckpointPruned {
+        /// Its step.
+        #[serde(rename = "pruned_step")]
+        step: u64,
+    },
+    /// The loss or the gradient was not finite.
+    LossNotFinite,
+    /// The optimizer did not apply a step.
+    StepSkipped,
+    /// The run will stop at the end of this step.
+    Stopping {
+        /// Who or what asked.
+        why: String,
+    },
+    /// The run saved and stopped.
+    Stopped {
+        /// Who or what asked.
+        why: String,
+    },
+    /// All steps are done.
+    Finished,
+    /// A rank gave up.
+    Failed {
+        /// What to tell people.
+        failure: Failure,
+    },
+    /// A supervisor saw a rank end that should not have.
+    RankDied {
+        /// The rank.
+        #[serde(rename = "dead_rank")]
+        rank: usize,
+        /// Its exit code, when it exited.
+        code: Option<i32>,
+        /// The signal that ended it, when one did.
+        signal: Option<i32>,
+        /// Its last words.
+        message: String,
+    },
+    /// A process was asked to do something by signal.
+    SignalReceived {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// An event of a newer writer, kept as text.
+    #[serde(untagged)]
+    Other {
+        /// Its name.
+        #[serde(rename = "event")]
+        name: String,
+        /// Its fields, as `key: value, key: value`.
+        #[serde(default)]
+        text: String,
+    },
+}
+
+impl Event {
+    /// Makes an event of now-known parts; who tells it is added by [`Event::by_rank`] or [`Event::by_node`].
+    pub fn new(t: f64, attempt: u32, step: Option<u64>, kind: EventKind) -> Self {
+        Self { v: SCHEMA, t, attempt, rank: None, node: None, step, kind }
+    }
+
+    /// Says that a rank tells it.
+    pub fn by_rank(self, rank: usize) -> Self {
+        Self { rank: Some(rank), ..self }
+    }
+
+    /// Says that a node's supervisor tells it.
+    pub fn by_node(self, node: NodeId) -> Self {
+        Self { node: Some(node), ..self }
+    }
+}
+
+impl<'de> Deserialize<'de> for Event {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Head {
+            #[serde(default)]
+            v: u32,
+            t: f64,
+            attempt: u32,
+            rank: Option<usize>,
+            node: Option<NodeId>,
+            step: Option<u64>,
+        }
+        let value = Value::deserialize(deserializer)?;
+        let read = || -> Result<Self, serde_json::Error> {
+            let Head { v, t, attempt, rank, node, step } = Head::deserialize(&value)?;
+            let mut kind = EventKind::deserialize(&value)?;
+            if let EventKind::Other { text, .. } = &mut kind
+                && text.is_empty()
+            {
+                *text = fields_as_text(&value);
+            }
+            Ok(Self { v, t, attempt, rank, node, step, kind })
+        };
+        read().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What an unknown event says beyond the fields that every event has.
+fn fields_as_text(event: &Value) -> String {
+    const COMMON: [&str; 7] = ["v", "t", "attempt", "rank", "node", "step", "event"];
+    let fields = event.as_object().into_iter().flatten().filter(|(key, _)| !COMMON.contains(&key.as_str()));
+    let text = fields.map(|(key, value)| match value {
+        Value::String(s) => format!("{key}: {s}"),
+        other => format!("{key}: {other}"),
+    });
+    text.collect::<Vec<_>>().join(", ")
+}
+
+impl LogLine for Event {
+    fn parse(line: &[u8]) -> Result<Self, String> {
+        json_line(line)
+    }
+}
+
+/// Reads all events of a run, those of rank 0 and those of every node, in the order of their time.
+///
+/// # Errors
+/// [`Error::Io`]; missing files are empty, bad lines are passed over.
+pub fn read_events(run: &RunDir) -> Result<Vec<Event>, Error> {
+    let mut files = vec![run.events()];
+    for node in run.node_ids()? {
+        files.push(run.node_events(&node));
+    }
+    let mut events = Vec::new();
+    for path in files {
+        let mut tail = Tail::<Event>::new(&path);
+        loop {
+            let batch = tail.poll().map_err(|e| Error::io("read", &path, e))?;
+            events.extend(batch.items);
+            if !batch.more {
+                break;
+            }
+        }
+    }
+    events.sort_by(|a, b| a.t.total_cmp(&b.t));
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LineAppender;
+    use crate::fixtures::{node, run_id, temp};
+
+    fn all_kinds() -> Vec<EventKind> {
+        vec![
+            EventKind::Started { world: 2 },
+            EventKind::Resumed { from_step: 40, of_run: run_id() },
+            EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
+            EventKind::CheckpointStarted,
+            EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },
+            EventKind::CheckpointPruned { step: 20 },
+            EventKind::LossNotFinite,
+            EventKind::StepSkipped,
+            EventKind::Stopping { why: "SIGTERM".into() },
+            EventKind::Stopped { why: "SIGTERM".into() },
+            EventKind::Finished,
+            EventKind::Failed { failure: Failure::new("cannot save", "the disk is full", "free some space") },
+            EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into() },
+            EventKind::SignalReceived { signal: 15 },
+            EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },
+        ]
+    }
+
+    #[test]
+    fn every_event_is_read_as_it_was_written() {
+        for kind in all_kinds() {
+            let event = Event::new(1000.5, 2, Some(41), kind).by_rank(0).by_node(node("ml-1"));
+            let line = serde_json::to_string(&event).unwrap();
+            assert!(
+                line.starts_with("{\"v\":1,\"t\":1000.5,\"attempt\":2,\"rank\":0,\"node\":\"ml-1\",\"step\":41,"),
+                "{line}"
+            );
+            assert_eq!(Event::parse(line.as_bytes()), Ok(event));
+        }
+    }
+
+    #[test]
+    fn the_step_of_a_pruned_checkpoint_is_not_the_step_of_the_event() {
+        let event = Event::new(0.0, 1, Some(60), EventKind::CheckpointPruned { step: 20 });
+        let read = Event::parse(&serde_json::to_vec(&event).unwrap()).unwrap();
+        assert_eq!((read.step, read.kind), (Some(60), EventKind::CheckpointPruned { step: 20 }));
+    }
+
+    #[test]
+    fn an_unknown_event_is_shown_as_text() {
+        let line = br#"{"v":1,"t":1.0,"attempt":1,"event":"node_replaced","old":"ml-1","spares":[3,4]}"#;
+        let EventKind::Other { name, text } = Event::parse(line).unwrap().kind else { panic!("it is known") };
+        assert_eq!((&name[..], &text[..]), ("node_replaced", "old: ml-1, spares: [3,4]"));
+    }
+
+    #[test]
+    fn a_known_event_whose_fields_changed_is_shown_as_text() {
+        let line = br#"{"v":1,"t":1.0,"attempt":1,"event":"started","ranks":"many"}"#;
+        let kind = Event::parse(line).unwrap().kind;
+        assert_eq!(kind, EventKind::Other { name: "started".into(), text: "ranks: many".into() });
+    }
+
+    #[test]
+    fn an_event_without_a_name_or_of_a_newer_version_is_a_bad_line() {
+        assert!(Event::parse(br#"{"v":1,"t":1.0,"attempt":1}"#).is_err());
+        assert!(Event::parse(br#"[]"#).is_err());
+        let newer = Event::parse(br#"{"v":9,"t":1.0,"attempt":1,"event":"started","world":2}"#);
+        assert!(newer.unwrap_err().contains("newer vidtui"));
+    }
+
+    #[test]
+    fn events_of_all_nodes_are_told_in_the_order_of_their_time() {
+        let (_keep, run) = temp();
+        assert!(read_events(&run).unwrap().is_empty());
+        std::fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
+        std::fs::create_dir_all(run.node_dir(&node("ml-2"))).unwrap();
+        let write = |path: Utf8PathBuf, t, kind| {
+            LineAppender::open(&path).unwrap().append(&Event::new(t, 1, None, kind)).unwrap()
+        };
+        write(run.events(), 1.0, EventKind::Started { world: 2 });
+        write(run.events(), 4.0, EventKind::Finished);
+        write(run.node_events(&node("ml-2")), 2.0, EventKind::SignalReceived { signal: 15 });
+        write(run.node_events(&node("ml-1")), 3.0, EventKind::SignalReceived { signal: 10 });
+        let times: Vec<f64> = read_events(&run).unwrap().iter().map(|e| e.t).collect();
+        assert_eq!(times, [1.0, 2.0, 3.0, 4.0]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Errors: what this crate returns, and the one shape that people see.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+
+/// An error as a person reads it: what failed, why, and what to do now.
+///
+/// It lives in the contract because events carry it from a dying rank to the screen.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Failure {
+    /// What failed: `cannot resume demo-2s`.
+    pub what: String,
+    /// Why, with the real values.
+    pub why: String,
+    /// What to do now.
+    pub fix: String,
+}
+
+impl Failure {
+    /// Makes a failure of its three parts.
+    pub fn new(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into(), fix: fix.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.why)?;
+        if !self.fix.is_empty() {
+            write!(f, "\nhint: {}", self.fix)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What can go wrong with the files of a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was attempted: `read`, `write`, `list`…
+        action: &'static str,
+        /// On which file or folder.
+        path: Utf8PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("cannot read {path}: {why}")]
+    Malformed {
+        /// The file.
+        path: Utf8PathBuf,
+        /// What is wrong with it, with the line where known.
+        why: String,
+    },
+    /// A file was written by a newer vidtui.
+    #[error("cannot read {path}: written by a newer vidtui ({key} {found}; this one reads {known})")]
+    Newer {
+        /// The file.
+        path: Utf8PathBuf,
+        /// `schema`, `format` or `v`.
+        key: &'static str,
+        /// The version in the file.
+        found: u64,
+        /// The newest version this build reads.
+        known: u32,
+    },
+    /// A run id is not one.
+    #[error("'{id}' is not a run id: {why}")]
+    BadRunId {
+        /// The text that was given.
+        id: String,
+        /// The rule it breaks.
+        why: &'static str,
+    },
+    /// A checkpoint cannot be used.
+    #[error("checkpoint {dir} is incomplete: {why}")]
+    Incomplete {
+        /// The step directory.
+        dir: Utf8PathBuf,
+        /// The first thing that is missing or wrong.
+        why: String,
+    },
+    /// A file of a checkpoint changed after it was written.
+    #[error("checkpoint file {path} is damaged: checksum {found}, its manifest says {wanted}")]
+    Checksum {
+        /// The file.
+        path: Utf8PathBuf,
+        /// Its checksum now.
+        found: String,
+        /// The checksum in the manifest.
+        wanted: String,
+    },
+    /// The recipe inside a run does not hold.
+    #[error("the recipe in {path} is not valid: {why}")]
+    Recipe {
+        /// The file that embeds the recipe.
+        path: Utf8PathBuf,
+        /// What the recipe's own check said.
+        why: String,
+        /// What the recipe's own check advises.
+        fix: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Utf8Path, source: io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn malformed(path: &Utf8Path, why: impl Into<String>) -> Self {
+        Self::Malformed { path: path.to_owned(), why: why.into() }
+    }
+
+    /// Whether the reason is that the file does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let split = |what: String, why: String, fix: String| Failure { what, why, fix };
+        match error {
+            Error::Io { action, path, source } => {
+                let fix = match source.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                        format!("free some space on the disk that holds {path}")
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        format!("check who owns {path} and its permissions: ls -ld {path}")
+                    }
+                    io::ErrorKind::NotFound => {
+                        format!("check the path: is {path} spelled right, and is its disk mounted?")
+                    }
+                    _ => format!("look at {path} and its disk, then try again"),
+                };
+                split(format!("cannot {action} {path}"), source.to_string(), fix)
+            }
+            Error::Malformed { path, why } => split(
+                format!("cannot read {path}"),
+                why,
+                "vidtui never edits this file after writing it: restore it, or remove the folder that holds it".into(),
+            ),
+            Error::Newer { path, key, found, known } => split(
+                format!("cannot read {path}"),
+                format!("written by a newer vidtui ({key} {found}; this one reads {known})"),
+                "upgrade vidtui on this machine".into(),
+            ),
+            Error::BadRunId { id, why } => split(
+                format!("'{id}' is not a run id"),
+                why.into(),
+                "`vidtui runs` lists the runs there are; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
+            ),
+            Error::Incomplete { dir, why } => split(
+                format!("cannot use checkpoint {dir}"),
+                why,
+                "choose another step: `vidtui checkpoints RUN` lists the complete ones".into(),
+            ),
+            Error::Checksum { path, found, wanted } => split(
+                format!("checkpoint file {path} is damaged"),
+                format!("its checksum is {found}, its manifest says {wanted}"),
+                "resume from an earlier step with --step N, and check the disk".into(),
+            ),
+            Error::Recipe { path, why, fix } => split(format!("the recipe in {path} is not valid"), why, fix),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Small runs for tests.
+
+use crate::{
+    Attempt, AttemptWhy, FileSum, LogicalTensor, Manifest, Run, RunDir, RunId, SCHEMA, Slice, StartFrom, TrainState,
+};
+use crate::{file_sum, write_toml};
+use camino::Utf8Path;
+use cluster::{NodeId, Placement, RankPlace};
+use recipe::Mesh;
+use std::fs;
+
+pub fn temp() -> (tempfile::TempDir, RunDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap());
+    (folder, run)
+}
+
+pub fn run_id() -> RunId {
+    RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap()
+}
+
+pub fn node(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+/// The run of the smallest recipe.
+pub fn run() -> Run {
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    Run {
+        schema: SCHEMA,
+        id: run_id(),
+        name: "demo-2s".into(),
+        curriculum: None,
+        stage: None,
+        created_s: 1000.0,
+        git_commit: None,
+        trainer_sha256: None,
+        trainer_version: "0.1.0".into(),
+        libtorch: "2.11.0".into(),
+        start: StartFrom::Random,
+        lineage: None,
+        recipe: recipe::load(recipe.into(), &[]).unwrap().table,
+    }
+}
+
+/// An attempt started at second 1000 with one rank on each of `nodes`.
+pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
+    let place = |(rank, name): (usize, &&str)| RankPlace { rank, node: node(name), local_rank: 0 };
+    Attempt {
+        schema: SCHEMA,
+        number,
+        why: if number == 1 { AttemptWhy::Launch } else { AttemptWhy::Resume },
+        by: "ada@ml-1".into(),
+        started_s: 1000.0,
+        start_step,
+        start: StartFrom::Random,
+        steps: None,
+        mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len() },
+        placement: Placement { ranks: nodes.iter().enumerate().map(place).collect() },
+    }
+}
+
+pub fn write_attempt(run: &RunDir, number: u32, start_step: u64) {
+    fs::create_dir_all(run.attempt_dir(number)).unwrap();
+    run.write_attempt(&attempt(number, start_step, &["ml-1"])).unwrap();
+}
+
+/// Writes a complete checkpoint of one tensor in two files.
+pub fn save(run: &RunDir, step: u64, attempt: u32) -> Manifest {
+    let dir = run.step_dir(step);
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("rank-00000.safetensors"), vec![1; 100]).unwrap();
+    fs::write(dir.join("rank-00001.safetensors"), vec![2; 60]).unwrap();
+    write_toml(&dir.join("state.toml"), &state(step)).unwrap();
+    let files = ["rank-00000.safetensors", "rank-00001.safetensors", "state.toml"];
+    let manifest = manifest(step, attempt, files.map(|name| file_sum(&dir.join(name)).unwrap()).into());
+    write_toml(&dir.join("manifest.toml"), &manifest).unwrap();
+    manifest
+}
+
+pub fn state(step: u64) -> TrainState {
+    TrainState {
+        step,
+        samples_seen: 4 * step,
+        epoch: 0,
+        position: 4 * step,
+        seed: 7,
+        adam_step: step,
+        global_batch: 4,
+        data_fingerprint: "00112233445566ff".into(),
+        bad_steps: 0,
+    }
+}
+
+fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
+    let slice = |rank: usize, start, len| Slice {
+        file: format!("rank-{rank:05}.safetensors"),
+        key: "patch_embed.video.bias".into(),
+        start,
+        len,
+    };
+    Manifest {
+        format: SCHEMA,
+        run: run_id(),
+        attempt,
+        step,
+        saved_s: 1000.0 + step as f64,
+        params: 6,
+        mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
+        files,
+        tensors: vec![LogicalTensor {
+            name: "patch_embed.video.bias".into(),
+            dtype: "F32".into(),
+            shape: vec![2, 3],
+            slices: vec![slice(1, 4, 2), slice(0, 0, 4)],
+        }],
+    }
+}

@@ -1,0 +1,59 @@
+//! The run directory: the contract between console and trainer.
+//!
+//! A run is a directory that the trainer appends to and the console reads, possibly on another machine and
+//! possibly while it grows. Four rules hold for every file in it:
+//!
+//! 1. **One writer per file.** Rank 0 writes the run's files, each node's supervisor only those under `nodes/<node>/`.
+//! 2. **Whole lines, one write each.** Readers take only what lies before the last newline and remember a byte offset.
+//! 3. **Completion is a rename.** A checkpoint is complete when its manifest exists, and the manifest is written last.
+//! 4. **Never edited.** A correction is a later line or a later attempt; where two disagree, the later one wins.
+//!
+//! State is derived from these files ([`derive()`]), never stored. Unknown fields and events of a newer writer are
+//! tolerated; a newer *schema* is refused, because it may mean something else by the same name.
+
+mod append;
+mod attempt;
+mod checkpoint;
+mod events;
+mod failure;
+mod files;
+#[cfg(test)]
+mod fixtures;
+mod history;
+mod id;
+mod layout;
+mod lines;
+mod listing;
+mod metrics;
+mod metrics_line;
+mod process;
+mod run;
+mod staging;
+mod state;
+mod summary;
+mod tail;
+
+pub use append::LineAppender;
+pub use attempt::{Attempt, AttemptWhy};
+pub use checkpoint::{Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, xxh3_hex};
+pub use events::{Event, EventKind, read_events};
+pub use failure::{Error, Failure};
+pub use files::{Versioned, read_toml, write_atomic, write_toml};
+pub use history::History;
+pub use id::RunId;
+pub use layout::RunDir;
+pub use lines::{BadLine, LogLine};
+pub use listing::{CheckpointEntry, CheckpointSummary, checkpoints, latest, to_prune};
+pub use metrics::{MetricSample, recent_metrics};
+pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
+pub use run::{Lineage, Run, StartFrom};
+pub use staging::Staging;
+pub use state::{Liveness, RunFacts, RunState, derive, stall_after_s};
+pub use summary::{RunSummary, list_runs};
+pub use tail::{Batch, Tail};
+
+/// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
+///
+/// Adding an optional field does not raise it. Renaming, removing or changing a unit does, together with a reader
+/// for the old one.
+pub const SCHEMA: u32 = 1;

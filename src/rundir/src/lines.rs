@@ -1,0 +1,176 @@
+//! Lines of files: what they are, and reading many at once.
+
+use crate::SCHEMA;
+use memchr::{memchr, memchr_iter};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::thread;
+
+/// How much of a bad line is kept to show.
+const MAX_SHOWN: usize = 200;
+/// Less text than this is parsed before a second thread would have begun.
+const WORTH_THREADS: usize = 256 * 1024;
+/// More threads than this wait for memory, not for each other.
+const MAX_THREADS: usize = 4;
+
+/// Something that is one line of a file.
+pub trait LogLine: Sized + Send {
+    /// Whether a line without anything on it is one; otherwise it is passed over.
+    const BLANK: bool = false;
+
+    /// Reads it from a line without its newline.
+    ///
+    /// # Errors
+    /// Why it cannot be read; the line is then reported as a [`BadLine`] and reading goes on.
+    fn parse(line: &[u8]) -> Result<Self, String>;
+}
+
+/// Any text is a line; what is not UTF-8 is replaced.
+impl LogLine for String {
+    const BLANK: bool = true;
+
+    fn parse(line: &[u8]) -> Result<Self, String> {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        Ok(String::from_utf8_lossy(line).into_owned())
+    }
+}
+
+/// Reads one JSON object, refusing those of a newer version.
+pub(crate) fn json_line<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        v: u64,
+    }
+    // The version first only when it can matter: a line begins with it, and parsing each line twice costs time.
+    if !line.starts_with(b"{\"v\":1,")
+        && let Ok(Head { v }) = serde_json::from_slice(line)
+        && v > u64::from(SCHEMA)
+    {
+        return Err(format!("written by a newer vidtui (v {v}; this one reads {SCHEMA}): upgrade"));
+    }
+    serde_json::from_slice(line).map_err(|e| e.to_string())
+}
+
+/// A complete line that cannot be read, most often the torn end of a killed writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadLine {
+    /// Where in the file it begins, in bytes.
+    pub offset: u64,
+    /// Why it cannot be read.
+    pub why: String,
+    /// Its first characters.
+    pub text: String,
+}
+
+impl BadLine {
+    pub(crate) fn new(offset: u64, line: &[u8], why: String) -> Self {
+        let text = String::from_utf8_lossy(&line[..line.len().min(MAX_SHOWN)]).into_owned();
+        Self { offset, why, text }
+    }
+}
+
+/// Parses whole lines, of which the first begins at byte `offset` of its file. Many lines are parsed on several threads.
+pub(crate) fn parse_lines<T: LogLine>(bytes: &[u8], offset: u64) -> (Vec<T>, Vec<BadLine>) {
+    let threads = match bytes.len() {
+        0..WORTH_THREADS => 1,
+        _ => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+    };
+    let (mine, rest) = bytes.split_at(first_part(bytes, threads));
+    if rest.is_empty() {
+        return parse_here(mine, offset);
+    }
+    thread::scope(|scope| {
+        let mut others = Vec::new();
+        let (mut rest, mut at) = (rest, offset + mine.len() as u64);
+        for threads in (1..threads).rev() {
+            let (part, later) = rest.split_at(first_part(rest, threads));
+            let thread = thread::Builder::new().spawn_scoped(scope, move || parse_here(part, at));
+            others.push((thread, part, at));
+            (rest, at) = (later, at + part.len() as u64);
+        }
+        let (mut items, mut bad) = parse_here(mine, offset);
+        for (thread, part, at) in others {
+            let (more_items, more_bad) = match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // The system has no thread to spare.
+                Err(_) => parse_here(part, at),
+            };
+            items.extend(more_items);
+            bad.extend(more_bad);
+        }
+        (items, bad)
+    })
+}
+
+/// Where the first of `parts` about equal parts of whole lines ends.
+fn first_part(bytes: &[u8], parts: usize) -> usize {
+    let about = bytes.len() / parts;
+    if parts == 1 { bytes.len() } else { memchr(b'\n', &bytes[about..]).map_or(bytes.len(), |n| about + n + 1) }
+}
+
+fn parse_here<T: LogLine>(bytes: &[u8], offset: u64) -> (Vec<T>, Vec<BadLine>) {
+    let (mut items, mut bad) = (Vec::new(), Vec::new());
+    let mut start = 0;
+    for end in memchr_iter(b'\n', bytes) {
+        let line = &bytes[start..end];
+        if T::BLANK || !line.is_empty() {
+            match T::parse(line) {
+                Ok(item) => items.push(item),
+                Err(why) => bad.push(BadLine::new(offset + start as u64, line, why)),
+            }
+        }
+        start = end + 1;
+    }
+    (items, bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MetricSample;
+
+    #[test]
+    fn many_lines_on_several_threads_are_read_in_order_and_with_their_places() {
+        let mut text = String::new();
+        let mut places = Vec::new();
+        for step in 0..20_000 {
+            if step % 1000 == 0 {
+                places.push(10 + text.len() as u64);
+                text += "not a sample\n";
+            }
+            text += &serde_json::to_string(&MetricSample { step, ..MetricSample::default() }).unwrap();
+            text += "\n";
+        }
+        assert!(text.len() > 4 * WORTH_THREADS);
+        let (samples, bad) = parse_lines::<MetricSample>(text.as_bytes(), 10);
+        assert!(samples.iter().enumerate().all(|(n, sample)| sample.step == n as u64));
+        assert_eq!(samples.len(), 20_000);
+        assert_eq!(bad.iter().map(|b| b.offset).collect::<Vec<_>>(), places);
+    }
+
+    #[test]
+    fn one_line_longer_than_all_threads_parts_is_read_once() {
+        let text = "x".repeat(3 * WORTH_THREADS) + "\nlast\n";
+        let (lines, bad) = parse_lines::<String>(text.as_bytes(), 0);
+        assert_eq!((lines.len(), bad.len()), (2, 0));
+        assert_eq!(lines[1], "last");
+    }
+
+    #[test]
+    fn a_blank_line_is_a_line_of_a_log_and_nothing_between_samples() {
+        assert_eq!(parse_lines::<String>(b"a\n\nb\r\n", 0).0, ["a", "", "b"]);
+        assert_eq!(parse_lines::<MetricSample>(b"\n\n", 0), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_line_of_a_newer_version_says_so() {
+        let line = serde_json::to_string(&MetricSample::default()).unwrap();
+        let newer = line.replace("\"v\":1", "\"v\":2");
+        assert_eq!(
+            MetricSample::parse(newer.as_bytes()),
+            Err("written by a newer vidtui (v 2; this one reads 1): upgrade".into())
+        );
+        let more = line.replace("\"v\":1,", "\"mood\":\"good\",\"v\":1,");
+        assert_eq!(MetricSample::parse(more.as_bytes()), Ok(MetricSample::default()));
+    }
+}

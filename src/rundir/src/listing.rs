@@ -1,0 +1,277 @@
+//! Which checkpoints a run has, which one is the newest, and which ones to remove.
+
+use crate::layout::parse_step_dir;
+use crate::{Checkpoint, Error, RunDir};
+use camino::{Utf8Path, Utf8PathBuf};
+use std::fs;
+use std::io;
+
+/// A step directory, complete or not.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum CheckpointEntry {
+    /// It can be loaded.
+    Complete(CheckpointSummary),
+    /// It cannot be loaded.
+    Incomplete {
+        /// The step in its name.
+        step: u64,
+        /// The folder.
+        dir: Utf8PathBuf,
+        /// The first thing that is missing or wrong.
+        why: String,
+    },
+}
+
+/// A complete checkpoint, in short.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CheckpointSummary {
+    /// The steps done.
+    pub step: u64,
+    /// Its step directory.
+    pub dir: Utf8PathBuf,
+    /// The attempt that saved it.
+    pub attempt: u32,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was saved, Unix seconds.
+    pub saved_s: f64,
+}
+
+impl CheckpointEntry {
+    /// The step in the name of the folder.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Complete(summary) => summary.step,
+            Self::Incomplete { step, .. } => *step,
+        }
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Utf8Path {
+        match self {
+            Self::Complete(summary) => &summary.dir,
+            Self::Incomplete { dir, .. } => dir,
+        }
+    }
+
+    /// The summary, if it is complete.
+    pub fn complete(&self) -> Option<&CheckpointSummary> {
+        match self {
+            Self::Complete(summary) => Some(summary),
+            Self::Incomplete { .. } => None,
+        }
+    }
+}
+
+/// Lists the step directories of a run, by ascending step.
+///
+/// Sizes are checked, checksums are not, so this is cheap.
+///
+/// # Errors
+/// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
+pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
+    let dir = run.checkpoints();
+    let folder = match fs::read_dir(&dir) {
+        Ok(folder) => folder,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io("list", &dir, e)),
+    };
+    let mut entries = Vec::new();
+    for entry in folder {
+        let entry = entry.map_err(|e| Error::io("list", &dir, e))?;
+        let name = entry.file_name();
+        if let Some((name, step)) = name.to_str().and_then(|name| Some((name, parse_step_dir(name)?))) {
+            entries.push(look_at(step, dir.join(name)));
+        }
+    }
+    entries.sort_by_key(CheckpointEntry::step);
+    Ok(entries)
+}
+
+fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
+    match Checkpoint::open(&dir) {
+        Ok(Checkpoint { step, dir, manifest, bytes }) => CheckpointEntry::Complete(CheckpointSummary {
+            step,
+            dir,
+            attempt: manifest.attempt,
+            bytes,
+            saved_s: manifest.saved_s,
+        }),
+        Err(Error::Incomplete { why, .. }) => CheckpointEntry::Incomplete { step, dir, why },
+        Err(e) => CheckpointEntry::Incomplete { step, dir, why: e.to_string() },
+    }
+}
+
+/// The checkpoint that a resume continues from: the newest complete one; none if there is none or none can be listed.
+///
+/// If a person went back with `resume --step`, checkpoints of earlier attempts beyond that step belong to the line that
+/// was left, and are passed over as long as there is another.
+pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
+    let complete: Vec<_> = checkpoints(run).ok()?.iter().filter_map(|e| e.complete().cloned()).collect();
+    let numbers = run.attempt_numbers().unwrap_or_default();
+    let starts: Vec<(u32, u64)> =
+        numbers.into_iter().filter_map(|n| Some((n, run.read_attempt(n).ok()?.start_step))).collect();
+    let left = |c: &CheckpointSummary| starts.iter().any(|(number, start)| *number > c.attempt && *start < c.step);
+    complete.iter().filter(|c| !left(c)).max_by_key(|c| age(c)).or(complete.iter().max_by_key(|c| age(c))).cloned()
+}
+
+/// The steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay; 0 keeps all.
+///
+/// Call it after saving. The newest complete one is never among them. Incomplete ones are not either: one of those may
+/// be in the making, or be complete to a newer vidtui.
+pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64) -> Vec<u64> {
+    if keep_last == 0 {
+        return Vec::new();
+    }
+    let mut complete: Vec<&CheckpointSummary> = entries.iter().filter_map(CheckpointEntry::complete).collect();
+    complete.sort_by_key(|c| age(c));
+    let remove = complete.len().saturating_sub(usize::try_from(keep_last).unwrap_or(usize::MAX));
+    complete[..remove].iter().map(|c| c.step).collect()
+}
+
+/// Newer means a later attempt, then a later step.
+fn age(checkpoint: &CheckpointSummary) -> (u32, u64) {
+    (checkpoint.attempt, checkpoint.step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{save, temp, write_attempt};
+    use proptest::prelude::*;
+
+    fn steps(entries: &[CheckpointEntry]) -> Vec<(u64, bool)> {
+        entries.iter().map(|e| (e.step(), e.complete().is_some())).collect()
+    }
+
+    #[test]
+    fn a_run_without_checkpoints_has_none() {
+        let (_keep, run) = temp();
+        assert!(checkpoints(&run).unwrap().is_empty());
+        assert_eq!(latest(&run), None);
+    }
+
+    #[test]
+    fn checkpoints_are_listed_by_step_with_what_is_missing() {
+        let (_keep, run) = temp();
+        for step in [9, 100, 20] {
+            save(&run, step, 1);
+        }
+        fs::remove_file(run.step_dir(100).join("manifest.toml")).unwrap();
+        fs::create_dir(run.checkpoints().join("notes")).unwrap();
+        fs::write(run.step_dir(7), "a file in place of a folder").unwrap();
+        let entries = checkpoints(&run).unwrap();
+        assert_eq!(steps(&entries), [(7, false), (9, true), (20, true), (100, false)]);
+        let CheckpointEntry::Incomplete { why, .. } = &entries[3] else { panic!() };
+        assert_eq!(why, "it has no manifest.toml: saving it did not end");
+        assert_eq!(latest(&run).unwrap().step, 20);
+    }
+
+    #[test]
+    fn a_checkpoint_of_a_newer_format_is_listed_with_that_reason() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let path = run.step_dir(40).join("manifest.toml");
+        fs::write(&path, "format = 3\n").unwrap();
+        let entries = checkpoints(&run).unwrap();
+        let CheckpointEntry::Incomplete { why, .. } = &entries[0] else { panic!() };
+        assert!(why.contains("written by a newer vidtui (format 3; this one reads 1)"), "{why}");
+        assert!(to_prune(&entries, 1).is_empty());
+    }
+
+    #[test]
+    fn after_going_back_the_line_that_was_left_is_passed_over() {
+        let (_keep, run) = temp();
+        for step in [10, 20, 30] {
+            save(&run, step, 1);
+        }
+        write_attempt(&run, 1, 0);
+        assert_eq!(latest(&run).unwrap().step, 30);
+        write_attempt(&run, 2, 10);
+        assert_eq!(latest(&run).unwrap().step, 10);
+        save(&run, 20, 2);
+        assert_eq!(latest(&run).unwrap(), *checkpoints(&run).unwrap()[1].complete().unwrap());
+        // All of them left: better an old one than none.
+        write_attempt(&run, 3, 0);
+        assert_eq!(latest(&run).unwrap().step, 20);
+    }
+
+    #[test]
+    fn the_newest_few_are_kept_and_incomplete_ones_are_not_touched() {
+        let (_keep, run) = temp();
+        for step in [10, 20, 30, 40] {
+            save(&run, step, 1);
+        }
+        fs::remove_file(run.step_dir(20).join("state.toml")).unwrap();
+        let entries = checkpoints(&run).unwrap();
+        assert!(to_prune(&entries, 0).is_empty());
+        assert_eq!(to_prune(&entries, 1), [10, 30]);
+        assert_eq!(to_prune(&entries, 2), [10]);
+        assert!(to_prune(&entries, 9).is_empty());
+        assert!(to_prune(&[], 1).is_empty());
+    }
+
+    #[test]
+    fn after_going_back_the_line_that_was_left_is_removed_first() {
+        let (_keep, run) = temp();
+        for step in [10, 30, 40] {
+            save(&run, step, 1);
+        }
+        save(&run, 20, 2);
+        assert_eq!(to_prune(&checkpoints(&run).unwrap(), 1), [10, 30, 40]);
+    }
+
+    /// What can happen to a step directory.
+    #[derive(Debug, Clone)]
+    enum Harm {
+        None,
+        Remove(usize),
+        Truncate(usize, u64),
+        Garble(Vec<u8>),
+    }
+
+    fn harm() -> impl Strategy<Value = Harm> {
+        prop_oneof![
+            2 => Just(Harm::None),
+            2 => (0usize..4).prop_map(Harm::Remove),
+            3 => (0usize..4, 0u64..1200).prop_map(|(file, len)| Harm::Truncate(file, len)),
+            1 => any::<Vec<u8>>().prop_map(Harm::Garble),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn an_incomplete_checkpoint_is_never_picked(harms in prop::collection::vec(harm(), 1..5), keep_last in 1u64..4) {
+            let (_keep, run) = temp();
+            let mut whole = Vec::new();
+            for (step, harm) in (1..).zip(harms) {
+                save(&run, step, 1);
+                let names = ["rank-00000.safetensors", "rank-00001.safetensors", "state.toml", "manifest.toml"];
+                let path = |file: usize| run.step_dir(step).join(names[file]);
+                let before: Vec<_> = (0..4).map(|file| fs::read(path(file)).unwrap()).collect();
+                match harm {
+                    Harm::None => {}
+                    Harm::Remove(file) => fs::remove_file(path(file)).unwrap(),
+                    Harm::Truncate(file, len) => {
+                        let file = fs::OpenOptions::new().write(true).open(path(file)).unwrap();
+                        file.set_len(len.min(file.metadata().unwrap().len())).unwrap();
+                    }
+                    Harm::Garble(bytes) => fs::write(path(3), bytes).unwrap(),
+                }
+                // Without its last newline a manifest still says everything.
+                let same = |now: Vec<u8>, before: &[u8]| now.trim_ascii_end() == before.trim_ascii_end();
+                if (0..4).all(|file| fs::read(path(file)).is_ok_and(|now| same(now, &before[file]))) {
+                    whole.push(step);
+                }
+            }
+            let entries = checkpoints(&run).unwrap();
+            let complete: Vec<u64> = entries.iter().filter_map(|e| e.complete().map(|c| c.step)).collect();
+            prop_assert_eq!(&complete, &whole);
+            prop_assert_eq!(latest(&run).map(|c| c.step), whole.last().copied());
+            let pruned = to_prune(&entries, keep_last);
+            prop_assert!(pruned.iter().all(|step| whole.contains(step) && whole.last() != Some(step)));
+            prop_assert_eq!(whole.len() - pruned.len(), whole.len().min(keep_last as usize));
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What a node's supervisor writes about its processes: who they are, and how they ended.
+
+use crate::files::{Versioned, read_toml, write_toml};
+use crate::{Error, Failure, RunDir};
+use cluster::NodeId;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+
+/// `NNNN.pid.toml`: what is checked before anything is signalled.
+///
+/// A process id alone may by now belong to somebody else; with boot id and start time it names one process forever.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PidFile {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// The attempt.
+    pub attempt: u32,
+    /// The node.
+    pub node: NodeId,
+    /// The supervisor.
+    pub pid: i32,
+    /// Its process group, which the ranks share.
+    pub pgid: i32,
+    /// `/proc/sys/kernel/random/boot_id` of the node.
+    pub boot_id: String,
+    /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot.
+    pub start_ticks: u64,
+    /// When it was started, Unix seconds.
+    pub started_s: f64,
+    /// The ranks of this node.
+    #[serde(default)]
+    pub ranks: Vec<RankPid>,
+}
+
+impl Versioned for PidFile {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+/// One rank's process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPid {
+    /// The rank.
+    pub rank: usize,
+    /// Its process.
+    pub pid: i32,
+    /// Its start time in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// `NNNN.exit.toml`: how an attempt ended on a node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExitFile {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// The attempt.
+    pub attempt: u32,
+    /// The node.
+    pub node: NodeId,
+    /// When the last rank ended, Unix seconds.
+    pub ended_s: f64,
+    /// Why it ended.
+    pub reason: ExitReason,
+    /// The rank that died first, of which the others' deaths are a consequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_failure: Option<usize>,
+    /// What to tell people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Each rank of this node.
+    #[serde(default)]
+    pub ranks: Vec<RankExit>,
+}
+
+impl Versioned for ExitFile {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+/// Why an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// All steps are done.
+    Finished,
+    /// It was asked to stop, saved and stopped.
+    Stopped,
+    /// A rank failed.
+    Failed,
+    /// It was killed by a person before it could save.
+    Killed,
+}
+
+/// How one rank ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankExit {
+    /// The rank.
+    pub rank: usize,
+    /// Its exit code, when it exited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that ended it, when one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// The last step it is known to have finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_step: Option<u64>,
+    /// When it ended, Unix seconds.
+    pub ended_s: f64,
+    /// The last lines it wrote to standard error.
+    #[serde(default)]
+    pub stderr_tail: Vec<String>,
+}
+
+impl RunDir {
+    /// The nodes that have written something, in the order of their names.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; a missing folder is an empty list.
+    pub fn node_ids(&self) -> Result<Vec<NodeId>, Error> {
+        let dir = self.nodes();
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("list", &dir, e)),
+        };
+        let mut nodes = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::io("list", &dir, e))?;
+            if entry.path().is_dir() {
+                nodes.extend(NodeId::new(entry.file_name().to_string_lossy()).ok());
+            }
+        }
+        nodes.sort();
+        Ok(nodes)
+    }
+
+    /// Reads a node's process file; `None` while there is none.
+    ///
+    /// # Errors
+    /// As [`read_toml`], except for a missing file.
+    pub fn read_pid(&self, node: &NodeId, attempt: u32) -> Result<Option<PidFile>, Error> {
+        present(read_toml(&self.pid_toml(node, attempt)))
+    }
+
+    /// Writes a node's process file.
+    ///
+    /// # Errors
+    /// As [`write_toml`].
+    pub fn write_pid(&self, pid: &PidFile) -> Result<(), Error> {
+        write_toml(&self.pid_toml(&pid.node, pid.attempt), pid)
+    }
+
+    /// Reads how an attempt ended on a node; `None` while it has not.
+    ///
+    /// # Errors
+    /// As [`read_toml`], except for a missing file.
+    pub fn read_exit(&self, node: &NodeId, attempt: u32) -> Result<Option<ExitFile>, Error> {
+        present(read_toml(&self.exit_toml(node, attempt)))
+    }
+
+    /// Writes how an attempt ended on a node.
+    ///
+    /// # Errors
+    /// As [`write_toml`].
+    pub fn write_exit(&self, exit: &ExitFile) -> Result<(), Error> {
+        write_toml(&self.exit_toml(&exit.node, exit.attempt), exit)
+    }
+}
+
+fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SCHEMA;
+    use crate::fixtures::{node, temp};
+
+    fn pid() -> PidFile {
+        PidFile {
+            schema: SCHEMA,
+            attempt: 2,
+            node: node("ml-1"),
+            pid: 4321,
+            pgid: 4321,
+            boot_id: "7b1d3c56-8a51-4d0c-9f0b-2f8e2a6f1c11".into(),
+            start_ticks: 123_456,
+            started_s: 1000.5,
+            ranks: vec![RankPid { rank: 0, pid: 4330, start_ticks: 123_460 }],
+        }
+    }
+
+    fn exit() -> ExitFile {
+        ExitFile {
+            schema: SCHEMA,
+            attempt: 2,
+            node: node("ml-1"),
+            ended_s: 1100.25,
+            reason: ExitReason::Failed,
+            first_failure: Some(1),
+            failure: Some(Failure::new("rank 1 died", "signal 9\n\"killed\"", "resume")),
+            ranks: vec![
+                RankExit {
+                    rank: 0,
+                    code: Some(1),
+                    signal: None,
+                    last_step: Some(40),
+                    ended_s: 1100.0,
+                    stderr_tail: vec![],
+                },
+                RankExit {
+                    rank: 1,
+                    code: None,
+                    signal: Some(9),
+                    last_step: None,
+                    ended_s: 1099.0,
+                    stderr_tail: vec!["a \"quoted\" line".into(), "\u{1b}[31mred".into()],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn what_a_supervisor_wrote_is_read_as_it_was_written() {
+        let (_keep, run) = temp();
+        fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
+        run.write_pid(&pid()).unwrap();
+        run.write_exit(&exit()).unwrap();
+        assert_eq!(run.read_pid(&node("ml-1"), 2).unwrap(), Some(pid()));
+        assert_eq!(run.read_exit(&node("ml-1"), 2).unwrap(), Some(exit()));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_yet_is_no_error() {
+        let (_keep, run) = temp();
+        assert_eq!(run.read_pid(&node("ml-1"), 1).unwrap(), None);
+        assert_eq!(run.read_exit(&node("ml-1"), 1).unwrap(), None);
+        assert!(run.node_ids().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_that_names_it() {
+        let (_keep, run) = temp();
+        fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
+        fs::write(run.pid_toml(&node("ml-1"), 1), "schema = 1\npid = 'x'").unwrap();
+        let error = run.read_pid(&node("ml-1"), 1).unwrap_err();
+        assert!(error.to_string().contains("0001.pid.toml"), "{error}");
+    }
+
+    #[test]
+    fn nodes_are_the_folders_that_are_named_like_one() {
+        let (_keep, run) = temp();
+        for name in ["ml-2", "ml-1", ".hidden", "not a node"] {
+            fs::create_dir_all(run.nodes().join(name)).unwrap();
+        }
+        fs::write(run.nodes().join("file"), "").unwrap();
+        assert_eq!(run.node_ids().unwrap(), [node("ml-1"), node("ml-2")]);
+    }
+}

@@ -1,0 +1,454 @@
+//! The state of a run: derived from facts, never stored.
+
+use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
+use serde::{Deserialize, Serialize};
+
+/// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
+const STALL_MIN_S: f64 = 30.0;
+/// A step may take this many times the usual before the run counts as stalled; a collective that hangs takes forever.
+const STALL_STEPS: f64 = 5.0;
+/// How long a new attempt may have no process: the time between writing `attempt.toml` and the supervisor's start.
+const START_GRACE_S: f64 = 10.0;
+
+/// Whether the processes of an attempt exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Liveness {
+    /// They do.
+    Alive,
+    /// They do not, or are somebody else's by now.
+    Dead,
+    /// Nobody could look: the node cannot be reached.
+    #[default]
+    Unknown,
+}
+
+/// Everything from which the state of a run follows. All but `steps_total` is about the newest attempt.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RunFacts {
+    /// The newest attempt.
+    pub attempt: Option<Attempt>,
+    /// Whether its processes exist. Look before reading `exits`: a process may end between the two.
+    pub alive: Liveness,
+    /// Whether it was asked to stop.
+    pub stopping: bool,
+    /// Its last logged step and the time of that.
+    pub last_metric: Option<(u64, f64)>,
+    /// The usual seconds of a step.
+    pub median_step_s: Option<f64>,
+    /// How it ended, on each node where it has.
+    pub exits: Vec<ExitFile>,
+    /// The last thing that happened.
+    pub last_event: Option<Event>,
+    /// The steps of the recipe.
+    pub steps_total: u64,
+    /// Since when it has been saving.
+    pub checkpointing_since: Option<f64>,
+}
+
+/// The state of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum RunState {
+    /// It was never started.
+    New,
+    /// Its processes start, connect and load; no step is done yet.
+    Starting,
+    /// It trains.
+    Running,
+    /// It writes a checkpoint.
+    Saving,
+    /// It was asked to stop and has not ended yet.
+    Stopping,
+    /// Its processes exist but nothing happens.
+    Stalled {
+        /// When the last thing happened, Unix seconds.
+        since_s: f64,
+    },
+    /// All steps are done.
+    Finished,
+    /// It was stopped or killed by a person.
+    Stopped,
+    /// It gave up, and said why.
+    Failed(Failure),
+    /// It ended without a word.
+    Crashed(Failure),
+    /// Its node cannot be reached.
+    Unknown,
+}
+
+impl RunFacts {
+    /// Takes in an event. Events of older attempts say nothing about now.
+    pub fn see_event(&mut self, event: &Event) {
+        if self.attempt.as_ref().is_some_and(|a| a.number != event.attempt) {
+            return;
+        }
+        match event.kind {
+            EventKind::CheckpointStarted => self.checkpointing_since = Some(event.t),
+            EventKind::CheckpointSaved { .. }
+            | EventKind::Stopped { .. }
+            | EventKind::Finished
+            | EventKind::Failed { .. }
+            | EventKind::RankDied { .. } => self.checkpointing_since = None,
+            EventKind::Stopping { .. } => self.stopping = true,
+            _ => {}
+        }
+        if self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
+            self.last_event = Some(event.clone());
+        }
+    }
+
+    /// Takes in a sample. Samples of older attempts say nothing about now.
+    pub fn see_metric(&mut self, sample: &MetricSample) {
+        if self.attempt.as_ref().is_some_and(|a| a.number != sample.attempt) {
+            return;
+        }
+        self.last_metric = Some((sample.step, sample.t));
+        if self.checkpointing_since.is_some_and(|since| since < sample.t) {
+            self.checkpointing_since = None;
+        }
+    }
+
+    /// When something last happened, Unix seconds.
+    fn last_sign_s(&self, attempt: &Attempt) -> f64 {
+        let event = self.last_event.as_ref().map_or(f64::MIN, |e| e.t);
+        let metric = self.last_metric.map_or(f64::MIN, |(_, t)| t);
+        attempt.started_s.max(event).max(metric)
+    }
+}
+
+/// How long a run with steps of `median_step_s` may be silent before it counts as stalled, in seconds.
+pub fn stall_after_s(median_step_s: Option<f64>) -> f64 {
+    STALL_MIN_S.max(STALL_STEPS * median_step_s.unwrap_or(0.0))
+}
+
+/// Derives the state of a run at `now`, Unix seconds.
+///
+/// What a supervisor wrote about the end counts most, then what the trainer said, then whether processes exist.
+pub fn derive(facts: &RunFacts, now: f64) -> RunState {
+    let Some(attempt) = &facts.attempt else { return RunState::New };
+    if let Some(ended) = ended_by_exit_files(facts, attempt) {
+        return ended;
+    }
+    match facts.alive {
+        Liveness::Dead => dead(facts, attempt, now),
+        Liveness::Alive => alive(facts, attempt, now),
+        Liveness::Unknown => unknown(facts, attempt, now),
+    }
+}
+
+/// Nobody can look, but files tell: a shared disk shows steps of a node that cannot be reached.
+fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
+    match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= stall_after_s(facts.median_step_s)) {
+        (Some(ended), _) => ended,
+        (None, true) => alive(facts, attempt, now),
+        (None, false) => RunState::Unknown,
+    }
+}
+
+/// One failed node fails the run at once; any other end needs all nodes.
+fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
+    let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
+    // Others fail because the first one did: the earliest failure is the reason.
+    let failed = exits().filter(|e| e.reason == ExitReason::Failed);
+    if let Some(exit) = failed.min_by(|a, b| a.ended_s.total_cmp(&b.ended_s)) {
+        return Some(RunState::Failed(exit.failure.clone().unwrap_or_else(|| unexplained(exit))));
+    }
+    let everywhere = attempt.placement.ranks.iter().all(|place| exits().any(|exit| exit.node == place.node));
+    if !everywhere || exits().next().is_none() {
+        return None;
+    }
+    let finished = exits().all(|exit| exit.reason == ExitReason::Finished);
+    Some(if finished { RunState::Finished } else { RunState::Stopped })
+}
+
+fn unexplained(exit: &ExitFile) -> Failure {
+    let first = exit.ranks.iter().find(|r| Some(r.rank) == exit.first_failure).or(exit.ranks.first());
+    let Some(rank) = first else {
+        return Failure::new("the run failed", format!("node {} says no more", exit.node), "read its logs");
+    };
+    let how = match (rank.code, rank.signal) {
+        (_, Some(signal)) => format!("was ended by signal {signal}"),
+        (Some(code), None) => format!("ended with exit code {code}"),
+        (None, None) => "ended".into(),
+    };
+    let last = rank.stderr_tail.last().map_or(String::new(), |line| format!("; its last line: {line}"));
+    Failure::new(
+        format!("rank {} failed", rank.rank),
+        format!("it {how} on node {}{last}", exit.node),
+        format!("read the log of rank {}, then resume", rank.rank),
+    )
+}
+
+fn ended_by_event(facts: &RunFacts) -> Option<RunState> {
+    match &facts.last_event.as_ref()?.kind {
+        EventKind::Finished => Some(RunState::Finished),
+        EventKind::Stopped { .. } => Some(RunState::Stopped),
+        EventKind::Failed { failure } => Some(RunState::Failed(failure.clone())),
+        _ => None,
+    }
+}
+
+fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
+    if let Some(ended) = ended_by_event(facts) {
+        return ended;
+    }
+    let silent_so_far = facts.last_event.is_none() && facts.last_metric.is_none();
+    if silent_so_far && now - attempt.started_s < START_GRACE_S {
+        return RunState::Starting;
+    }
+    let why = match facts.last_metric {
+        Some((step, _)) => format!("its processes are gone since step {step} and left no word"),
+        None => "its processes are gone before the first step and left no word".into(),
+    };
+    RunState::Crashed(Failure::new(
+        format!("attempt {} crashed", attempt.number),
+        why,
+        "read its logs (was the machine restarted, or out of memory?), then resume",
+    ))
+}
+
+fn alive(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
+    if facts.stopping || ended_by_event(facts).is_some() {
+        return RunState::Stopping;
+    }
+    if facts.checkpointing_since.is_some() {
+        return RunState::Saving;
+    }
+    if facts.last_metric.is_none() {
+        return RunState::Starting;
+    }
+    let since_s = facts.last_sign_s(attempt);
+    if now - since_s > stall_after_s(facts.median_step_s) { RunState::Stalled { since_s } } else { RunState::Running }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{attempt, node};
+    use crate::{RankExit, SCHEMA};
+    use proptest::prelude::*;
+
+    /// A run of two nodes, started at second 1000, that logged step 40 at second 1100.
+    fn running() -> RunFacts {
+        RunFacts {
+            attempt: Some(attempt(2, 20, &["ml-1", "ml-2"])),
+            alive: Liveness::Alive,
+            last_metric: Some((40, 1100.0)),
+            median_step_s: Some(2.0),
+            steps_total: 100,
+            ..RunFacts::default()
+        }
+    }
+
+    fn event(t: f64, kind: EventKind) -> Event {
+        Event::new(t, 2, None, kind)
+    }
+
+    fn exit(name: &str, reason: ExitReason) -> ExitFile {
+        ExitFile {
+            schema: SCHEMA,
+            attempt: 2,
+            node: node(name),
+            ended_s: 1105.0,
+            reason,
+            first_failure: None,
+            failure: None,
+            ranks: vec![],
+        }
+    }
+
+    fn failed(name: &str, ended_s: f64, why: &str) -> ExitFile {
+        let failure = Some(Failure::new("the run failed", why, "read the log"));
+        ExitFile { ended_s, failure, ..exit(name, ExitReason::Failed) }
+    }
+
+    #[test]
+    fn a_run_without_an_attempt_is_new() {
+        assert_eq!(derive(&RunFacts::default(), 1e9), RunState::New);
+    }
+
+    #[test]
+    fn a_run_whose_processes_exist_is_starting_until_the_first_step() {
+        let facts = RunFacts { last_metric: None, median_step_s: None, ..running() };
+        assert_eq!(derive(&facts, 1001.0), RunState::Starting);
+        assert_eq!(derive(&facts, 5000.0), RunState::Starting, "loading a large model takes its time");
+    }
+
+    #[test]
+    fn a_run_whose_supervisor_is_not_up_yet_is_starting_for_ten_seconds() {
+        for alive in [Liveness::Dead, Liveness::Unknown] {
+            let facts = RunFacts { alive, last_metric: None, ..running() };
+            assert_eq!(derive(&facts, 1009.0), RunState::Starting);
+        }
+        let facts = RunFacts { alive: Liveness::Dead, last_metric: None, ..running() };
+        let RunState::Crashed(failure) = derive(&facts, 1011.0) else { panic!() };
+        assert_eq!(failure.why, "its processes are gone before the first step and left no word");
+    }
+
+    #[test]
+    fn a_run_that_logs_is_running() {
+        assert_eq!(derive(&running(), 1101.0), RunState::Running);
+        assert_eq!(derive(&running(), 1090.0), RunState::Running, "clocks of two machines differ");
+    }
+
+    #[test]
+    fn silence_of_more_than_thirty_seconds_is_a_stall_when_steps_are_short() {
+        assert_eq!(derive(&running(), 1130.0), RunState::Running);
+        assert_eq!(derive(&running(), 1130.1), RunState::Stalled { since_s: 1100.0 });
+    }
+
+    #[test]
+    fn silence_of_more_than_five_steps_is_a_stall_when_steps_are_long() {
+        let facts = RunFacts { median_step_s: Some(60.0), ..running() };
+        assert_eq!(derive(&facts, 1400.0), RunState::Running);
+        assert_eq!(derive(&facts, 1400.1), RunState::Stalled { since_s: 1100.0 });
+    }
+
+    #[test]
+    fn an_event_breaks_the_silence() {
+        let mut facts = running();
+        facts.see_event(&event(1120.0, EventKind::LossNotFinite));
+        assert_eq!(derive(&facts, 1140.0), RunState::Running);
+        assert_eq!(derive(&facts, 1151.0), RunState::Stalled { since_s: 1120.0 });
+    }
+
+    #[test]
+    fn a_run_that_saves_is_never_stalled() {
+        let mut facts = running();
+        facts.see_event(&event(1101.0, EventKind::CheckpointStarted));
+        assert_eq!(derive(&facts, 5000.0), RunState::Saving);
+        let saved = EventKind::CheckpointSaved { path: "x".into(), bytes: 1, seconds: 2.0 };
+        facts.see_event(&event(5001.0, saved));
+        assert_eq!(derive(&facts, 5002.0), RunState::Running);
+    }
+
+    #[test]
+    fn a_step_after_a_save_that_said_no_more_ends_the_saving() {
+        let mut facts = running();
+        facts.see_event(&event(1101.0, EventKind::CheckpointStarted));
+        facts.see_metric(&MetricSample { attempt: 2, step: 41, t: 1110.0, ..MetricSample::default() });
+        assert_eq!(derive(&facts, 1111.0), RunState::Running);
+    }
+
+    #[test]
+    fn a_run_that_was_asked_to_stop_is_stopping_even_while_it_saves() {
+        let mut facts = running();
+        facts.see_event(&event(1101.0, EventKind::Stopping { why: "SIGTERM".into() }));
+        facts.see_event(&event(1102.0, EventKind::CheckpointStarted));
+        assert_eq!(derive(&facts, 1103.0), RunState::Stopping);
+        facts.see_event(&event(1104.0, EventKind::Stopped { why: "SIGTERM".into() }));
+        assert_eq!(derive(&facts, 1105.0), RunState::Stopping, "its processes still exist");
+    }
+
+    #[test]
+    fn a_run_is_finished_or_stopped_when_every_node_says_so() {
+        let one = RunFacts { exits: vec![exit("ml-1", ExitReason::Finished)], ..running() };
+        assert_eq!(derive(&one, 1106.0), RunState::Running);
+        let both = |reason| RunFacts {
+            alive: Liveness::Dead,
+            exits: vec![exit("ml-1", ExitReason::Finished), exit("ml-2", reason)],
+            ..running()
+        };
+        assert_eq!(derive(&both(ExitReason::Finished), 1106.0), RunState::Finished);
+        assert_eq!(derive(&both(ExitReason::Stopped), 1106.0), RunState::Stopped);
+        assert_eq!(derive(&both(ExitReason::Killed), 1106.0), RunState::Stopped);
+    }
+
+    #[test]
+    fn one_failed_node_fails_the_run_and_the_first_failure_is_the_reason() {
+        let exits = vec![failed("ml-1", 1105.0, "a peer is gone"), failed("ml-2", 1101.0, "out of memory")];
+        let RunState::Failed(failure) = derive(&RunFacts { exits, ..running() }, 1106.0) else { panic!() };
+        assert_eq!(failure.why, "out of memory");
+    }
+
+    #[test]
+    fn a_failure_without_a_word_is_told_from_how_the_rank_ended() {
+        let rank = |rank, code, signal, line: &str| RankExit {
+            rank,
+            code,
+            signal,
+            last_step: Some(40),
+            ended_s: 1105.0,
+            stderr_tail: vec![line.into()],
+        };
+        let exit = ExitFile {
+            first_failure: Some(1),
+            ranks: vec![rank(0, Some(1), None, "peer is gone"), rank(1, None, Some(9), "step 40")],
+            ..exit("ml-1", ExitReason::Failed)
+        };
+        let facts = RunFacts { exits: vec![exit], ..running() };
+        let RunState::Failed(failure) = derive(&facts, 1106.0) else { panic!() };
+        assert_eq!(failure.what, "rank 1 failed");
+        assert_eq!(failure.why, "it was ended by signal 9 on node ml-1; its last line: step 40");
+    }
+
+    #[test]
+    fn exit_files_and_events_of_an_earlier_attempt_say_nothing_about_now() {
+        let mut facts = running();
+        facts.exits = ["ml-1", "ml-2"].map(|name| ExitFile { attempt: 1, ..exit(name, ExitReason::Stopped) }).into();
+        facts.see_event(&Event::new(1100.5, 1, None, EventKind::Stopping { why: "SIGTERM".into() }));
+        facts.see_metric(&MetricSample { attempt: 1, step: 99, t: 1200.0, ..MetricSample::default() });
+        assert_eq!(derive(&facts, 1101.0), RunState::Running);
+        assert_eq!(facts.last_metric, Some((40, 1100.0)));
+    }
+
+    #[test]
+    fn processes_that_are_gone_without_a_word_mean_a_crash() {
+        let facts = RunFacts { alive: Liveness::Dead, ..running() };
+        let RunState::Crashed(failure) = derive(&facts, 1101.0) else { panic!() };
+        assert_eq!(failure.why, "its processes are gone since step 40 and left no word");
+        assert!(failure.fix.contains("resume"));
+    }
+
+    #[test]
+    fn the_last_word_of_the_trainer_counts_when_its_supervisor_left_none() {
+        let end = |kind, alive| {
+            let mut facts = RunFacts { alive, ..running() };
+            facts.see_event(&event(1101.0, kind));
+            derive(&facts, 2000.0)
+        };
+        let failure = Failure::new("a", "b", "c");
+        for alive in [Liveness::Dead, Liveness::Unknown] {
+            assert_eq!(end(EventKind::Finished, alive), RunState::Finished);
+            assert_eq!(end(EventKind::Stopped { why: "x".into() }, alive), RunState::Stopped);
+            assert_eq!(end(EventKind::Failed { failure: failure.clone() }, alive), RunState::Failed(failure.clone()));
+        }
+        assert_eq!(end(EventKind::LossNotFinite, Liveness::Unknown), RunState::Unknown);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_reached_hides_the_state_only_once_its_files_are_silent() {
+        let facts = RunFacts { alive: Liveness::Unknown, ..running() };
+        assert_eq!(derive(&facts, 1101.0), RunState::Running);
+        assert_eq!(derive(&facts, 1131.0), RunState::Unknown);
+    }
+
+    #[test]
+    fn a_state_is_one_json_object_that_names_itself() {
+        let json = |state: &RunState| serde_json::to_string(state).unwrap();
+        assert_eq!(json(&RunState::Running), r#"{"state":"running"}"#);
+        assert_eq!(json(&RunState::Stalled { since_s: 5.0 }), r#"{"state":"stalled","since_s":5.0}"#);
+        let failed = RunState::Failed(Failure::new("a", "b", "c"));
+        assert_eq!(json(&failed), r#"{"state":"failed","what":"a","why":"b","fix":"c"}"#);
+        assert_eq!(serde_json::from_str::<RunState>(&json(&failed)).unwrap(), failed);
+    }
+
+    proptest! {
+        #[test]
+        fn a_run_with_an_exit_file_on_every_node_is_over_whatever_else_is_known(
+            reasons in prop::array::uniform2(0usize..4), alive in 0usize..3, stopping: bool, saving: bool, now in 0.0..1e10f64,
+        ) {
+            let reason = [ExitReason::Finished, ExitReason::Stopped, ExitReason::Failed, ExitReason::Killed];
+            let facts = RunFacts {
+                alive: [Liveness::Alive, Liveness::Dead, Liveness::Unknown][alive],
+                stopping,
+                checkpointing_since: saving.then_some(1101.0),
+                exits: vec![exit("ml-1", reason[reasons[0]]), exit("ml-2", reason[reasons[1]])],
+                ..running()
+            };
+            let state = derive(&facts, now);
+            prop_assert!(matches!(state, RunState::Finished | RunState::Stopped | RunState::Failed(_)), "{state:?}");
+        }
+    }
+}

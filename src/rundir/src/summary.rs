@@ -1,0 +1,191 @@
+//! The runs of a folder, and a run in one line.
+
+use crate::history::median_step_s;
+use crate::{
+    Attempt, CheckpointSummary, Error, Failure, MetricSample, Run, RunDir, RunFacts, RunId, RunState, derive, latest,
+    recent_metrics,
+};
+use camino::Utf8Path;
+use std::fs;
+use std::io;
+
+/// A run in one line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunSummary {
+    /// What it is.
+    pub run: Run,
+    /// Where it is.
+    pub dir: RunDir,
+    /// Its newest attempt.
+    pub attempt: Option<Attempt>,
+    /// What it does.
+    pub state: RunState,
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the recipe.
+    pub steps_total: u64,
+    /// Its last logged step.
+    pub last: Option<MetricSample>,
+    /// Seconds until it is finished, if it goes on like this; only while it trains.
+    pub eta_s: Option<f64>,
+    /// The checkpoint that a resume continues from.
+    pub checkpoint: Option<CheckpointSummary>,
+}
+
+impl RunSummary {
+    /// Sums up a run from its files and what is known about its processes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the metrics exist and cannot be read.
+    pub fn new(run: Run, dir: RunDir, facts: &RunFacts, now: f64) -> Result<Self, Error> {
+        let recent = recent_metrics(&dir)?;
+        let state = derive(facts, now);
+        let last = recent.last().cloned();
+        let start_step = facts.attempt.as_ref().map_or(0, |a| a.start_step);
+        let current = last.as_ref().filter(|l| facts.attempt.as_ref().is_none_or(|a| a.number == l.attempt));
+        let step = current.map_or(start_step, |l| l.step);
+        let working = matches!(state, RunState::Running | RunState::Saving);
+        let eta_s =
+            median_step_s(&recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
+        let checkpoint = latest(&dir);
+        Ok(Self {
+            run,
+            attempt: facts.attempt.clone(),
+            state,
+            step,
+            steps_total: facts.steps_total,
+            last,
+            eta_s,
+            checkpoint,
+            dir,
+        })
+    }
+
+    /// Why it failed or crashed.
+    pub fn failure(&self) -> Option<&Failure> {
+        match &self.state {
+            RunState::Failed(failure) | RunState::Crashed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+/// Lists the runs in a folder, oldest first.
+///
+/// Nothing is skipped silently: a folder that is named like a run or holds a `run.toml`, but cannot be read as one, is
+/// an entry that says why. A missing folder has no runs.
+pub fn list_runs(root: &Utf8Path) -> Vec<Result<RunDir, Failure>> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        Err(e) => return vec![Err(Error::io("list", root, e).into())],
+    };
+    let mut runs = Vec::new();
+    for entry in entries {
+        let name = match entry {
+            Ok(entry) => entry.file_name(),
+            Err(e) => {
+                runs.push((String::new(), Err(Error::io("list", root, e).into())));
+                continue;
+            }
+        };
+        let Some(name) = name.to_str() else { continue };
+        let dir = RunDir::new(root.join(name));
+        let is_run = dir.run_toml().exists() || (RunId::parse(name).is_ok() && dir.root.is_dir());
+        if is_run {
+            runs.push((name.to_owned(), readable(dir)));
+        }
+    }
+    runs.sort_by(|a, b| a.0.cmp(&b.0));
+    runs.into_iter().map(|(_, run)| run).collect()
+}
+
+fn readable(dir: RunDir) -> Result<RunDir, Failure> {
+    match dir.read_run() {
+        Ok(_) => Ok(dir),
+        Err(e) if e.is_not_found() => Err(Failure::new(
+            format!("{} is not a run", dir.root),
+            "it has no run.toml: its launch was interrupted",
+            "remove the folder, then launch again",
+        )),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{attempt, run, save, temp};
+    use crate::{LineAppender, Liveness};
+
+    #[test]
+    fn every_folder_that_should_be_a_run_is_listed_in_order() {
+        let (_keep, root) = temp();
+        let root = &root.root;
+        assert!(list_runs(&root.join("none")).is_empty());
+        let ids =
+            ["2026-11-20T0340-b-0001", "2026-11-19T0340-a-0002", "2026-11-21T0340-c-0003", "2026-11-22T0340-d-0004"];
+        for id in ids {
+            fs::create_dir_all(root.join(id)).unwrap();
+        }
+        RunDir::new(root.join(ids[0])).write_run(&run()).unwrap();
+        RunDir::new(root.join(ids[1])).write_run(&run()).unwrap();
+        fs::write(root.join(ids[2]).join("run.toml"), "schema = 2\n").unwrap();
+        fs::create_dir_all(root.join("renamed")).unwrap();
+        RunDir::new(root.join("renamed")).write_run(&run()).unwrap();
+        fs::create_dir_all(root.join("notes")).unwrap();
+        fs::write(root.join("2026-11-20T0340-a-file"), "").unwrap();
+
+        let listed: Vec<String> = list_runs(root)
+            .into_iter()
+            .map(|entry| entry.map_or_else(|failure| failure.why, |dir| dir.name().to_owned()))
+            .collect();
+        assert_eq!(
+            listed,
+            [
+                ids[1],
+                ids[0],
+                "written by a newer vidtui (schema 2; this one reads 1)",
+                "it has no run.toml: its launch was interrupted",
+                "renamed",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_folder_of_runs_that_cannot_be_read_is_one_failure() {
+        let (_keep, root) = temp();
+        let file = root.root.join("file");
+        fs::write(&file, "").unwrap();
+        let listed = list_runs(&file);
+        assert_eq!(listed.len(), 1);
+        assert!(listed[0].as_ref().unwrap_err().what.starts_with("cannot list "));
+    }
+
+    #[test]
+    fn a_run_in_one_line_has_its_step_and_when_it_will_be_finished() {
+        let (_keep, dir) = temp();
+        let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
+        for step in 1..=40 {
+            let sample = MetricSample { step, t: 1000.0 + 2.0 * step as f64, step_s: 2.0, ..MetricSample::default() };
+            metrics.append(&sample).unwrap();
+        }
+        save(&dir, 30, 1);
+        let mut facts = RunFacts {
+            attempt: Some(attempt(1, 0, &["ml-1"])),
+            alive: Liveness::Alive,
+            last_metric: Some((40, 1080.0)),
+            steps_total: 100,
+            ..RunFacts::default()
+        };
+        let summary = RunSummary::new(run(), dir.clone(), &facts, 1081.0).unwrap();
+        assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Running, 40, Some(120.0)));
+        assert_eq!(summary.checkpoint.unwrap().step, 30);
+
+        // Resumed, and no step of the new attempt yet.
+        facts.attempt = Some(attempt(2, 30, &["ml-1"]));
+        facts.last_metric = None;
+        let summary = RunSummary::new(run(), dir, &facts, 1081.0).unwrap();
+        assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Starting, 30, None));
+    }
+}

@@ -1,0 +1,367 @@
+//! Reading lines while they are written.
+
+use crate::lines::{BadLine, LogLine, parse_lines};
+use camino::{Utf8Path, Utf8PathBuf};
+use memchr::{memchr, memrchr};
+use std::fs::{self, File};
+use std::io;
+use std::marker::PhantomData;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// The most that one [`Tail::poll`] reads, so that whoever polls a long file can draw in between.
+const MAX_READ: usize = 4 * 1024 * 1024;
+
+/// What one [`Tail::poll`] found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch<T> {
+    /// The new lines.
+    pub items: Vec<T>,
+    /// New lines that cannot be read.
+    pub bad: Vec<BadLine>,
+    /// Whether the file was replaced or cut, so that `items` begin at its start and replace all earlier ones.
+    pub restarted: bool,
+    /// Whether there is more to read at once.
+    pub more: bool,
+}
+
+/// Reads the lines that were added to a file since the last time.
+///
+/// Only whole lines: what stands after the last newline waits until it is complete. A missing file is an empty one.
+/// The position is a byte offset, so reading can go on in another process, or over a wire.
+#[derive(Debug)]
+pub struct Tail<T> {
+    path: Utf8PathBuf,
+    offset: u64,
+    /// Device and inode, to notice that another file took the name.
+    identity: Option<(u64, u64)>,
+    /// Whether the line at `offset` is to be passed over: it is the rest of one that is too long or began earlier.
+    skipping: bool,
+    buffer: Vec<u8>,
+    lines: PhantomData<fn() -> T>,
+}
+
+impl<T: LogLine> Tail<T> {
+    /// Reads `path` from its start.
+    pub fn new(path: impl AsRef<Utf8Path>) -> Self {
+        Self::at(path, 0)
+    }
+
+    /// Reads `path` from a byte offset that an earlier [`Tail::offset`] gave.
+    pub fn at(path: impl AsRef<Utf8Path>, offset: u64) -> Self {
+        Self {
+            path: path.as_ref().to_owned(),
+            offset,
+            identity: None,
+            skipping: false,
+            buffer: Vec::new(),
+            lines: PhantomData,
+        }
+    }
+
+    /// Reads the whole lines among the last `bytes` of `path`, and what is added to it.
+    ///
+    /// # Errors
+    /// When the size of an existing file cannot be read.
+    pub fn near_end(path: impl AsRef<Utf8Path>, bytes: u64) -> io::Result<Self> {
+        let len = match fs::metadata(path.as_ref()) {
+            Ok(meta) => meta.len(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => 0,
+            Err(e) => return Err(e),
+        };
+        // One byte earlier: if that is a newline, the first line is whole.
+        let start = len.saturating_sub(bytes.saturating_add(1));
+        Ok(Self { skipping: start > 0, ..Self::at(path, start) })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Utf8Path {
+        &self.path
+    }
+
+    /// Where the next line begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Reads what was added, at most 4 MiB.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read. The position does not change then, so polling again may work.
+    pub fn poll(&mut self) -> io::Result<Batch<T>> {
+        let mut batch = Batch { items: Vec::new(), bad: Vec::new(), restarted: false, more: false };
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                batch.restarted = std::mem::take(&mut self.offset) > 0;
+                self.identity = None;
+                self.skipping = false;
+                return Ok(batch);
+            }
+            Err(e) => return Err(e),
+        };
+        let meta = file.metadata()?;
+        let identity = (meta.dev(), meta.ino());
+        if meta.len() < self.offset || self.identity.is_some_and(|known| known != identity) {
+            batch.restarted = true;
+            self.offset = 0;
+            self.skipping = false;
+        }
+        self.identity = Some(identity);
+        let available = meta.len() - self.offset;
+        if available == 0 {
+            return Ok(batch);
+        }
+        let want = usize::try_from(available).map_or(MAX_READ, |n| n.min(MAX_READ));
+        self.buffer.resize(want, 0);
+        let got = read_at_most(&file, &mut self.buffer, self.offset)?;
+        self.take_lines(got, &mut batch);
+        batch.more = got == MAX_READ && self.offset < meta.len();
+        Ok(batch)
+    }
+
+    fn take_lines(&mut self, got: usize, batch: &mut Batch<T>) {
+        let bytes = &self.buffer[..got];
+        let Some(end) = memrchr(b'\n', bytes) else {
+            if got == MAX_READ {
+                if !self.skipping {
+                    batch.bad.push(BadLine::new(self.offset, bytes, "it is longer than 4 MiB".into()));
+                }
+                self.skipping = true;
+                self.offset += got as u64;
+            }
+            return;
+        };
+        let skipped = match std::mem::take(&mut self.skipping) {
+            true => memchr(b'\n', bytes).map_or(0, |newline| newline + 1),
+            false => 0,
+        };
+        (batch.items, batch.bad) = parse_lines(&bytes[skipped..=end], self.offset + skipped as u64);
+        self.offset += end as u64 + 1;
+    }
+}
+
+fn read_at_most(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], offset + got as u64) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::temp;
+    use crate::{LineAppender, MetricSample};
+    use proptest::prelude::*;
+    use std::fs::OpenOptions;
+    use std::io::Write;
+
+    fn append(path: &Utf8Path, bytes: &[u8]) {
+        OpenOptions::new().append(true).create(true).open(path).unwrap().write_all(bytes).unwrap();
+    }
+
+    fn all<T: LogLine>(tail: &mut Tail<T>) -> Vec<T> {
+        tail.poll().unwrap().items
+    }
+
+    #[test]
+    fn a_half_written_last_line_is_not_read_until_it_is_whole() {
+        let (_keep, run) = temp();
+        let mut tail = Tail::<String>::new(run.events());
+        append(&run.events(), b"one\ntw");
+        assert_eq!(all(&mut tail), ["one"]);
+        assert!(all(&mut tail).is_empty());
+        append(&run.events(), b"o\nthree\n");
+        assert_eq!(all(&mut tail), ["two", "three"]);
+        assert!(all(&mut tail).is_empty());
+    }
+
+    #[test]
+    fn a_missing_file_is_an_empty_one_and_may_come_later() {
+        let (_keep, run) = temp();
+        let mut tail = Tail::<String>::new(run.root.join("no/such/file"));
+        let batch = tail.poll().unwrap();
+        assert!(batch.items.is_empty() && !batch.restarted && !batch.more);
+        let mut tail = Tail::<String>::new(run.events());
+        assert!(all(&mut tail).is_empty());
+        append(&run.events(), b"here\n");
+        assert_eq!(all(&mut tail), ["here"]);
+    }
+
+    #[test]
+    fn reading_goes_on_at_an_offset_of_an_earlier_reader() {
+        let (_keep, run) = temp();
+        append(&run.events(), b"one\ntwo\nthr");
+        let mut first = Tail::<String>::new(run.events());
+        assert_eq!(all(&mut first), ["one", "two"]);
+        append(&run.events(), b"ee\n");
+        assert_eq!(all(&mut Tail::<String>::at(run.events(), first.offset())), ["three"]);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_read_again_from_its_start() {
+        let (_keep, run) = temp();
+        append(&run.events(), b"one\ntwo\n");
+        let mut tail = Tail::<String>::new(run.events());
+        all(&mut tail);
+        fs::write(run.events(), "new\n").unwrap();
+        let batch = tail.poll().unwrap();
+        assert_eq!((batch.items, batch.restarted), (vec!["new".to_owned()], true));
+        assert!(!tail.poll().unwrap().restarted);
+    }
+
+    #[test]
+    fn another_file_of_the_same_name_is_read_from_its_start() {
+        let (_keep, run) = temp();
+        append(&run.events(), b"one\n");
+        let mut tail = Tail::<String>::new(run.events());
+        all(&mut tail);
+        let other = run.root.join("other");
+        fs::write(&other, "a longer line than before\n").unwrap();
+        fs::rename(&other, run.events()).unwrap();
+        let batch = tail.poll().unwrap();
+        assert_eq!((batch.items.len(), batch.restarted), (1, true));
+    }
+
+    #[test]
+    fn a_removed_file_is_forgotten_and_its_successor_read() {
+        let (_keep, run) = temp();
+        append(&run.events(), b"one\n");
+        let mut tail = Tail::<String>::new(run.events());
+        all(&mut tail);
+        fs::remove_file(run.events()).unwrap();
+        assert!(tail.poll().unwrap().restarted);
+        append(&run.events(), b"two\n");
+        assert_eq!(all(&mut tail), ["two"]);
+    }
+
+    #[test]
+    fn a_bad_line_is_reported_with_its_place_and_the_others_are_read() {
+        let (_keep, run) = temp();
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        file.append(&MetricSample { step: 1, ..MetricSample::default() }).unwrap();
+        let torn_at = fs::metadata(run.metrics()).unwrap().len();
+        append(&run.metrics(), b"{\"v\":1,\"attempt\":1,\"st");
+        let mut file = LineAppender::open(&run.metrics()).unwrap();
+        file.append(&MetricSample { step: 2, ..MetricSample::default() }).unwrap();
+        append(&run.metrics(), b"\xff\xfe\n\n");
+        let batch = Tail::<MetricSample>::new(run.metrics()).poll().unwrap();
+        assert_eq!(batch.items.iter().map(|s| s.step).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(batch.bad.len(), 2);
+        assert_eq!((batch.bad[0].offset, &batch.bad[0].text[..]), (torn_at, "{\"v\":1,\"attempt\":1,\"st"));
+        assert!(batch.bad[0].why.contains("EOF"), "{}", batch.bad[0].why);
+    }
+
+    #[test]
+    fn a_folder_in_place_of_the_file_is_an_error_and_not_a_panic() {
+        let (_keep, run) = temp();
+        fs::create_dir(run.events()).unwrap();
+        assert!(Tail::<String>::new(run.events()).poll().is_err());
+    }
+
+    #[test]
+    fn a_long_file_is_read_in_bounded_steps_without_losing_a_line() {
+        let (_keep, run) = temp();
+        let text: String = (0..700_000).map(|n| format!("line number {n}\n")).collect();
+        assert!(text.len() > 2 * MAX_READ);
+        append(&run.events(), text.as_bytes());
+        let mut tail = Tail::<String>::new(run.events());
+        let (mut lines, mut polls) = (Vec::new(), 0);
+        loop {
+            let batch = tail.poll().unwrap();
+            lines.extend(batch.items);
+            polls += 1;
+            if !batch.more {
+                break;
+            }
+        }
+        assert!(polls > 2, "{polls}");
+        assert!(lines.iter().enumerate().all(|(n, line)| *line == format!("line number {n}")));
+        assert_eq!(lines.len(), 700_000);
+    }
+
+    #[test]
+    fn a_line_too_long_to_hold_is_reported_and_passed_over() {
+        let (_keep, run) = temp();
+        append(&run.events(), &vec![b'x'; 2 * MAX_READ + 10]);
+        append(&run.events(), b" end\nnext\n");
+        let mut tail = Tail::<String>::new(run.events());
+        let (mut lines, mut bad) = (Vec::new(), Vec::new());
+        loop {
+            let batch = tail.poll().unwrap();
+            lines.extend(batch.items);
+            bad.extend(batch.bad);
+            if !batch.more {
+                break;
+            }
+        }
+        assert_eq!(lines, ["next"]);
+        assert_eq!((bad.len(), &bad[0].why[..]), (1, "it is longer than 4 MiB"));
+    }
+
+    #[test]
+    fn the_end_of_a_file_begins_with_a_whole_line() {
+        let (_keep, run) = temp();
+        append(&run.events(), b"first\nsecond\nthird\n");
+        let near = |bytes| all(&mut Tail::<String>::near_end(run.events(), bytes).unwrap());
+        assert_eq!(near(6), ["third"]);
+        assert_eq!(near(7), ["third"]);
+        assert_eq!(near(13), ["second", "third"]);
+        assert_eq!(near(1000), ["first", "second", "third"]);
+        assert!(near(5).is_empty());
+        assert!(all(&mut Tail::<String>::near_end(run.metrics(), 10).unwrap()).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn however_a_file_grows_each_line_is_read_once(
+            lines in prop::collection::vec("[ -~]{1,20}", 1..40), cuts in prop::collection::vec(1usize..30, 1..60),
+        ) {
+            let (_keep, run) = temp();
+            let text = lines.join("\n") + "\n";
+            let mut tail = Tail::<String>::new(run.events());
+            let (mut read, mut at) = (Vec::new(), 0);
+            for cut in cuts.iter().cycle() {
+                let end = (at + cut).min(text.len());
+                append(&run.events(), &text.as_bytes()[at..end]);
+                at = end;
+                read.extend(all(&mut tail));
+                // Another reader that begins here would begin with a whole line.
+                prop_assert!(tail.offset() == 0 || text.as_bytes()[tail.offset() as usize - 1] == b'\n');
+                if at == text.len() {
+                    break;
+                }
+            }
+            prop_assert_eq!(read, lines);
+        }
+
+        #[test]
+        fn whatever_is_in_a_file_whole_lines_are_read_or_reported(bytes: Vec<u8>) {
+            let (_keep, run) = temp();
+            append(&run.metrics(), &bytes);
+            let batch = Tail::<MetricSample>::new(run.metrics()).poll().unwrap();
+            let end = bytes.iter().rposition(|b| *b == b'\n').unwrap_or(0);
+            let lines = bytes[..end].split(|b| *b == b'\n').filter(|line| !line.is_empty()).count();
+            prop_assert_eq!(batch.items.len() + batch.bad.len(), lines);
+        }
+
+        #[test]
+        fn a_line_cut_anywhere_by_a_kill_costs_only_itself(cut in 1usize..100) {
+            let (_keep, run) = temp();
+            let sample = |step| MetricSample { step, loss: Some(0.5), ..MetricSample::default() };
+            LineAppender::open(&run.metrics()).unwrap().append(&sample(1)).unwrap();
+            let line = fs::read(run.metrics()).unwrap();
+            append(&run.metrics(), &line[..cut]);
+            LineAppender::open(&run.metrics()).unwrap().append(&sample(2)).unwrap();
+            let batch = Tail::<MetricSample>::new(run.metrics()).poll().unwrap();
+            prop_assert_eq!(batch.items, [sample(1), sample(2)]);
+            prop_assert_eq!(batch.bad.len(), 1);
+        }
+    }
+}

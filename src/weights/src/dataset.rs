@@ -1,0 +1,403 @@
+//! The index of a latent dataset: which files hold each sample, and whether they fit a model.
+//!
+//! One JSON object per line, paths relative to the folder of the index:
+//! `{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"], "caption": "…"}`
+
+use crate::Dtype;
+use crate::safetensors::{Error, Header, TensorInfo};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Model;
+use rundir::{Failure, xxh3_hex};
+use serde::Deserialize;
+use std::fs;
+use std::io;
+
+/// The tensor of a latent file: `[T, C, H, W]`.
+pub const LATENT: &str = "latent";
+/// The tensor of a text file: `[t, text_dim]`.
+pub const TEXT: &str = "text";
+
+/// The element types a dataset may have.
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+
+/// The samples of a dataset, in the order of the index file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    /// The index file.
+    pub path: Utf8PathBuf,
+    /// One per line; at least one.
+    pub samples: Vec<Sample>,
+}
+
+/// One sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// Its line in the index file, counted from 1.
+    pub line: usize,
+    /// The file with [`LATENT`].
+    pub latent: Utf8PathBuf,
+    /// The files with [`TEXT`], whose tokens follow each other.
+    pub text: Vec<Utf8PathBuf>,
+    /// What the clip shows, for people.
+    pub caption: String,
+}
+
+/// What a check found out about a dataset that fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetInfo {
+    /// Samples.
+    pub samples: usize,
+    /// The size of all files.
+    pub bytes: u64,
+    /// Identity of the dataset: the same for the same files in the same order, wherever they lie.
+    pub fingerprint: String,
+}
+
+#[derive(Deserialize)]
+struct RawSample {
+    vid_emb: Utf8PathBuf,
+    text_chunk_emb: Vec<Utf8PathBuf>,
+    #[serde(default)]
+    caption: String,
+}
+
+impl Index {
+    /// Reads an index file. The files it names are not looked at; [`Index::check`] does that.
+    ///
+    /// # Errors
+    /// If it is missing or empty, or a line is not what it should be: names the first such line.
+    pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
+        let text = fs::read(path).map_err(|e| unreadable(path, &e))?;
+        let folder = path.parent().unwrap_or(Utf8Path::new(""));
+        let mut samples = Vec::new();
+        for (n, line) in text.split(|b| *b == b'\n').enumerate() {
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let raw: RawSample = serde_json::from_slice(line).map_err(|e| bad_line(path, n + 1, &e))?;
+            if raw.text_chunk_emb.is_empty() {
+                return Err(Failure::new(
+                    format!("line {} of {path} has no text", n + 1),
+                    "text_chunk_emb is an empty list",
+                    "name one file there, even if its text is empty",
+                ));
+            }
+            samples.push(Sample {
+                line: n + 1,
+                latent: folder.join(raw.vid_emb),
+                text: raw.text_chunk_emb.iter().map(|file| folder.join(file)).collect(),
+                caption: raw.caption,
+            });
+        }
+        if samples.is_empty() {
+            return Err(Failure::new(
+                format!("dataset {path} is empty"),
+                "it has no line that names a sample",
+                format!("write one line per sample: {EXAMPLE}"),
+            ));
+        }
+        Ok(Self { path: path.to_owned(), samples })
+    }
+
+    /// Checks that every file is there, whole, and of the shape and type that `model` wants. Reads headers only.
+    ///
+    /// # Errors
+    /// Names the first line that does not fit, its file, what was found and what was wanted.
+    pub fn check(&self, model: &Model) -> Result<DatasetInfo, Failure> {
+        let mut bytes = 0;
+        let mut identity = String::new();
+        let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
+        for sample in &self.samples {
+            let sizes = self.check_sample(sample, model)?;
+            for (file, size) in std::iter::once(&sample.latent).chain(&sample.text).zip(sizes) {
+                let name = file.strip_prefix(folder).unwrap_or(file);
+                identity += &format!("{name}\n{size}\n");
+                bytes += size;
+            }
+        }
+        Ok(DatasetInfo { samples: self.samples.len(), bytes, fingerprint: xxh3_hex(identity.as_bytes()) })
+    }
+
+    /// Checks one sample and returns the sizes of its files, the latent first.
+    fn check_sample(&self, sample: &Sample, model: &Model) -> Result<Vec<u64>, Failure> {
+        let header = self.header(sample, &sample.latent)?;
+        let latent = self.tensor(sample, &header, LATENT)?;
+        let wanted = [model.latent_frames, model.in_channels, model.latent_height, model.latent_width];
+        if latent.shape != wanted {
+            return Err(self.wrong_latent(sample, latent, wanted));
+        }
+        let mut sizes = vec![header.bytes];
+        let mut tokens = 0;
+        for file in &sample.text {
+            let header = self.header(sample, file)?;
+            let text = self.tensor(sample, &header, TEXT)?;
+            match text.shape[..] {
+                [t, dim] if dim == model.text_dim => tokens += t,
+                _ => {
+                    return Err(Failure::new(
+                        self.what(sample, "has a text of the wrong shape"),
+                        format!("{file} holds {:?}, the recipe wants [tokens, {}]", text.shape, model.text_dim),
+                        "set model.text_dim to what the text encoder gives, or encode the text again",
+                    ));
+                }
+            }
+            sizes.push(header.bytes);
+        }
+        if tokens != model.text_len {
+            let files: Vec<&str> = sample.text.iter().map(|file| file.as_str()).collect();
+            return Err(Failure::new(
+                self.what(sample, "has a text of the wrong length"),
+                format!("{} holds {tokens} tokens, the recipe wants {}", files.join(" + "), model.text_len),
+                format!("set model.text_len = {tokens}, or encode the text again"),
+            ));
+        }
+        Ok(sizes)
+    }
+
+    fn wrong_latent(&self, sample: &Sample, latent: &TensorInfo, wanted: [usize; 4]) -> Failure {
+        const KEYS: [&str; 4] =
+            ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
+        let fix = if latent.shape.len() == wanted.len() {
+            let axes = KEYS.iter().zip(&latent.shape).zip(wanted).filter(|((_, found), wanted)| *found != wanted);
+            let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {found}")).collect();
+            format!("set {}, or encode the clip again", sets.join(" and "))
+        } else {
+            "write latents as [frames, channels, rows, columns], without a batch axis".into()
+        };
+        Failure::new(
+            self.what(sample, "has a latent of the wrong shape"),
+            format!("{} holds {:?}, the recipe wants {wanted:?}", sample.latent, latent.shape),
+            fix,
+        )
+    }
+
+    fn header(&self, sample: &Sample, file: &Utf8Path) -> Result<Header, Failure> {
+        Header::read(file).map_err(|error| self.broken(sample, error))
+    }
+
+    fn tensor<'a>(&self, sample: &Sample, header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
+        let info = header.tensor(name).map_err(|error| self.broken(sample, error))?;
+        if !DTYPES.contains(&info.dtype) {
+            return Err(Failure::new(
+                self.what(sample, &format!("has a {name} of the wrong type")),
+                format!("{} holds {}, wanted is F32, F16 or BF16", header.path, info.dtype),
+                "write it as one of those",
+            ));
+        }
+        Ok(info)
+    }
+
+    fn broken(&self, sample: &Sample, error: Error) -> Failure {
+        let Failure { what, why, fix } = error.into();
+        Failure::new(self.what(sample, "cannot be used"), format!("{what}: {why}"), fix)
+    }
+
+    fn what(&self, sample: &Sample, what: &str) -> String {
+        format!("line {} of {} {what}", sample.line, self.path)
+    }
+}
+
+const EXAMPLE: &str = r#"{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"]}"#;
+
+fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
+    let fix = match error.kind() {
+        io::ErrorKind::NotFound => "set data.index to the index file of a dataset, or make the dataset first".into(),
+        _ => format!("check what {path} is and its permissions: ls -ld {path}"),
+    };
+    let why = match error.kind() {
+        io::ErrorKind::NotFound => "there is no such file".into(),
+        _ => error.to_string(),
+    };
+    Failure::new(format!("cannot read dataset {path}"), why, fix)
+}
+
+fn bad_line(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure {
+    let what = if error.is_data() { "does not name a sample" } else { "is not JSON" };
+    // Each line is parsed on its own, so the parser's own line number is always 1 and would mislead.
+    let why = error.to_string().replace(" at line 1 column ", " at column ");
+    Failure::new(format!("line {line} of {path} {what}"), why, format!("write it like this: {EXAMPLE}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{temp, write};
+
+    /// Wants latents `[3, 16, 8, 8]` and 16 tokens of 32.
+    fn model() -> Model {
+        let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+        recipe::load(minimal.into(), &["model.text_dim=32".into()]).unwrap().recipe.model
+    }
+
+    const LATENT_SHAPE: &[usize] = &[3, 16, 8, 8];
+
+    /// Two samples that fit; the text of the second is in two files.
+    fn dataset(folder: &Utf8Path) -> Utf8PathBuf {
+        write(&folder.join("0.latent"), &[(LATENT, Dtype::F32, LATENT_SHAPE)]);
+        write(&folder.join("1.latent"), &[(LATENT, Dtype::BF16, LATENT_SHAPE)]);
+        write(&folder.join("0.text"), &[(TEXT, Dtype::F16, &[16, 32])]);
+        write(&folder.join("1a.text"), &[(TEXT, Dtype::F32, &[10, 32])]);
+        write(&folder.join("1b.text"), &[(TEXT, Dtype::F32, &[6, 32])]);
+        let index = folder.join("index.jsonl");
+        let lines = concat!(
+            "{\"vid_emb\": \"0.latent\", \"text_chunk_emb\": [\"0.text\"], \"caption\": \"a rabbit\", \"fps\": 24}\n",
+            "\n",
+            "{\"vid_emb\": \"1.latent\", \"text_chunk_emb\": [\"1a.text\", \"1b.text\"]}",
+        );
+        fs::write(&index, lines).unwrap();
+        index
+    }
+
+    /// Harms a good dataset, and says what then is wrong with it, without the folder's name.
+    fn wrong(harm: impl FnOnce(&Utf8Path)) -> Failure {
+        let (_keep, folder) = temp();
+        let index = dataset(&folder);
+        harm(&folder);
+        let failure = Index::open(&index).and_then(|index| index.check(&model())).unwrap_err();
+        let shown = |text: String| text.replace(&format!("{folder}/"), "");
+        Failure::new(shown(failure.what), shown(failure.why), shown(failure.fix))
+    }
+
+    fn said(what: &str, why: &str, fix: &str) -> Failure {
+        Failure::new(what, why, fix)
+    }
+
+    #[test]
+    fn a_dataset_that_fits_is_counted_and_identified() {
+        let (_keep, folder) = temp();
+        let index = Index::open(&dataset(&folder)).unwrap();
+        assert_eq!((index.samples[0].line, index.samples[1].line), (1, 3));
+        assert_eq!(index.samples[0].caption, "a rabbit");
+        assert_eq!(index.samples[1].text, [folder.join("1a.text"), folder.join("1b.text")]);
+        let info = index.check(&model()).unwrap();
+        let sizes = ["0.latent", "0.text", "1.latent", "1a.text", "1b.text"]
+            .map(|f| fs::metadata(folder.join(f)).unwrap().len());
+        assert_eq!((info.samples, info.bytes), (2, sizes.iter().sum()));
+    }
+
+    #[test]
+    fn a_moved_dataset_is_the_same_and_another_one_is_not() {
+        let fingerprint = |change: fn(&Utf8Path)| {
+            let (_keep, folder) = temp();
+            let index = dataset(&folder);
+            change(&folder);
+            Index::open(&index).unwrap().check(&model()).unwrap().fingerprint
+        };
+        let first = fingerprint(|_| {});
+        assert_eq!(fingerprint(|_| {}), first);
+        let fewer = fingerprint(|folder| {
+            let text = fs::read_to_string(folder.join("index.jsonl")).unwrap();
+            fs::write(folder.join("index.jsonl"), text.lines().next().unwrap()).unwrap();
+        });
+        assert_ne!(fewer, first);
+        let other_type = fingerprint(|folder| write(&folder.join("0.latent"), &[(LATENT, Dtype::F16, LATENT_SHAPE)]));
+        assert_ne!(other_type, first);
+    }
+
+    #[test]
+    fn a_missing_index_says_what_to_set() {
+        let failure = Index::open("/no/such/index.jsonl".into()).unwrap_err();
+        assert_eq!(failure.what, "cannot read dataset /no/such/index.jsonl");
+        assert_eq!(failure.why, "there is no such file");
+        assert!(failure.fix.contains("data.index"));
+    }
+
+    #[test]
+    fn an_empty_index_shows_how_a_line_looks() {
+        for text in ["", "\n \n"] {
+            let failure = wrong(|folder| fs::write(folder.join("index.jsonl"), text).unwrap());
+            assert_eq!(failure.what, "dataset index.jsonl is empty");
+            assert!(failure.fix.contains("vid_emb"));
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_not_a_sample_is_named() {
+        let line = |text: &'static str| {
+            wrong(|folder| {
+                let first = r#"{"vid_emb": "0.latent", "text_chunk_emb": ["0.text"]}"#;
+                fs::write(folder.join("index.jsonl"), format!("{first}\n{text}\n")).unwrap();
+            })
+        };
+        let cut = line(r#"{"vid_emb": "0.la"#);
+        assert_eq!(cut.what, "line 2 of index.jsonl is not JSON");
+        assert!(cut.why.ends_with("at column 17"), "{cut}");
+        let other = line(r#"{"video": "0.latent"}"#);
+        assert_eq!(other.what, "line 2 of index.jsonl does not name a sample");
+        assert!(other.why.starts_with("missing field `vid_emb`"), "{other}");
+        let no_text = line(r#"{"vid_emb": "0.latent", "text_chunk_emb": []}"#);
+        assert_eq!(no_text.what, "line 2 of index.jsonl has no text");
+    }
+
+    #[test]
+    fn a_missing_file_is_named_with_its_line() {
+        let failure = wrong(|folder| fs::remove_file(folder.join("1b.text")).unwrap());
+        assert_eq!(
+            failure,
+            said(
+                "line 3 of index.jsonl cannot be used",
+                "cannot read 1b.text: there is no such file",
+                "check the path: is 1b.text spelled right, and is its disk mounted?"
+            )
+        );
+    }
+
+    #[test]
+    fn a_truncated_latent_is_named_with_its_line() {
+        let failure = wrong(|folder| {
+            let file = fs::OpenOptions::new().write(true).open(folder.join("1.latent")).unwrap();
+            file.set_len(1000).unwrap();
+        });
+        assert_eq!(failure.what, "line 3 of index.jsonl cannot be used");
+        assert!(failure.why.starts_with("1.latent is truncated: it has 1000 of "), "{failure}");
+        assert_eq!(failure.fix, "make 1.latent again, or copy it again from where it came");
+    }
+
+    #[test]
+    fn a_latent_of_another_shape_shows_both_and_the_keys_to_set() {
+        let failure = wrong(|folder| write(&folder.join("1.latent"), &[(LATENT, Dtype::F32, &[5, 16, 8, 12])]));
+        assert_eq!(
+            failure,
+            said(
+                "line 3 of index.jsonl has a latent of the wrong shape",
+                "1.latent holds [5, 16, 8, 12], the recipe wants [3, 16, 8, 8]",
+                "set model.latent_frames = 5 and model.latent_width = 12, or encode the clip again"
+            )
+        );
+        let batched = wrong(|folder| write(&folder.join("1.latent"), &[(LATENT, Dtype::F32, &[1, 3, 16, 8, 8])]));
+        assert!(batched.fix.contains("without a batch axis"), "{batched}");
+    }
+
+    #[test]
+    fn a_text_of_another_width_or_length_shows_both() {
+        let wide = wrong(|folder| write(&folder.join("0.text"), &[(TEXT, Dtype::F32, &[16, 64])]));
+        assert_eq!(wide.why, "0.text holds [16, 64], the recipe wants [tokens, 32]");
+        let long = wrong(|folder| write(&folder.join("1b.text"), &[(TEXT, Dtype::F32, &[7, 32])]));
+        assert_eq!(long.why, "1a.text + 1b.text holds 17 tokens, the recipe wants 16");
+        assert!(long.fix.contains("model.text_len = 17"));
+    }
+
+    #[test]
+    fn an_element_type_that_training_does_not_read_is_refused() {
+        let failure = wrong(|folder| write(&folder.join("0.latent"), &[(LATENT, Dtype::F64, LATENT_SHAPE)]));
+        assert_eq!(failure.what, "line 1 of index.jsonl has a latent of the wrong type");
+        assert_eq!(failure.why, "0.latent holds F64, wanted is F32, F16 or BF16");
+    }
+
+    #[test]
+    fn a_file_without_the_tensor_is_refused() {
+        let failure = wrong(|folder| write(&folder.join("0.latent"), &[("z", Dtype::F32, LATENT_SHAPE)]));
+        assert_eq!(failure.why, "0.latent has no tensor 'latent': it has 'z'");
+    }
+
+    #[test]
+    fn the_checkpoint_files_of_the_frozen_run_are_read() {
+        let run = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/runs/v1/2026-11-20T0340-demo-2s-k7f2");
+        let latest = rundir::latest(&rundir::RunDir::new(run)).unwrap();
+        let checkpoint = rundir::Checkpoint::open(&latest.dir).unwrap();
+        for slice in checkpoint.manifest.tensors.iter().flat_map(|t| &t.slices) {
+            let header = Header::read(&checkpoint.dir.join(&slice.file)).unwrap();
+            assert_eq!(header.tensor(&slice.key).unwrap().elements(), slice.len);
+        }
+    }
+}

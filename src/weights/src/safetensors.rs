@@ -1,0 +1,457 @@
+//! The header of a safetensors file, checked before anything in it is believed.
+//!
+//! Layout: eight bytes with the header's length, the header as JSON, the data. The format allows no gaps and no overlaps.
+//! Source: <https://github.com/huggingface/safetensors>, section "Format".
+
+use crate::Dtype;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// The longest header the format allows; a longer one is garbage, and must not be allocated.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// What can be wrong with a safetensors file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The file ends before its data do.
+    #[error("{path} is truncated: it has {found} of {wanted} bytes")]
+    Truncated {
+        /// The file.
+        path: Utf8PathBuf,
+        /// Its size.
+        found: u64,
+        /// The size its header asks for.
+        wanted: u64,
+    },
+    /// The file is not a safetensors file, or a broken one.
+    #[error("{path} is not a valid safetensors file: {why}")]
+    Malformed {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The rule it breaks.
+        why: String,
+    },
+    /// A tensor in the file is not a valid one.
+    #[error("tensor '{tensor}' in {path} is not valid: {why}")]
+    BadTensor {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The rule it breaks.
+        why: String,
+    },
+    /// The file does not hold that tensor.
+    #[error("{path} has no tensor '{tensor}'; it has {has}")]
+    NoTensor {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The first few it has.
+        has: String,
+    },
+    /// A range outside of a tensor was asked for.
+    #[error("elements {start}..{end} of a tensor of {elements} in {path} were asked for, into {out} bytes")]
+    Range {
+        /// The file.
+        path: Utf8PathBuf,
+        /// The first element asked for.
+        start: u64,
+        /// One past the last element asked for.
+        end: u64,
+        /// Elements of the tensor.
+        elements: u64,
+        /// Bytes of the place to read into.
+        out: usize,
+    },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let again = |path: &Utf8Path| format!("make {path} again, or copy it again from where it came");
+        match error {
+            Error::Io { path, source } if source.kind() == io::ErrorKind::NotFound => Failure::new(
+                format!("cannot read {path}"),
+                "there is no such file",
+                format!("check the path: is {path} spelled right, and is its disk mounted?"),
+            ),
+            Error::Io { path, source } => Failure::new(
+                format!("cannot read {path}"),
+                source.to_string(),
+                format!("check its permissions and its disk: ls -l {path}"),
+            ),
+            Error::Truncated { path, found, wanted } => {
+                Failure::new(format!("{path} is truncated"), format!("it has {found} of {wanted} bytes"), again(&path))
+            }
+            Error::Malformed { path, why } => {
+                Failure::new(format!("{path} is not a valid safetensors file"), why, again(&path))
+            }
+            Error::BadTensor { path, tensor, why } => {
+                Failure::new(format!("tensor '{tensor}' in {path} is not valid"), why, again(&path))
+            }
+            Error::NoTensor { path, tensor, has } => Failure::new(
+                format!("{path} has no tensor '{tensor}'"),
+                format!("it has {has}"),
+                format!("name the right file, or write the tensor as '{tensor}'"),
+            ),
+            Error::Range { .. } => Failure::new(
+                "a tensor was read outside of its bounds",
+                error.to_string(),
+                "this is a mistake in vidtui: please report it",
+            ),
+        }
+    }
+}
+
+/// What is in a safetensors file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// Its tensors by name.
+    pub tensors: BTreeMap<String, TensorInfo>,
+    /// Free text that the writer added.
+    pub metadata: BTreeMap<String, String>,
+    /// The size of the file.
+    pub bytes: u64,
+}
+
+/// A tensor of a file: what it is and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its first byte, counted from the start of the file.
+    pub begin: u64,
+    /// One past its last byte.
+    pub end: u64,
+}
+
+impl TensorInfo {
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        (self.end - self.begin) / self.dtype.size() as u64
+    }
+}
+
+#[derive(Deserialize)]
+struct RawTensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+impl Header {
+    /// Reads and checks the header of a file. The data are not read, but they are all there.
+    ///
+    /// # Errors
+    /// [`Error`], naming the file, the tensor, what was found and what was wanted.
+    pub fn read(path: &Utf8Path) -> Result<Self, Error> {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        let malformed = |why: String| Error::Malformed { path: path.to_owned(), why };
+        let truncated = |found, wanted| Error::Truncated { path: path.to_owned(), found, wanted };
+
+        let file = File::open(path).map_err(io)?;
+        let meta = file.metadata().map_err(io)?;
+        if !meta.is_file() {
+            return Err(malformed("it is not a file".into()));
+        }
+        let bytes = meta.len();
+        if bytes < 8 {
+            return Err(truncated(bytes, 8));
+        }
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER {
+            return Err(malformed(format!("its header would have {length} bytes, the format allows {MAX_HEADER}")));
+        }
+        let data_start = 8 + length;
+        if bytes < data_start {
+            return Err(truncated(bytes, data_start));
+        }
+        let mut json = vec![0; usize::try_from(length).expect("at most MAX_HEADER")];
+        file.read_exact_at(&mut json, 8).map_err(io)?;
+        let mut raw: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(&json).map_err(|e| malformed(format!("its header is not JSON: {e}")))?;
+        let metadata = match raw.remove("__metadata__") {
+            Some(text) => serde_json::from_value(text).map_err(|e| malformed(format!("__metadata__: {e}")))?,
+            None => BTreeMap::new(),
+        };
+        let mut tensors = BTreeMap::new();
+        for (name, raw) in raw {
+            let info = check_tensor(raw, data_start).map_err(|why| Error::BadTensor {
+                path: path.to_owned(),
+                tensor: name.clone(),
+                why,
+            })?;
+            tensors.insert(name, info);
+        }
+        let end = check_layout(&tensors, data_start).map_err(|(tensor, why)| Error::BadTensor {
+            path: path.to_owned(),
+            tensor,
+            why,
+        })?;
+        if bytes < end {
+            return Err(truncated(bytes, end));
+        }
+        if bytes > end {
+            return Err(malformed(format!("it has {bytes} bytes, its tensors end at {end}")));
+        }
+        Ok(Self { path: path.to_owned(), tensors, metadata, bytes })
+    }
+
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], naming what there is.
+    pub fn tensor(&self, name: &str) -> Result<&TensorInfo, Error> {
+        self.tensors.get(name).ok_or_else(|| {
+            let mut has: Vec<String> = self.tensors.keys().take(5).map(|k| format!("'{k}'")).collect();
+            if self.tensors.len() > has.len() {
+                has.push(format!("{} more", self.tensors.len() - has.len()));
+            }
+            let has = if has.is_empty() { "none".into() } else { has.join(", ") };
+            Error::NoTensor { path: self.path.clone(), tensor: name.into(), has }
+        })
+    }
+
+    /// Reads a whole tensor, as the little-endian bytes of the file.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] or [`Error::Io`].
+    pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let info = self.tensor(name)?;
+        let mut out = vec![0; usize::try_from(info.end - info.begin).expect("a tensor that fits in the address space")];
+        read_range(&self.path, info, 0, info.elements(), &mut out)?;
+        Ok(out)
+    }
+}
+
+/// Reads `len` elements of a tensor from element `start` on into `out`, which must have exactly their size.
+///
+/// # Errors
+/// [`Error::Range`] or [`Error::Io`].
+pub fn read_range(path: &Utf8Path, info: &TensorInfo, start: u64, len: u64, out: &mut [u8]) -> Result<(), Error> {
+    let size = info.dtype.size() as u64;
+    let end = start.checked_add(len).filter(|end| *end <= info.elements() && len * size == out.len() as u64);
+    if end.is_none() {
+        return Err(Error::Range {
+            path: path.to_owned(),
+            start,
+            end: start.saturating_add(len),
+            elements: info.elements(),
+            out: out.len(),
+        });
+    }
+    let io = |source| Error::Io { path: path.to_owned(), source };
+    File::open(path).map_err(io)?.read_exact_at(out, info.begin + start * size).map_err(io)
+}
+
+fn check_tensor(raw: serde_json::Value, data_start: u64) -> Result<TensorInfo, String> {
+    let raw: RawTensor = serde_json::from_value(raw).map_err(|e| e.to_string())?;
+    let dtype = Dtype::parse(&raw.dtype).ok_or_else(|| format!("its element type '{}' is unknown", raw.dtype))?;
+    let [begin, end] = raw.data_offsets;
+    let size = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
+    let size = size.ok_or_else(|| format!("its shape {:?} overflows", raw.shape))?;
+    if begin > end || end - begin != size {
+        return Err(format!("its shape {:?} of {dtype} needs {size} bytes, it lies at {begin}..{end}", raw.shape));
+    }
+    let absolute = |offset: u64| data_start.checked_add(offset).ok_or_else(|| format!("its offset {offset} overflows"));
+    let dims = raw.shape.iter().map(|d| usize::try_from(*d).map_err(|_| format!("its dimension {d} is too large")));
+    Ok(TensorInfo { dtype, shape: dims.collect::<Result<_, _>>()?, begin: absolute(begin)?, end: absolute(end)? })
+}
+
+/// Checks that tensors follow each other without gap or overlap, and returns where the last one ends.
+fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_start: u64) -> Result<u64, (String, String)> {
+    let mut ordered: Vec<_> = tensors.iter().collect();
+    ordered.sort_by_key(|(_, info)| (info.begin, info.end));
+    let mut at = data_start;
+    for (name, info) in ordered {
+        let bytes = format!("its data begin at {}", info.begin - data_start);
+        if info.begin < at {
+            return Err((
+                name.clone(),
+                format!("{bytes}, inside of the tensor before, which ends at {}", at - data_start),
+            ));
+        }
+        if info.begin > at {
+            return Err((name.clone(), format!("{bytes}, after a gap: the tensor before ends at {}", at - data_start)));
+        }
+        at = info.end;
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{bytes_of, temp, write};
+    use proptest::prelude::*;
+    use std::fs;
+
+    fn refused(json: &str, data: usize) -> String {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        let mut file = (json.len() as u64).to_le_bytes().to_vec();
+        file.extend(json.as_bytes());
+        file.extend(vec![0; data]);
+        fs::write(&path, file).unwrap();
+        Failure::from(Header::read(&path).unwrap_err()).to_string().replace(folder.as_str(), "")
+    }
+
+    #[test]
+    fn a_file_of_the_formats_own_crate_is_read() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(
+            &path,
+            &[
+                ("w", Dtype::F32, &[2, 3]),
+                ("b", Dtype::BF16, &[3]),
+                ("n", Dtype::I64, &[]),
+                ("none", Dtype::U8, &[0, 4]),
+            ],
+        );
+        let header = Header::read(&path).unwrap();
+        let found = |name: &str| header.tensors[name].clone();
+        assert_eq!((found("w").dtype, found("w").shape, found("w").elements()), (Dtype::F32, vec![2, 3], 6));
+        assert_eq!((found("n").shape, found("n").elements()), (vec![], 1));
+        assert_eq!(found("none").elements(), 0);
+        assert_eq!(header.bytes, fs::metadata(&path).unwrap().len());
+        assert_eq!(header.read_tensor("w").unwrap(), bytes_of(24));
+        assert_eq!(header.read_tensor("b").unwrap(), bytes_of(6));
+        assert!(header.read_tensor("none").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_range_is_read_without_the_rest() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("first", Dtype::U8, &[5]), ("w", Dtype::F32, &[4])]);
+        let header = Header::read(&path).unwrap();
+        let mut out = [0; 8];
+        read_range(&path, header.tensor("w").unwrap(), 1, 2, &mut out).unwrap();
+        assert_eq!(out, bytes_of(16)[4..12]);
+        read_range(&path, header.tensor("w").unwrap(), 4, 0, &mut []).unwrap();
+    }
+
+    #[test]
+    fn a_range_outside_of_the_tensor_is_refused() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("w", Dtype::F32, &[4]), ("x", Dtype::F32, &[4])]);
+        let header = Header::read(&path).unwrap();
+        let w = header.tensor("w").unwrap();
+        for (start, len, out) in [(3, 2, 8), (5, 0, 0), (u64::MAX, 2, 8), (0, u64::MAX, 8), (0, 2, 7)] {
+            assert!(matches!(read_range(&path, w, start, len, &mut vec![0; out]), Err(Error::Range { .. })));
+        }
+    }
+
+    #[test]
+    fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("w", Dtype::F32, &[4])]);
+        let header = Header::read(&path).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(header.bytes - 1).unwrap();
+        assert!(matches!(header.read_tensor("w"), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn a_missing_tensor_is_named_with_those_there_are() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("latents", Dtype::F32, &[4]), ("text", Dtype::F32, &[4])]);
+        let failure = Failure::from(Header::read(&path).unwrap().tensor("latent").unwrap_err());
+        assert_eq!(failure.why, "it has 'latents', 'text'");
+    }
+
+    #[test]
+    fn a_truncated_file_says_how_much_is_missing() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("w", Dtype::F32, &[4])]);
+        let whole = fs::read(&path).unwrap();
+        for len in 0..whole.len() {
+            fs::write(&path, &whole[..len]).unwrap();
+            let Err(Error::Truncated { found, wanted, .. }) = Header::read(&path) else { panic!("{len} was read") };
+            assert!(found == len as u64 && found < wanted);
+        }
+        fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
+        assert!(matches!(Header::read(&path), Err(Error::Malformed { .. })), "a file with more than its tensors");
+    }
+
+    #[test]
+    fn each_broken_rule_is_named() {
+        let tensor = |dtype: &str, shape: &str, offsets: &str| {
+            format!(r#"{{"w":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        let cases = [
+            (refused("{]", 0), "its header is not JSON"),
+            (refused(&tensor("Q4", "[4]", "[0,16]"), 16), "its element type 'Q4' is unknown"),
+            (refused(&tensor("F32", "[4]", "[0,15]"), 15), "its shape [4] of F32 needs 16 bytes, it lies at 0..15"),
+            (refused(&tensor("F32", "[4]", "[16,0]"), 16), "it lies at 16..0"),
+            (refused(&tensor("F32", "[4]", "[4,20]"), 20), "its data begin at 4, after a gap"),
+            (refused(&tensor("F32", "[-4]", "[0,16]"), 16), "invalid value"),
+            (refused(&tensor("F32", "[4294967296,4294967296]", "[0,16]"), 16), "overflows"),
+            (refused(r#"{"__metadata__":{"a":1}}"#, 0), "__metadata__"),
+            (refused(r#"{"w":7}"#, 0), "tensor 'w' in /a.safetensors is not valid"),
+        ];
+        for (found, wanted) in cases {
+            assert!(found.contains(wanted), "{found:?} does not say {wanted:?}");
+        }
+        let overlap = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
+        assert!(
+            refused(overlap, 6).contains("tensor 'b' in /a.safetensors is not valid: its data begin at 2, inside of")
+        );
+    }
+
+    #[test]
+    fn a_header_longer_than_the_format_allows_is_not_allocated() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        fs::write(&path, [0xff; 64]).unwrap();
+        let failure = Failure::from(Header::read(&path).unwrap_err());
+        assert!(failure.why.contains("the format allows 100000000"), "{failure}");
+    }
+
+    #[test]
+    fn what_is_not_there_or_not_a_file_is_an_error() {
+        let (_keep, folder) = temp();
+        let failure = Failure::from(Header::read(&folder.join("none")).unwrap_err());
+        assert_eq!(failure.why, "there is no such file");
+        assert!(matches!(Header::read(&folder), Err(Error::Malformed { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_makes_it_panic(bytes: Vec<u8>, json in "[\\[\\]{}:,\"a-z0-9_]{0,60}") {
+            let (_keep, folder) = temp();
+            let path = folder.join("a.safetensors");
+            fs::write(&path, &bytes).unwrap();
+            prop_assert!(Header::read(&path).is_err());
+            let mut file = (json.len() as u64).to_le_bytes().to_vec();
+            file.extend(json.as_bytes());
+            fs::write(&path, file).unwrap();
+            let _ = Header::read(&path);
+        }
+    }
+}
