@@ -1,0 +1,104 @@
+use camino::Utf8Path;
+use recipe::{Recipe, param_specs};
+use rundir::Failure;
+
+use crate::{counted, size};
+
+/// The disk space that the checkpoints of an attempt will take, over what is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DiskNeed {
+    /// Size of one checkpoint.
+    pub checkpoint_bytes: u64,
+    /// How many more than now will lie on disk at once, at most.
+    pub count: u64,
+}
+
+impl DiskNeed {
+    /// Foresees the checkpoints of `steps` more steps, when `saved` are on disk.
+    pub(crate) fn new(recipe: &Recipe, steps: u64, saved: u64) -> Self {
+        let policy = &recipe.checkpoint;
+        let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
+        // A new one is complete before the oldest is removed, so for a moment there is one more than are kept.
+        let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
+        Self { checkpoint_bytes: checkpoint_bytes(recipe), count: written.min(room) }
+    }
+
+    /// Returns the space that all of them take.
+    pub fn bytes(&self) -> u64 {
+        self.checkpoint_bytes.saturating_mul(self.count)
+    }
+}
+
+/// Returns the size of a checkpoint: master weights of every tensor and two moments of each that is trained, in float32.
+///
+/// File headers and manifests are left out: a few hundred bytes per tensor.
+pub fn checkpoint_bytes(recipe: &Recipe) -> u64 {
+    let floats_of = |spec: &recipe::ParamSpec| if recipe.train.trains(spec) { 3 } else { 1 };
+    param_specs(&recipe.model).iter().map(|spec| 4 * floats_of(spec) * spec.len()).sum()
+}
+
+/// Checks that the checkpoints to come fit on the disk.
+///
+/// # Errors
+/// Shows what they need beside what is free.
+pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path) -> Result<(), Failure> {
+    if need.bytes() <= free_bytes {
+        return Ok(());
+    }
+    let (one, free) = (size(need.checkpoint_bytes), size(free_bytes));
+    let missing = size(need.bytes() - free_bytes);
+    let why = if need.count == 1 {
+        format!("the checkpoint needs {one}, {at} has {free} free")
+    } else {
+        let count = counted(usize::try_from(need.count).unwrap_or(usize::MAX), "checkpoint");
+        format!("{count} of {one} need {}, {at} has {free} free", size(need.bytes()))
+    };
+    let fewer = if need.count > 2 { ", keep fewer (--set checkpoint.keep_last=1)" } else { "" };
+    Err(Failure::new(what, why, format!("free {missing} there{fewer}, or choose another disk with --runs")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn need(interval: u64, keep_last: u64, steps: u64, saved: u64) -> u64 {
+        let mut recipe = fixtures::recipe();
+        recipe.checkpoint.interval = interval;
+        recipe.checkpoint.keep_last = keep_last;
+        DiskNeed::new(&recipe, steps, saved).count
+    }
+
+    #[test]
+    fn as_many_checkpoints_are_foreseen_as_lie_on_disk_at_once() {
+        assert_eq!(need(0, 0, 60, 0), 1, "only at the end");
+        assert_eq!(need(20, 0, 60, 0), 3, "all are kept");
+        assert_eq!(need(25, 0, 60, 0), 3, "the last one is not a multiple");
+        assert_eq!(need(20, 2, 600, 0), 3, "two, and the new one before the oldest goes");
+        assert_eq!(need(20, 2, 600, 2), 1, "two are there already");
+        assert_eq!(need(20, 2, 20, 0), 1, "there is only one to come");
+        assert_eq!(need(20, 2, 600, 9), 1, "more than are kept are there already");
+    }
+
+    #[test]
+    fn a_checkpoint_is_weights_and_two_moments_of_what_is_trained() {
+        let mut recipe = fixtures::recipe();
+        let all = checkpoint_bytes(&recipe);
+        let elements: u64 = param_specs(&recipe.model).iter().map(recipe::ParamSpec::len).sum();
+        assert_eq!(all, 12 * elements);
+        recipe.train.trainable = recipe::Trainable::Qkvo;
+        let part = checkpoint_bytes(&recipe);
+        assert!(4 * elements < part && part < all, "{part} of {all}");
+    }
+
+    #[test]
+    fn a_disk_too_small_is_refused_with_the_arithmetic() {
+        let at = Utf8Path::new("/runs");
+        let one = DiskNeed { checkpoint_bytes: 1_288_490_189, count: 1 };
+        let three = DiskNeed { count: 3, ..one };
+        assert_eq!(check_disk("cannot launch demo", &one, one.bytes(), at), Ok(()));
+        let refusals =
+            [&one, &three].map(|need| check_disk("cannot launch demo", need, 300 << 20, at).unwrap_err().to_string());
+        insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+}

@@ -1,0 +1,171 @@
+//! What the tests of this crate plan with: a tiny recipe, a curriculum of two stages, a run that was launched.
+
+use std::collections::BTreeMap;
+
+use camino::Utf8PathBuf;
+use recipe::{
+    CheckpointPolicy, Curriculum, Data, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
+    Schedule, StageSpec, StageStart, Train, Trainable,
+};
+use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Liveness, Run, RunDir, RunFacts};
+
+use crate::{Context, LaunchPlan, LaunchRequest, Place, Trainer, launch};
+
+/// 2026-11-20 03:40:12 UTC.
+pub const NOW: f64 = 1_795_146_012.0;
+
+pub fn recipe() -> Recipe {
+    Recipe {
+        name: "demo-2s".into(),
+        model: Model {
+            positions: Positions::Rope,
+            num_layers: 2,
+            num_heads: 2,
+            head_dim: 16,
+            time_embed_dim: 32,
+            text_dim: 8,
+            text_len: 4,
+            in_channels: 4,
+            out_channels: 4,
+            patch_size: 2,
+            latent_frames: 3,
+            latent_height: 4,
+            latent_width: 4,
+            ttt_mini_batch: 0,
+            norm_eps: 1e-5,
+            qk_norm_eps: 1e-6,
+            latent_scale: 1.0,
+            spatial_interpolation: 1.875,
+            temporal_interpolation: 1.0,
+        },
+        data: Data { index: "/data/demo/2s.jsonl".into() },
+        train: Train {
+            steps: 60,
+            global_batch: 4,
+            grad_accum: 1,
+            seed: 42,
+            trainable: Trainable::All,
+            text_dropout: 0.1,
+            dtype: Dtype::Float32,
+            threads: 0,
+            max_bad_steps: 10,
+        },
+        optimizer: Optimizer {
+            lr: 1e-3,
+            lr_ttt: 1e-3,
+            lr_end: 1e-5,
+            schedule: Schedule::Cosine,
+            schedule_ttt: Schedule::Cosine,
+            warmup_steps: 5,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 1e-4,
+            clip_norm: 0.1,
+        },
+        mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
+        remat: Remat { keep_attention: true },
+        checkpoint: CheckpointPolicy { interval: 20, keep_last: 2 },
+        log: Log { interval: 1 },
+    }
+}
+
+/// Two stages: `2s` from random weights, `4s` from the weights of `2s`.
+pub fn curriculum() -> Curriculum {
+    let stage = |name: &str, start, frames| {
+        let mut recipe = recipe();
+        recipe.name = format!("demo-{name}");
+        recipe.model.latent_frames = frames;
+        StageSpec {
+            name: name.into(),
+            resolved: Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() },
+            recipe_path: format!("/configs/demo/{name}.toml").into(),
+            start,
+            changes: Vec::new(),
+        }
+    };
+    Curriculum {
+        path: "/configs/demo/curriculum.toml".into(),
+        title: "Demo".into(),
+        stages: vec![stage("2s", StageStart::Random, 3), stage("4s", StageStart::Previous, 6)],
+    }
+}
+
+/// This machine with room for `ranks`.
+pub fn context(ranks: usize) -> Context {
+    Context {
+        now_s: NOW,
+        random: 12345,
+        by: "ada@vm".into(),
+        runs_root: "/runs".into(),
+        git_commit: Some("0123abc".into()),
+        trainer: Trainer {
+            path: "/opt/vidtui/bin/vidtui-train".into(),
+            version: "0.1.0".into(),
+            tch: "0.24.0".into(),
+            libtorch: "2.11.0".into(),
+            cuda: false,
+            sha256: "5d41402abc4b2a76b9719d911017c592".repeat(2),
+        },
+        place: Place::local("vm", ranks),
+    }
+}
+
+pub fn launch_plan() -> LaunchPlan {
+    let curriculum = curriculum();
+    let stage = &curriculum.stages[0];
+    let request =
+        LaunchRequest { recipe: &stage.resolved.recipe, name: None, stage: Some((&curriculum, stage)), init: None };
+    launch(&request, &context(2)).expect("the demo can be launched")
+}
+
+pub fn run_and_attempt() -> (Run, Attempt) {
+    let plan = launch_plan();
+    (plan.run, plan.attempt)
+}
+
+/// A run whose attempt ended long ago and left these checkpoints; steps that are not complete are negative.
+pub struct Past {
+    pub run: Run,
+    pub dir: RunDir,
+    pub facts: RunFacts,
+    pub checkpoints: Vec<CheckpointEntry>,
+    pub latest: Option<CheckpointSummary>,
+}
+
+pub fn past(last_step: u64, saved: &[i64]) -> Past {
+    let (run, attempt) = run_and_attempt();
+    let dir = RunDir::of("/runs".into(), &run.id);
+    let checkpoints: Vec<CheckpointEntry> = saved.iter().map(|step| checkpoint(&dir, *step)).collect();
+    let latest = checkpoints.iter().filter_map(CheckpointEntry::complete).next_back().cloned();
+    let facts = RunFacts {
+        attempt: Some(Attempt { started_s: NOW - 3600.0, ..attempt }),
+        alive: Liveness::Dead,
+        last_metric: Some((last_step, NOW - 60.0)),
+        steps_total: 60,
+        ..RunFacts::default()
+    };
+    Past { run, dir, facts, checkpoints, latest }
+}
+
+fn checkpoint(dir: &RunDir, step: i64) -> CheckpointEntry {
+    let number = step.unsigned_abs();
+    let dir: Utf8PathBuf = dir.step_dir(number);
+    if step < 0 {
+        return CheckpointEntry::Incomplete {
+            step: number,
+            dir,
+            why: "it has no manifest.toml: saving it did not end".into(),
+        };
+    }
+    CheckpointEntry::Complete(CheckpointSummary { step: number, dir, attempt: 1, bytes: 1 << 20, saved_s: NOW - 100.0 })
+}
+
+/// A summary as text, one row per line.
+pub fn rows(plan: &LaunchPlan) -> String {
+    let mut text: String = plan.summary.iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
+    for warning in &plan.warnings {
+        text += &format!("! {warning}\n");
+    }
+    text
+}

@@ -1,0 +1,144 @@
+use cluster::NodeId;
+use rundir::{Failure, Liveness, PidFile, RankPid, RunDir, RunId};
+
+use crate::counted;
+
+/// Exactly which processes will be signalled, and why they are believed to be the run's.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct KillPlan {
+    /// The run.
+    pub run: RunId,
+    /// Its folder.
+    pub dir: RunDir,
+    /// How it is ended.
+    pub how: KillHow,
+    /// The processes, node by node.
+    pub nodes: Vec<NodeKill>,
+}
+
+/// How a run is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum KillHow {
+    /// TERM to the supervisors: all ranks save at the same step and end.
+    Stop,
+    /// TERM to the process groups, then KILL to what is left of them.
+    Kill,
+}
+
+/// The processes of one node.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct NodeKill {
+    /// The run that must be in their environment.
+    pub run: RunId,
+    /// The node.
+    pub node: NodeId,
+    /// The attempt that started them.
+    pub attempt: u32,
+    /// The supervisor.
+    pub pid: i32,
+    /// Its process group.
+    pub pgid: i32,
+    /// The boot during which they were started.
+    pub boot_id: String,
+    /// When the supervisor started, in clock ticks since that boot.
+    pub start_ticks: u64,
+    /// The ranks.
+    pub ranks: Vec<RankPid>,
+    /// Which signals go where, and what was compared to know that they go to the run.
+    pub why: String,
+}
+
+/// Plans to end a run, from the process files of its newest attempt and whether those processes exist.
+///
+/// A node that could not be looked at is part of the plan: whoever executes it looks again.
+///
+/// # Errors
+/// When nothing of the run is alive.
+pub fn kill(run: &RunId, dir: &RunDir, how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
+    let alive = owned.iter().filter(|(_, liveness)| *liveness != Liveness::Dead);
+    let nodes: Vec<NodeKill> = alive.map(|(file, _)| node_kill(run, how, file)).collect();
+    if nodes.is_empty() {
+        let verb = if how == KillHow::Stop { "stop" } else { "kill" };
+        let why = if owned.is_empty() {
+            "it has no process file: it is starting, or never started"
+        } else {
+            "none of its processes is alive"
+        };
+        return Err(Failure::new(
+            format!("cannot {verb} {run}"),
+            why,
+            format!("look at its state: `vidtui status {run}`"),
+        ));
+    }
+    Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes })
+}
+
+fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
+    let ranks: Vec<String> = file.ranks.iter().map(|rank| rank.pid.to_string()).collect();
+    let signals = match how {
+        KillHow::Stop => format!("TERM to the supervisor, process {}", file.pid),
+        KillHow::Kill => format!(
+            "TERM, then KILL, to process group {}: supervisor {}, {} ({})",
+            file.pgid,
+            file.pid,
+            counted(ranks.len(), "rank"),
+            ranks.join(", ")
+        ),
+    };
+    NodeKill {
+        run: run.clone(),
+        node: file.node.clone(),
+        attempt: file.attempt,
+        pid: file.pid,
+        pgid: file.pgid,
+        boot_id: file.boot_id.clone(),
+        start_ticks: file.start_ticks,
+        ranks: file.ranks.clone(),
+        why: format!("{signals}; only if boot, start time and VIDTUI_RUN={run} agree with its process file"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn owned(liveness: Liveness) -> (PidFile, Liveness) {
+        let file = PidFile {
+            schema: rundir::SCHEMA,
+            attempt: 1,
+            node: NodeId::from_hostname("vm"),
+            pid: 4100,
+            pgid: 4100,
+            boot_id: "4f706ff6".into(),
+            start_ticks: 77,
+            started_s: fixtures::NOW,
+            ranks: [0, 1].map(|rank| RankPid { rank, pid: 4101 + rank as i32, start_ticks: 80 }).to_vec(),
+        };
+        (file, liveness)
+    }
+
+    fn plan(how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
+        let past = fixtures::past(10, &[]);
+        kill(&past.run.id, &past.dir, how, owned)
+    }
+
+    #[test]
+    fn a_plan_says_which_processes_are_signalled_and_why_they_are_the_runs() {
+        let whys = [KillHow::Stop, KillHow::Kill]
+            .map(|how| plan(how, &[owned(Liveness::Alive)]).unwrap().nodes[0].why.clone());
+        insta::assert_snapshot!(whys.join("\n"));
+    }
+
+    #[test]
+    fn what_is_not_alive_cannot_be_ended() {
+        let refusals = [plan(KillHow::Stop, &[]), plan(KillHow::Kill, &[owned(Liveness::Dead)])];
+        insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+    }
+
+    #[test]
+    fn a_node_that_nobody_could_look_at_stays_in_the_plan() {
+        let plan = plan(KillHow::Kill, &[owned(Liveness::Unknown)]).unwrap();
+        assert_eq!(plan.nodes.len(), 1);
+    }
+}

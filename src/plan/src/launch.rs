@@ -1,0 +1,220 @@
+use camino::Utf8PathBuf;
+use recipe::{Curriculum, Recipe, StageSpec, StageStart, Trainable};
+use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
+
+use crate::launch_plan::{Draft, place};
+use crate::{Context, LaunchPlan, Weights, counted};
+
+/// What to launch.
+#[derive(Debug, Clone)]
+pub struct LaunchRequest<'a> {
+    /// The recipe.
+    pub recipe: &'a Recipe,
+    /// What to call the run; the recipe's name when not given.
+    pub name: Option<&'a str>,
+    /// The stage that it is, in its curriculum.
+    pub stage: Option<(&'a Curriculum, &'a StageSpec)>,
+    /// The weights to begin with, instead of those that the stage names.
+    pub init: Option<Weights>,
+}
+
+/// Plans a new run.
+///
+/// # Errors
+/// When the recipe does not hold, its mesh does not fit the place, or it is not known where the weights come from.
+pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
+    let name = request.name.unwrap_or(&request.recipe.name);
+    let what = format!("cannot launch {name}");
+    let origin = match &request.init {
+        Some(given) => from_weights(given),
+        None => stage_start(&what, request)?,
+    };
+    let stage = request.stage.map(|(curriculum, stage)| (curriculum.path.clone(), stage.name.clone()));
+    NewRun { name, recipe: request.recipe, stage, origin, warnings: Vec::new() }.plan(&what, cx)
+}
+
+/// Where the weights of a new run come from.
+pub(crate) struct Origin {
+    /// For the trainer.
+    start: StartFrom,
+    /// For the record.
+    lineage: Option<Lineage>,
+    /// For people.
+    words: String,
+}
+
+pub(crate) fn from_weights(weights: &Weights) -> Origin {
+    let words = match &weights.lineage {
+        Some(parent) => format!("step {} of run {}", parent.step, parent.run),
+        None => weights.path.to_string(),
+    };
+    Origin { start: StartFrom::Weights { path: weights.path.clone() }, lineage: weights.lineage.clone(), words }
+}
+
+fn stage_start(what: &str, request: &LaunchRequest<'_>) -> Result<Origin, Failure> {
+    let random = || Origin {
+        start: StartFrom::Random,
+        lineage: None,
+        words: format!("random, from seed {}", request.recipe.train.seed),
+    };
+    let Some((curriculum, stage)) = request.stage else { return Ok(random()) };
+    match &stage.start {
+        StageStart::Random => Ok(random()),
+        StageStart::Path(path) => Ok(from_weights(&Weights { path: path.clone(), lineage: None })),
+        StageStart::Previous => {
+            let before = curriculum.stages.iter().take_while(|other| other.name != stage.name).last();
+            let before =
+                before.map_or_else(|| "the stage before".to_owned(), |before| format!("stage {}", before.name));
+            Err(Failure::new(
+                what,
+                format!("stage {} starts from the weights of {before}, and none were given", stage.name),
+                format!(
+                    "finish a run of {before} and start this one with `vidtui next RUN`, or give weights with --init PATH"
+                ),
+            ))
+        }
+    }
+}
+
+/// A run whose origin is known: a launch, a next stage and a start from another run's weights all end here.
+pub(crate) struct NewRun<'a> {
+    pub name: &'a str,
+    pub recipe: &'a Recipe,
+    /// The curriculum and the stage in it.
+    pub stage: Option<(Utf8PathBuf, String)>,
+    pub origin: Origin,
+    pub warnings: Vec<String>,
+}
+
+impl NewRun<'_> {
+    pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
+        let recipe = self.recipe;
+        recipe.check().map_err(|error| Failure::new(what, format!("{}: {}", error.what, error.why), error.fix))?;
+        check_mesh(what, recipe, cx)?;
+        if self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
+            self.warnings.push(format!(
+                "only {} is trained, and the weights are random: what is not trained stays random",
+                recipe.train.trainable
+            ));
+        }
+        let id = RunId::new(cx.now_s, self.name, cx.random);
+        let (curriculum, stage) = self.stage.unzip();
+        let draft = Draft {
+            dir: RunDir::of(&cx.runs_root, &id),
+            run: Run {
+                schema: SCHEMA,
+                id,
+                name: self.name.to_owned(),
+                curriculum,
+                stage,
+                created_s: cx.now_s,
+                git_commit: cx.git_commit.clone(),
+                trainer_sha256: Some(cx.trainer.sha256.clone()),
+                trainer_version: cx.trainer.version.clone(),
+                libtorch: cx.trainer.libtorch.clone(),
+                start: self.origin.start.clone(),
+                lineage: self.origin.lineage,
+                recipe: recipe.to_table(),
+            },
+            recipe,
+            number: 1,
+            why: AttemptWhy::Launch,
+            start: self.origin.start,
+            start_step: 0,
+            weights: self.origin.words,
+            mesh: recipe.mesh,
+            placement: place(what, &recipe.mesh, cx)?,
+            steps: None,
+            saved: 0,
+            warnings: self.warnings,
+        };
+        Ok(draft.finish(cx))
+    }
+}
+
+/// A new run takes the whole place: ranks left idle are more likely a mistake than a wish.
+fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
+    let (mesh, slots) = (&recipe.mesh, cx.place.slots());
+    let Err(error) = mesh.check_world(slots) else { return Ok(()) };
+    let why = format!(
+        "mesh {} × {} needs {}, {} gives {slots}",
+        mesh.dp_replicate,
+        mesh.dp_shard,
+        counted(mesh.world(), "rank"),
+        cx.place.said
+    );
+    Err(Failure::new(what, why, error.fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use recipe::Mesh;
+
+    use super::*;
+    use crate::fixtures::{self, context, recipe, rows};
+
+    fn plain(recipe: &Recipe, ranks: usize) -> Result<LaunchPlan, Failure> {
+        launch(&LaunchRequest { recipe, name: None, stage: None, init: None }, &context(ranks))
+    }
+
+    #[test]
+    fn a_launch_says_all_that_will_happen() {
+        let plan = fixtures::launch_plan();
+        insta::assert_snapshot!(rows(&plan));
+        assert_eq!(plan.run.recipe().unwrap(), fixtures::curriculum().stages[0].resolved.recipe);
+    }
+
+    #[test]
+    fn meshes_that_do_not_fit_are_refused_with_the_arithmetic() {
+        let refusals =
+            [(1, 4, 2), (2, 2, 3), (2, 1, 1), (1, 2, 0), (1, 1, 2)].map(|(dp_replicate, dp_shard, ranks)| {
+                let mut recipe = recipe();
+                recipe.mesh = Mesh { dp_replicate, dp_shard };
+                plain(&recipe, ranks).unwrap_err().to_string()
+            });
+        insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+
+    #[test]
+    fn a_recipe_that_breaks_a_rule_is_refused() {
+        let mut recipe = recipe();
+        recipe.train.global_batch = 3;
+        let failure = plain(&recipe, 2).unwrap_err();
+        assert_eq!(failure.what, "cannot launch demo-2s");
+        assert!(failure.why.contains("train.global_batch 3 is not a multiple"), "{failure}");
+    }
+
+    #[test]
+    fn a_stage_that_needs_weights_is_refused_without_and_says_which_command_gives_them() {
+        let curriculum = fixtures::curriculum();
+        let stage = &curriculum.stages[1];
+        let recipe = &stage.resolved.recipe;
+        let mut request = LaunchRequest { recipe, name: None, stage: Some((&curriculum, stage)), init: None };
+        insta::assert_snapshot!(launch(&request, &context(2)).unwrap_err());
+
+        let path: Utf8PathBuf = "/weights/step-00000060".into();
+        request.init = Some(Weights { path: path.clone(), lineage: None });
+        let plan = launch(&request, &context(2)).unwrap();
+        assert_eq!(plan.attempt.start, StartFrom::Weights { path });
+    }
+
+    #[test]
+    fn training_a_part_of_random_weights_is_warned_about() {
+        let mut recipe = recipe();
+        recipe.train.trainable = Trainable::Qkvo;
+        let plan = plain(&recipe, 2).unwrap();
+        assert_eq!(
+            plan.warnings,
+            ["only qkvo is trained, and the weights are random: what is not trained stays random"]
+        );
+    }
+
+    #[test]
+    fn a_name_that_the_user_gives_is_in_the_id_and_the_folder() {
+        let recipe = recipe();
+        let request = LaunchRequest { recipe: &recipe, name: Some("first try"), stage: None, init: None };
+        let plan = launch(&request, &context(2)).unwrap();
+        assert_eq!(plan.run.id.name(), "first-try");
+        assert_eq!(plan.dir.root, format!("/runs/{}", plan.run.id));
+    }
+}

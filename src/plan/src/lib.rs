@@ -1,0 +1,29 @@
+//! How, decided before anything runs.
+//!
+//! Launches, resumes, next stages and kills are planned here from what was read elsewhere, shown to a person, and then
+//! executed word for word by `remote`. Planning is pure: no files, no processes, no clock. What cannot work is refused
+//! here with its arithmetic, so that nothing is started that cannot be finished.
+
+mod context;
+mod disk;
+#[cfg(test)]
+mod fixtures;
+mod kill;
+mod launch;
+mod launch_plan;
+mod next;
+mod quote;
+mod resume;
+mod script;
+mod size;
+
+pub use context::{Context, Place, Trainer, Weights};
+pub use disk::{DiskNeed, check_disk, checkpoint_bytes};
+pub use kill::{KillHow, KillPlan, NodeKill, kill};
+pub use launch::{LaunchRequest, launch};
+pub use launch_plan::{LaunchPlan, NodeLaunch};
+pub use next::{NextRequest, check_weights, next, parent_of};
+pub use quote::{command_line, quote};
+pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
+pub use script::{script, supervise_command};
+pub use size::{counted, size};

@@ -1,0 +1,232 @@
+use recipe::{Curriculum, Recipe, StageStart, param_specs};
+use rundir::{CheckpointSummary, Failure, Lineage, Liveness, Manifest, Run, RunFacts, RunState, RunSummary};
+
+use crate::launch::{NewRun, from_weights};
+use crate::{Context, LaunchPlan, LaunchRequest, Weights, launch};
+
+/// The run whose following stage is to start.
+#[derive(Debug, Clone)]
+pub struct NextRequest<'a> {
+    /// The run.
+    pub parent: &'a Run,
+    /// What is known about its newest attempt.
+    pub facts: &'a RunFacts,
+    /// Its newest complete checkpoint ([`rundir::latest`]).
+    pub latest: Option<&'a CheckpointSummary>,
+    /// The curriculum that it is a stage of, read from [`Run::curriculum`].
+    pub curriculum: &'a Curriculum,
+    /// What to call the new run; its recipe's name when not given.
+    pub name: Option<&'a str>,
+}
+
+/// Plans the stage after a run's, from the weights of its newest checkpoint.
+///
+/// # Errors
+/// When the run is of no stage or of the last one, or has no complete checkpoint, and whatever refuses a launch.
+pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
+    let (parent, curriculum) = (request.parent, request.curriculum);
+    let what = format!("cannot start the stage after {}", parent.id);
+    let init_by_hand =
+        "give its weights to any recipe: `vidtui launch RECIPE --init RUN`".replace("RUN", parent.id.as_str());
+    let Some(stage) = &parent.stage else {
+        return Err(Failure::new(what, "it is not a stage of a curriculum", init_by_hand));
+    };
+    let Some(next) = curriculum.next_after(stage) else {
+        let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
+        let why = if curriculum.stage(stage).is_some() {
+            format!("{stage} is the last stage of {}", curriculum.path)
+        } else {
+            format!("{} has no stage {stage} any more; it has {}", curriculum.path, names.join(", "))
+        };
+        return Err(Failure::new(what, why, init_by_hand));
+    };
+    let recipe = &next.resolved.recipe;
+    if next.start != StageStart::Previous {
+        // The curriculum decides; a plan that does not use the parent's weights says so before it runs.
+        let from = LaunchRequest { recipe, name: request.name, stage: Some((curriculum, next)), init: None };
+        let mut plan = launch(&from, cx)?;
+        plan.warnings.push(format!("{} does not start stage {} from the stage before it", curriculum.path, next.name));
+        return Ok(plan);
+    }
+    let Some(checkpoint) = request.latest else {
+        return Err(Failure::new(
+            what,
+            format!("stage {} starts from its weights, and it has no complete checkpoint", next.name),
+            format!("let it save one: `vidtui resume {}`", parent.id),
+        ));
+    };
+    let lineage = Lineage { run: parent.id.clone(), step: checkpoint.step };
+    let new = NewRun {
+        name: request.name.unwrap_or(&recipe.name),
+        recipe,
+        stage: Some((curriculum.path.clone(), next.name.clone())),
+        origin: from_weights(&Weights { path: checkpoint.dir.clone(), lineage: Some(lineage) }),
+        warnings: warnings_about(request, checkpoint),
+    };
+    new.plan(&what, cx)
+}
+
+fn warnings_about(request: &NextRequest<'_>, checkpoint: &CheckpointSummary) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if request.facts.alive == Liveness::Alive {
+        warnings.push(format!("{} is still training: both will share this place", request.parent.id));
+    }
+    if checkpoint.step < request.facts.steps_total {
+        let total = request.facts.steps_total;
+        warnings.push(format!("{} has trained {} of its {total} steps", request.parent.id, checkpoint.step));
+    }
+    warnings
+}
+
+/// Finds the run whose weights a stage starts from: of the runs of the stage before that have a complete checkpoint, a
+/// finished one before others, then the newest.
+pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
+    let at = curriculum.stages.iter().position(|other| other.name == stage)?;
+    let before = &curriculum.stages[at.checked_sub(1)?].name;
+    runs.iter()
+        .filter(|run| run.run.curriculum.as_ref() == Some(&curriculum.path) && run.run.stage.as_ref() == Some(before))
+        .filter(|run| run.checkpoint.is_some())
+        .max_by(|a, b| {
+            let finished = |run: &RunSummary| run.state == RunState::Finished;
+            finished(a).cmp(&finished(b)).then(a.run.created_s.total_cmp(&b.run.created_s))
+        })
+}
+
+/// Checks that weights fit a recipe's model: every parameter is there in its shape.
+///
+/// # Errors
+/// Names the first that is not.
+pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result<(), Failure> {
+    let specs = param_specs(&recipe.model);
+    // A constant of the model, such as a table of positions, follows from the recipe and may differ between stages.
+    for spec in specs.iter().filter(|spec| spec.role == recipe::Role::Trained) {
+        let found = manifest.tensors.iter().find(|tensor| tensor.name == spec.name);
+        let why = match found {
+            Some(tensor) if tensor.shape == spec.shape => continue,
+            Some(tensor) => {
+                format!("in them {} is {:?}, recipe {} needs {:?}", spec.name, tensor.shape, recipe.name, spec.shape)
+            }
+            None => format!("they have no {}, which recipe {} needs", spec.name, recipe.name),
+        };
+        return Err(Failure::new(
+            what,
+            format!("the weights of step {} of run {} do not fit: {why}", manifest.step, manifest.run),
+            "start from weights of the same model shape (compare `vidtui recipe show`), or change the recipe's [model]",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::Placement;
+    use rundir::{LogicalTensor, RunDir, SCHEMA};
+
+    use super::*;
+    use crate::fixtures::{self, NOW, Past, context, past, rows};
+
+    fn plan(past: &Past, curriculum: &Curriculum) -> Result<LaunchPlan, Failure> {
+        let latest = past.latest.as_ref();
+        next(&NextRequest { parent: &past.run, facts: &past.facts, latest, curriculum, name: None }, &context(2))
+    }
+
+    #[test]
+    fn the_next_stage_starts_from_the_newest_checkpoint_of_its_parent() {
+        let parent = past(60, &[40, 60]);
+        let plan = plan(&parent, &fixtures::curriculum()).unwrap();
+        insta::assert_snapshot!(rows(&plan));
+        assert_eq!(plan.run.lineage, Some(Lineage { run: parent.run.id, step: 60 }));
+        assert_eq!(plan.run.stage.as_deref(), Some("4s"));
+    }
+
+    #[test]
+    fn a_parent_that_is_not_finished_is_warned_about() {
+        let mut parent = past(45, &[40]);
+        parent.facts.alive = Liveness::Alive;
+        insta::assert_snapshot!(plan(&parent, &fixtures::curriculum()).unwrap().warnings.join("\n"));
+    }
+
+    #[test]
+    fn what_has_no_next_stage_is_refused_with_the_way_out() {
+        let curriculum = fixtures::curriculum();
+        let mut last = past(60, &[60]);
+        last.run.stage = Some("4s".into());
+        let mut gone = past(60, &[60]);
+        gone.run.stage = Some("1s".into());
+        let mut none = past(60, &[60]);
+        none.run.stage = None;
+        let refusals =
+            [last, gone, none, past(10, &[-20])].map(|past| plan(&past, &curriculum).unwrap_err().to_string());
+        insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+
+    #[test]
+    fn a_stage_that_does_not_start_from_the_one_before_follows_the_curriculum_and_says_so() {
+        let mut curriculum = fixtures::curriculum();
+        curriculum.stages[1].start = StageStart::Random;
+        let plan = plan(&past(60, &[60]), &curriculum).unwrap();
+        assert_eq!(plan.run.start, rundir::StartFrom::Random);
+        assert_eq!(plan.warnings, ["/configs/demo/curriculum.toml does not start stage 4s from the stage before it"]);
+    }
+
+    #[test]
+    fn the_parent_of_a_stage_is_the_newest_finished_run_of_the_stage_before() {
+        let summary = |random: u32, saved: &[i64], state: RunState, stage: &str| {
+            let mut past = past(60, saved);
+            past.run.id = rundir::RunId::new(NOW, "demo", random);
+            past.run.stage = Some(stage.into());
+            RunSummary {
+                dir: RunDir::of("/runs".into(), &past.run.id),
+                run: past.run,
+                attempt: None,
+                state,
+                step: 60,
+                steps_total: 60,
+                last: None,
+                eta_s: None,
+                checkpoint: past.latest,
+            }
+        };
+        let runs = [
+            summary(1, &[60], RunState::Finished, "2s"),
+            summary(2, &[60], RunState::Finished, "2s"),
+            summary(3, &[60], RunState::Stopped, "2s"),
+            summary(4, &[], RunState::Finished, "2s"),
+            summary(5, &[60], RunState::Finished, "4s"),
+        ];
+        let curriculum = fixtures::curriculum();
+        let parent = parent_of(&curriculum, "4s", &runs).map(|run| &run.run.id);
+        assert_eq!(parent, Some(&runs[1].run.id));
+        assert_eq!(parent_of(&curriculum, "2s", &runs).map(|run| &run.run.id), None);
+    }
+
+    #[test]
+    fn weights_of_another_shape_are_refused_by_the_first_parameter_that_differs() {
+        let recipe = fixtures::recipe();
+        let (run, attempt) = fixtures::run_and_attempt();
+        assert_eq!(attempt.placement, Placement::new(&context(2).place.nodes, 2).unwrap());
+        let tensor = |spec: recipe::ParamSpec| LogicalTensor {
+            name: spec.name,
+            dtype: "F32".into(),
+            shape: spec.shape,
+            slices: Vec::new(),
+        };
+        let mut manifest = Manifest {
+            format: SCHEMA,
+            run: run.id,
+            attempt: 1,
+            step: 60,
+            saved_s: NOW,
+            params: 0,
+            mesh: recipe.mesh,
+            files: Vec::new(),
+            tensors: param_specs(&recipe.model).into_iter().map(tensor).collect(),
+        };
+        assert_eq!(check_weights("cannot launch a", &manifest, &recipe), Ok(()));
+        manifest.tensors[0].shape[0] = 64;
+        let other_shape = check_weights("cannot launch a", &manifest, &recipe).unwrap_err().to_string();
+        manifest.tensors.remove(0);
+        let missing = check_weights("cannot launch a", &manifest, &recipe).unwrap_err().to_string();
+        insta::assert_snapshot!([other_shape, missing].join("\n\n"));
+    }
+}

@@ -1,0 +1,335 @@
+use recipe::{Mesh, Recipe};
+use rundir::{
+    Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, Failure, Lineage, Liveness, Run, RunDir, RunFacts,
+    RunState, StartFrom, derive,
+};
+
+use crate::launch::{NewRun, from_weights};
+use crate::launch_plan::{Draft, mesh_in_words, place};
+use crate::{Context, LaunchPlan, Weights, counted};
+
+/// What to resume, and how.
+#[derive(Debug, Clone)]
+pub struct ResumeRequest<'a> {
+    /// The run.
+    pub run: &'a Run,
+    /// Its folder.
+    pub dir: &'a RunDir,
+    /// What is known about its newest attempt.
+    pub facts: &'a RunFacts,
+    /// Its step directories ([`rundir::checkpoints`]).
+    pub checkpoints: &'a [CheckpointEntry],
+    /// The one a resume continues from ([`rundir::latest`]).
+    pub latest: Option<&'a CheckpointSummary>,
+    /// What the user chose.
+    pub options: ResumeOptions,
+}
+
+/// What a user may choose about a resume. The default is to go on as if nothing had happened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ResumeOptions {
+    /// The step to continue from; the newest complete checkpoint when not given.
+    pub step: Option<u64>,
+    /// What is taken from the checkpoint.
+    pub kind: ResumeKind,
+    /// The steps of the whole run, to train longer than the recipe says.
+    pub steps: Option<u64>,
+}
+
+/// What is taken from a checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ResumeKind {
+    /// Weights, optimizer and data position.
+    #[default]
+    Everything,
+    /// Weights and optimizer; the data begin anew.
+    FreshData,
+    /// Weights only. That begins a new run at step 0, whose parent is this one: nothing of this run is overwritten.
+    WeightsOnly,
+}
+
+/// Returns the ranks that a run last had: what a resume takes when nobody says otherwise.
+pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
+    let of_recipe = || run.recipe().map_or(1, |recipe| recipe.mesh.world());
+    last.map_or_else(of_recipe, |attempt| attempt.mesh.world())
+}
+
+/// Plans to continue a run.
+///
+/// # Errors
+/// When it is alive or may be, is finished, has no checkpoint of the step asked for, or does not fit the place.
+pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
+    let what = format!("cannot resume {}", request.run.id);
+    let recipe = request.run.recipe()?;
+    refuse_the_living(&what, request, cx.now_s)?;
+    let checkpoint = choose(&what, request)?;
+    if let (ResumeKind::WeightsOnly, Some(checkpoint)) = (request.options.kind, checkpoint) {
+        return from_weights_only(&what, request, &recipe, checkpoint, cx);
+    }
+    let mut warnings = warnings_about(request, checkpoint);
+    let steps = steps(&what, request, &recipe, checkpoint)?;
+    let mesh = fit_mesh(&what, request, &recipe, cx)?;
+    if let Some(last) = &request.facts.attempt
+        && last.mesh != mesh
+    {
+        warnings.push(format!(
+            "the mesh changes from {} to {}: losses agree with the old mesh up to rounding, not bit for bit",
+            mesh_in_words(&last.mesh),
+            mesh_in_words(&mesh)
+        ));
+    }
+    if let Some(before) = &request.run.trainer_sha256
+        && *before != cx.trainer.sha256
+    {
+        warnings.push(format!(
+            "the trainer is another one than at launch: {} {} ({}), then {} ({})",
+            cx.trainer.path,
+            cx.trainer.version,
+            short(&cx.trainer.sha256),
+            request.run.trainer_version,
+            short(before)
+        ));
+    }
+    let (start, start_step, weights) = start_of(request, checkpoint);
+    let draft = Draft {
+        run: request.run.clone(),
+        dir: request.dir.clone(),
+        recipe: &recipe,
+        number: request.facts.attempt.as_ref().map_or(1, |last| last.number + 1),
+        why: AttemptWhy::Resume,
+        start,
+        start_step,
+        weights,
+        mesh,
+        placement: place(&what, &mesh, cx)?,
+        steps,
+        saved: request.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64,
+        warnings,
+    };
+    Ok(draft.finish(cx))
+}
+
+fn short(sha256: &str) -> &str {
+    sha256.get(..8).unwrap_or(sha256)
+}
+
+fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<(), Failure> {
+    let (facts, id) = (request.facts, &request.run.id);
+    let nodes = |attempt: &Attempt| {
+        let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect::<Vec<_>>();
+        nodes.join(", ")
+    };
+    let Some(attempt) = &facts.attempt else { return Ok(()) };
+    let state = derive(facts, now_s);
+    if facts.alive == Liveness::Alive && !is_over(facts, attempt) {
+        let doing = match state {
+            RunState::Starting => "is starting".to_owned(),
+            RunState::Saving => "is saving a checkpoint".to_owned(),
+            RunState::Stopping => "is stopping".to_owned(),
+            RunState::Stalled { .. } => "is stalled, but its processes exist".to_owned(),
+            RunState::Running => "is training".to_owned(),
+            // One node has ended, and others are about to.
+            _ => "is ending".to_owned(),
+        };
+        return Err(Failure::new(
+            what,
+            format!("attempt {} {doing} on {}", attempt.number, nodes(attempt)),
+            match state {
+                RunState::Stopping | RunState::Failed(_) | RunState::Finished | RunState::Stopped => {
+                    format!("wait until it has ended: `vidtui status {id}`; `vidtui kill {id}` ends it at once")
+                }
+                _ => format!("stop it first: `vidtui stop {id}` saves a checkpoint, `vidtui kill {id}` does not"),
+            },
+        ));
+    }
+    match state {
+        RunState::Starting => Err(Failure::new(
+            what,
+            format!("attempt {} was started {:.0} s ago by {}", attempt.number, now_s - attempt.started_s, attempt.by),
+            format!("wait a moment and look at it: `vidtui status {id}`"),
+        )),
+        RunState::Unknown => Err(Failure::new(
+            what,
+            format!(
+                "attempt {} ran on {}, which cannot be seen from here: it may be alive",
+                attempt.number,
+                nodes(attempt)
+            ),
+            format!("resume it on {}", nodes(attempt)),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether every node has written how it ended. It does so when it has collected its last rank: what is alive after that
+/// is a supervisor on its way out, which nobody needs to wait for.
+fn is_over(facts: &RunFacts, attempt: &Attempt) -> bool {
+    let ended =
+        |node: &cluster::NodeId| facts.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
+    attempt.placement.by_node().into_iter().all(|(node, _)| ended(node))
+}
+
+/// The checkpoint to continue from; none when the run never saved one.
+fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a CheckpointSummary>, Failure> {
+    let Some(step) = request.options.step else {
+        if request.latest.is_none() && request.options.kind != ResumeKind::Everything {
+            return Err(Failure::new(
+                what,
+                "it has no complete checkpoint to take weights from",
+                format!("start over: `vidtui resume {}`", request.run.id),
+            ));
+        }
+        return Ok(request.latest);
+    };
+    let complete: Vec<String> =
+        request.checkpoints.iter().filter_map(|entry| entry.complete()).map(|c| c.step.to_string()).collect();
+    let fix = match &complete[..] {
+        [] => "leave --step out: with no complete checkpoint, the run starts over".to_owned(),
+        steps => format!("choose a complete one: --step {}", steps.join(", ")),
+    };
+    match request.checkpoints.iter().find(|entry| entry.step() == step) {
+        Some(CheckpointEntry::Complete(summary)) => Ok(Some(summary)),
+        Some(CheckpointEntry::Incomplete { dir, why, .. }) => {
+            Err(Failure::new(what, format!("checkpoint {dir} is incomplete: {why}"), fix))
+        }
+        None => Err(Failure::new(what, format!("it has no checkpoint of step {step}"), fix)),
+    }
+}
+
+fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let from = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+    if checkpoint.is_none() {
+        let lost =
+            request.facts.last_metric.map_or(String::new(), |(step, _)| format!(", and its {step} steps are lost"));
+        warnings.push(format!("it has no complete checkpoint: it starts over{lost}"));
+    }
+    for entry in request.checkpoints {
+        if let CheckpointEntry::Incomplete { step, why, .. } = entry
+            && *step > from
+        {
+            warnings.push(format!("the checkpoint of step {step} is incomplete ({why}) and is passed over"));
+        }
+    }
+    if let (Some(latest), Some(_)) = (request.latest, request.options.step)
+        && latest.step > from
+    {
+        warnings.push(format!("steps {} to {} are trained again", from + 1, latest.step));
+    }
+    warnings
+}
+
+/// The steps of the whole run when they are not the recipe's. Once raised, they stay raised.
+fn steps(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    recipe: &Recipe,
+    checkpoint: Option<&CheckpointSummary>,
+) -> Result<Option<u64>, Failure> {
+    let raised = request.options.steps.or(request.facts.attempt.as_ref().and_then(|last| last.steps));
+    let total = raised.unwrap_or(recipe.train.steps);
+    let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+    if done >= total {
+        let id = &request.run.id;
+        let longer = total.max(done) + recipe.train.steps.max(1);
+        let next = if request.run.stage.is_some() {
+            format!(", or start the next stage: `vidtui next {id}`")
+        } else {
+            String::new()
+        };
+        return Err(Failure::new(
+            what,
+            format!("all {total} steps are done: its checkpoint is of step {done}"),
+            format!("train longer: `vidtui resume {id} --set train.steps={longer}`{next}"),
+        ));
+    }
+    Ok(raised.filter(|steps| *steps != recipe.train.steps))
+}
+
+/// Keeps the mesh where it fits; else keeps the replicas and splits them over more ranks or fewer.
+fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Context) -> Result<Mesh, Failure> {
+    let ranks = cx.place.slots();
+    let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);
+    if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
+        return Ok(mesh);
+    }
+    let Mesh { dp_replicate, dp_shard } = recipe.mesh;
+    if ranks == 0 || !ranks.is_multiple_of(dp_replicate) {
+        return Err(Failure::new(
+            what,
+            format!(
+                "mesh {dp_replicate} × {dp_shard} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}",
+                counted(recipe.mesh.world(), "rank"),
+                cx.place.said
+            ),
+            format!("start {} or another multiple of {dp_replicate}", counted(recipe.mesh.world(), "rank")),
+        ));
+    }
+    let mesh = Mesh { dp_replicate, dp_shard: ranks / dp_replicate };
+    let (batch, accum) = (recipe.train.global_batch, recipe.train.grad_accum);
+    if !batch.is_multiple_of(ranks * accum) {
+        return Err(Failure::new(
+            what,
+            format!(
+                "train.global_batch {batch} is not a multiple of {} × train.grad_accum {accum} = {}",
+                counted(ranks, "rank"),
+                ranks * accum
+            ),
+            format!("start as many ranks as before: {}", last_ranks(request.run, request.facts.attempt.as_ref())),
+        ));
+    }
+    Ok(mesh)
+}
+
+fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> (StartFrom, u64, String) {
+    let run = request.run.id.clone();
+    let Some(&CheckpointSummary { step, .. }) = checkpoint else {
+        let words = match &request.run.start {
+            StartFrom::Random => "random again, from the recipe's seed".to_owned(),
+            StartFrom::Weights { path } => path.to_string(),
+            StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
+                format!("step {step} of run {run}")
+            }
+        };
+        return (request.run.start.clone(), 0, words);
+    };
+    match request.options.kind {
+        ResumeKind::FreshData => (
+            StartFrom::CheckpointFreshData { run, step },
+            step,
+            format!("step {step} of this run, with its optimizer; the data begin anew"),
+        ),
+        _ => (
+            StartFrom::Checkpoint { run, step },
+            step,
+            format!("step {step} of this run, with optimizer and data position"),
+        ),
+    }
+}
+
+/// Begins a new run with nothing but the weights of this one.
+fn from_weights_only(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    recipe: &Recipe,
+    checkpoint: &CheckpointSummary,
+    cx: &Context,
+) -> Result<LaunchPlan, Failure> {
+    let run = request.run;
+    let parent = Lineage { run: run.id.clone(), step: checkpoint.step };
+    let mut recipe = recipe.clone();
+    if let Some(steps) = request.options.steps {
+        recipe.train.steps = steps;
+    }
+    let new = NewRun {
+        name: &run.name,
+        recipe: &recipe,
+        stage: run.curriculum.clone().zip(run.stage.clone()),
+        origin: from_weights(&Weights { path: checkpoint.dir.clone(), lineage: Some(parent) }),
+        warnings: Vec::new(),
+    };
+    new.plan(what, cx)
+}
+
+#[cfg(test)]
+mod tests;

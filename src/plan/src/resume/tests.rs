@@ -1,0 +1,202 @@
+use super::*;
+use crate::fixtures::{NOW, Past, context, past, rows};
+use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
+
+fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
+    let request = ResumeRequest {
+        run: &past.run,
+        dir: &past.dir,
+        facts: &past.facts,
+        checkpoints: &past.checkpoints,
+        latest: past.latest.as_ref(),
+        options,
+    };
+    resume(&request, &context(ranks))
+}
+
+fn plan(past: &Past) -> Result<LaunchPlan, Failure> {
+    plan_with(past, ResumeOptions::default(), 2)
+}
+
+fn step(step: u64) -> ResumeOptions {
+    ResumeOptions { step: Some(step), ..ResumeOptions::default() }
+}
+
+fn kind(kind: ResumeKind) -> ResumeOptions {
+    ResumeOptions { kind, ..ResumeOptions::default() }
+}
+
+fn exit(past: &Past, reason: ExitReason) -> ExitFile {
+    ExitFile {
+        schema: SCHEMA,
+        attempt: 1,
+        node: past.facts.attempt.as_ref().unwrap().placement.ranks[0].node.clone(),
+        ended_s: NOW - 50.0,
+        reason,
+        first_failure: None,
+        failure: None,
+        ranks: Vec::new(),
+    }
+}
+
+#[test]
+fn a_resume_continues_from_the_newest_checkpoint_and_asks_nothing() {
+    let past = past(45, &[20, 40]);
+    let plan = plan(&past).unwrap();
+    insta::assert_snapshot!(rows(&plan));
+    assert_eq!(plan.attempt.number, 2);
+    assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 40 });
+    assert_eq!((plan.run, plan.dir), (past.run, past.dir));
+    assert_eq!(plan.warnings, [""; 0]);
+}
+
+#[test]
+fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
+    let alive = |event: Option<EventKind>, metric: Option<(u64, f64)>| {
+        let mut past = past(45, &[40]);
+        past.facts.alive = Liveness::Alive;
+        past.facts.last_metric = metric;
+        if let Some(kind) = event {
+            let event = Event { v: 1, t: NOW - 1.0, attempt: 1, rank: None, node: None, step: None, kind };
+            past.facts.see_event(&event);
+        }
+        past
+    };
+    let mut ending = alive(None, Some((45, NOW)));
+    ending.facts.exits = vec![exit(&ending, ExitReason::Failed)];
+    ending.facts.attempt.as_mut().unwrap().placement.ranks[1].node = cluster::NodeId::from_hostname("vm2");
+    let mut just_started = past(0, &[]);
+    just_started.facts.last_metric = None;
+    just_started.facts.attempt.as_mut().unwrap().started_s = NOW - 2.0;
+    let mut elsewhere = past(45, &[40]);
+    elsewhere.facts.alive = Liveness::Unknown;
+    let refused = [
+        alive(None, None),
+        alive(None, Some((45, NOW))),
+        alive(None, Some((45, NOW - 1000.0))),
+        alive(Some(EventKind::CheckpointStarted), Some((45, NOW - 2.0))),
+        alive(Some(EventKind::Stopping { why: "SIGTERM".into() }), Some((45, NOW))),
+        ending,
+        just_started,
+        elsewhere,
+    ];
+    let refusals = refused.map(|past| plan(&past).unwrap_err().to_string());
+    insta::assert_snapshot!(refusals.join("\n\n"));
+}
+
+#[test]
+fn a_run_whose_ranks_have_all_ended_can_be_resumed_while_its_supervisor_leaves() {
+    let mut past = past(45, &[40]);
+    past.facts.alive = Liveness::Alive;
+    past.facts.exits = vec![exit(&past, ExitReason::Stopped)];
+    assert_eq!(plan(&past).unwrap().attempt.start_step, 40);
+}
+
+#[test]
+fn a_run_that_never_saved_starts_over_with_a_warning() {
+    let plan = plan(&past(7, &[])).unwrap();
+    assert_eq!((plan.attempt.start, plan.attempt.start_step), (StartFrom::Random, 0));
+    assert_eq!(plan.warnings, ["it has no complete checkpoint: it starts over, and its 7 steps are lost"]);
+}
+
+#[test]
+fn an_incomplete_checkpoint_is_passed_over_and_named() {
+    let plan = plan(&past(45, &[20, -40])).unwrap();
+    assert_eq!(plan.attempt.start_step, 20);
+    assert_eq!(
+        plan.warnings,
+        ["the checkpoint of step 40 is incomplete (it has no manifest.toml: saving it did not end) and is passed over"]
+    );
+}
+
+#[test]
+fn a_step_can_be_chosen_if_its_checkpoint_is_complete() {
+    let plan = plan_with(&past(60, &[20, 40]), step(20), 2).unwrap();
+    assert_eq!(plan.attempt.start_step, 20);
+    assert_eq!(plan.warnings, ["steps 21 to 40 are trained again"]);
+
+    let refusals = [
+        plan_with(&past(60, &[20, -40]), step(40), 2),
+        plan_with(&past(60, &[20, 40]), step(30), 2),
+        plan_with(&past(60, &[]), step(30), 2),
+    ];
+    insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+}
+
+#[test]
+fn a_finished_run_is_refused_unless_its_steps_are_raised() {
+    let mut finished = past(60, &[40, 60]);
+    finished.facts.exits = vec![exit(&finished, ExitReason::Finished)];
+    insta::assert_snapshot!(plan(&finished).unwrap_err());
+
+    let longer = ResumeOptions { steps: Some(100), ..ResumeOptions::default() };
+    let raised = plan_with(&finished, longer, 2).unwrap();
+    assert_eq!((raised.attempt.start_step, raised.attempt.steps), (60, Some(100)));
+
+    // Once raised, they stay raised.
+    let mut again = past(80, &[60, 80]);
+    again.facts.attempt.as_mut().unwrap().steps = Some(100);
+    assert_eq!(plan(&again).unwrap().attempt.steps, Some(100));
+}
+
+#[test]
+fn fresh_data_keep_the_optimizer() {
+    let past = past(45, &[40]);
+    let plan = plan_with(&past, kind(ResumeKind::FreshData), 2).unwrap();
+    assert_eq!(plan.attempt.start, StartFrom::CheckpointFreshData { run: past.run.id, step: 40 });
+    assert_eq!((plan.attempt.number, plan.attempt.start_step), (2, 40));
+}
+
+#[test]
+fn weights_only_begin_a_new_run_and_leave_the_old_one_as_it_is() {
+    let parent = past(60, &[40, 60]);
+    let plan = plan_with(&parent, kind(ResumeKind::WeightsOnly), 2).unwrap();
+    assert!(plan.is_new_run());
+    assert_eq!(plan.run.lineage, Some(Lineage { run: parent.run.id, step: 60 }));
+    assert_eq!(plan.run.stage, parent.run.stage);
+    assert_eq!((plan.attempt.number, plan.attempt.start_step), (1, 0));
+    assert_eq!(plan.attempt.start, StartFrom::Weights { path: parent.latest.unwrap().dir });
+}
+
+#[test]
+fn weights_or_optimizer_of_a_run_that_never_saved_are_refused() {
+    for kind in [kind(ResumeKind::WeightsOnly), kind(ResumeKind::FreshData)] {
+        let failure = plan_with(&past(7, &[]), kind, 2).unwrap_err();
+        assert_eq!(failure.why, "it has no complete checkpoint to take weights from");
+    }
+}
+
+#[test]
+fn another_number_of_ranks_splits_the_model_anew_and_says_so() {
+    let plan = plan_with(&past(45, &[40]), ResumeOptions::default(), 4).unwrap();
+    assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 4 });
+    insta::assert_snapshot!(plan.warnings.join("\n"));
+}
+
+#[test]
+fn ranks_that_cannot_share_replicas_or_batch_are_refused_with_the_arithmetic() {
+    let batch = plan_with(&past(45, &[40]), ResumeOptions::default(), 3).unwrap_err().to_string();
+    let mut replicated = past(45, &[40]);
+    let mut recipe = replicated.run.recipe().unwrap();
+    recipe.mesh = Mesh { dp_replicate: 2, dp_shard: 1 };
+    replicated.run.recipe = recipe.to_table();
+    replicated.facts.attempt.as_mut().unwrap().mesh = recipe.mesh;
+    let replicas = plan_with(&replicated, ResumeOptions::default(), 3).unwrap_err().to_string();
+    insta::assert_snapshot!([batch, replicas].join("\n\n"));
+}
+
+#[test]
+fn a_resume_takes_as_many_ranks_as_the_run_last_had() {
+    let mut past = past(45, &[40]);
+    assert_eq!(last_ranks(&past.run, None), 2);
+    past.facts.attempt.as_mut().unwrap().mesh.dp_shard = 4;
+    assert_eq!(last_ranks(&past.run, past.facts.attempt.as_ref()), 4);
+    assert_eq!(plan_with(&past, ResumeOptions::default(), 4).unwrap().warnings, [""; 0], "the mesh did not change");
+}
+
+#[test]
+fn another_trainer_is_warned_about() {
+    let mut past = past(45, &[40]);
+    past.run.trainer_sha256 = Some("ffffffff00".into());
+    insta::assert_snapshot!(plan(&past).unwrap().warnings.join("\n"));
+}

@@ -1,0 +1,95 @@
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::{NodeId, RankPlace};
+use rundir::{Attempt, RunDir, RunId};
+
+use crate::{command_line, quote};
+
+/// Returns the words of the command that starts the supervisor of one node.
+pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &NodeId) -> Vec<String> {
+    let number = attempt.to_string();
+    [trainer.as_str(), "supervise", "--run-dir", dir.root.as_str(), "--attempt", &number, "--node", node.as_str()]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// Writes the script that starts one node: what the console runs, and what a person can run by hand.
+pub fn script(trainer: &Utf8Path, dir: &RunDir, run: &RunId, attempt: &Attempt, node: &NodeId) -> String {
+    let number = attempt.number;
+    let world = attempt.placement.world();
+    let here = attempt.placement.ranks.iter().filter(|place| place.node == *node);
+    let ranks = ranks_in_words(&here.collect::<Vec<_>>());
+    let log = quote(dir.supervisor_log(node, number).as_str());
+    let log_dir = quote(dir.log_dir(node).as_str());
+    let in_comment = |path: Utf8PathBuf| quote(path.as_str()).replace(['\n', '\r'], "?");
+    let id = quote(run.as_str());
+    let command = command_line(&supervise_command(trainer, dir, number, node));
+    format!(
+        "\
+#!/usr/bin/env bash
+# Starts {ranks} of {world} on node {node}: attempt {number} of run {run}.
+#
+# By hand, on that node:
+#   bash {by_hand} &
+# The run goes on when the terminal closes. The supervisor's messages are in
+#   {log_path}
+# and its process number in
+#   {pid_file}
+# TERM to that process saves a checkpoint and stops every rank.
+set -eu
+
+# All processes of the run carry its id; what does not carry it is never signalled.
+export VIDTUI_RUN={id}
+export VIDTUI_ATTEMPT={number}
+
+mkdir -p {log_dir}
+exec {command} \\
+  </dev/null >>{log} 2>&1
+",
+        by_hand = in_comment(dir.launch_script(number, node)),
+        log_path = in_comment(dir.supervisor_log(node, number)),
+        pid_file = in_comment(dir.pid_toml(node, number)),
+    )
+}
+
+/// `rank 0`, `ranks 0 to 7`. Ranks of one node are consecutive.
+fn ranks_in_words(places: &[&RankPlace]) -> String {
+    match places {
+        [] => "no rank".into(),
+        [only] => format!("rank {}", only.rank),
+        [first, .., last] => format!("ranks {} to {}", first.rank, last.rank),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn a_launch_script_says_what_it_does_and_how_to_run_it_by_hand() {
+        let plan = fixtures::launch_plan();
+        insta::assert_snapshot!(plan.nodes[0].script);
+    }
+
+    #[test]
+    fn a_path_full_of_odd_characters_reaches_the_trainer_unchanged() {
+        let temp = tempfile::tempdir().expect("a temporary folder");
+        let root = Utf8Path::from_path(temp.path()).expect("UTF-8").join("it's $HOME; `id`\nexit 3\n\"runs\" é");
+        let trainer = root.join("bin/vidtui train");
+        std::fs::create_dir_all(root.join("bin")).expect("a folder");
+        std::fs::write(&trainer, "#!/bin/sh\nprintf '<%s>' \"$VIDTUI_RUN\" \"$@\"\n").expect("a file");
+        assert!(Command::new("chmod").arg("+x").arg(&trainer).status().expect("chmod").success());
+
+        let (run, attempt) = fixtures::run_and_attempt();
+        let dir = RunDir::of(&root, &run.id);
+        let node = &attempt.placement.ranks[0].node;
+        let text = script(&trainer, &dir, &run.id, &attempt, node);
+        let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
+        assert!(status.success());
+        let said = std::fs::read_to_string(dir.supervisor_log(node, attempt.number)).expect("a log");
+        let expected = format!("<{}><supervise><--run-dir><{}><--attempt><1><--node><vm>", run.id, dir.root);
+        assert_eq!(said, expected);
+    }
+}

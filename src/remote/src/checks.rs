@@ -1,0 +1,136 @@
+use std::os::unix::fs::PermissionsExt;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use nix::unistd::{AccessFlags, access};
+use plan::{LaunchPlan, Weights, check_disk, check_weights, size};
+use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest};
+
+use crate::Transport;
+
+/// One thing that must hold before a run starts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Check {
+    /// What was looked at: `disk`.
+    pub what: String,
+    /// Where, when it was on one node.
+    pub node: Option<NodeId>,
+    /// What was found, or what is wrong.
+    pub result: Result<String, Failure>,
+}
+
+/// Makes every check of a launch, and starts nothing.
+///
+/// Whether the data fit the recipe is not among them: `weights::Index::check` tells.
+pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+    let what = verb(plan);
+    let mut checks = vec![
+        Check { what: "trainer".into(), node: None, result: trainer(&what, plan) },
+        Check { what: "weights".into(), node: None, result: weights(&what, plan) },
+        Check { what: "run directory".into(), node: None, result: writable(&what, &plan.dir.root) },
+    ];
+    for launch in &plan.nodes {
+        let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
+        let (reached, disk) = match transport {
+            None => (Err(unreachable(&what, &launch.node)), None),
+            Some(transport) => (Ok("reachable".to_owned()), Some(disk(&what, plan, transport.as_mut()))),
+        };
+        let node = Some(launch.node.clone());
+        checks.push(Check { what: "node".into(), node: node.clone(), result: reached });
+        checks.extend(disk.map(|result| Check { what: "disk".into(), node, result }));
+    }
+    checks
+}
+
+/// Begins every failure of a launch: `cannot launch demo`.
+pub(crate) fn verb(plan: &LaunchPlan) -> String {
+    if plan.is_new_run() {
+        format!("cannot launch {}", plan.run.name)
+    } else {
+        format!("cannot resume {}", plan.run.id)
+    }
+}
+
+fn unreachable(what: &str, node: &NodeId) -> Failure {
+    Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
+}
+
+fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
+    let path = &plan.trainer;
+    match path.metadata() {
+        Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 != 0 => Ok(path.to_string()),
+        Ok(_) => Err(Failure::new(what, format!("the trainer {path} is not an executable file"), "build it again")),
+        Err(error) => Err(Failure::new(what, format!("the trainer {path} cannot be used: {error}"), "build it again")),
+    }
+}
+
+/// The checkpoint that the attempt starts from must be complete and of the recipe's shape.
+fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
+    let dir = match &plan.attempt.start {
+        StartFrom::Random => return Ok("random".into()),
+        StartFrom::Weights { path } => path.clone(),
+        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } if *run == plan.run.id => {
+            plan.dir.step_dir(*step)
+        }
+        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
+            RunDir::of(plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), run).step_dir(*step)
+        }
+    };
+    let refused = |why: String| {
+        Failure::new(what, why, "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones")
+    };
+    let checkpoint = Checkpoint::open(&dir).map_err(|error| refused(error.to_string()))?;
+    check_weights(what, &checkpoint.manifest, &plan.run.recipe()?)?;
+    Ok(format!("{dir}, {}", size(checkpoint.bytes)))
+}
+
+fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {
+    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Utf8Path::new("."));
+    if !existing.is_dir() {
+        return Err(Failure::new(what, format!("{existing} is not a folder"), "choose another folder with --runs"));
+    }
+    match access(existing.as_std_path(), AccessFlags::W_OK | AccessFlags::X_OK) {
+        Ok(()) => Ok(dir.to_string()),
+        Err(error) => Err(Failure::new(
+            what,
+            format!("folder {existing} cannot be written to: {}", error.desc()),
+            "choose another folder with --runs, or change its permissions",
+        )),
+    }
+}
+
+fn disk(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Result<String, Failure> {
+    let free = transport.free_bytes(&plan.dir.root).map_err(|error| error.failure(what))?;
+    check_disk(what, &plan.disk, free, plan.dir.root.parent().unwrap_or(&plan.dir.root))?;
+    Ok(format!("{} needed, {} free", size(plan.disk.bytes()), size(free)))
+}
+
+/// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete
+/// checkpoint is taken.
+///
+/// # Errors
+/// When there is no complete checkpoint there.
+pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failure> {
+    let what = format!("cannot take weights from {given}");
+    let path = Utf8PathBuf::from(given);
+    let path = if path.exists() || RunId::parse(given).is_err() { path } else { runs_root.join(given) };
+    let path = camino::absolute_utf8(&path).unwrap_or(path);
+    if !path.exists() {
+        let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
+        return Err(Failure::new(what, format!("{path} does not exist"), fix));
+    }
+    let run = RunDir::new(path.clone());
+    if run.run_toml().exists() {
+        let newest = latest(&run).ok_or_else(|| {
+            let fix = "let it save one first: `vidtui resume RUN`".replace("RUN", run.name());
+            Failure::new(&*what, format!("run {path} has no complete checkpoint"), fix)
+        })?;
+        let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
+        return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
+    }
+    let checkpoint = Checkpoint::open(&path).map_err(|error| {
+        Failure::new(&*what, error.to_string(), "give a complete step directory (RUN/checkpoints/step-…) or a run")
+    })?;
+    let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
+    Ok(Weights { path, lineage: Some(lineage) })
+}

@@ -1,0 +1,123 @@
+use cluster::NodeId;
+use rundir::{
+    Attempt, Error, Event, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, Tail, recent_metrics,
+};
+
+use crate::{Here, here, proc};
+
+/// How much of the end of an event file tells what happens now.
+const RECENT_BYTES: u64 = 64 * 1024;
+
+/// The signals that ask a run to stop: SIGINT and SIGTERM.
+const STOP_SIGNALS: [i32; 2] = [2, 15];
+
+/// Reads everything from which the state of a run follows ([`rundir::derive`]).
+///
+/// # Errors
+/// When the run's files exist and cannot be read.
+pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
+    let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
+    Ok(facts(dir, run, &here)?)
+}
+
+/// Reads the process files of a run's newest attempt, each with whether its processes exist: what a kill is planned from.
+///
+/// # Errors
+/// When the run's files exist and cannot be read.
+pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
+    let here = here().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
+    let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for node in nodes(&attempt) {
+        if let Some(file) = dir.read_pid(node, attempt.number)? {
+            let alive = liveness(&file, &here);
+            found.push((file, alive));
+        }
+    }
+    Ok(found)
+}
+
+/// Tells whether the processes of a process file exist.
+///
+/// Those of another node are unknown, never dead: nobody looked.
+pub fn liveness(file: &PidFile, here: &Here) -> Liveness {
+    if file.node != here.node {
+        return Liveness::Unknown;
+    }
+    if file.boot_id != here.boot_id {
+        return Liveness::Dead;
+    }
+    let ranks = file.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
+    let exists = |(pid, ticks): (i32, u64)| matches!(proc::stat(pid), Ok(Some(process)) if process.is_live() && process.start_ticks == ticks);
+    // A rank that outlives its supervisor keeps the run alive: it still trains, and holds its memory.
+    if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) {
+        Liveness::Alive
+    } else {
+        Liveness::Dead
+    }
+}
+
+fn facts(dir: &RunDir, run: &Run, here: &Here) -> Result<RunFacts, Error> {
+    let attempt = dir.latest_attempt()?;
+    let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
+    let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
+    let steps_total = steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0);
+    let mut facts = RunFacts { attempt: attempt.clone(), steps_total, ..RunFacts::default() };
+    let Some(attempt) = attempt else { return Ok(facts) };
+
+    // Before the exit files: a process may end between the two, but not the other way round.
+    facts.alive = attempt_liveness(dir, &attempt, here)?;
+    facts.stopping = dir.stop_file().exists();
+    for event in recent_events(dir, &attempt)? {
+        if let EventKind::SignalReceived { signal } = event.kind
+            && event.attempt == attempt.number
+            && STOP_SIGNALS.contains(&signal)
+        {
+            facts.stopping = true;
+        }
+        facts.see_event(&event);
+    }
+    let mut history = History::default();
+    for sample in recent_metrics(dir)?.into_iter().filter(|sample| sample.attempt == attempt.number) {
+        facts.see_metric(&sample);
+        history.push(sample);
+    }
+    facts.median_step_s = history.median_step_s();
+    for node in nodes(&attempt) {
+        facts.exits.extend(dir.read_exit(node, attempt.number)?);
+    }
+    Ok(facts)
+}
+
+/// One process that exists makes the attempt alive; otherwise one node that cannot be seen makes it unknown.
+fn attempt_liveness(dir: &RunDir, attempt: &Attempt, here: &Here) -> Result<Liveness, Error> {
+    let mut all = Liveness::Dead;
+    for node in nodes(attempt) {
+        let one = match dir.read_pid(node, attempt.number)? {
+            Some(file) => liveness(&file, here),
+            None if *node == here.node => Liveness::Dead,
+            None => Liveness::Unknown,
+        };
+        match one {
+            Liveness::Alive => return Ok(Liveness::Alive),
+            Liveness::Unknown => all = Liveness::Unknown,
+            Liveness::Dead => {}
+        }
+    }
+    Ok(all)
+}
+
+fn recent_events(dir: &RunDir, attempt: &Attempt) -> Result<Vec<Event>, Error> {
+    let mut events = Vec::new();
+    for path in std::iter::once(dir.events()).chain(nodes(attempt).map(|node| dir.node_events(node))) {
+        let read = |source| Error::Io { action: "read", path: path.clone(), source };
+        let mut tail = Tail::<Event>::near_end(&path, RECENT_BYTES).map_err(read)?;
+        events.extend(tail.poll().map_err(read)?.items);
+    }
+    events.sort_by(|a, b| a.t.total_cmp(&b.t));
+    Ok(events)
+}
+
+fn nodes(attempt: &Attempt) -> impl Iterator<Item = &NodeId> {
+    attempt.placement.by_node().into_iter().map(|(node, _)| node)
+}

@@ -1,0 +1,260 @@
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cluster::NodeId;
+use plan::{KillHow, KillPlan, NodeKill};
+use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
+
+use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
+use crate::{RemoteError, proc};
+
+/// How often processes are looked at while they end.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The number of SIGKILL, for the record of how ranks ended.
+const SIGKILL: i32 = 9;
+
+/// How long to wait for processes to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// After TERM to a supervisor, for ranks to save and end. Nothing follows when it is over.
+    pub stop: Duration,
+    /// After TERM to everyone, before KILL.
+    pub term: Duration,
+    /// After KILL, before what is left is reported.
+    pub kill: Duration,
+}
+
+impl Default for Patience {
+    /// Returns at once from a stop: saving may take minutes, and is watched like the rest of the run.
+    fn default() -> Self {
+        Self { stop: Duration::ZERO, term: Duration::from_secs(10), kill: Duration::from_secs(5) }
+    }
+}
+
+/// Something to tell while a kill is under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KillProgress {
+    /// The node.
+    pub node: NodeId,
+    /// What was done or is waited for.
+    pub text: String,
+}
+
+/// What became of the processes, node by node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KillReport {
+    /// How it was to end.
+    pub how: KillHow,
+    /// One report for each node of the plan.
+    pub nodes: Vec<NodeReport>,
+}
+
+/// What became of the processes of one node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeReport {
+    /// The node.
+    pub node: NodeId,
+    /// What was signalled, in order.
+    pub signals: Vec<String>,
+    /// The processes that were signalled.
+    pub signalled: usize,
+    /// The processes that are still there.
+    pub left: Vec<Process>,
+    /// Why the node could not be dealt with.
+    pub failure: Option<Failure>,
+}
+
+impl KillReport {
+    /// Tells whether every process is verified to be gone.
+    pub fn all_gone(&self) -> bool {
+        self.nodes.iter().all(|node| node.left.is_empty() && node.failure.is_none())
+    }
+
+    /// Says what did not go as asked, naming each process that is left. A stop that was sent and is being obeyed is no
+    /// failure.
+    pub fn failure(&self, run: &str) -> Option<Failure> {
+        if let Some(failure) = self.nodes.iter().find_map(|node| node.failure.clone()) {
+            return Some(failure);
+        }
+        if self.how == KillHow::Stop || self.all_gone() {
+            return None;
+        }
+        let left = self.nodes.iter().flat_map(|node| node.left.iter().map(|process| survivor(&node.node, process)));
+        Some(Failure::new(
+            format!("cannot kill all of {run}"),
+            left.collect::<Vec<_>>().join("; "),
+            "a process that waits for a device ends when the device answers; if it never does, restart the node",
+        ))
+    }
+}
+
+/// Names a process that would not end.
+fn survivor(node: &NodeId, process: &Process) -> String {
+    let role = match process.role {
+        Role::Supervisor => "supervisor".to_owned(),
+        Role::Rank(rank) => format!("rank {rank}"),
+        Role::Other => "child".to_owned(),
+    };
+    format!(
+        "node {node}: {role}, process {}, state {} ({}): {}",
+        process.pid,
+        process.state,
+        proc::state_in_words(process.state),
+        process.command
+    )
+}
+
+/// Ends a run as planned, and verifies that every process of it is gone.
+///
+/// Each node is looked at again before each signal: if its processes are somebody else's by now, nothing is sent there.
+pub fn execute_kill(
+    plan: &KillPlan,
+    transports: &mut [Box<dyn Transport>],
+    patience: &Patience,
+    progress: &mut dyn FnMut(KillProgress),
+) -> KillReport {
+    let mut nodes: Vec<Ending<'_>> = plan.nodes.iter().map(|target| Ending::new(plan, target, transports)).collect();
+    match plan.how {
+        KillHow::Stop => {
+            signal_all(&mut nodes, transports, Addressee::Supervisor, Signal::Term, progress);
+            wait(&mut nodes, transports, patience.stop);
+        }
+        KillHow::Kill => {
+            signal_all(&mut nodes, transports, Addressee::Everyone, Signal::Term, progress);
+            wait(&mut nodes, transports, patience.term);
+            signal_all(&mut nodes, transports, Addressee::Everyone, Signal::Kill, progress);
+            wait(&mut nodes, transports, patience.kill);
+        }
+    }
+    for node in &mut nodes {
+        let text = match (&node.report.failure, node.report.left.len()) {
+            (Some(failure), _) => failure.why.clone(),
+            (None, 0) => "every process is gone".to_owned(),
+            (None, left) => format!("{} still there", counted_processes(left)),
+        };
+        progress(KillProgress { node: node.report.node.clone(), text });
+        if plan.how == KillHow::Kill && node.is_done() && node.report.failure.is_none() {
+            node.report.failure = record(&plan.dir, node.target).err();
+        }
+    }
+    KillReport { how: plan.how, nodes: nodes.into_iter().map(|node| node.report).collect() }
+}
+
+/// A node on the way to its end.
+struct Ending<'a> {
+    what: String,
+    target: &'a NodeKill,
+    transport: Option<usize>,
+    report: NodeReport,
+    gone: bool,
+}
+
+impl<'a> Ending<'a> {
+    fn new(plan: &KillPlan, target: &'a NodeKill, transports: &[Box<dyn Transport>]) -> Self {
+        let verb = if plan.how == KillHow::Stop { "stop" } else { "kill" };
+        let what = format!("cannot {verb} {}", plan.run);
+        let transport = transports.iter().position(|transport| *transport.node() == target.node);
+        let failure = transport.is_none().then(|| {
+            Failure::new(
+                &*what,
+                format!("node {} cannot be reached from here", target.node),
+                format!("run `vidtui {verb} {}` on {}", plan.run, target.node),
+            )
+        });
+        let report =
+            NodeReport { node: target.node.clone(), signals: Vec::new(), signalled: 0, left: Vec::new(), failure };
+        Self { what, target, transport, report, gone: false }
+    }
+
+    fn is_done(&self) -> bool {
+        self.gone || self.report.failure.is_some()
+    }
+
+    fn fail(&mut self, error: &RemoteError) {
+        self.report.failure = Some(error.failure(&*self.what));
+    }
+}
+
+fn signal_all(
+    nodes: &mut [Ending<'_>],
+    transports: &mut [Box<dyn Transport>],
+    to: Addressee,
+    signal: Signal,
+    progress: &mut dyn FnMut(KillProgress),
+) {
+    for node in nodes.iter_mut().filter(|node| !node.is_done()) {
+        let Some(transport) = node.transport.map(|index| &mut transports[index]) else { continue };
+        match transport.signal(node.target, to, signal) {
+            Ok(signalled) if signalled.is_empty() => {
+                node.gone = true;
+                node.report.left.clear();
+            }
+            Ok(signalled) => {
+                let name = if signal == Signal::Term { "TERM" } else { "KILL" };
+                let pids = signalled.iter().map(|process| process.pid.to_string()).collect::<Vec<_>>().join(", ");
+                let text = format!("{name} sent to {}: {pids}", counted_processes(signalled.len()));
+                progress(KillProgress { node: node.report.node.clone(), text: text.clone() });
+                node.report.signals.push(text);
+                node.report.signalled = node.report.signalled.max(signalled.len());
+                node.report.left = signalled;
+            }
+            Err(error) => node.fail(&error),
+        }
+    }
+}
+
+/// Waits until all processes of all nodes are gone, or patience is.
+fn wait(nodes: &mut [Ending<'_>], transports: &mut [Box<dyn Transport>], patience: Duration) {
+    let deadline = Instant::now() + patience;
+    loop {
+        for node in nodes.iter_mut().filter(|node| !node.is_done()) {
+            let Some(transport) = node.transport.map(|index| &mut transports[index]) else { continue };
+            match transport.look(node.target) {
+                Ok(Group::Gone) => {
+                    node.gone = true;
+                    node.report.left.clear();
+                }
+                Ok(Group::Ours(left)) => node.report.left = left,
+                Ok(Group::NotOurs(why)) => node.fail(&RemoteError::NotOurs { node: node.target.node.clone(), why }),
+                Err(error) => node.fail(&error),
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || nodes.iter().all(Ending::is_done) {
+            return;
+        }
+        thread::sleep(left.min(LOOK_EVERY));
+    }
+}
+
+/// Writes how the attempt ended, in the place of a supervisor that was killed before it could.
+fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
+    if dir.read_exit(&target.node, target.attempt)?.is_some() {
+        return Ok(());
+    }
+    let ended_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let ranks = target.ranks.iter().map(|rank| RankExit {
+        rank: rank.rank,
+        code: None,
+        signal: Some(SIGKILL),
+        last_step: None,
+        ended_s,
+        stderr_tail: Vec::new(),
+    });
+    dir.write_exit(&ExitFile {
+        schema: SCHEMA,
+        attempt: target.attempt,
+        node: target.node.clone(),
+        ended_s,
+        reason: ExitReason::Killed,
+        ranks: ranks.collect(),
+        first_failure: None,
+        failure: None,
+    })?;
+    Ok(())
+}
+
+fn counted_processes(count: usize) -> String {
+    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}

@@ -1,0 +1,235 @@
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use plan::{LaunchPlan, quote};
+use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
+
+use crate::checks::{checks, verb};
+use crate::pid_files;
+use crate::transport::{Ended, Started, Transport};
+
+/// How long a launch waits for the supervisors to say that they live. That takes a tenth of a second, or seconds when
+/// libtorch comes from a cold disk; one that needs longer is watched like any run.
+const STARTING: Duration = Duration::from_secs(5);
+
+/// How many lines of a log a failure shows.
+const LAST_LINES: usize = 5;
+
+/// Makes the run or attempt on disk and starts it, exactly as planned. It goes on without this program.
+///
+/// Until the first process is started, whatever goes wrong leaves nothing behind. Two programs that start the same
+/// attempt at once do not both succeed: the attempt's folder appears by one rename, which only the first can do.
+///
+/// # Errors
+/// The first check that fails; another program was faster; a supervisor that ended at once, with the end of its log.
+pub fn execute_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Result<RunDir, Failure> {
+    let what = verb(plan);
+    for check in checks(plan, transports) {
+        check.result?;
+    }
+    let made = make(&what, plan)?;
+    let mut started = Vec::new();
+    for launch in &plan.nodes {
+        let script = plan.dir.launch_script(plan.attempt.number, &launch.node);
+        let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
+        let result = transport.map(|transport| transport.start(&script)).transpose();
+        match result {
+            Ok(Some(start)) => started.push((&launch.node, start)),
+            // The check above found a transport for every node.
+            Ok(None) => {}
+            Err(error) if started.is_empty() => {
+                let _ = fs::remove_dir_all(&made);
+                return Err(error.failure(what));
+            }
+            Err(error) => {
+                let mut failure = error.failure(what);
+                failure.fix = format!("other nodes have started: end them with `vidtui kill {}`", plan.run.id);
+                return Err(failure);
+            }
+        }
+    }
+    watch_start(&what, plan, started)?;
+    Ok(plan.dir.clone())
+}
+
+/// Makes the folder of the run, or of the attempt in it, and returns it.
+///
+/// All of it is written under a temporary name first, so that it appears whole or not at all.
+fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
+    let number = plan.attempt.number;
+    let (parent, target) = if plan.is_new_run() {
+        (plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), plan.dir.root.clone())
+    } else {
+        check_unchanged(what, plan)?;
+        (plan.dir.root.as_path(), plan.dir.attempt_dir(number))
+    };
+    let scratch = Scratch::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
+    let source = write_files(&scratch.dir, plan).map_err(|error| explained(what, error))?;
+    // Onto a folder that is there and not empty, rename fails: that is the lock.
+    match fs::rename(&source, &target) {
+        Ok(()) => {
+            // What asked the attempt before to stop must not stop this one. There is rarely any.
+            let _ = fs::remove_file(plan.dir.stop_file());
+            Ok(target)
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
+            Err(too_late(what, plan))
+        }
+        Err(error) => Err(io_failure(what, "make", &target, &error)),
+    }
+}
+
+/// Writes everything that is to appear into a temporary run folder. Returns the part to rename.
+fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
+    let number = plan.attempt.number;
+    let io = |action, path: &Utf8Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    };
+    for launch in &plan.nodes {
+        let script = dir.launch_script(number, &launch.node);
+        if let Some(folder) = script.parent() {
+            fs::create_dir_all(folder).map_err(io("make", folder))?;
+        }
+        rundir::write_atomic(&script, launch.script.as_bytes())?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(io("make executable", &script))?;
+    }
+    dir.write_attempt(&plan.attempt)?;
+    if plan.is_new_run() {
+        dir.write_run(&plan.run)?;
+        return Ok(dir.root.clone());
+    }
+    Ok(dir.attempt_dir(number))
+}
+
+/// The plan was made a moment ago: since then, another program may have resumed the run.
+fn check_unchanged(what: &str, plan: &LaunchPlan) -> Result<(), Failure> {
+    // In this order: whoever starts the attempt between the two reads is seen by the second.
+    let mut alive = false;
+    for (file, liveness) in pid_files(&plan.dir)? {
+        // With an exit file, only its supervisor can be alive, on its way out.
+        alive |= liveness == Liveness::Alive && plan.dir.read_exit(&file.node, file.attempt)?.is_none();
+    }
+    let newest = plan.dir.attempt_numbers()?.last().copied().unwrap_or(0);
+    if newest >= plan.attempt.number {
+        return Err(too_late(what, plan));
+    }
+    if alive {
+        return Err(Failure::new(
+            what,
+            format!("attempt {newest} is alive"),
+            format!("stop it first: `vidtui stop {}`", plan.run.id),
+        ));
+    }
+    Ok(())
+}
+
+fn too_late(what: &str, plan: &LaunchPlan) -> Failure {
+    let number = plan.attempt.number;
+    let by = plan.dir.read_attempt(number).map_or(String::new(), |other| format!(" by {}", other.by));
+    let fix = if plan.is_new_run() {
+        "launch again".to_owned()
+    } else {
+        format!("look at it: `vidtui status {}`", plan.run.id)
+    };
+    Failure::new(what, format!("attempt {number} was started a moment ago{by}, from another console"), fix)
+}
+
+/// Waits until every supervisor has written its process file, for a short while.
+fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started)>) -> Result<(), Failure> {
+    let deadline = Instant::now() + STARTING;
+    while Instant::now() < deadline {
+        let mut still = Vec::new();
+        for (node, start) in waiting {
+            // Asked before the file is looked for: a supervisor that was quick leaves one when it ends.
+            let ended = start.ended();
+            match (plan.dir.read_pid(node, plan.attempt.number)?, ended) {
+                (Some(_), _) => {}
+                (None, None) => still.push((node, start)),
+                (None, Some(ended)) => return Err(ended_at_once(what, plan, node, &ended)),
+            }
+        }
+        if still.is_empty() {
+            return Ok(());
+        }
+        waiting = still;
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Explains a supervisor that ended before it wrote its process file, and records it in its place: there is no writer
+/// left, and whoever looks at the run later wants to know as well.
+fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) -> Failure {
+    let number = plan.attempt.number;
+    if let Ok(Some(ExitFile { failure: Some(failure), .. })) = plan.dir.read_exit(node, number) {
+        return failure;
+    }
+    let log = plan.dir.supervisor_log(node, number);
+    let written = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = format!("{}\n{written}", ended.stderr);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+    let said = if last.is_empty() { "it said nothing".to_owned() } else { format!("it said:\n{}", last.join("\n")) };
+    let script = plan.dir.launch_script(number, node);
+    let failure = Failure::new(
+        what,
+        format!("the supervisor on node {node} ended at once ({}); {said}", ended.status),
+        format!("its log is {log}; by hand: bash {}", quote(script.as_str())),
+    );
+    let exit = ExitFile {
+        schema: SCHEMA,
+        attempt: number,
+        node: node.clone(),
+        ended_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+        reason: ExitReason::Failed,
+        ranks: Vec::new(),
+        first_failure: None,
+        failure: Some(failure.clone()),
+    };
+    // The failure is told either way; its record is for later.
+    let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
+    failure
+}
+
+/// A folder that is gone when the launch is over: renamed to its place, or removed.
+struct Scratch {
+    dir: RunDir,
+}
+
+impl Scratch {
+    fn new(parent: &Utf8Path) -> io::Result<Self> {
+        static UNIQUE: AtomicU32 = AtomicU32::new(0);
+        fs::create_dir_all(parent)?;
+        let name = format!(".launch-{}-{}", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let dir = RunDir::new(parent.join(name));
+        fs::create_dir(&dir.root)?;
+        Ok(Self { dir })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir.root);
+    }
+}
+
+/// Puts what was to be done before why it was not.
+fn explained(what: &str, error: Error) -> Failure {
+    let cause = Failure::from(error);
+    Failure::new(what, format!("{}: {}", cause.what, cause.why), cause.fix)
+}
+
+fn io_failure(what: &str, action: &'static str, path: &Utf8Path, source: &io::Error) -> Failure {
+    Failure::new(
+        what,
+        format!("cannot {action} {path}: {source}"),
+        "check its permissions and its disk, then try again",
+    )
+}

@@ -1,0 +1,26 @@
+//! Does things on machines: starts runs, looks at their processes, signals them.
+//!
+//! What is done was planned by `plan` and shown to a person; here it is executed word for word. Everything that touches
+//! a machine goes through a [`Transport`]; [`Local`] is the one for this machine. No process is signalled unless boot
+//! id, start time, group and environment all say that it belongs to the run.
+
+mod checks;
+mod error;
+mod facts;
+mod group;
+mod kill;
+mod launch;
+mod local;
+mod proc;
+mod trainer;
+mod transport;
+
+pub use checks::{Check, checks, find_weights};
+pub use error::RemoteError;
+pub use facts::{liveness, pid_files, read_facts};
+pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill};
+pub use launch::execute_launch;
+pub use local::{Here, Local, here, local_transports};
+pub use proc::state_in_words;
+pub use trainer::find_trainer;
+pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};

@@ -1,0 +1,148 @@
+use std::fs::Metadata;
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use camino::Utf8Path;
+use cluster::NodeId;
+use nix::errno::Errno;
+use nix::sys::signal;
+use nix::sys::statvfs::statvfs;
+use nix::unistd::Pid;
+use plan::NodeKill;
+
+use crate::transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
+use crate::{RemoteError, group, proc};
+
+/// This machine: its name, and the boot it is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Here {
+    /// Its name.
+    pub node: NodeId,
+    /// The number that Linux drew when it booted.
+    pub boot_id: String,
+}
+
+/// Says which machine this is.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn here() -> Result<Here, RemoteError> {
+    let node = NodeId::from_hostname(&nix::unistd::gethostname().unwrap_or_default().to_string_lossy());
+    let boot_id = proc::boot_id().map_err(|error| RemoteError::io(&node, "read its boot id", error))?;
+    Ok(Here { node, boot_id })
+}
+
+/// Does things on this machine, without going through anything.
+#[derive(Debug, Clone)]
+pub struct Local {
+    here: Here,
+}
+
+impl Local {
+    /// Reaches this machine.
+    ///
+    /// # Errors
+    /// As [`here`].
+    pub fn new() -> Result<Self, RemoteError> {
+        Ok(Self { here: here()? })
+    }
+
+    fn error(&self, action: impl Into<String>, source: impl Into<io::Error>) -> RemoteError {
+        RemoteError::io(&self.here.node, action, source)
+    }
+}
+
+/// Reaches the nodes that can be reached without a connection: this machine.
+///
+/// # Errors
+/// As [`here`].
+pub fn local_transports() -> Result<Vec<Box<dyn Transport>>, RemoteError> {
+    Ok(vec![Box::new(Local::new()?)])
+}
+
+impl Transport for Local {
+    fn node(&self) -> &NodeId {
+        &self.here.node
+    }
+
+    /// The script leaves this program's session by itself: its supervisor calls setsid.
+    fn start(&mut self, script: &Utf8Path) -> Result<Started, RemoteError> {
+        let mut child = Command::new("bash")
+            .arg(script)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| self.error(format!("start bash {script}"), error))?;
+        let (tell, ended) = mpsc::channel();
+        // Collects the process when it ends, lest it stays in the process table for as long as the console is open. The
+        // pipe closes as soon as the script sends its output to its log.
+        thread::spawn(move || {
+            let mut stderr = String::new();
+            if let Some(mut pipe) = child.stderr.take() {
+                let _ = pipe.read_to_string(&mut stderr);
+            }
+            let status = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+            let _ = tell.send(Ended { status, stderr });
+        });
+        Ok(Started { ended })
+    }
+
+    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
+        group::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
+    }
+
+    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
+        let members = match self.look(target)? {
+            Group::Gone => return Ok(Vec::new()),
+            Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.here.node.clone(), why }),
+            Group::Ours(members) => members,
+        };
+        let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
+        let addressees: Vec<Process> = match to {
+            Addressee::Everyone => members,
+            Addressee::Supervisor => members
+                .into_iter()
+                .filter(|process| match process.role {
+                    Role::Supervisor => true,
+                    Role::Rank(_) => !has_supervisor,
+                    Role::Other => false,
+                })
+                .collect(),
+        };
+        let signal = match signal {
+            Signal::Term => signal::Signal::SIGTERM,
+            Signal::Kill => signal::Signal::SIGKILL,
+        };
+        // The group as a whole, so that none escapes by forking between the look and the signal.
+        let as_group = to == Addressee::Everyone && addressees.iter().any(|process| process.pgid == target.pgid);
+        if as_group {
+            self.sent(signal::killpg(Pid::from_raw(target.pgid), signal), || format!("signal group {}", target.pgid))?;
+        }
+        for process in addressees.iter().filter(|process| !(as_group && process.pgid == target.pgid)) {
+            self.sent(signal::kill(Pid::from_raw(process.pid), signal), || format!("signal process {}", process.pid))?;
+        }
+        Ok(addressees)
+    }
+
+    fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError> {
+        let existing = dir.ancestors().find(|dir| dir.metadata().is_ok_and(|meta: Metadata| meta.is_dir()));
+        let existing = existing.unwrap_or(Utf8Path::new("."));
+        let disk = statvfs(existing.as_std_path())
+            .map_err(|error| self.error(format!("ask the disk of {existing} for its free space"), error))?;
+        // The blocks that users may take, which excludes those kept back for root.
+        Ok(disk.blocks_available() * disk.fragment_size())
+    }
+}
+
+impl Local {
+    /// A process that ended a moment ago is as good as signalled.
+    fn sent(&self, result: nix::Result<()>, action: impl Fn() -> String) -> Result<(), RemoteError> {
+        match result {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(error) => Err(self.error(action(), error)),
+        }
+    }
+}

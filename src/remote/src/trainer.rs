@@ -1,0 +1,231 @@
+use std::env;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use plan::Trainer;
+use rundir::Failure;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// The name of the trainer's binary.
+const BINARY: &str = "vidtui-train";
+/// The variable that names a trainer, before all other places.
+const VARIABLE: &str = "VIDTUI_TRAIN";
+/// How long a trainer may take to say its version. Loading libtorch from a cold disk takes seconds.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
+
+const WHAT: &str = "cannot find the trainer";
+
+/// Finds the trainer and asks it what it is: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
+///
+/// # Errors
+/// When it is in none of these places, or does not run.
+pub fn find_trainer() -> Result<Trainer, Failure> {
+    let own = env::current_exe().ok().and_then(|path| Utf8PathBuf::from_path_buf(path).ok());
+    probe(&find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))?)
+}
+
+/// Looks for the binary: the variable's, the one beside `own`, the first in `path`.
+fn find(variable: Option<OsString>, own: Option<&Utf8Path>, path: Option<OsString>) -> Result<Utf8PathBuf, Failure> {
+    if let Some(named) = variable {
+        let named = Utf8PathBuf::from(named.to_string_lossy().into_owned());
+        if is_executable(&named) {
+            return Ok(absolute(named));
+        }
+        return Err(Failure::new(
+            WHAT,
+            format!("{VARIABLE} names {named}, which is not an executable file"),
+            format!("set {VARIABLE} to the {BINARY} to use, or unset it"),
+        ));
+    }
+    let mut folders = Vec::new();
+    if let Some(folder) = own.and_then(Utf8Path::parent) {
+        folders.push(folder.to_owned());
+        // Cargo keeps a console built for debugging apart from the trainer, which is always built for release.
+        if folder.file_name() == Some("debug") {
+            folders.push(folder.with_file_name("release"));
+        }
+    }
+    let path = path.unwrap_or_default();
+    let of_path = env::split_paths(&path).filter_map(|folder| Utf8PathBuf::from_path_buf(folder).ok());
+    let mut places = folders.iter().cloned().chain(of_path).map(|folder| folder.join(BINARY));
+    if let Some(found) = places.find(|place| is_executable(place)) {
+        return Ok(absolute(found));
+    }
+    let looked = folders.iter().map(|folder| folder.as_str()).chain(["$PATH"]).collect::<Vec<_>>();
+    Err(Failure::new(
+        WHAT,
+        format!("there is no {BINARY} in {}", looked.join(", ")),
+        format!("build it with `cargo xtask build`, or set {VARIABLE} to where it is"),
+    ))
+}
+
+fn is_executable(path: &Utf8Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+fn absolute(path: Utf8PathBuf) -> Utf8PathBuf {
+    camino::absolute_utf8(&path).unwrap_or(path)
+}
+
+/// What `vidtui-train version --json` prints.
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+    tch: String,
+    libtorch: String,
+    cuda: bool,
+}
+
+/// Runs a trainer to learn its version, and hashes its file.
+fn probe(path: &Utf8Path) -> Result<Trainer, Failure> {
+    let what = format!("cannot use the trainer {path}");
+    let fail = |why: String| {
+        let fix =
+            format!("try it: `{path} version --json`; build it again with `cargo xtask build`, or set {VARIABLE}");
+        Failure::new(&*what, why, fix)
+    };
+    let io = |error: io::Error| fail(error.to_string());
+    let mut child = Command::new(path)
+        .args(["version", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(io)?;
+    // Small answers fit the pipes, so nobody waits for a reader.
+    let Some(status) = wait(&mut child, VERSION_TIMEOUT).map_err(io)? else {
+        return Err(fail(format!("it did not say its version within {} s", VERSION_TIMEOUT.as_secs())));
+    };
+    let (mut said, mut complaint) = (String::new(), String::new());
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_string(&mut said).map_err(io)?;
+    }
+    if let Some(mut pipe) = child.stderr.take() {
+        pipe.read_to_string(&mut complaint).map_err(io)?;
+    }
+    if !status.success() {
+        return Err(fail(format!("`version --json` ended with {status}: {}", complaint.trim())));
+    }
+    let version: Version = serde_json::from_str(&said)
+        .map_err(|error| fail(format!("`version --json` printed {:?}, which is no version: {error}", said.trim())))?;
+    Ok(Trainer {
+        path: path.to_owned(),
+        version: version.version,
+        tch: version.tch,
+        libtorch: version.libtorch,
+        cuda: version.cuda,
+        sha256: sha256(path).map_err(io)?,
+    })
+}
+
+/// Waits for a process; kills it when it takes too long.
+fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<std::process::ExitStatus>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn sha256(path: &Utf8Path) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            read => hash.update(&buffer[..read]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+        let temp = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(temp.path().to_owned()).unwrap();
+        (temp, path)
+    }
+
+    /// Writes an executable script named like the trainer.
+    fn script(folder: &Utf8Path, text: &str) -> Utf8PathBuf {
+        fs::create_dir_all(folder).unwrap();
+        let path = folder.join(BINARY);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn the_variable_wins_over_the_folder_of_the_console_and_that_over_the_path() {
+        let (_temp, root) = folder();
+        let [named, beside, in_path] =
+            ["named", "target/release", "bin"].map(|name| script(&root.join(name), "#!/bin/sh\n"));
+        let own = root.join("target/release/vidtui");
+        let path = || Some(OsString::from(in_path.parent().unwrap()));
+        assert_eq!(find(Some(named.as_os_str().to_owned()), Some(&own), path()), Ok(named));
+        assert_eq!(find(None, Some(&own), path()), Ok(beside.clone()));
+        assert_eq!(find(None, Some(&root.join("target/debug/vidtui")), path()), Ok(beside));
+        assert_eq!(find(None, Some(&root.join("elsewhere/vidtui")), path()), Ok(in_path));
+    }
+
+    #[test]
+    fn a_trainer_that_is_nowhere_is_an_error_that_says_where_it_was_looked_for() {
+        let (_temp, root) = folder();
+        fs::write(root.join(BINARY), "not executable").unwrap();
+        let refusals = [
+            find(None, Some(&root.join("debug/vidtui")), None),
+            find(None, Some(&root.join("vidtui")), Some(root.as_os_str().to_owned())),
+            find(Some(root.join(BINARY).into()), None, None),
+        ];
+        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string().replace(root.as_str(), "ROOT"));
+        insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+
+    /// The stand-in for the trainer, by a name that chooses what it does. A link, since a file that was just written
+    /// cannot be executed while another test starts a process.
+    fn fake(folder: &Utf8Path, name: &str) -> Utf8PathBuf {
+        let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
+        let link = folder.join(name);
+        std::os::unix::fs::symlink(fake, &link).unwrap();
+        link
+    }
+
+    #[test]
+    fn a_trainer_says_what_it_is_and_its_file_is_hashed() {
+        let (_temp, root) = folder();
+        let trainer = probe(&fake(&root, BINARY)).unwrap();
+        assert_eq!((trainer.version.as_str(), trainer.libtorch.as_str(), trainer.cuda), ("0.1.0", "2.11.0", false));
+        assert_eq!(trainer.sha256.len(), 64);
+        fs::write(root.join("empty"), "").unwrap();
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(sha256(&root.join("empty")).unwrap(), empty);
+    }
+
+    #[test]
+    fn a_trainer_that_does_not_run_is_an_error_with_its_own_words() {
+        let (_temp, root) = folder();
+        let paths = [fake(&root, "vidtui-train-broken"), "/bin/echo".into(), root.join("gone")];
+        let refusals = paths.map(|path| probe(&path).unwrap_err().to_string().replace(root.as_str(), "ROOT"));
+        insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+}

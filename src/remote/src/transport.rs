@@ -1,0 +1,114 @@
+use std::sync::mpsc::Receiver;
+
+use camino::Utf8Path;
+use cluster::NodeId;
+use plan::NodeKill;
+
+use crate::RemoteError;
+
+/// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
+pub trait Transport: Send {
+    /// Returns the node.
+    fn node(&self) -> &NodeId;
+
+    /// Starts a script that outlives this program.
+    ///
+    /// # Errors
+    /// When it cannot be started; what it does then is told by [`Started`].
+    fn start(&mut self, script: &Utf8Path) -> Result<Started, RemoteError>;
+
+    /// Finds the processes of a run, and only those.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be looked at.
+    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError>;
+
+    /// Looks, and if the processes are the run's, signals them. Returns those that were signalled; none if all are gone.
+    ///
+    /// # Errors
+    /// [`RemoteError::NotOurs`] if they are somebody else's by now, and whatever the system answers.
+    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError>;
+
+    /// Returns the bytes that a folder, or the folder it will be made in, has room for.
+    ///
+    /// # Errors
+    /// When the disk cannot be asked.
+    fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError>;
+}
+
+/// A script that was started.
+#[derive(Debug)]
+pub struct Started {
+    pub(crate) ended: Receiver<Ended>,
+}
+
+/// How a started script ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status, in words.
+    pub status: String,
+    /// What it wrote to standard error before its output went to its log.
+    pub stderr: String,
+}
+
+impl Started {
+    /// Tells how the script ended, if it has; only the first call after that does.
+    pub fn ended(&self) -> Option<Ended> {
+        self.ended.try_recv().ok()
+    }
+}
+
+/// The processes that a [`NodeKill`] names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Group {
+    /// They are the run's.
+    Ours(Vec<Process>),
+    /// None of them is left.
+    Gone,
+    /// They are somebody else's by now, or that cannot be told.
+    NotOurs(String),
+}
+
+/// A live process of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Process number.
+    pub pid: i32,
+    /// Process group.
+    pub pgid: i32,
+    /// What it is in the run.
+    pub role: Role,
+    /// State letter of `/proc/PID/stat`.
+    pub state: char,
+    /// Command line.
+    pub command: String,
+}
+
+/// What a process is in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It starts and watches the ranks of its node.
+    Supervisor,
+    /// It trains.
+    Rank(usize),
+    /// It was started by one of the others.
+    Other,
+}
+
+/// Who is signalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addressee {
+    /// The supervisor, which tells its ranks; the ranks themselves where the supervisor is gone.
+    Supervisor,
+    /// Every process.
+    Everyone,
+}
+
+/// The signals that a run understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// Save and end.
+    Term,
+    /// End at once.
+    Kill,
+}

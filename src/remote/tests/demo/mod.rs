@@ -1,0 +1,151 @@
+//! A folder of runs, a recipe, and the stand-in for the trainer.
+
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use plan::{Context, LaunchPlan, LaunchRequest, Place, ResumeOptions, ResumeRequest, Trainer, Weights, launch, resume};
+use recipe::{ParamSpec, Recipe, param_specs};
+use remote::{here, read_facts};
+use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
+
+/// What the stand-in does.
+pub enum FakeDoes {
+    Train,
+    Die,
+}
+
+pub struct Demo {
+    pub recipe: Recipe,
+    pub runs: Utf8PathBuf,
+    pub init: Option<Utf8PathBuf>,
+    pub hostname: String,
+    trainer: Utf8PathBuf,
+    _temp: tempfile::TempDir,
+}
+
+impl Demo {
+    pub fn new() -> Self {
+        Self::with(FakeDoes::Train)
+    }
+
+    pub fn with(does: FakeDoes) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let root = Utf8Path::from_path(temp.path()).unwrap();
+        let runs = root.join("the runs");
+        fs::create_dir(&runs).unwrap();
+        let trainer = root.join(match does {
+            FakeDoes::Train => "vidtui-train",
+            FakeDoes::Die => "vidtui-train-dies",
+        });
+        let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
+        std::os::unix::fs::symlink(fake, &trainer).unwrap();
+        let hostname = here().unwrap().node.to_string();
+        Self { recipe: tiny_recipe(), runs, init: None, hostname, trainer, _temp: temp }
+    }
+
+    /// The names in the folder of runs.
+    pub fn entries(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.runs).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    fn context(&self) -> Context {
+        Context {
+            now_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64(),
+            random: 12345,
+            by: "ada@vm".into(),
+            runs_root: self.runs.clone(),
+            git_commit: None,
+            trainer: Trainer {
+                path: self.trainer.clone(),
+                version: "0.1.0".into(),
+                tch: "0.24.0".into(),
+                libtorch: "2.11.0".into(),
+                cuda: false,
+                sha256: "5d41402abc4b2a76b9719d911017c592".repeat(2),
+            },
+            place: Place::local(&self.hostname, 2),
+        }
+    }
+
+    pub fn launch(&self) -> LaunchPlan {
+        let init = self.init.clone().map(|path| Weights { path, lineage: None });
+        launch(&LaunchRequest { recipe: &self.recipe, name: None, stage: None, init }, &self.context()).unwrap()
+    }
+
+    /// Saves a checkpoint that is complete as far as sizes and shapes go.
+    pub fn save(&self, dir: &RunDir, run: &RunId, step: u64) {
+        let folder = dir.step_dir(step);
+        fs::create_dir_all(&folder).unwrap();
+        let files = ["rank-00000.safetensors", "state.toml"].map(|name| {
+            fs::write(folder.join(name), name).unwrap();
+            rundir::file_sum(&folder.join(name)).unwrap()
+        });
+        let tensor = |spec: ParamSpec| LogicalTensor {
+            slices: vec![Slice { file: files[0].name.clone(), key: spec.name.clone(), start: 0, len: spec.len() }],
+            name: spec.name,
+            dtype: "F32".into(),
+            shape: spec.shape,
+        };
+        let manifest = Manifest {
+            format: rundir::SCHEMA,
+            run: run.clone(),
+            attempt: 1,
+            step,
+            saved_s: 0.0,
+            params: 0,
+            mesh: self.recipe.mesh,
+            tensors: param_specs(&self.recipe.model).into_iter().map(tensor).collect(),
+            files: files.to_vec(),
+        };
+        rundir::write_toml(&folder.join("manifest.toml"), &manifest).unwrap();
+    }
+
+    pub fn resume(&self, dir: &RunDir) -> Result<LaunchPlan, Failure> {
+        let run = dir.read_run()?;
+        let latest = rundir::latest(dir);
+        let request = ResumeRequest {
+            run: &run,
+            dir,
+            facts: &read_facts(dir, &run)?,
+            checkpoints: &rundir::checkpoints(dir)?,
+            latest: latest.as_ref(),
+            options: ResumeOptions::default(),
+        };
+        resume(&request, &self.context())
+    }
+}
+
+/// The smallest recipe that holds; what it does not say has its default.
+fn tiny_recipe() -> Recipe {
+    let table: toml::Table = toml::from_str(
+        r#"
+        name = "demo"
+        [model]
+        num_layers = 1
+        num_heads = 1
+        head_dim = 16
+        time_embed_dim = 16
+        text_dim = 8
+        text_len = 4
+        in_channels = 4
+        out_channels = 4
+        latent_frames = 3
+        latent_height = 4
+        latent_width = 4
+        [data]
+        index = "/data/index.jsonl"
+        [train]
+        steps = 60
+        global_batch = 2
+        [optimizer]
+        lr = 1e-3
+        [mesh]
+        dp_replicate = 1
+        dp_shard = 2
+        "#,
+    )
+    .unwrap();
+    Recipe::from_table(&table).unwrap()
+}

@@ -1,0 +1,256 @@
+//! Runs start once, whole, and on their own; what cannot start leaves nothing behind. The trainer is a stand-in,
+//! `tests/fakes/bin/vidtui-train`, whose ranks sleep.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+mod demo;
+
+use std::fs;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster::NodeId;
+use demo::{Demo, FakeDoes};
+use plan::{KillHow, KillPlan, LaunchPlan, Weights, kill};
+use remote::{Patience, execute_kill, execute_launch, find_weights, here, local_transports, pid_files, read_facts};
+use rundir::{AttemptWhy, ExitReason, Failure, Lineage, Liveness, RunDir, RunState, StartFrom, derive};
+
+/// Launches, and waits for the supervisor where a busy machine makes it later than a launch waits.
+fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
+    let dir = execute_launch(plan, &mut local_transports().unwrap())?;
+    while pid_files(&dir).unwrap().is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(dir)
+}
+
+fn state(dir: &RunDir) -> RunState {
+    let facts = read_facts(dir, &dir.read_run().unwrap()).unwrap();
+    derive(&facts, SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64())
+}
+
+fn end(dir: &RunDir, how: KillHow) {
+    let plan: KillPlan = kill(&dir.read_run().unwrap().id, dir, how, &pid_files(dir).unwrap()).unwrap();
+    let patience = Patience { stop: Duration::from_secs(60), ..Patience::default() };
+    let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});
+    assert!(report.all_gone(), "{report:?}");
+}
+
+#[test]
+fn a_launched_run_is_whole_on_disk_alive_in_its_own_session_and_can_be_stopped() {
+    let demo = Demo::new();
+    let plan = demo.launch();
+    let dir = launch(&plan).unwrap();
+    assert_eq!(dir.read_run().unwrap(), plan.run);
+    assert_eq!(dir.read_attempt(1).unwrap(), plan.attempt);
+    let script = fs::read_to_string(dir.launch_script(1, &plan.nodes[0].node)).unwrap();
+    assert_eq!(script, plan.nodes[0].script);
+    assert_eq!(demo.entries(), [plan.run.id.to_string()], "nothing but the run");
+
+    let (file, alive) = pid_files(&dir).unwrap().remove(0);
+    assert_eq!((alive, file.ranks.len()), (Liveness::Alive, 2));
+    let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(file.pid))).unwrap();
+    assert_eq!(session.as_raw(), file.pid, "a session of its own outlives the console");
+    assert_eq!(state(&dir), RunState::Starting, "no step is done yet");
+
+    end(&dir, KillHow::Stop);
+    assert_eq!(pid_files(&dir).unwrap()[0].1, Liveness::Dead);
+    assert_eq!(dir.read_exit(&file.node, 1).unwrap().unwrap().reason, ExitReason::Stopped);
+    assert_eq!(state(&dir), RunState::Stopped);
+}
+
+#[test]
+fn of_many_consoles_that_start_the_same_attempt_exactly_one_succeeds() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    end(&dir, KillHow::Kill);
+    let plan = demo.resume(&dir).unwrap();
+    assert_eq!(plan.attempt.number, 2);
+    let results: Vec<Result<RunDir, Failure>> = std::thread::scope(|scope| {
+        let racers: Vec<_> = (0..8).map(|_| scope.spawn(|| launch(&plan))).collect();
+        racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+    });
+    let losers: Vec<&Failure> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+    assert_eq!(losers.len(), 7, "{results:?}");
+    for failure in losers {
+        assert_eq!(failure.why, "attempt 2 was started a moment ago by ada@vm, from another console");
+    }
+    let log = fs::read_to_string(dir.supervisor_log(&plan.nodes[0].node, 2)).unwrap();
+    assert_eq!(log.matches("started by").count(), 1, "one supervisor was started");
+    assert_eq!(dir.attempt_numbers().unwrap(), [1, 2]);
+    let hidden = fs::read_dir(&dir.root)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().as_encoded_bytes()[0] == b'.');
+    assert_eq!(hidden.count(), 0, "the losers left something behind");
+    end(&dir, KillHow::Kill);
+}
+
+#[test]
+fn a_plan_made_before_another_console_resumed_the_run_is_refused() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    end(&dir, KillHow::Kill);
+    let ours = demo.resume(&dir).unwrap();
+    let theirs = demo.resume(&dir).unwrap();
+    launch(&theirs).unwrap();
+    assert!(launch(&ours).unwrap_err().why.contains("attempt 2 was started a moment ago"));
+
+    // Even one that planned for the attempt after: the run is alive.
+    let mut later = ours;
+    later.attempt.number = 3;
+    assert_eq!(launch(&later).unwrap_err().why, "attempt 2 is alive");
+    assert!(demo.resume(&dir).unwrap_err().why.contains("is starting on"));
+    end(&dir, KillHow::Kill);
+}
+
+#[test]
+fn a_killed_run_counts_as_stopped_and_starts_over_when_it_never_saved() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    end(&dir, KillHow::Kill);
+    assert_eq!(state(&dir), RunState::Stopped);
+    let plan = demo.resume(&dir).unwrap();
+    assert_eq!((plan.attempt.why, plan.attempt.start), (AttemptWhy::Resume, StartFrom::Random));
+    assert_eq!(plan.warnings, ["it has no complete checkpoint: it starts over"]);
+}
+
+#[test]
+fn a_stop_file_stops_one_attempt_and_not_the_next() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    fs::write(dir.stop_file(), "").unwrap();
+    assert_eq!(state(&dir), RunState::Stopping);
+    end(&dir, KillHow::Stop);
+    launch(&demo.resume(&dir).unwrap()).unwrap();
+    assert_eq!(state(&dir), RunState::Starting);
+    end(&dir, KillHow::Kill);
+}
+
+#[test]
+fn a_supervisor_that_ends_at_once_is_reported_with_the_end_of_its_log() {
+    let demo = Demo::with(FakeDoes::Die);
+    let plan = demo.launch();
+    let failure = launch(&plan).unwrap_err();
+    assert_eq!(failure.what, "cannot launch demo");
+    assert!(failure.why.contains("ended at once (exit status: 3)"), "{failure}");
+    assert!(failure.why.ends_with("cannot bind 127.0.0.1:29500: address already in use"), "{failure}");
+    assert!(failure.fix.contains("0001-supervisor.log"), "{failure}");
+    // Whoever looks later sees the same, at once, and can try again.
+    assert_eq!(state(&plan.dir), RunState::Failed(failure));
+    assert_eq!(demo.resume(&plan.dir).unwrap().attempt.number, 2);
+}
+
+#[test]
+fn a_disk_too_small_is_refused_before_anything_is_made() {
+    let mut demo = Demo::new();
+    demo.recipe.train.steps = 10_000_000_000;
+    demo.recipe.checkpoint.interval = 1;
+    demo.recipe.checkpoint.keep_last = 0;
+    let failure = launch(&demo.launch()).unwrap_err();
+    assert!(failure.why.contains("checkpoints of") && failure.why.contains("free"), "{failure}");
+    assert_eq!(demo.entries(), [""; 0]);
+}
+
+#[test]
+fn a_runs_folder_that_is_a_file_is_refused() {
+    let mut demo = Demo::new();
+    fs::write(demo.runs.join("file"), "").unwrap();
+    demo.runs = demo.runs.join("file");
+    let failure = launch(&demo.launch()).unwrap_err();
+    assert_eq!(failure.why, format!("{} is not a folder", demo.runs));
+}
+
+#[test]
+fn weights_that_are_missing_or_incomplete_are_refused_before_anything_is_made() {
+    let mut demo = Demo::new();
+    let step = demo.runs.join("elsewhere/checkpoints/step-00000060");
+    demo.init = Some(step.clone());
+    let missing = launch(&demo.launch()).unwrap_err();
+    fs::create_dir_all(&step).unwrap();
+    let incomplete = launch(&demo.launch()).unwrap_err();
+    for failure in [missing, incomplete] {
+        assert!(failure.why.contains("it has no manifest.toml"), "{failure}");
+    }
+    assert_eq!(demo.entries(), ["elsewhere"]);
+}
+
+#[test]
+fn weights_of_another_shape_are_refused_before_anything_is_made() {
+    let mut demo = Demo::new();
+    let parent = RunDir::new(demo.runs.join("parent"));
+    demo.save(&parent, &demo.launch().run.id, 60);
+    demo.init = Some(parent.step_dir(60));
+    demo.recipe.model.num_layers = 2;
+    let failure = launch(&demo.launch()).unwrap_err();
+    assert!(failure.why.contains("they have no blocks.1.norm1.linear.weight, which recipe demo needs"), "{failure}");
+    assert_eq!(demo.entries(), ["parent"]);
+}
+
+#[test]
+fn a_resume_starts_from_the_newest_complete_checkpoint() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    end(&dir, KillHow::Stop);
+    let run = dir.read_run().unwrap().id;
+    demo.save(&dir, &run, 20);
+    demo.save(&dir, &run, 40);
+    fs::remove_file(dir.step_dir(40).join("state.toml")).unwrap();
+    let plan = demo.resume(&dir).unwrap();
+    assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run, step: 20 });
+    launch(&plan).unwrap();
+    assert_eq!(pid_files(&dir).unwrap()[0].1, Liveness::Alive);
+    end(&dir, KillHow::Kill);
+}
+
+#[test]
+fn weights_are_found_by_step_directory_run_folder_and_run_id() {
+    let demo = Demo::new();
+    let plan = demo.launch();
+    let dir = launch(&plan).unwrap();
+    end(&dir, KillHow::Kill);
+    let id = plan.run.id.as_str();
+    let here = std::env::current_dir().unwrap();
+    let places = [(demo.runs.as_str(), "RUNS"), (id, "RUN"), (here.to_str().unwrap(), "HERE")];
+    let refusals = [id, dir.checkpoints().as_str(), "no/such/place"].map(|given| {
+        let text = find_weights(given, &demo.runs).unwrap_err().to_string();
+        places.iter().fold(text, |text, (place, name)| text.replace(place, name))
+    });
+    insta::assert_snapshot!(refusals.join("\n\n"));
+
+    demo.save(&dir, &plan.run.id, 20);
+    let expected = Weights { path: dir.step_dir(20), lineage: Some(Lineage { run: plan.run.id.clone(), step: 20 }) };
+    for given in [dir.step_dir(20).as_str(), dir.root.as_str(), id] {
+        assert_eq!(find_weights(given, &demo.runs).unwrap(), expected, "{given}");
+    }
+}
+
+#[test]
+fn a_node_that_is_not_this_machine_is_refused_before_anything_is_made() {
+    let mut demo = Demo::new();
+    demo.hostname = "ml-64-003".into();
+    let failure = launch(&demo.launch()).unwrap_err();
+    assert_eq!(failure.why, "node ml-64-003 cannot be reached from here");
+    assert_eq!(demo.entries(), [""; 0]);
+}
+
+#[test]
+fn a_trainer_that_went_away_is_refused_before_anything_is_made() {
+    let demo = Demo::new();
+    let mut plan = demo.launch();
+    plan.trainer = demo.runs.join("vidtui-train");
+    assert!(launch(&plan).unwrap_err().why.contains("No such file"));
+    assert_eq!(demo.entries(), [""; 0]);
+}
+
+#[test]
+fn processes_of_another_node_are_unknown_and_of_another_boot_dead() {
+    let demo = Demo::new();
+    let dir = launch(&demo.launch()).unwrap();
+    let (file, _) = pid_files(&dir).unwrap().remove(0);
+    let mut here = here().unwrap();
+    assert_eq!(remote::liveness(&file, &here), Liveness::Alive);
+    here.boot_id = "00000000-0000-0000-0000-000000000000".into();
+    assert_eq!(remote::liveness(&file, &here), Liveness::Dead);
+    here.node = NodeId::new("ml-64-003").unwrap();
+    assert_eq!(remote::liveness(&file, &here), Liveness::Unknown);
+    end(&dir, KillHow::Kill);
+}

@@ -1,0 +1,326 @@
+//! Signals reach what a run owns, all of it, and nothing else. Real processes: small shells that the tests start.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use plan::{KillHow, KillPlan, NodeKill};
+use remote::{
+    Addressee, Group, KillReport, Local, Patience, Process, RemoteError, Role, Signal, Started, Transport,
+    execute_kill, here, local_transports,
+};
+use rundir::{ExitReason, RankPid, RunDir, RunId};
+
+const RUN: &str = "2026-11-20T0340-demo-k7f2";
+
+/// Long enough for a busy machine; only a failing test waits for it.
+const PATIENCE: Patience =
+    Patience { stop: Duration::from_secs(60), term: Duration::from_millis(300), kill: Duration::from_secs(60) };
+
+/// A process group with a leader, ended when the test is over.
+struct Leader {
+    child: Child,
+    temp: tempfile::TempDir,
+}
+
+impl Leader {
+    /// Starts a shell that leads a group, with `VIDTUI_RUN` set, and waits until it has made the file `ready`.
+    fn start(script: &str) -> Self {
+        Self::start_as(script, Some(RUN))
+    }
+
+    fn start_as(script: &str, run: Option<&str>) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(script).current_dir(temp.path()).process_group(0).env_remove("VIDTUI_RUN");
+        if let Some(run) = run {
+            command.env("VIDTUI_RUN", run);
+        }
+        let child = command.spawn().unwrap();
+        let leader = Self { child, temp };
+        until(|| leader.file("ready").exists());
+        leader
+    }
+
+    fn file(&self, name: &str) -> Utf8PathBuf {
+        Utf8Path::from_path(self.temp.path()).unwrap().join(name)
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The process whose number the script wrote to a file.
+    fn child_in(&self, file: &str) -> i32 {
+        fs::read_to_string(self.file(file)).unwrap().trim().parse().unwrap()
+    }
+
+    fn target(&self) -> NodeKill {
+        let here = here().unwrap();
+        NodeKill {
+            run: RunId::parse(RUN).unwrap(),
+            node: here.node,
+            attempt: 1,
+            pid: self.pid(),
+            pgid: self.pid(),
+            boot_id: here.boot_id,
+            start_ticks: start_ticks(self.pid()),
+            ranks: Vec::new(),
+            why: String::new(),
+        }
+    }
+
+    fn plan(&self, how: KillHow, target: NodeKill) -> KillPlan {
+        let dir = RunDir::new(self.file("run"));
+        fs::create_dir_all(dir.node_dir(&target.node)).unwrap();
+        KillPlan { run: target.run.clone(), dir, how, nodes: vec![target] }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        // The group is this test's own, and its leader is not collected yet: its number cannot be another's.
+        let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    while !done() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn stat_fields(pid: i32) -> Vec<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().map(str::to_owned).collect()
+}
+
+fn start_ticks(pid: i32) -> u64 {
+    stat_fields(pid)[19].parse().unwrap()
+}
+
+fn is_live(pid: i32) -> bool {
+    stat_fields(pid).first().is_some_and(|state| state != "Z")
+}
+
+fn end(plan: &KillPlan) -> KillReport {
+    execute_kill(plan, &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
+}
+
+fn look(target: &NodeKill) -> Group {
+    Local::new().unwrap().look(target).unwrap()
+}
+
+fn assert_refused(leader: &mut Leader, target: &NodeKill, reason: &str) {
+    match look(target) {
+        Group::NotOurs(why) => assert!(why.contains(reason), "{why}"),
+        other => panic!("{other:?} should not be ours"),
+    }
+    for how in [KillHow::Stop, KillHow::Kill] {
+        let failure = end(&leader.plan(how, target.clone())).failure(RUN).expect("refused");
+        assert!(failure.why.contains(reason), "{failure}");
+    }
+    assert!(leader.is_running(), "it was signalled");
+}
+
+const IDLE: &str = "touch ready; while :; do sleep 0.05; done";
+
+#[test]
+fn a_process_whose_boot_start_time_and_environment_agree_is_the_runs() {
+    let leader = Leader::start(IDLE);
+    let Group::Ours(members) = look(&leader.target()) else { panic!("not ours") };
+    assert_eq!(members.iter().filter(|process| process.role == Role::Supervisor).count(), 1);
+    assert!(members.iter().all(|process| process.pgid == leader.pid()));
+}
+
+#[test]
+fn a_process_that_started_at_another_time_is_not_signalled() {
+    let mut leader = Leader::start(IDLE);
+    for wrong in [-1, 1] {
+        let mut target = leader.target();
+        target.start_ticks = target.start_ticks.saturating_add_signed(wrong);
+        assert_refused(&mut leader, &target, "its number was given to another process");
+    }
+}
+
+#[test]
+fn a_process_of_another_run_or_of_none_is_not_signalled() {
+    let mut other = Leader::start_as(IDLE, Some("2026-11-20T0340-other-k7f2"));
+    let target = other.target();
+    assert_refused(&mut other, &target, "has VIDTUI_RUN=2026-11-20T0340-other-k7f2");
+    let mut none = Leader::start_as(IDLE, None);
+    let target = none.target();
+    assert_refused(&mut none, &target, "has no VIDTUI_RUN");
+}
+
+#[test]
+fn a_process_file_from_before_a_reboot_names_nobody() {
+    let mut leader = Leader::start(IDLE);
+    let mut target = leader.target();
+    target.boot_id = "00000000-0000-0000-0000-000000000000".into();
+    assert_eq!(look(&target), Group::Gone);
+    assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
+    assert!(leader.is_running());
+}
+
+#[test]
+fn a_process_file_that_names_everybody_is_refused() {
+    let leader = Leader::start(IDLE);
+    for (pid, pgid) in [(0, 0), (1, 1), (-1, -1), (leader.pid(), 0), (leader.pid(), 1)] {
+        let target = NodeKill { pid, pgid, ..leader.target() };
+        assert!(matches!(look(&target), Group::NotOurs(_)), "{pid} {pgid}");
+    }
+}
+
+#[test]
+fn the_group_of_this_program_is_never_signalled() {
+    let leader = Leader::start(IDLE);
+    let own = nix::unistd::getpgrp().as_raw();
+    let target = NodeKill { pgid: own, ..leader.target() };
+    assert!(matches!(look(&target), Group::NotOurs(why) if why.contains("this program")));
+}
+
+#[test]
+fn a_rank_number_that_belongs_to_somebody_else_by_now_is_spared() {
+    let mut stranger = Leader::start_as(IDLE, None);
+    let leader = Leader::start(IDLE);
+    let mut target = leader.target();
+    target.ranks = vec![RankPid { rank: 0, pid: stranger.pid(), start_ticks: 1 }];
+    let report = end(&leader.plan(KillHow::Kill, target));
+    assert_eq!(report.failure(RUN), None);
+    assert!(!is_live(leader.pid()));
+    assert!(stranger.is_running());
+}
+
+#[test]
+fn a_kill_ends_every_process_of_the_group_even_one_that_ignores_term() {
+    let stubborn = "bash -c 'trap \"\" TERM; until [ -s child ]; do sleep 0.01; done; touch ready; while :; do sleep 0.05; done' & echo $! > child; wait";
+    let leader = Leader::start(stubborn);
+    let child = leader.child_in("child");
+    let plan = leader.plan(KillHow::Kill, leader.target());
+    let report = end(&plan);
+    assert_eq!(report.failure(RUN), None);
+    assert!(report.all_gone());
+    let signals = &report.nodes[0].signals;
+    assert!(signals[0].starts_with("TERM sent to") && signals[1].starts_with("KILL sent to"), "{signals:?}");
+    assert!(!is_live(leader.pid()) && !is_live(child));
+    let exit = plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap().expect("it is on record");
+    assert_eq!(exit.reason, ExitReason::Killed);
+}
+
+#[test]
+fn ranks_that_outlive_their_supervisor_are_ended_too() {
+    let mut leader = Leader::start("sleep 600 & echo $! > child; touch ready; wait");
+    let child = leader.child_in("child");
+    let mut target = leader.target();
+    target.ranks = vec![RankPid { rank: 0, pid: child, start_ticks: start_ticks(child) }];
+    leader.child.kill().unwrap();
+    leader.child.wait().unwrap();
+    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    assert_eq!(members.iter().map(|process| process.role).collect::<Vec<_>>(), [Role::Rank(0)]);
+    assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
+    assert!(!is_live(child));
+}
+
+#[test]
+fn a_stop_asks_the_supervisor_only_and_waits_for_it_to_end_its_ranks() {
+    let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; touch ready; wait";
+    let mut leader = Leader::start(obedient);
+    let child = leader.child_in("child");
+    let report = end(&leader.plan(KillHow::Stop, leader.target()));
+    assert!(report.all_gone(), "{report:?}");
+    assert_eq!(report.nodes[0].signals, [format!("TERM sent to 1 process: {}", leader.pid())]);
+    assert_eq!(leader.child.wait().unwrap().code(), Some(7));
+    assert!(!is_live(child));
+}
+
+#[test]
+fn a_stop_that_is_not_waited_for_reports_who_is_still_there() {
+    let mut leader = Leader::start("trap '' TERM; touch ready; while :; do sleep 0.05; done");
+    let plan = leader.plan(KillHow::Stop, leader.target());
+    let report = execute_kill(&plan, &mut local_transports().unwrap(), &Patience::default(), &mut |_| {});
+    assert!(!report.all_gone());
+    assert_eq!(report.failure(RUN), None, "it was asked to stop, and that is all that was to be done");
+    assert!(leader.is_running());
+    assert_eq!(plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap(), None);
+}
+
+#[test]
+fn what_is_gone_already_needs_no_signal() {
+    let mut leader = Leader::start("touch ready; sleep 600");
+    let target = leader.target();
+    let plan = leader.plan(KillHow::Kill, target);
+    assert!(end(&plan).all_gone());
+    assert_eq!(leader.child.wait().unwrap().signal(), Some(15));
+    let again = end(&plan);
+    assert!(again.all_gone() && again.nodes[0].signals.is_empty());
+}
+
+#[test]
+fn a_node_that_cannot_be_reached_is_reported_not_forgotten() {
+    let mut leader = Leader::start(IDLE);
+    let target = NodeKill { node: NodeId::new("ml-64-003").unwrap(), ..leader.target() };
+    let failure = end(&leader.plan(KillHow::Kill, target)).failure(RUN).unwrap();
+    insta::assert_snapshot!(failure);
+    assert!(leader.is_running());
+}
+
+/// A node whose processes never end.
+struct Stuck(NodeId);
+
+impl Stuck {
+    fn processes() -> Vec<Process> {
+        let process =
+            |pid, role, state, command: &str| Process { pid, pgid: 4100, role, state, command: command.into() };
+        vec![
+            process(4101, Role::Rank(0), 'D', "vidtui-train rank --run-dir /runs/a --attempt 1"),
+            process(4177, Role::Other, 'R', "nvidia-smi"),
+        ]
+    }
+}
+
+impl Transport for Stuck {
+    fn node(&self) -> &NodeId {
+        &self.0
+    }
+
+    fn start(&mut self, _: &Utf8Path) -> Result<Started, RemoteError> {
+        unreachable!("nothing is started here")
+    }
+
+    fn look(&mut self, _: &NodeKill) -> Result<Group, RemoteError> {
+        Ok(Group::Ours(Self::processes()))
+    }
+
+    fn signal(&mut self, _: &NodeKill, _: Addressee, _: Signal) -> Result<Vec<Process>, RemoteError> {
+        Ok(Self::processes())
+    }
+
+    fn free_bytes(&mut self, _: &Utf8Path) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn survivors_are_named_with_state_and_command() {
+    let leader = Leader::start(IDLE);
+    let node = NodeId::new("ml-64-003").unwrap();
+    let plan = leader.plan(KillHow::Kill, NodeKill { node: node.clone(), ..leader.target() });
+    let mut stuck: Vec<Box<dyn Transport>> = vec![Box::new(Stuck(node))];
+    let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
+    let mut told = Vec::new();
+    let report = execute_kill(&plan, &mut stuck, &patience, &mut |progress| told.push(progress.text));
+    let failure = report.failure(RUN).unwrap();
+    insta::assert_snapshot!(format!("{}\n\n{failure}", told.join("\n")));
+    assert_eq!(plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap(), None, "it has not ended");
+}
