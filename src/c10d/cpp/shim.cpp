@@ -1,0 +1,273 @@
+// The C face of PyTorch's distributed engine and of the optimizer step that tch does not bind.
+//
+// Every function returns nullptr, or the text of what went wrong (freed with vidtui_c10d_free): no exception crosses
+// into Rust. Tensors come in as `at::Tensor*`, which is what tch's pointers are; handles are made and freed here.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+struct StoreHandle {
+  c10::intrusive_ptr<c10d::Store> store;
+  uint16_t port;
+};
+
+struct GroupHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  uint32_t next_tag;
+};
+
+// Collectives in flight that complete together, and what they need to stay alive until then.
+struct WorkHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+};
+
+char* copy_text(const char* text) {
+  char* copy = strdup(text);
+  // Out of memory while reporting an error: there is nothing left to report it with.
+  if (copy == nullptr) std::abort();
+  return copy;
+}
+
+template <typename F>
+char* guarded(F&& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return copy_text(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return copy_text(error.what());
+  } catch (...) {
+    return copy_text("an exception without a description");
+  }
+}
+
+template <typename F>
+char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
+  return guarded([&] {
+    // libtorch keeps one record of collectives per process, and adds a group to it without a lock: two threads that
+    // use their first group at once crashed (2.11, FlightRecorder). Starting never waits for a peer.
+    static std::mutex one_at_a_time;
+    const std::lock_guard<std::mutex> lock(one_at_a_time);
+    // Collectives are not part of any graph, whatever their tensors require.
+    at::NoGradGuard no_grad;
+    auto handle = std::make_unique<WorkHandle>();
+    handle->backend = group->backend;
+    body(*group->backend, handle->works);
+    *out = handle.release();
+  });
+}
+
+c10d::ReduceOp reduce_op(int op) {
+  return op == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+}
+
+// The coefficients of one AdamW step.
+struct AdamW {
+  float scale, keep, b1, a1, b2, a2, rate, root, eps;
+};
+
+// Coefficients by value and pointers that do not alias: otherwise the compiler cannot use vectors.
+void adamw_range(const AdamW c, int64_t n, float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
+                 float* __restrict__ v) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float gi = g[i] * c.scale;
+    const float mi = c.b1 * m[i] + c.a1 * gi;
+    const float vi = c.b2 * v[i] + c.a2 * (gi * gi);
+    m[i] = mi;
+    v[i] = vi;
+    p[i] = c.keep * p[i] - c.rate * (mi / (std::sqrt(vi) * c.root + c.eps));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void vidtui_c10d_free(char* text) {
+  std::free(text);
+}
+
+// ---- store
+
+char* vidtui_store_tcp(const char* host, uint16_t port, size_t world_size, int is_server, int64_t timeout_ms,
+                       StoreHandle** out) {
+  return guarded([&] {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = is_server != 0;
+    options.numWorkers = world_size;
+    options.timeout = Milliseconds(timeout_ms);
+    auto store = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
+    const uint16_t bound = store->getPort();
+    *out = new StoreHandle{std::move(store), bound};
+  });
+}
+
+char* vidtui_store_file(const char* path, int world_size, int64_t timeout_ms, StoreHandle** out) {
+  return guarded([&] {
+    auto store = c10::make_intrusive<c10d::FileStore>(std::string(path), world_size);
+    store->setTimeout(Milliseconds(timeout_ms));
+    *out = new StoreHandle{std::move(store), 0};
+  });
+}
+
+void vidtui_store_drop(StoreHandle* store) {
+  char* error = guarded([&] { delete store; });
+  std::free(error);
+}
+
+uint16_t vidtui_store_port(const StoreHandle* store) {
+  return store->port;
+}
+
+char* vidtui_store_set(StoreHandle* store, const char* key, const uint8_t* bytes, size_t len) {
+  return guarded([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + len)); });
+}
+
+// Writes a malloc'ed buffer to `out` (freed with vidtui_c10d_free) and its length to `len`.
+char* vidtui_store_get(StoreHandle* store, const char* key, char** out, size_t* len) {
+  return guarded([&] {
+    const std::vector<uint8_t> value = store->store->get(key);
+    // One byte more, because malloc(0) may return nullptr.
+    char* bytes = static_cast<char*>(std::malloc(value.size() + 1));
+    if (bytes == nullptr) throw std::bad_alloc();
+    std::memcpy(bytes, value.data(), value.size());
+    *out = bytes;
+    *len = value.size();
+  });
+}
+
+char* vidtui_store_add(StoreHandle* store, const char* key, int64_t value, int64_t* out) {
+  return guarded([&] { *out = store->store->add(key, value); });
+}
+
+// ---- group
+
+char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms,
+                        const char* interface, GroupHandle** out) {
+  return guarded([&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
+    options->devices.push_back(interface != nullptr
+                                   ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                                   : c10d::ProcessGroupGloo::createDefaultDevice());
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options);
+    *out = new GroupHandle{std::move(backend), 0};
+  });
+}
+
+void vidtui_group_drop(GroupHandle* group) {
+  char* error = guarded([&] { delete group; });
+  std::free(error);
+}
+
+char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* tensor, int op, WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = reduce_op(op);
+    works.push_back(backend.allreduce(tensors, options));
+  });
+}
+
+char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* output, const at::Tensor* input,
+                                   WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    at::Tensor to = *output, from = *input;
+    works.push_back(backend._allgather_base(to, from));
+  });
+}
+
+// Sends part `r` of `input` to rank `r` and receives the other ranks' parts for this rank, in rank order, into `parts`.
+char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const at::Tensor* parts, WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    const int64_t size = backend.getSize(), rank = backend.getRank(), len = input->numel() / size;
+    const int tag = static_cast<int>(group->next_tag++ & 0x7fffffff);
+    for (int64_t step = 1; step < size; ++step) {
+      // Each pair of ranks talks at another moment, so that no rank is everyone's first target.
+      const int64_t from = (rank + size - step) % size, slot = from < rank ? from : from - 1;
+      std::vector<at::Tensor> part{parts->narrow(0, slot * len, len)};
+      works.push_back(backend.recv(part, static_cast<int>(from), tag));
+    }
+    for (int64_t step = 1; step < size; ++step) {
+      const int64_t to = (rank + step) % size;
+      std::vector<at::Tensor> part{input->narrow(0, to * len, len)};
+      works.push_back(backend.send(part, static_cast<int>(to), tag));
+    }
+  });
+}
+
+char* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int root, WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    works.push_back(backend.broadcast(tensors, options));
+  });
+}
+
+char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) { works.push_back(backend.barrier()); });
+}
+
+// Waits, then frees the handle whatever happened.
+char* vidtui_work_wait(WorkHandle* work) {
+  return guarded([&] {
+    std::unique_ptr<WorkHandle> owned(work);
+    for (auto& part : owned->works) part->wait();
+  });
+}
+
+// ---- optimizer
+
+// One AdamW step over contiguous fp32 tensors of `n` elements on the CPU, in one pass over memory.
+//
+// By hand because at::_fused_adamw_, which is as fast, rounds the elements behind its last full vector differently, so
+// that a shard's result depended on where it was cut. Here each element goes through the same IEEE operations wherever
+// it lies (the build turns contraction into fused multiply-adds off).
+char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
+                   const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
+                   double weight_decay, double eps, double step) {
+  return guarded([&] {
+    const AdamW adamw{
+        static_cast<float>(grad_scale),
+        static_cast<float>(1 - lr * weight_decay),
+        static_cast<float>(beta1),
+        static_cast<float>(1 - beta1),
+        static_cast<float>(beta2),
+        static_cast<float>(1 - beta2),
+        static_cast<float>(lr / (1 - std::pow(beta1, step))),
+        static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, step))),
+        static_cast<float>(eps),
+    };
+    float* const p = static_cast<float*>(param->data_ptr());
+    const float* const g = static_cast<const float*>(grad->data_ptr());
+    float* const m = static_cast<float*>(exp_avg->data_ptr());
+    float* const v = static_cast<float*>(exp_avg_sq->data_ptr());
+    // 32 Ki elements are half a megabyte of the four tensors: enough work for one thread to be worth waking.
+    at::parallel_for(0, param->numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+      adamw_range(adamw, end - begin, p + begin, g + begin, m + begin, v + begin);
+    });
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,122 @@
+//! The functions of `cpp/shim.cpp`, and how their errors become ours.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use torch_sys::C_tensor;
+
+use crate::{Error, Result};
+
+#[repr(C)]
+pub struct StoreHandle {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+pub struct GroupHandle {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+pub struct WorkHandle {
+    _private: [u8; 0],
+}
+
+/// nullptr, or a text to free with `vidtui_c10d_free`.
+pub type Status = *mut c_char;
+
+unsafe extern "C" {
+    pub fn vidtui_c10d_free(text: *mut c_char);
+
+    pub fn vidtui_store_tcp(
+        host: *const c_char,
+        port: u16,
+        world_size: usize,
+        is_server: c_int,
+        timeout_ms: i64,
+        out: *mut *mut StoreHandle,
+    ) -> Status;
+    pub fn vidtui_store_file(
+        path: *const c_char,
+        world_size: c_int,
+        timeout_ms: i64,
+        out: *mut *mut StoreHandle,
+    ) -> Status;
+    pub fn vidtui_store_drop(store: *mut StoreHandle);
+    pub fn vidtui_store_port(store: *const StoreHandle) -> u16;
+    pub fn vidtui_store_set(store: *mut StoreHandle, key: *const c_char, bytes: *const u8, len: usize) -> Status;
+    pub fn vidtui_store_get(
+        store: *mut StoreHandle,
+        key: *const c_char,
+        out: *mut *mut c_char,
+        len: *mut usize,
+    ) -> Status;
+    pub fn vidtui_store_add(store: *mut StoreHandle, key: *const c_char, value: i64, out: *mut i64) -> Status;
+
+    pub fn vidtui_group_gloo(
+        store: *mut StoreHandle,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        interface: *const c_char,
+        out: *mut *mut GroupHandle,
+    ) -> Status;
+    pub fn vidtui_group_drop(group: *mut GroupHandle);
+    pub fn vidtui_group_all_reduce(
+        group: *mut GroupHandle,
+        tensor: *const C_tensor,
+        op: c_int,
+        out: *mut *mut WorkHandle,
+    ) -> Status;
+    pub fn vidtui_group_all_gather_into(
+        group: *mut GroupHandle,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        out: *mut *mut WorkHandle,
+    ) -> Status;
+    pub fn vidtui_group_exchange(
+        group: *mut GroupHandle,
+        input: *const C_tensor,
+        parts: *const C_tensor,
+        out: *mut *mut WorkHandle,
+    ) -> Status;
+    pub fn vidtui_group_broadcast(
+        group: *mut GroupHandle,
+        tensor: *const C_tensor,
+        root: c_int,
+        out: *mut *mut WorkHandle,
+    ) -> Status;
+    pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
+    pub fn vidtui_work_wait(work: *mut WorkHandle) -> Status;
+
+    pub fn vidtui_adamw(
+        param: *const C_tensor,
+        grad: *const C_tensor,
+        exp_avg: *const C_tensor,
+        exp_avg_sq: *const C_tensor,
+        grad_scale: f64,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+        eps: f64,
+        step: f64,
+    ) -> Status;
+}
+
+/// Turns the shim's status into a result; `doing` completes "cannot …".
+pub fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
+    if status.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a status that is not null is a C string made by the shim with strdup, valid until it is freed below.
+    let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
+    // SAFETY: the same pointer, freed once, by the allocator that made it.
+    unsafe { vidtui_c10d_free(status) };
+    Err(Error::torch(doing(), &text))
+}
+
+/// A C string; text with a zero byte inside is refused.
+pub fn c_text(text: &str, doing: impl FnOnce() -> String) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::argument(doing(), format!("{text:?} contains a zero byte")))
+}

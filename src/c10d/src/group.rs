@@ -1,0 +1,237 @@
+//! A group of ranks that call the same collectives in the same order.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use tch::Tensor;
+
+use crate::ffi::{self, GroupHandle, WorkHandle, c_text, check};
+use crate::pending::{Combine, Finish, Pending, Work, torch};
+use crate::store::millis;
+use crate::{Error, Result, Store};
+
+/// How the values of ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduce {
+    /// Their sum.
+    Sum,
+    /// Their largest.
+    Max,
+    /// Their mean: the sum, divided by the number of ranks when it has arrived.
+    Avg,
+}
+
+/// A process group. Every rank in it must call the same collectives in the same order.
+///
+/// A group of one rank has no network: its collectives are copies, complete at once.
+pub struct Group {
+    network: Option<Network>,
+    rank: usize,
+    size: usize,
+}
+
+struct Network(NonNull<GroupHandle>);
+
+// SAFETY: c10d's process groups may be used from any one thread at a time; the handle has one owner and is not Sync.
+unsafe impl Send for Network {}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from vidtui_group_gloo and this is its only owner.
+        unsafe { ffi::vidtui_group_drop(self.0.as_ptr()) }
+    }
+}
+
+impl Group {
+    /// Joins a gloo group of `size` ranks that meet in `store`; each group needs its own [`Store::prefix`].
+    ///
+    /// `interface` names the network interface to listen on, such as `lo` when all ranks are on one node; without it,
+    /// gloo takes the address that this machine's host name resolves to.
+    ///
+    /// # Errors
+    /// When the other ranks do not come within `timeout`, which is also the limit of every collective.
+    pub fn gloo(store: &Store, rank: usize, size: usize, timeout: Duration, interface: Option<&str>) -> Result<Self> {
+        let doing = || match interface {
+            Some(name) => format!("join the group of {size} ranks as rank {rank} on interface {name}"),
+            None => format!("join the group of {size} ranks as rank {rank}"),
+        };
+        if rank >= size {
+            return Err(Error::argument(doing(), format!("ranks are 0 to {}", size.saturating_sub(1))));
+        }
+        if size == 1 {
+            return Ok(Self::alone());
+        }
+        let (Ok(rank_c), Ok(size_c)) = (i32::try_from(rank), i32::try_from(size)) else {
+            return Err(Error::argument(doing(), "too many ranks"));
+        };
+        let prefix = c_text(store.key_prefix(), doing)?;
+        let interface_c = interface.map(|name| c_text(name, doing)).transpose()?;
+        let interface_ptr = interface_c.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the store and the strings outlive the call, a null interface means the default one, and `handle` is
+        // where the shim writes a new handle on success.
+        let status = unsafe {
+            ffi::vidtui_group_gloo(
+                store.raw(),
+                prefix.as_ptr(),
+                rank_c,
+                size_c,
+                millis(timeout),
+                interface_ptr,
+                &mut handle,
+            )
+        };
+        check(status, doing)?;
+        let handle = NonNull::new(handle).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        Ok(Self { network: Some(Network(handle)), rank, size })
+    }
+
+    /// The group of one rank.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { network: None, rank: 0, size: 1 }
+    }
+
+    /// This rank's number in the group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Reduces `tensor` over all ranks, in place.
+    pub fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
+        let doing = || format!("all-reduce {:?} over {} ranks", tensor.size(), self.size);
+        contiguous(doing, &[tensor])?;
+        let work = self.start(doing, |group, out| {
+            // SAFETY: group and tensor are alive; the shim keeps its own reference to the tensor.
+            unsafe { ffi::vidtui_group_all_reduce(group, tensor.as_ptr(), reduce.code(), out) }
+        })?;
+        let finish = match reduce {
+            Reduce::Avg if self.size > 1 => Finish::Divide(tensor.shallow_clone(), self.size as i64),
+            _ => Finish::Nothing,
+        };
+        Ok(Pending::new(work, doing(), finish, vec![tensor.shallow_clone()]))
+    }
+
+    /// Gathers every rank's `input` into `out`, in rank order; `out` holds `size` times as many elements.
+    pub fn all_gather_into(&self, out: &Tensor, input: &Tensor) -> Result<Pending> {
+        let doing = || format!("all-gather {:?} from {} ranks into {:?}", input.size(), self.size, out.size());
+        contiguous(doing, &[out, input])?;
+        self.sizes(doing, out, input)?;
+        if self.network.is_none() {
+            copy(doing, out, input)?;
+        }
+        let (to, from) = (out.view(-1), input.view(-1));
+        let work = self.start(doing, |group, pending| {
+            // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
+            unsafe { ffi::vidtui_group_all_gather_into(group, to.as_ptr(), from.as_ptr(), pending) }
+        })?;
+        Ok(Pending::new(work, doing(), Finish::Nothing, vec![to, from]))
+    }
+
+    /// Reduces every rank's `input` and leaves part `rank` of the result in `out`; `input` holds `size` times as many
+    /// elements as `out`, and is not changed.
+    pub fn reduce_scatter_into(&self, out: &Tensor, input: &Tensor, reduce: Reduce) -> Result<Pending> {
+        let doing = || format!("reduce-scatter {:?} over {} ranks into {:?}", input.size(), self.size, out.size());
+        contiguous(doing, &[out, input])?;
+        self.sizes(doing, input, out)?;
+        if self.network.is_none() {
+            copy(doing, out, input)?;
+            return Ok(Pending::new(None, doing(), Finish::Nothing, Vec::new()));
+        }
+        let (flat, len) = (input.view(-1), out.numel() as i64);
+        let parts = Tensor::empty([(self.size as i64 - 1) * len], (input.kind(), input.device()));
+        // Not gloo's own reduce-scatter, which is an all-reduce and a copy: 26 MiB of fp32 over two processes of one
+        // node take it 40 ms, and this exchange with a local sum 14 ms.
+        let work = self.start(doing, |group, pending| {
+            // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
+            unsafe { ffi::vidtui_group_exchange(group, flat.as_ptr(), parts.as_ptr(), pending) }
+        })?;
+        let finish = Finish::Combine(Combine {
+            out: out.view(-1),
+            own: flat.narrow(0, self.rank as i64 * len, len),
+            parts: parts.view([self.size as i64 - 1, len]),
+            rank: self.rank,
+            reduce,
+        });
+        Ok(Pending::new(work, doing(), finish, vec![flat]))
+    }
+
+    /// Copies `tensor` of rank `root` to all ranks.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
+        let doing = || format!("broadcast {:?} from rank {root} of {}", tensor.size(), self.size);
+        contiguous(doing, &[tensor])?;
+        let Some(root_c) = i32::try_from(root).ok().filter(|_| root < self.size) else {
+            return Err(Error::argument(doing(), format!("ranks are 0 to {}", self.size - 1)));
+        };
+        let work = self.start(doing, |group, pending| {
+            // SAFETY: group and tensor are alive; the shim keeps its own reference to the tensor.
+            unsafe { ffi::vidtui_group_broadcast(group, tensor.as_ptr(), root_c, pending) }
+        })?;
+        Ok(Pending::new(work, doing(), Finish::Nothing, vec![tensor.shallow_clone()]))
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        let doing = || format!("meet {} ranks at a barrier", self.size);
+        // SAFETY: the group is alive.
+        let work = self.start(doing, |group, pending| unsafe { ffi::vidtui_group_barrier(group, pending) })?;
+        Pending::new(work, doing(), Finish::Nothing, Vec::new()).wait()
+    }
+
+    /// Starts a collective on the network, if there is one.
+    fn start(
+        &self,
+        doing: impl FnOnce() -> String + Copy,
+        call: impl FnOnce(*mut GroupHandle, *mut *mut WorkHandle) -> ffi::Status,
+    ) -> Result<Option<Work>> {
+        let Some(network) = &self.network else { return Ok(None) };
+        let mut work = std::ptr::null_mut();
+        check(call(network.0.as_ptr(), &mut work), doing)?;
+        let work = NonNull::new(work).ok_or_else(|| Error::torch(doing(), "no handle was returned"))?;
+        Ok(Some(Work(work)))
+    }
+
+    /// Checks that `large` is `size` times `small`, of the same kind.
+    fn sizes(&self, doing: impl FnOnce() -> String, large: &Tensor, small: &Tensor) -> Result<()> {
+        let (have, part) = (large.numel(), small.numel());
+        if have != part * self.size {
+            let why = format!("{part} elements of {} ranks are {}, not {have}", self.size, part * self.size);
+            return Err(Error::argument(doing(), why));
+        }
+        if large.kind() != small.kind() {
+            return Err(Error::argument(doing(), format!("{:?} is not {:?}", large.kind(), small.kind())));
+        }
+        Ok(())
+    }
+}
+
+impl Reduce {
+    /// As the shim numbers them. A mean is a sum that is divided later: gloo has no mean.
+    fn code(self) -> i32 {
+        match self {
+            Self::Sum | Self::Avg => 0,
+            Self::Max => 1,
+        }
+    }
+}
+
+fn contiguous(doing: impl FnOnce() -> String, tensors: &[&Tensor]) -> Result<()> {
+    match tensors.iter().find(|tensor| !tensor.is_contiguous()) {
+        Some(tensor) => Err(Error::argument(doing(), format!("strides {:?} are not contiguous", tensor.stride()))),
+        None => Ok(()),
+    }
+}
+
+fn copy(doing: impl FnOnce() -> String, out: &Tensor, input: &Tensor) -> Result<()> {
+    if out.data_ptr() == input.data_ptr() {
+        return Ok(());
+    }
+    torch(&doing(), || tch::no_grad(|| out.f_view(-1)?.f_copy_(&input.f_view(-1)?)))
+}

@@ -1,0 +1,121 @@
+//! A collective in flight.
+
+use std::cmp::Ordering;
+use std::ptr::NonNull;
+
+use tch::{Kind, Tensor};
+
+use crate::ffi::{self, WorkHandle, check};
+use crate::{Reduce, Result};
+
+/// A collective that has begun; its tensors must not be read or written until [`Pending::wait`] returns.
+///
+/// It keeps the tensors alive. Dropping it waits too, so that no buffer is freed under the network, and loses the error.
+#[must_use = "a collective is complete only after wait()"]
+pub struct Pending {
+    work: Option<Work>,
+    doing: String,
+    finish: Finish,
+    /// Alive until the work is done.
+    _tensors: Vec<Tensor>,
+}
+
+/// What is left to do on this rank when the network is done.
+pub(crate) enum Finish {
+    Nothing,
+    /// Divide in place.
+    Divide(Tensor, i64),
+    /// Reduce the parts of all ranks.
+    Combine(Combine),
+}
+
+/// The local half of a reduce-scatter.
+pub(crate) struct Combine {
+    /// Where the result goes, `[len]`.
+    pub out: Tensor,
+    /// This rank's own part, `[len]`.
+    pub own: Tensor,
+    /// The other ranks' parts in rank order, `[size - 1, len]`.
+    pub parts: Tensor,
+    pub rank: usize,
+    pub reduce: Reduce,
+}
+
+pub(crate) struct Work(pub NonNull<WorkHandle>);
+
+// SAFETY: c10d's work objects may be waited on from any thread; the handle has one owner.
+unsafe impl Send for Work {}
+
+impl Pending {
+    pub(crate) fn new(work: Option<Work>, doing: String, finish: Finish, tensors: Vec<Tensor>) -> Self {
+        Self { work, doing, finish, _tensors: tensors }
+    }
+
+    /// Waits until the collective is complete on this rank.
+    ///
+    /// # Errors
+    /// When a peer is gone or the group's timeout passes. The tensors then hold anything, and the group is of no
+    /// further use: the ranks no longer agree on what comes next.
+    pub fn wait(mut self) -> Result<()> {
+        self.finish_network()?;
+        match std::mem::replace(&mut self.finish, Finish::Nothing) {
+            Finish::Nothing => Ok(()),
+            Finish::Divide(tensor, by) => torch(&self.doing, || {
+                let _ = tch::no_grad(|| tensor.shallow_clone().f_div_scalar_(by))?;
+                Ok(())
+            }),
+            Finish::Combine(combine) => torch(&self.doing, || tch::no_grad(|| combine.run())),
+        }
+    }
+
+    fn finish_network(&mut self) -> Result<()> {
+        let Some(work) = self.work.take() else { return Ok(()) };
+        // SAFETY: the handle came from the shim, has one owner and is given up here; the call frees it.
+        check(unsafe { ffi::vidtui_work_wait(work.0.as_ptr()) }, || self.doing.clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // Only reached with work when an earlier error made the caller leave without waiting: that error is the one
+        // people need to see.
+        let _ = self.finish_network();
+    }
+}
+
+impl Combine {
+    /// Combines in rank order, so that the bits do not depend on whose part this is; halves are added in fp32.
+    fn run(&self) -> std::result::Result<(), tch::TchError> {
+        let others = self.parts.size()[0];
+        let half = matches!(self.out.kind(), Kind::BFloat16 | Kind::Half);
+        let part = |rank: usize| {
+            let part = match rank.cmp(&self.rank) {
+                Ordering::Equal => self.own.shallow_clone(),
+                Ordering::Less => self.parts.f_get(rank as i64)?,
+                Ordering::Greater => self.parts.f_get(rank as i64 - 1)?,
+            };
+            if half { part.f_to_kind(Kind::Float) } else { Ok(part) }
+        };
+        let combine = |total: &Tensor, a: &Tensor, b: &Tensor| match self.reduce {
+            Reduce::Max => a.f_maximum_out(total, b),
+            Reduce::Sum | Reduce::Avg => a.f_add_out(total, b),
+        };
+        let mut total = if half { self.out.f_to_kind(Kind::Float)? } else { self.out.shallow_clone() };
+        let _ = combine(&total, &part(0)?, &part(1)?)?;
+        for rank in 2..=others as usize {
+            let _ = combine(&total, &total, &part(rank)?)?;
+        }
+        if self.reduce == Reduce::Avg {
+            let _ = total.f_div_scalar_(others + 1)?;
+        }
+        if half {
+            self.out.shallow_clone().f_copy_(&total)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs tensor arithmetic, with `doing` in its error.
+pub(crate) fn torch(doing: &str, body: impl FnOnce() -> std::result::Result<(), tch::TchError>) -> Result<()> {
+    body().map_err(|error| crate::Error::torch(doing, &error.to_string()))
+}

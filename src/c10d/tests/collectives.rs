@@ -1,0 +1,162 @@
+//! What the collectives compute, over gloo on the loopback interface.
+
+mod together;
+
+use c10d::{Group, Reduce, Result};
+use tch::{Device, Kind, Tensor};
+use together::{TIMEOUT, on_ranks};
+
+const SIZES: [usize; 3] = [1, 2, 4];
+const KINDS: [Kind; 2] = [Kind::Float, Kind::BFloat16];
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).view(-1)).expect("a flat tensor of doubles is a vector")
+}
+
+/// Small whole numbers, so that sums are exact in bf16 too.
+fn counting(from: i64, len: i64, kind: Kind) -> Tensor {
+    Tensor::arange_start(from, from + len, (Kind::Float, Device::Cpu)).to_kind(kind)
+}
+
+#[test]
+fn all_reduce_gives_every_rank_the_sum_the_largest_and_the_mean() -> Result<()> {
+    for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
+        let n = size as f64;
+        for (reduce, want) in [
+            (Reduce::Sum, [(n - 1.0) * n / 2.0, n]),
+            (Reduce::Max, [n - 1.0, 1.0]),
+            (Reduce::Avg, [(n - 1.0) / 2.0, 1.0]),
+        ] {
+            let got = on_ranks(size, |group, _| {
+                let tensor = Tensor::from_slice(&[group.rank() as f64, 1.0]).to_kind(kind);
+                group.all_reduce(&tensor, reduce)?.wait()?;
+                Ok(values(&tensor))
+            })?;
+            assert!(got.iter().all(|values| *values == want), "{reduce:?} of {size} ranks in {kind:?}: {got:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn whole_numbers_are_reduced_too() -> Result<()> {
+    let got = on_ranks(2, |group, _| {
+        let flag = Tensor::from_slice(&[group.rank() as i64 * 3]);
+        group.all_reduce(&flag, Reduce::Max)?.wait()?;
+        Ok(flag.int64_value(&[0]))
+    })?;
+    assert_eq!(got, [3, 3]);
+    Ok(())
+}
+
+#[test]
+fn all_gather_puts_the_parts_in_rank_order() -> Result<()> {
+    for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
+        let got = on_ranks(size, |group, _| {
+            let input = counting(group.rank() as i64 * 3, 3, kind);
+            let out = Tensor::zeros([size as i64, 3], (kind, Device::Cpu));
+            group.all_gather_into(&out, &input)?.wait()?;
+            Ok(values(&out))
+        })?;
+        let want: Vec<f64> = (0..3 * size).map(|i| i as f64).collect();
+        assert!(got.iter().all(|values| *values == want), "{size} ranks in {kind:?}: {got:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn reduce_scatter_leaves_each_rank_its_part_of_the_reduction() -> Result<()> {
+    for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
+        let (n, len) = (size as f64, size as i64 * 2);
+        let got = on_ranks(size, |group, _| {
+            [Reduce::Sum, Reduce::Max, Reduce::Avg]
+                .into_iter()
+                .map(|reduce| {
+                    let input = counting(group.rank() as i64, len, kind);
+                    let out = Tensor::full([1, 2], -1.0, (kind, Device::Cpu));
+                    group.reduce_scatter_into(&out, &input, reduce)?.wait()?;
+                    assert_eq!(values(&input), values(&counting(group.rank() as i64, len, kind)), "input changed");
+                    Ok(values(&out))
+                })
+                .collect::<Result<Vec<_>>>()
+        })?;
+        for (rank, rank_got) in got.iter().enumerate() {
+            let at = |i: usize| (2 * rank + i) as f64;
+            let sum = [0, 1].map(|i| n * at(i) + n * (n - 1.0) / 2.0);
+            assert_eq!(rank_got[0], sum, "sum on rank {rank} of {size} in {kind:?}");
+            assert_eq!(rank_got[1], [0, 1].map(|i| at(i) + n - 1.0), "max on rank {rank} of {size} in {kind:?}");
+            assert_eq!(rank_got[2], sum.map(|s| s / n), "mean on rank {rank} of {size} in {kind:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn broadcast_copies_the_root() -> Result<()> {
+    for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
+        let root = size - 1;
+        let got = on_ranks(size, |group, _| {
+            let tensor = counting(group.rank() as i64 * 10, 2, kind);
+            group.broadcast(&tensor, root)?.wait()?;
+            Ok(values(&tensor))
+        })?;
+        let first = root as f64 * 10.0;
+        assert!(got.iter().all(|values| *values == [first, first + 1.0]), "{size} ranks in {kind:?}: {got:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn collectives_may_overlap_and_be_waited_for_out_of_order() -> Result<()> {
+    let got = on_ranks(2, |group, _| {
+        let options = (Kind::Float, Device::Cpu);
+        let grad = Tensor::ones([1 << 20], options);
+        let (first, second) = (Tensor::zeros([1 << 19], options), Tensor::zeros([1 << 19], options));
+        let all = Tensor::zeros([2 << 20], options);
+        let a = group.reduce_scatter_into(&first, &grad, Reduce::Sum)?;
+        let b = group.all_gather_into(&all, &grad)?;
+        let c = group.reduce_scatter_into(&second, &grad, Reduce::Avg)?;
+        c.wait()?;
+        b.wait()?;
+        a.wait()?;
+        Ok([&first, &all, &second].map(|tensor| tensor.mean(Kind::Double).double_value(&[])))
+    })?;
+    assert_eq!(got, [[2.0, 1.0, 1.0]; 2]);
+    Ok(())
+}
+
+#[test]
+fn two_groups_over_one_store_do_not_meet() -> Result<()> {
+    let got = on_ranks(4, |world, store| {
+        let pair = store.prefix(&format!("pair{}", world.rank() / 2));
+        let pair = Group::gloo(&pair, world.rank() % 2, 2, TIMEOUT, Some("lo"))?;
+        let tensor = Tensor::from_slice(&[world.rank() as f64]);
+        pair.all_reduce(&tensor, Reduce::Sum)?.wait()?;
+        Ok(tensor.double_value(&[0]))
+    })?;
+    assert_eq!(got, [1.0, 1.0, 5.0, 5.0]);
+    Ok(())
+}
+
+#[test]
+fn a_pending_that_is_dropped_has_still_happened() -> Result<()> {
+    let got = on_ranks(2, |group, _| {
+        let tensor = Tensor::from_slice(&[1.0f32]);
+        drop(group.all_reduce(&tensor, Reduce::Sum)?);
+        Ok(tensor.double_value(&[0]))
+    })?;
+    assert_eq!(got, [2.0, 2.0]);
+    Ok(())
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_with_the_arithmetic() {
+    let group = Group::alone();
+    let (out, input) = (Tensor::zeros([3], (Kind::Float, Device::Cpu)), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
+    let error = group.all_gather_into(&out, &input).err().expect("3 is not 1 × 2");
+    assert_eq!(error.to_string(), "cannot all-gather [2] from 1 ranks into [3]: 2 elements of 1 ranks are 2, not 3");
+    let error = group.broadcast(&out, 1).err().expect("there is no rank 1");
+    assert_eq!(error.to_string(), "cannot broadcast [3] from rank 1 of 1: ranks are 0 to 0");
+    let error = group.all_reduce(&Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr(), Reduce::Sum);
+    assert!(error.err().expect("a transposed tensor").to_string().contains("not contiguous"));
+}

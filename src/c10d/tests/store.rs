@@ -1,0 +1,84 @@
+//! What the stores keep, and what they say when ranks do not meet.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use c10d::{Group, Result, Store};
+
+/// Longer than a name server that does not answer can hold up libtorch's connections.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
+    listener.local_addr().expect("a bound listener has an address").port()
+}
+
+fn keeps_bytes_counts_and_prefixes(store: &Store, other: &Store) -> Result<()> {
+    store.prefix("a").set("key", &[0, 255, 7])?;
+    assert_eq!(other.get("a/key")?, [0, 255, 7]);
+    assert_eq!(other.prefix("a").get("key")?, [0, 255, 7]);
+    store.set("empty", &[])?;
+    assert!(other.get("empty")?.is_empty());
+    assert_eq!([store.add("count", 2)?, other.add("count", 40)?], [2, 42]);
+    Ok(())
+}
+
+#[test]
+fn a_tcp_store_keeps_bytes_counts_and_prefixes() -> Result<()> {
+    let store = Store::tcp("127.0.0.1", 0, 1, true, TIMEOUT)?;
+    let client = Store::tcp("127.0.0.1", store.port(), 1, false, TIMEOUT)?;
+    keeps_bytes_counts_and_prefixes(&store, &client)
+}
+
+#[test]
+fn a_file_store_keeps_bytes_counts_and_prefixes() -> Result<()> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let open = || Store::file(&folder.path().join("store"), 2, TIMEOUT);
+    keeps_bytes_counts_and_prefixes(&open()?, &open()?)
+}
+
+#[test]
+fn a_key_that_nobody_sets_is_an_error_after_the_timeout() -> Result<()> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::file(&folder.path().join("store"), 1, Duration::from_millis(300))?;
+    let error = store.get("nothing").expect_err("nobody sets it").to_string();
+    assert!(error.starts_with("cannot get \"nothing\" from the store: "), "{error}");
+    assert!(error.to_lowercase().contains("timeout"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_store_in_a_folder_that_is_not_there_is_a_readable_error() {
+    let error = Store::file(Path::new("/nowhere/store"), 2, TIMEOUT).err().expect("there is no such folder");
+    let text = "cannot open the store of 2 ranks in /nowhere/store: No such file or directory (os error 2)";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_wrong_port_is_a_readable_error() {
+    let port = free_port();
+    let error = Store::tcp("127.0.0.1", port, 2, false, Duration::from_secs(1)).err().expect("nobody listens there");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("cannot reach the store at 127.0.0.1:{port}: ")), "{text}");
+    assert!(text.ends_with("nothing answered there for 1.0 s (Connection refused (os error 111))"), "{text}");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_a_readable_error() {
+    let port = free_port();
+    let error = Store::tcp("127.0.0.1", port, 2, true, Duration::from_secs(1)).err().expect("one of two ranks came");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("cannot serve the store of 2 ranks at 127.0.0.1:{port}: ")), "{text}");
+    assert!(text.to_lowercase().contains("timed out") && !text.contains('\n'), "{text}");
+}
+
+#[test]
+fn an_unknown_interface_is_a_readable_error() -> Result<()> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::file(&folder.path().join("store"), 2, TIMEOUT)?;
+    let error = Group::gloo(&store, 0, 2, TIMEOUT, Some("wlan7")).err().expect("there is no wlan7").to_string();
+    assert!(error.starts_with("cannot join the group of 2 ranks as rank 0 on interface wlan7: "), "{error}");
+    Ok(())
+}

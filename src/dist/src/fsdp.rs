@@ -1,0 +1,228 @@
+//! Fully sharded parameters: gathered when a unit runs, freed after it, gradients reduced to the shards.
+//!
+//! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
+//! unit's gather and the last unit's reduction are in flight while a unit computes.
+
+use crate::flat::{Layout, Run, Slot, Which};
+use crate::mesh::MeshGroups;
+use c10d::{Pending, Reduce, Result};
+use tch::{Device, Kind, Tensor};
+
+/// The sharded parameters of a model and the gradients of this rank's shards.
+pub struct Fsdp {
+    groups: MeshGroups,
+    compute: Kind,
+    units: Vec<ShardedUnit>,
+    gathering: Option<(usize, Gathered)>,
+    reducing: Option<Reducing>,
+}
+
+/// This rank's part of one unit.
+struct ShardedUnit {
+    layout: Layout,
+    /// Master weights in fp32, and their gradient.
+    trained: Option<TrainedShard>,
+    /// Weights in the compute dtype.
+    frozen: Option<Tensor>,
+}
+
+/// A shard that is trained.
+struct TrainedShard {
+    master: Tensor,
+    grad: Tensor,
+    /// Whether `grad` holds something of this step already.
+    filled: bool,
+}
+
+/// A unit's whole flat tensors, and the gathers that fill them.
+struct Gathered {
+    trained: Option<Tensor>,
+    frozen: Option<Tensor>,
+    pending: Vec<Pending>,
+}
+
+/// A reduce-scatter in flight.
+struct Reducing {
+    unit: usize,
+    part: Tensor,
+    pending: Pending,
+}
+
+/// One trained shard as the optimizer sees it; all tensors are one-dimensional, fp32 and of equal length.
+#[derive(Debug)]
+pub struct ShardView<'a> {
+    /// Number of the unit.
+    pub unit: usize,
+    /// Master weights.
+    pub master: &'a Tensor,
+    /// Gradient of this step, summed over ranks.
+    pub grad: &'a Tensor,
+}
+
+/// A piece of a tensor in this rank's hands.
+#[derive(Debug)]
+pub struct OwnedRun {
+    /// Number of the unit.
+    pub unit: usize,
+    /// Which elements of which slot.
+    pub run: Run,
+    /// The elements themselves, a view of the shard.
+    pub values: Tensor,
+}
+
+impl Fsdp {
+    /// Allocates this rank's shards, filled with zeros. Gathered weights have the dtype `compute`.
+    pub fn new(layouts: Vec<Layout>, groups: MeshGroups, compute: Kind) -> Self {
+        let zeros = |len: i64, kind| Tensor::zeros([len], (kind, Device::Cpu));
+        let units = layouts
+            .into_iter()
+            .map(|layout| ShardedUnit {
+                trained: (layout.trained_shard > 0).then(|| TrainedShard {
+                    master: zeros(layout.trained_shard, Kind::Float),
+                    grad: zeros(layout.trained_shard, Kind::Float),
+                    filled: false,
+                }),
+                frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, compute)),
+                layout,
+            })
+            .collect();
+        Fsdp { groups, compute, units, gathering: None, reducing: None }
+    }
+
+    /// The groups of this rank.
+    pub fn groups(&self) -> &MeshGroups {
+        &self.groups
+    }
+
+    /// What this rank owns of every tensor, in the order of units and slots.
+    pub fn owned(&self) -> Vec<OwnedRun> {
+        let mut owned = Vec::new();
+        for (number, unit) in self.units.iter().enumerate() {
+            for run in unit.layout.runs(self.groups.shard.rank()) {
+                let shard = match run.which {
+                    Which::Trained => unit.trained.as_ref().map(|t| &t.master),
+                    Which::Frozen => unit.frozen.as_ref(),
+                };
+                let shard = shard.expect("a run lies in a shard that exists");
+                owned.push(OwnedRun { unit: number, run, values: shard.narrow(0, run.shard_start, run.len) });
+            }
+        }
+        owned
+    }
+
+    /// The trained shards, in the order of units.
+    pub fn shards(&self) -> impl Iterator<Item = ShardView<'_>> {
+        self.units
+            .iter()
+            .enumerate()
+            .filter_map(|(unit, u)| u.trained.as_ref().map(|t| ShardView { unit, master: &t.master, grad: &t.grad }))
+    }
+
+    /// Returns the whole tensors of a unit in slot order, and starts gathering `next`.
+    ///
+    /// Trained tensors are leaves that require a gradient. They live as long as they are held.
+    pub fn gather(&mut self, unit: usize, next: Option<usize>) -> Result<Vec<Tensor>> {
+        let gathered = match self.gathering.take() {
+            Some((ready, gathered)) if ready == unit => gathered,
+            _ => self.start_gather(unit)?,
+        };
+        for pending in gathered.pending {
+            pending.wait()?;
+        }
+        if let Some(next) = next {
+            self.gathering = Some((next, self.start_gather(next)?));
+        }
+        let view = |slot: &Slot| {
+            let (flat, trained) = match slot.which {
+                Which::Trained => (&gathered.trained, true),
+                Which::Frozen => (&gathered.frozen, false),
+            };
+            let flat = flat.as_ref().expect("a slot lies in a flat tensor that exists");
+            flat.narrow(0, slot.offset, slot.len).view(slot.shape.as_slice()).detach().set_requires_grad(trained)
+        };
+        Ok(self.units[unit].layout.slots.iter().map(view).collect())
+    }
+
+    fn start_gather(&self, unit: usize) -> Result<Gathered> {
+        let unit = &self.units[unit];
+        let shard = &self.groups.shard;
+        let mut pending = Vec::new();
+        let mut whole = |part: &Tensor| -> Result<Tensor> {
+            // Cast before the gather: half the traffic for bf16, and no change for fp32.
+            let part = part.to_kind(self.compute);
+            if shard.size() == 1 {
+                return Ok(part);
+            }
+            let out = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, Device::Cpu));
+            pending.push(shard.all_gather_into(&out, &part)?);
+            Ok(out)
+        };
+        let trained = unit.trained.as_ref().map(|t| whole(&t.master)).transpose()?;
+        let frozen = unit.frozen.as_ref().map(&mut whole).transpose()?;
+        Ok(Gathered { trained, frozen, pending })
+    }
+
+    /// Adds the gradients of a unit's slots, summed over the mesh, to the gradients of the shards.
+    ///
+    /// Returns while the sum is still under way; [`Fsdp::finish_reduce`] waits for the last one.
+    pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
+        self.wait_reduce()?;
+        let ShardedUnit { layout, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
+        let shards = self.groups.shard.size();
+        let place = |flat: &Tensor, slot: usize| flat.narrow(0, layout.slots[slot].offset, layout.slots[slot].len);
+        if shards == 1 {
+            for (slot, grad) in grads {
+                let mut to = place(&trained.grad, slot);
+                let from = grad.view(-1);
+                tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
+            }
+            trained.filled = true;
+            return Ok(());
+        }
+        // Summed in fp32 whatever the compute dtype is, as the reference insists (parallelisms.py:157).
+        let whole = layout.trained_shard * shards as i64;
+        let flat = Tensor::empty([whole], (Kind::Float, Device::Cpu));
+        let used: i64 = layout.slots.iter().filter(|s| s.which == Which::Trained).map(|s| s.len).sum();
+        let _ = flat.narrow(0, used, whole - used).zero_();
+        for (slot, grad) in grads {
+            tch::no_grad(|| place(&flat, slot).copy_(&grad.view(-1)));
+        }
+        let part = if trained.filled {
+            Tensor::empty([layout.trained_shard], (Kind::Float, Device::Cpu))
+        } else {
+            trained.grad.shallow_clone()
+        };
+        let pending = self.groups.shard.reduce_scatter_into(&part, &flat, Reduce::Sum)?;
+        self.reducing = Some(Reducing { unit, part, pending });
+        Ok(())
+    }
+
+    fn wait_reduce(&mut self) -> Result<()> {
+        let Some(Reducing { unit, part, pending }) = self.reducing.take() else { return Ok(()) };
+        pending.wait()?;
+        let trained = self.units[unit].trained.as_mut().expect("only trained shards are reduced");
+        if trained.filled {
+            trained.grad += part;
+        }
+        trained.filled = true;
+        Ok(())
+    }
+
+    /// Completes the gradients of a step: waits for reductions in flight and sums over the replicas.
+    pub fn finish_reduce(&mut self) -> Result<()> {
+        self.wait_reduce()?;
+        if self.groups.replicate.size() > 1 {
+            let sums: Vec<Pending> = self
+                .shards()
+                .map(|shard| self.groups.replicate.all_reduce(shard.grad, Reduce::Sum))
+                .collect::<Result<_>>()?;
+            for sum in sums {
+                sum.wait()?;
+            }
+        }
+        for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
+            trained.filled = false;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! Saving and loading sharded parameters as logical tensors.
+//!
+//! Each rank of the first replica writes the pieces it owns; rank 0 writes the manifest that says which piece lies
+//! where. Loading asks the manifest for the pieces that this rank owns now, so any mesh reads what any other wrote.
+
+use crate::data::kind;
+use crate::exchange::agree;
+use crate::optim::{Moment, Moments};
+use camino::Utf8Path;
+use dist::flat::Which;
+use dist::fsdp::{Fsdp, OwnedRun};
+use recipe::{Mesh, ParamSpec};
+use rundir::{
+    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TrainState,
+};
+use safetensors::{Dtype, View};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use tch::{Kind, Tensor};
+use weights::{Header, read_range};
+
+/// The sharded state of training.
+pub struct Sharded<'a> {
+    /// Parameters.
+    pub fsdp: &'a Fsdp,
+    /// Optimizer state.
+    pub moments: &'a Moments,
+    /// The parameter tables of the units.
+    pub tables: &'a [Vec<ParamSpec>],
+}
+
+/// Which checkpoint is saved.
+pub struct Saved<'a> {
+    /// The run it belongs to.
+    pub run: &'a RunDir,
+    /// Its id.
+    pub id: &'a RunId,
+    /// The attempt that saves.
+    pub attempt: u32,
+    /// The mesh that saves.
+    pub mesh: Mesh,
+    /// Now, Unix seconds.
+    pub saved_s: f64,
+}
+
+/// What a loader restores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restore {
+    /// Parameters only: a new stage.
+    Weights,
+    /// Parameters and optimizer.
+    Everything,
+}
+
+/// One tensor as this rank holds it.
+struct Piece {
+    name: String,
+    shape: Vec<usize>,
+    start: i64,
+    values: Tensor,
+}
+
+/// What one rank wrote.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Part {
+    files: Vec<FileSum>,
+    tensors: Vec<LogicalTensor>,
+}
+
+/// Saves a checkpoint; returns its folder's size in bytes. A collective.
+///
+/// # Errors
+/// The first failure of any rank; the staging folder is removed then, and earlier checkpoints are as they were.
+pub fn save(sharded: &Sharded<'_>, saved: &Saved<'_>, state: &TrainState) -> Result<u64, Failure> {
+    let groups = sharded.fsdp.groups();
+    let staging = Staging::new(saved.run, state.step);
+    let first = groups.world.rank() == 0;
+    agree(&groups.world, if first { staging.prepare().map_err(Failure::from) } else { Ok(()) })?;
+    let written = if groups.replicate.rank() == 0 {
+        write_part(sharded, &staging.dir(), groups.world.rank())
+    } else {
+        Ok(Part::default())
+    };
+    let committed = agree(&groups.world, written).and_then(|parts| {
+        let commit = || {
+            let manifest = merge(parts, saved, state);
+            staging.commit(state, manifest).map(|(_, bytes)| bytes).map_err(Failure::from)
+        };
+        agree(&groups.world, if first { commit() } else { Ok(0) })
+    });
+    match committed {
+        Ok(bytes) => Ok(bytes[0]),
+        Err(failure) => {
+            if first {
+                // The failure is what matters; a folder that cannot be removed is cleared by the next save.
+                let _ = staging.abandon();
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Fills this rank's shards from a checkpoint. A collective.
+///
+/// # Errors
+/// When a file is damaged, or the checkpoint lacks a tensor or has it in another shape.
+pub fn load(sharded: &mut Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+    let world = &sharded.fsdp.groups().world;
+    agree(world, verify(checkpoint, world.rank(), world.size()))?;
+    agree(world, fill(sharded, checkpoint, restore)).map(|_| ())
+}
+
+/// Checks the checksums of this rank's share of the files, so that each file is read once in all.
+fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), Failure> {
+    for wanted in checkpoint.manifest.files.iter().skip(rank).step_by(ranks) {
+        let path = checkpoint.dir.join(&wanted.name);
+        let found = rundir::file_sum(&path)?.xxh3;
+        if found != wanted.xxh3 {
+            return Err(rundir::Error::Checksum { path, found, wanted: wanted.xxh3.clone() }.into());
+        }
+    }
+    Ok(())
+}
+
+fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+    let tensors: HashMap<&str, &LogicalTensor> =
+        checkpoint.manifest.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+    let mut headers = BTreeMap::new();
+    let mut pieces = weight_pieces(sharded);
+    if restore == Restore::Everything {
+        pieces.extend(moment_pieces(sharded));
+    }
+    for piece in pieces {
+        let refuse = |why: String| {
+            Failure::new(
+                format!("cannot start from {}", checkpoint.dir),
+                why,
+                "start from a checkpoint of the same model and trainable parameters, or from its weights alone",
+            )
+        };
+        let tensor =
+            tensors.get(piece.name.as_str()).ok_or_else(|| refuse(format!("it has no tensor {}", piece.name)))?;
+        if tensor.shape != piece.shape {
+            return Err(refuse(format!(
+                "{} is {:?} there, the recipe wants {:?}",
+                piece.name, tensor.shape, piece.shape
+            )));
+        }
+        let end = piece.start + piece.values.size()[0];
+        for slice in &tensor.slices {
+            let first = piece.start.max(slice.start as i64);
+            let last = end.min((slice.start + slice.len) as i64);
+            if first >= last {
+                continue;
+            }
+            let read =
+                read_slice(&checkpoint.dir, slice, first as u64 - slice.start, (last - first) as u64, &mut headers)?;
+            tch::no_grad(|| piece.values.narrow(0, first - piece.start, last - first).copy_(&read));
+        }
+    }
+    Ok(())
+}
+
+fn read_slice(
+    dir: &Utf8Path,
+    slice: &Slice,
+    start: u64,
+    len: u64,
+    headers: &mut BTreeMap<String, Header>,
+) -> Result<Tensor, Failure> {
+    let path = dir.join(&slice.file);
+    if !headers.contains_key(&slice.file) {
+        headers.insert(slice.file.clone(), Header::read(&path)?);
+    }
+    let info = headers[&slice.file].tensor(&slice.key)?;
+    let mut bytes = vec![0; len as usize * info.dtype.size()];
+    read_range(&path, info, start, len, &mut bytes)?;
+    Ok(Tensor::from_data_size(&bytes, &[len as i64], kind(info.dtype)))
+}
+
+fn write_part(sharded: &Sharded<'_>, dir: &Utf8Path, rank: usize) -> Result<Part, Failure> {
+    let mut part = Part::default();
+    for (file, pieces) in [
+        (format!("rank-{rank:05}.safetensors"), weight_pieces(sharded)),
+        (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
+    ] {
+        // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
+        if pieces.is_empty() {
+            continue;
+        }
+        let path = dir.join(&file);
+        let failed = |why: String| {
+            Failure::new(
+                format!("cannot save {path}"),
+                why,
+                format!("free some space on the disk that holds {dir}; the checkpoints before this one are untouched"),
+            )
+        };
+        let views = pieces.iter().map(|piece| (piece.name.as_str(), Bytes::of(&piece.values)));
+        safetensors::serialize_to_file(views, None, path.as_std_path()).map_err(|e| failed(e.to_string()))?;
+        File::open(&path).and_then(|f| f.sync_all()).map_err(|e| failed(e.to_string()))?;
+        part.files.push(rundir::file_sum(&path)?);
+        part.tensors.extend(pieces.into_iter().map(|piece| LogicalTensor {
+            dtype: dtype_name(piece.values.kind()).to_owned(),
+            shape: piece.shape,
+            slices: vec![Slice {
+                file: file.clone(),
+                key: piece.name.clone(),
+                start: piece.start as u64,
+                len: piece.values.size()[0] as u64,
+            }],
+            name: piece.name,
+        }));
+    }
+    Ok(part)
+}
+
+/// Joins what the ranks wrote into one manifest; a tensor's slices come in the order of its elements.
+fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
+    let mut files = Vec::new();
+    let mut tensors: BTreeMap<String, LogicalTensor> = BTreeMap::new();
+    for part in parts {
+        files.extend(part.files);
+        for tensor in part.tensors {
+            match tensors.get_mut(&tensor.name) {
+                Some(known) => known.slices.extend(tensor.slices),
+                None => drop(tensors.insert(tensor.name.clone(), tensor)),
+            }
+        }
+    }
+    let mut tensors: Vec<LogicalTensor> = tensors.into_values().collect();
+    for tensor in &mut tensors {
+        tensor.slices.sort_by_key(|s| s.start);
+    }
+    let params = tensors.iter().filter(|t| !t.name.contains('/')).filter_map(LogicalTensor::elements).sum();
+    Manifest {
+        format: SCHEMA,
+        run: saved.id.clone(),
+        attempt: saved.attempt,
+        step: state.step,
+        saved_s: saved.saved_s,
+        params,
+        mesh: saved.mesh,
+        files,
+        tensors,
+    }
+}
+
+fn weight_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
+    let piece = |owned: OwnedRun| {
+        let spec = &sharded.tables[owned.unit][owned.run.slot];
+        Piece { name: spec.name.clone(), shape: spec.shape.clone(), start: owned.run.start, values: owned.values }
+    };
+    sharded.fsdp.owned().into_iter().map(piece).collect()
+}
+
+fn moment_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for owned in sharded.fsdp.owned().into_iter().filter(|o| o.run.which == Which::Trained) {
+        let spec = &sharded.tables[owned.unit][owned.run.slot];
+        for (prefix, moment) in [("exp_avg", Moment::First), ("exp_avg_sq", Moment::Second)] {
+            let shard = sharded.moments.of(owned.unit, moment).expect("a trained shard has moments");
+            pieces.push(Piece {
+                name: format!("{prefix}/{}", spec.name),
+                shape: spec.shape.clone(),
+                start: owned.run.start,
+                values: shard.narrow(0, owned.run.shard_start, owned.run.len),
+            });
+        }
+    }
+    pieces
+}
+
+/// A one-dimensional tensor as the safetensors writer wants it: copied to bytes when its turn comes, one at a time.
+struct Bytes<'a> {
+    values: &'a Tensor,
+    shape: [usize; 1],
+}
+
+impl<'a> Bytes<'a> {
+    fn of(values: &'a Tensor) -> Self {
+        Bytes { values, shape: [values.numel()] }
+    }
+}
+
+impl View for Bytes<'_> {
+    fn dtype(&self) -> Dtype {
+        if self.values.kind() == Kind::BFloat16 { Dtype::BF16 } else { Dtype::F32 }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = vec![0; self.data_len()];
+        self.values.copy_data_u8(&mut bytes, self.values.numel());
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.values.numel() * self.values.kind().elt_size_in_bytes()
+    }
+}
+
+fn dtype_name(kind: Kind) -> &'static str {
+    if kind == Kind::BFloat16 { "BF16" } else { "F32" }
+}

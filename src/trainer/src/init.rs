@@ -1,0 +1,31 @@
+//! The first values of parameters that no checkpoint gives.
+
+use crate::seeds::{self, Purpose};
+use dist::fsdp::Fsdp;
+use recipe::{Init, Model, ParamSpec};
+use tch::{Device, Kind, Tensor};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Fills this rank's shards. A tensor's values depend on the seed and its name alone.
+pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], model: &Model, seed: u64) {
+    // A shard holds at most one piece of a tensor, so each whole tensor is made once and dropped again.
+    for mut owned in fsdp.owned() {
+        let spec = &tables[owned.unit][owned.run.slot];
+        let piece = first_values(spec, model, seed).view(-1).narrow(0, owned.run.start, owned.run.len);
+        tch::no_grad(|| owned.values.copy_(&piece));
+    }
+}
+
+fn first_values(spec: &ParamSpec, model: &Model, seed: u64) -> Tensor {
+    let shape: Vec<i64> = spec.shape.iter().map(|&d| d as i64).collect();
+    match spec.init {
+        Init::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
+        Init::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
+        Init::Positions => dit::positions::sin_cos(model),
+        Init::Xavier => {
+            let fan_in: usize = spec.shape[1..].iter().product();
+            let bound = (6.0 / (fan_in + spec.shape[0]) as f64).sqrt();
+            seeds::uniform_tensor(seed, Purpose::Init, xxh3_64(spec.name.as_bytes()), &shape, bound)
+        }
+    }
+}

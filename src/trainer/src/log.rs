@@ -1,0 +1,46 @@
+//! What rank 0 writes into the run directory while it trains.
+
+use rundir::{Error, Event, EventKind, Failure, LineAppender, MetricSample, RunDir};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The two files of a run that grow. Only rank 0 has one.
+pub struct RunLog {
+    metrics: LineAppender,
+    events: LineAppender,
+    attempt: u32,
+}
+
+impl RunLog {
+    /// Opens both files for appending.
+    ///
+    /// # Errors
+    /// When a file cannot be opened.
+    pub fn open(run: &RunDir, attempt: u32) -> Result<Self, Failure> {
+        let open = |path: camino::Utf8PathBuf| {
+            LineAppender::open(&path).map_err(|source| Failure::from(Error::Io { action: "write", path, source }))
+        };
+        Ok(RunLog { metrics: open(run.metrics())?, events: open(run.events())?, attempt })
+    }
+
+    /// Appends a logged step.
+    ///
+    /// A full disk does not end a run that may yet free it: the line is lost, and standard error says so.
+    pub fn metrics(&mut self, sample: &MetricSample) {
+        if let Err(e) = self.metrics.append(sample) {
+            eprintln!("cannot log step {} to {}: {e}", sample.step, self.metrics.path());
+        }
+    }
+
+    /// Appends an event, under the same rule.
+    pub fn event(&mut self, step: u64, kind: EventKind) {
+        let event = Event::new(now_s(), self.attempt, Some(step), kind).by_rank(0);
+        if let Err(e) = self.events.append(&event) {
+            eprintln!("cannot log an event to {}: {e}", self.events.path());
+        }
+    }
+}
+
+/// Now, in Unix seconds.
+pub fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}

@@ -1,0 +1,129 @@
+//! AdamW over sharded parameters, in four groups: TTT or rest, decayed or not.
+
+use c10d::ops::AdamW;
+use dist::flat::Which;
+use dist::fsdp::Fsdp;
+use recipe::{Family, Optimizer, ParamSpec};
+use tch::Tensor;
+
+/// The learning rates of one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LearningRates {
+    /// Of TTT layers and their gates.
+    pub ttt: f64,
+    /// Of everything else.
+    pub rest: f64,
+}
+
+impl LearningRates {
+    /// The rates of the step that comes after `step` finished ones, in a run of `total`.
+    ///
+    /// Source: reference/ttt-video `optimizers.py`; the formulas are [`recipe::Schedule::lr_at`].
+    pub fn at(o: &Optimizer, step: u64, total: u64) -> Self {
+        LearningRates {
+            ttt: o.schedule_ttt.lr_at(step, o.lr_ttt, o.lr_end, o.warmup_steps, total),
+            rest: o.schedule.lr_at(step, o.lr, o.lr_end, o.warmup_steps, total),
+        }
+    }
+}
+
+/// Moments of this rank's trained shards.
+pub struct Moments {
+    shards: Vec<ShardMoments>,
+    /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
+    pub steps: u64,
+}
+
+struct ShardMoments {
+    /// Number of the unit.
+    unit: usize,
+    /// Mean of gradients, one-dimensional, as long as the shard.
+    exp_avg: Tensor,
+    /// Mean of squared gradients.
+    exp_avg_sq: Tensor,
+    segments: Vec<Segment>,
+}
+
+/// Neighbouring elements of one parameter group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Segment {
+    start: i64,
+    len: i64,
+    family: Family,
+    decay: bool,
+}
+
+/// Which moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// Mean of gradients.
+    First,
+    /// Mean of squared gradients.
+    Second,
+}
+
+impl Moments {
+    /// Zeros for every trained shard.
+    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>]) -> Self {
+        let owned = fsdp.owned();
+        let shards = fsdp
+            .shards()
+            .map(|shard| {
+                let mut segments: Vec<Segment> = Vec::new();
+                for o in owned.iter().filter(|o| o.unit == shard.unit && o.run.which == Which::Trained) {
+                    let spec = &tables[o.unit][o.run.slot];
+                    match segments.last_mut() {
+                        Some(last) if (last.family, last.decay) == (spec.family, spec.decay) => last.len += o.run.len,
+                        _ => segments.push(Segment {
+                            start: o.run.shard_start,
+                            len: o.run.len,
+                            family: spec.family,
+                            decay: spec.decay,
+                        }),
+                    }
+                }
+                ShardMoments {
+                    unit: shard.unit,
+                    exp_avg: shard.master.zeros_like(),
+                    exp_avg_sq: shard.master.zeros_like(),
+                    segments,
+                }
+            })
+            .collect();
+        Moments { shards, steps: 0 }
+    }
+
+    /// Updates the master weights with their gradients times `grad_scale`.
+    pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
+        self.steps += 1;
+        for (shard, moments) in fsdp.shards().zip(&self.shards) {
+            for segment in &moments.segments {
+                let part = |t: &Tensor| t.narrow(0, segment.start, segment.len);
+                let adamw = AdamW {
+                    lr: if segment.family == Family::Ttt { lr.ttt } else { lr.rest },
+                    beta1: o.beta1,
+                    beta2: o.beta2,
+                    eps: o.eps,
+                    weight_decay: if segment.decay { o.weight_decay } else { 0.0 },
+                    step: self.steps,
+                    grad_scale,
+                };
+                adamw.step(
+                    &part(shard.master),
+                    &part(shard.grad),
+                    &part(&moments.exp_avg),
+                    &part(&moments.exp_avg_sq),
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A moment of a unit's trained shard; none when the unit is frozen.
+    pub fn of(&self, unit: usize, moment: Moment) -> Option<&Tensor> {
+        self.shards.iter().find(|s| s.unit == unit).map(|s| match moment {
+            Moment::First => &s.exp_avg,
+            Moment::Second => &s.exp_avg_sq,
+        })
+    }
+}

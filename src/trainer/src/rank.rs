@@ -1,0 +1,108 @@
+//! One rank's process: from the environment that the supervisor set to the end of the loop.
+
+use crate::log::RunLog;
+use crate::trainer::{Finish, Trainer};
+use c10d::Store;
+use dist::mesh::MeshGroups;
+use rundir::{Attempt, EventKind, Failure, Run, RunDir};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long a rank waits for the others to start.
+const MEET: Duration = Duration::from_secs(300);
+/// How long a collective may take; a dead peer is noticed at once, this is for one that hangs.
+const COLLECTIVE: Duration = Duration::from_secs(1800);
+
+/// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
+pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
+/// How a failure begins that is another rank's; the supervisor looks for the first one that is not.
+pub const LOST_PEER: &str = "lost contact with another rank";
+
+/// This rank's place, as torchrun's variables tell it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    rank: usize,
+    world: usize,
+    local_world: usize,
+    master_addr: String,
+    master_port: u16,
+    store: Option<PathBuf>,
+}
+
+/// Trains as one rank of an attempt.
+///
+/// # Errors
+/// What ended the run; rank 0 has logged it as an event.
+pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
+    let meta = run.read_run()?;
+    let attempt = run.read_attempt(attempt)?;
+    let (number, step) = (attempt.number, attempt.start_step);
+    let place = Place::read()?;
+    let result = train(run, &meta, attempt, &place);
+    if let (Err(failure), 0) = (&result, place.rank)
+        && let Ok(mut log) = RunLog::open(run, number)
+    {
+        let step = rundir::recent_metrics(run).ok().and_then(|m| m.last().map(|m| m.step)).unwrap_or(step);
+        log.event(step, EventKind::Failed { failure: failure.clone() });
+    }
+    result
+}
+
+fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Finish, Failure> {
+    let recipe = meta.recipe()?;
+    attempt.mesh.check_world(place.world).map_err(|e| Failure::new(e.what, e.why, e.fix))?;
+    tch::set_num_threads(threads(recipe.train.threads, place.local_world));
+    let groups = if place.world == 1 { MeshGroups::alone() } else { place.join(&attempt).map_err(peer_lost)? };
+    Trainer::new(run.clone(), meta, attempt, groups)?.run()
+}
+
+/// CPU threads of one rank: its share of the node's cores unless the recipe says otherwise.
+pub fn threads(wanted: usize, local_world: usize) -> i32 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if wanted > 0 { wanted } else { (cores / local_world).max(1) };
+    threads.try_into().unwrap_or(1)
+}
+
+/// A failed collective as people should read it.
+pub fn peer_lost(error: c10d::Error) -> Failure {
+    Failure::new(
+        LOST_PEER,
+        error.to_string(),
+        "see which rank ended first in the logs; then resume from the last checkpoint",
+    )
+}
+
+impl Place {
+    fn read() -> Result<Self, Failure> {
+        Ok(Place {
+            rank: variable("RANK")?,
+            world: variable("WORLD_SIZE")?,
+            local_world: variable("LOCAL_WORLD_SIZE")?,
+            master_addr: variable("MASTER_ADDR")?,
+            master_port: variable("MASTER_PORT")?,
+            store: std::env::var_os(STORE_VARIABLE).map(PathBuf::from),
+        })
+    }
+
+    fn join(&self, attempt: &Attempt) -> c10d::Result<MeshGroups> {
+        let store = match &self.store {
+            Some(file) => Store::file(file, self.world, MEET)?,
+            None => Store::tcp(&self.master_addr, self.master_port, self.world, self.rank == 0, MEET)?,
+        };
+        // When all ranks are on this node, nothing needs to leave it.
+        let one_node = self.world == self.local_world;
+        MeshGroups::join(&store, attempt.mesh, self.rank, COLLECTIVE, one_node.then_some("lo"))
+    }
+}
+
+fn variable<T: FromStr>(name: &str) -> Result<T, Failure> {
+    let text = std::env::var(name).ok();
+    text.as_deref().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        Failure::new(
+            format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
+            "a rank reads its place from the variables that torchrun sets",
+            "start ranks through `vidtui-train supervise`, or set RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+        )
+    })
+}

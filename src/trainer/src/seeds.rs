@@ -1,0 +1,92 @@
+//! Random numbers that depend on what they are for, never on who draws them.
+//!
+//! Every draw has a key: the run's seed, its purpose, and a counter such as the number of the sample since the start of
+//! the run. So a run is the same on any number of ranks, and a resumed run draws what it would have drawn.
+
+use tch::{Device, Kind, Tensor};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What a random number is for.
+#[derive(Debug, Clone, Copy)]
+pub enum Purpose {
+    /// The first values of a parameter.
+    Init,
+    /// The order of samples in an epoch.
+    Order,
+    /// The noise added to a latent.
+    Noise,
+    /// Which timesteps a batch gets.
+    Timestep,
+    /// Whether a sample's text is dropped.
+    TextDropout,
+}
+
+/// Returns 64 well-mixed bits for a key.
+pub fn bits(seed: u64, purpose: Purpose, counter: u64) -> u64 {
+    let mut key = [0; 24];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..16].copy_from_slice(&(purpose as u64).to_le_bytes());
+    key[16..].copy_from_slice(&counter.to_le_bytes());
+    xxh3_64(&key)
+}
+
+/// Returns a number in `0.0..1.0` for a key.
+pub fn uniform(seed: u64, purpose: Purpose, counter: u64) -> f64 {
+    (bits(seed, purpose, counter) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Returns a permutation of `0..n` for a key (Fisher-Yates).
+pub fn permutation(seed: u64, purpose: Purpose, counter: u64, n: usize) -> Vec<usize> {
+    let key = bits(seed, purpose, counter);
+    let mut order: Vec<usize> = (0..n).collect();
+    for i in (1..n).rev() {
+        order.swap(i, (uniform(key, purpose, i as u64) * (i + 1) as f64) as usize);
+    }
+    order
+}
+
+/// Returns standard normal numbers for a key, fp32.
+pub fn normal(seed: u64, purpose: Purpose, counter: u64, shape: &[i64]) -> Tensor {
+    seed_libtorch(seed, purpose, counter);
+    Tensor::randn(shape, (Kind::Float, Device::Cpu))
+}
+
+/// Returns numbers uniform within ±`bound` for a key, fp32.
+pub fn uniform_tensor(seed: u64, purpose: Purpose, counter: u64, shape: &[i64], bound: f64) -> Tensor {
+    seed_libtorch(seed, purpose, counter);
+    Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound)
+}
+
+/// tch hands out only libtorch's global generator, so each draw seeds it anew; nothing else here uses it.
+fn seed_libtorch(seed: u64, purpose: Purpose, counter: u64) {
+    tch::manual_seed((bits(seed, purpose, counter) >> 1) as i64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permutation_holds_every_number_once_and_differs_between_epochs() {
+        for n in [1, 2, 11, 100] {
+            let mut order = permutation(7, Purpose::Order, 0, n);
+            order.sort_unstable();
+            assert!(order.into_iter().eq(0..n));
+        }
+        assert_ne!(permutation(7, Purpose::Order, 0, 100), permutation(7, Purpose::Order, 1, 100));
+    }
+
+    #[test]
+    fn the_same_key_draws_the_same_and_another_key_something_else() {
+        let draw = |counter| normal(1, Purpose::Noise, counter, &[64]);
+        assert_eq!(draw(5), draw(5));
+        assert_ne!(draw(5), draw(6));
+        assert_ne!(bits(1, Purpose::Noise, 5), bits(1, Purpose::Timestep, 5));
+    }
+
+    #[test]
+    fn uniform_numbers_fill_the_unit_interval() {
+        let mean = (0..10_000).map(|i| uniform(3, Purpose::TextDropout, i)).sum::<f64>() / 1e4;
+        assert!((mean - 0.5).abs() < 0.02, "{mean}");
+    }
+}

@@ -1,0 +1,225 @@
+//! One training step: what every rank computes, and what the ranks then tell each other.
+
+use crate::data::{Batch, Data};
+use crate::memory::Memory;
+use crate::optim::{LearningRates, Moments};
+use crate::parallelize::Sharded;
+use crate::rank::peer_lost;
+use crate::seeds::{self, Purpose};
+use dist::clip::{clip_factor, grad_norm};
+use dist::fsdp::Fsdp;
+use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
+use dit::embed::Inputs;
+use dit::network::Network;
+use recipe::{Dtype, Recipe};
+use rundir::Failure;
+use std::time::Instant;
+use tch::{Device, Kind, Tensor};
+
+/// What stays the same from step to step.
+pub struct Step<'a> {
+    /// The recipe, complete.
+    pub recipe: &'a Recipe,
+    /// The network's fixed parts.
+    pub network: &'a Network,
+    /// The noise schedule.
+    pub schedule: &'a Schedule,
+    /// Key of every random draw.
+    pub seed: u64,
+}
+
+/// What the ranks asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wishes {
+    /// Save now.
+    pub save: bool,
+    /// Save and stop: a signal or the stop file.
+    pub stop: bool,
+    /// Save and stop: a supervisor is gone.
+    pub orphaned: bool,
+}
+
+/// What a step gave, the same on every rank except the times.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Mean loss over the global batch.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Whether the optimizer was applied: not when the gradient is not finite.
+    pub applied: bool,
+    /// Rates that the step used.
+    pub lr: LearningRates,
+    /// Wishes of any rank.
+    pub wishes: Wishes,
+    /// Seconds of this rank: reading data, forward, backward with reduction, optimizer.
+    pub data_s: f64,
+    /// See `data_s`.
+    pub forward_s: f64,
+    /// See `data_s`.
+    pub backward_s: f64,
+    /// See `data_s`.
+    pub optimizer_s: f64,
+    /// Seconds of the whole step, by rank.
+    pub step_s_by_rank: Vec<f64>,
+    /// Resident memory, by rank.
+    pub memory_by_rank: Vec<Memory>,
+}
+
+impl Step<'_> {
+    /// Trains on the global batch that begins with sample number `first`, as optimizer step `step + 1`.
+    ///
+    /// # Errors
+    /// When data cannot be read or a peer is gone.
+    pub fn run(
+        &self,
+        fsdp: &mut Fsdp,
+        moments: &mut Moments,
+        data: &mut Data,
+        step: u64,
+        first: u64,
+        wishes: Wishes,
+    ) -> Result<Outcome, Failure> {
+        let start = Instant::now();
+        let (mut data_s, mut forward_s) = (0.0, 0.0);
+        let train = &self.recipe.train;
+        let (rank, ranks) = (fsdp.groups().world.rank(), fsdp.groups().world.size());
+        let micro = (train.global_batch / ranks / train.grad_accum) as u64;
+        let mut loss = 0.0;
+        for accum in 0..train.grad_accum as u64 {
+            let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
+            let reading = Instant::now();
+            let batch = data.batch(first + place..first + place + micro)?;
+            let (inputs, velocity) = self.noised(batch, first, place);
+            data_s += reading.elapsed().as_secs_f64();
+            let mut sum = 0.0;
+            let walk = self
+                .network
+                .forward_backward(&mut Sharded(fsdp), &inputs, |output| {
+                    let loss = velocity_loss(output, &velocity).sum(Kind::Float) / train.global_batch as f64;
+                    sum = loss.double_value(&[]);
+                    loss
+                })
+                .map_err(peer_lost)?;
+            loss += sum;
+            forward_s += walk.forward_s;
+        }
+        fsdp.finish_reduce().map_err(peer_lost)?;
+        let backward_s = start.elapsed().as_secs_f64() - data_s - forward_s;
+
+        let optimizing = Instant::now();
+        let norm = grad_norm(fsdp).map_err(peer_lost)?;
+        let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
+        let applied = norm.is_finite();
+        if applied {
+            let scale = clip_factor(norm, self.recipe.optimizer.clip_norm);
+            moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
+        }
+        let optimizer_s = optimizing.elapsed().as_secs_f64();
+        let step_s = start.elapsed().as_secs_f64();
+        let ranks = tell(fsdp, Told { loss, step_s, memory: Memory::read(), wishes }).map_err(peer_lost)?;
+        Ok(Outcome {
+            loss: ranks.iter().map(|r| r.loss).sum(),
+            grad_norm: norm,
+            applied,
+            lr,
+            wishes: Wishes {
+                save: ranks.iter().any(|r| r.wishes.save),
+                stop: ranks.iter().any(|r| r.wishes.stop),
+                orphaned: ranks.iter().any(|r| r.wishes.orphaned),
+            },
+            data_s,
+            forward_s,
+            backward_s,
+            optimizer_s,
+            step_s_by_rank: ranks.iter().map(|r| r.step_s).collect(),
+            memory_by_rank: ranks.iter().map(|r| r.memory).collect(),
+        })
+    }
+
+    /// Adds noise to a batch whose first sample has `place` in the global batch; returns what goes in and the target.
+    fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Tensor) {
+        let size = batch.latent.size();
+        let numbers = first + place..first + place + size[0] as u64;
+        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
+        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
+        let timesteps = timesteps(self.seed, first, self.recipe.train.global_batch);
+        let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
+        let noised = self.schedule.noise(&batch.latent, &noise, &timestep);
+        let keep = |k| seeds::uniform(self.seed, Purpose::TextDropout, k) >= self.recipe.train.text_dropout;
+        let kept: Vec<f32> = numbers.map(|k| if keep(k) { 1.0 } else { 0.0 }).collect();
+        let text = batch.text * Tensor::from_slice(&kept).view([-1, 1, 1]);
+        let compute = compute_kind(self.recipe.train.dtype);
+        let inputs = Inputs { latent: noised.latent.to_kind(compute), text: text.to_kind(compute), timestep };
+        (inputs, noised.velocity)
+    }
+}
+
+/// The dtype that units are gathered and computed in.
+pub fn compute_kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Bfloat16 => Kind::BFloat16,
+    }
+}
+
+/// The timesteps of a global batch: one from each of `batch` equal bands, the bands dealt out anew every step.
+///
+/// Bands make the mean noise level of every step the same; dealing them out keeps a rank from seeing one level for ever,
+/// as happens when ranks are tied to bands.
+fn timesteps(seed: u64, first: u64, batch: usize) -> Vec<i64> {
+    let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
+    let draw = |(i, band): (usize, usize)| {
+        let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
+        (((band as f64 + within) / batch as f64 * TIMESTEPS as f64) as i64).min(TIMESTEPS - 1)
+    };
+    bands.into_iter().enumerate().map(draw).collect()
+}
+
+/// What a rank tells the others after a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Told {
+    loss: f64,
+    step_s: f64,
+    memory: Memory,
+    wishes: Wishes,
+}
+
+/// One small all-gather per step: so all ranks see the same wishes and stop at the same step.
+fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
+    let flag = |b: bool| if b { 1.0 } else { 0.0 };
+    let Told { loss, step_s, memory, wishes } = told;
+    let mine =
+        [loss, step_s, memory.now_gib, memory.peak_gib, flag(wishes.save), flag(wishes.stop), flag(wishes.orphaned)];
+    let world = &fsdp.groups().world;
+    let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
+    world.all_gather_into(&all, &Tensor::from_slice(&mine))?.wait()?;
+    let mut flat = vec![0.0; world.size() * mine.len()];
+    all.copy_data(&mut flat, world.size() * mine.len());
+    let read = |r: &[f64]| Told {
+        loss: r[0],
+        step_s: r[1],
+        memory: Memory { now_gib: r[2], peak_gib: r[3] },
+        wishes: Wishes { save: r[4] != 0.0, stop: r[5] != 0.0, orphaned: r[6] != 0.0 },
+    };
+    Ok(flat.chunks_exact(mine.len()).map(read).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
+        let mut orders = std::collections::BTreeSet::new();
+        for first in (0..80).step_by(8) {
+            let drawn = timesteps(42, first, 8);
+            let bands: Vec<i64> = drawn.iter().map(|t| t * 8 / TIMESTEPS).collect();
+            let mut sorted = bands.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..8), "{drawn:?}");
+            orders.insert(bands);
+        }
+        assert!(orders.len() > 5, "{orders:?}");
+    }
+}

@@ -1,0 +1,197 @@
+//! The supervisor: starts the ranks of one node, watches them, and writes down how they ended.
+//!
+//! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
+//! reaches all of them; when one fails, the others cannot go on, and are ended too.
+
+mod job;
+mod ranks;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use rundir::{Error, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, RunDir, SCHEMA};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use self::job::Job;
+use self::ranks::Ranks;
+use crate::log::now_s;
+
+/// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
+/// once, and nothing it could still save would be consistent.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs one node's ranks of an attempt to their end.
+///
+/// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
+/// because a run outlives the terminal it was started from.
+///
+/// # Errors
+/// When the ranks cannot be started; how started ones end is in the node's exit file.
+pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<ExitCode, Failure> {
+    let run = RunDir::new(run_dir);
+    // Nothing is written before this: the request itself may be wrong.
+    let job = Job::read(&run, attempt, &node)?;
+    let log_dir = run.log_dir(&node);
+    fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
+    // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
+    let _ = nix::unistd::setsid();
+    let ended = wakes().and_then(|wakes| {
+        let program = std::env::current_exe().map_err(|error| {
+            Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
+        })?;
+        supervise_with(&job, |_| job.rank_command(&program), &wakes, GRACE)
+    });
+    let exit = match ended {
+        Ok(exit) => exit,
+        Err(failure) => {
+            record_failure(&job, &failure);
+            return Err(failure);
+        }
+    };
+    if let Some(failure) = &exit.failure {
+        eprintln!("{failure}");
+    }
+    Ok(match exit.reason {
+        ExitReason::Finished | ExitReason::Stopped => ExitCode::SUCCESS,
+        ExitReason::Failed | ExitReason::Killed => ExitCode::FAILURE,
+    })
+}
+
+/// Runs the ranks as `command` starts them; `wakes` carries the signals that this process gets, SIGCHLD among them.
+fn supervise_with(
+    job: &Job,
+    command: impl Fn(&cluster::RankPlace) -> std::process::Command,
+    wakes: &Receiver<i32>,
+    grace: Duration,
+) -> Result<ExitFile, Failure> {
+    let mut events = NodeEvents::open(job);
+    let ooms_before = verdict::oom_kills();
+    let mut ranks = Ranks::start(job, command)?;
+    if let Err(error) = ranks.pid_file(job).and_then(|pids| Ok(job.run.write_pid(&pids)?)) {
+        // Nobody could find these processes to stop them.
+        ranks.signal(SIGKILL);
+        ranks.wait_all();
+        return Err(error);
+    }
+    let mut stop_asked = false;
+    let mut first = None;
+    let mut kill_at: Option<Instant> = None;
+    while ranks.any_alive() {
+        for signal in arrived(wakes, kill_at) {
+            match signal {
+                SIGTERM | SIGINT => {
+                    stop_asked = true;
+                    events.append(EventKind::SignalReceived { signal });
+                    ranks.signal(SIGTERM);
+                }
+                SIGUSR1 => {
+                    events.append(EventKind::SignalReceived { signal });
+                    ranks.signal(SIGUSR1);
+                }
+                _ => {}
+            }
+        }
+        ranks.collect();
+        if first.is_none() {
+            first = verdict::first_failure(&ranks.ended(), stop_asked);
+            if let Some(dead) = &first {
+                let (rank, how) = (dead.rank, dead.how);
+                let message = verdict::explain(dead, job, ooms_before);
+                let message = format!("{}: {}", message.what, message.why);
+                events.append(EventKind::RankDied { rank, code: how.code, signal: how.signal, message });
+                ranks.signal(SIGTERM);
+                kill_at = Some(Instant::now() + grace);
+            }
+        }
+        if kill_at.is_some_and(|at| at <= Instant::now()) {
+            ranks.signal(SIGKILL);
+            kill_at = None;
+        }
+    }
+    let exit = verdict::exit_file(job, &ranks.ended(), first.as_ref(), ooms_before);
+    if let Some(store) = &job.store {
+        // Normally gone with the last rank; one that was killed leaves it.
+        let _ = fs::remove_file(store);
+    }
+    job.run.write_exit(&exit)?;
+    Ok(exit)
+}
+
+/// Waits for a signal, or until `deadline`, and returns all there are.
+fn arrived(wakes: &Receiver<i32>, deadline: Option<Instant>) -> Vec<i32> {
+    let first = match deadline {
+        None => wakes.recv().ok(),
+        Some(deadline) => wakes.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok(),
+    };
+    first.into_iter().chain(wakes.try_iter()).collect()
+}
+
+/// Turns signals into messages. The thread lives as long as the process.
+fn wakes() -> Result<Receiver<i32>, Failure> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGCHLD]).map_err(|error| {
+        Failure::new(
+            "cannot start the supervisor",
+            format!("signals cannot be caught: {error}"),
+            "report this as a bug",
+        )
+    })?;
+    let (tell, wakes) = mpsc::channel();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if tell.send(signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(wakes)
+}
+
+/// Leaves word of an attempt that did not get as far as its ranks, for whoever looks later.
+fn record_failure(job: &Job, failure: &Failure) {
+    let exit = ExitFile {
+        schema: SCHEMA,
+        attempt: job.attempt.number,
+        node: job.node.clone(),
+        ended_s: now_s(),
+        reason: ExitReason::Failed,
+        first_failure: None,
+        failure: Some(failure.clone()),
+        ranks: Vec::new(),
+    };
+    if let Err(error) = job.run.write_exit(&exit) {
+        eprintln!("{error}");
+    }
+}
+
+/// The node's `events.jsonl`.
+struct NodeEvents<'a> {
+    job: &'a Job,
+    file: Option<LineAppender>,
+}
+
+impl<'a> NodeEvents<'a> {
+    fn open(job: &'a Job) -> Self {
+        let path = job.run.node_events(&job.node);
+        let file = LineAppender::open(&path).inspect_err(|error| eprintln!("cannot open {path}: {error}")).ok();
+        Self { job, file }
+    }
+
+    /// A lost event does not end a run: standard error, which is the supervisor's log, says so.
+    fn append(&mut self, kind: EventKind) {
+        let Some(file) = &mut self.file else { return };
+        let event = Event::new(now_s(), self.job.attempt.number, None, kind).by_node(self.job.node.clone());
+        if let Err(error) = file.append(&event) {
+            eprintln!("cannot log an event to {}: {error}", file.path());
+        }
+    }
+}

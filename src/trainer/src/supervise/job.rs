@@ -1,0 +1,106 @@
+//! What one node has to run: its ranks, and the environment that tells each its place.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use camino::Utf8PathBuf;
+use cluster::{NodeId, RankPlace};
+use rundir::{Attempt, Failure, RunDir, RunId};
+
+use crate::rank::{STORE_VARIABLE, threads};
+
+/// One node's share of an attempt.
+pub struct Job {
+    pub run: RunDir,
+    pub id: RunId,
+    pub attempt: Attempt,
+    pub node: NodeId,
+    /// The ranks of this node.
+    pub places: Vec<RankPlace>,
+    /// CPU threads of each rank.
+    pub threads: i32,
+    /// Where rank 0 listens for the others.
+    pub master: (String, u16),
+    /// The file through which ranks meet when all of them are on this node.
+    pub store: Option<Utf8PathBuf>,
+}
+
+impl Job {
+    /// Reads what to run from the run directory.
+    pub fn read(run: &RunDir, attempt: u32, node: &NodeId) -> Result<Self, Failure> {
+        let meta = run.read_run()?;
+        let attempt = run.read_attempt(attempt)?;
+        let places: Vec<_> = attempt.placement.ranks.iter().filter(|place| place.node == *node).cloned().collect();
+        if places.is_empty() {
+            let nodes: Vec<_> = attempt.placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
+            return Err(Failure::new(
+                format!("cannot supervise attempt {} on node {node}", attempt.number),
+                format!("its ranks are on {}", nodes.join(", ")),
+                format!("name one of them with --node, or look at {}", run.attempt_toml(attempt.number)),
+            ));
+        }
+        let one_node = places.len() == attempt.placement.world();
+        Ok(Self {
+            id: meta.id.clone(),
+            threads: threads(meta.recipe()?.train.threads, places.len()),
+            master: if one_node { loopback()? } else { master_from_environment()? },
+            store: one_node.then(|| run.store_file(node, attempt.number)),
+            run: run.clone(),
+            node: node.clone(),
+            places,
+            attempt,
+        })
+    }
+
+    /// The command line of a rank: this program again.
+    pub fn rank_command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let number = self.attempt.number.to_string();
+        command.args(["rank", "--run-dir", self.run.root.as_str(), "--attempt", &number]);
+        command
+    }
+
+    /// What a rank reads about its place: torchrun's variables, and those by which a run's processes are known.
+    pub fn environment(&self, place: &RankPlace) -> Vec<(&'static str, String)> {
+        let nodes = self.attempt.placement.by_node();
+        let group_rank = nodes.iter().position(|(node, _)| **node == self.node).unwrap_or(0);
+        let mut variables = vec![
+            ("VIDTUI_RUN", self.id.to_string()),
+            ("VIDTUI_ATTEMPT", self.attempt.number.to_string()),
+            ("RANK", place.rank.to_string()),
+            ("LOCAL_RANK", place.local_rank.to_string()),
+            ("WORLD_SIZE", self.attempt.placement.world().to_string()),
+            ("LOCAL_WORLD_SIZE", self.places.len().to_string()),
+            ("GROUP_RANK", group_rank.to_string()),
+            ("MASTER_ADDR", self.master.0.clone()),
+            ("MASTER_PORT", self.master.1.to_string()),
+            ("OMP_NUM_THREADS", self.threads.to_string()),
+        ];
+        variables.extend(self.store.as_ref().map(|path| (STORE_VARIABLE, path.to_string())));
+        variables
+    }
+}
+
+/// An address for ranks of one node, with a port that is free now.
+fn loopback() -> Result<(String, u16), Failure> {
+    let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+    let address = address.map_err(|error| {
+        let why = format!("127.0.0.1 has no free port: {error}");
+        Failure::new("cannot start ranks", why, "check that the loopback interface is up: ip addr show lo")
+    })?;
+    Ok((address.ip().to_string(), address.port()))
+}
+
+/// Nodes must agree on an address, so whoever starts them all chooses it.
+fn master_from_environment() -> Result<(String, u16), Failure> {
+    let address = std::env::var("MASTER_ADDR").ok().filter(|address| !address.is_empty());
+    let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());
+    address.zip(port).ok_or_else(|| {
+        Failure::new(
+            "cannot start the ranks of several nodes",
+            "MASTER_ADDR and MASTER_PORT do not say where rank 0 listens",
+            "set both to the same address and port on every node",
+        )
+    })
+}

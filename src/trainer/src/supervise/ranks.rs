@@ -1,0 +1,161 @@
+//! The ranks as processes: started, signalled, collected.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+
+use camino::Utf8PathBuf;
+use cluster::RankPlace;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpgrp};
+use rundir::{Failure, PidFile, RankPid, SCHEMA};
+use signal_hook::consts::SIGKILL;
+
+use super::job::Job;
+use crate::log::now_s;
+
+/// All ranks of this node.
+pub struct Ranks {
+    ranks: Vec<Rank>,
+}
+
+struct Rank {
+    place: RankPlace,
+    child: Child,
+    log: Utf8PathBuf,
+    /// The last signal that this supervisor sent.
+    sent: Option<i32>,
+    ended: Option<(How, f64)>,
+}
+
+/// How a process ended: by itself with a code, or by a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+}
+
+/// A rank that has ended.
+#[derive(Debug, Clone)]
+pub struct EndedRank {
+    pub rank: usize,
+    pub how: How,
+    pub ended_s: f64,
+    pub log: Utf8PathBuf,
+    /// Whether this supervisor sent the signal that ended it.
+    pub by_us: bool,
+}
+
+impl Ranks {
+    /// Starts every rank; when one cannot be started, those before it are killed.
+    pub fn start(job: &Job, command: impl Fn(&RankPlace) -> Command) -> Result<Self, Failure> {
+        let mut all = Self { ranks: Vec::new() };
+        for place in &job.places {
+            let log = job.run.rank_log(&job.node, job.attempt.number, place.rank);
+            match spawn(command(place), job.environment(place), &log) {
+                Ok(child) => all.ranks.push(Rank { place: place.clone(), child, log, sent: None, ended: None }),
+                Err(error) => {
+                    all.signal(SIGKILL);
+                    all.wait_all();
+                    return Err(Failure::new(
+                        format!("cannot start rank {}", place.rank),
+                        format!("node {}: {error}", job.node),
+                        format!("check its log {log} and this program's file"),
+                    ));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Who the processes are, for those who may want to signal them.
+    pub fn pid_file(&self, job: &Job) -> Result<PidFile, Failure> {
+        let proc = |error: io::Error| {
+            Failure::new("cannot tell who this process is", format!("/proc: {error}"), "check that /proc is mounted")
+        };
+        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(proc)?;
+        let mut ranks = Vec::new();
+        for rank in &self.ranks {
+            let pid = rank.child.id() as i32;
+            ranks.push(RankPid { rank: rank.place.rank, pid, start_ticks: start_ticks(pid).map_err(proc)? });
+        }
+        let pid = std::process::id() as i32;
+        Ok(PidFile {
+            schema: SCHEMA,
+            attempt: job.attempt.number,
+            node: job.node.clone(),
+            pid,
+            pgid: getpgrp().as_raw(),
+            boot_id: boot_id.trim().to_owned(),
+            start_ticks: start_ticks(pid).map_err(proc)?,
+            started_s: now_s(),
+            ranks,
+        })
+    }
+
+    pub fn any_alive(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.ended.is_none())
+    }
+
+    /// Signals every rank that has not been collected, so that no number can be somebody else's.
+    pub fn signal(&mut self, number: i32) {
+        let Ok(signal) = Signal::try_from(number) else { return };
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
+            rank.sent = Some(number);
+            if let Err(error) = kill(Pid::from_raw(rank.child.id() as i32), signal) {
+                eprintln!("cannot send {signal} to rank {}: {error}", rank.place.rank);
+            }
+        }
+    }
+
+    /// Notes which ranks have ended since the last call.
+    pub fn collect(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
+            match rank.child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => {
+                    rank.ended = Some((How { code: status.code(), signal: status.signal() }, now_s()));
+                }
+                Err(error) => {
+                    eprintln!("cannot wait for rank {}: {error}", rank.place.rank);
+                    rank.ended = Some((How { code: None, signal: None }, now_s()));
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of every rank.
+    pub fn wait_all(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.child.wait();
+        }
+        self.collect();
+    }
+
+    /// The ranks that have ended, in rank order.
+    pub fn ended(&self) -> Vec<EndedRank> {
+        let ended = |rank: &Rank| {
+            let (how, ended_s) = rank.ended?;
+            let by_us = how.signal.is_some() && how.signal == rank.sent;
+            Some(EndedRank { rank: rank.place.rank, how, ended_s, log: rank.log.clone(), by_us })
+        };
+        self.ranks.iter().filter_map(ended).collect()
+    }
+}
+
+/// Starts a process whose output goes straight into its log, so that it can still write when the supervisor is gone.
+fn spawn(mut command: Command, environment: Vec<(&str, String)>, log: &Utf8PathBuf) -> io::Result<Child> {
+    let log: File = OpenOptions::new().append(true).create(true).open(log)?;
+    command.envs(environment).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
+}
+
+/// When a process started, in clock ticks since boot: field 22 of its `/proc/PID/stat`.
+fn start_ticks(pid: i32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name in parentheses, field 2, may hold spaces; the first field behind it is number 3.
+    let field = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(22 - 3));
+    field
+        .and_then(|ticks| ticks.parse().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a line of /proc/PID/stat: {stat:?}")))
+}

@@ -1,0 +1,291 @@
+//! The supervisor with shell scripts for ranks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use camino::Utf8PathBuf;
+use cluster::{Node, NodeId, Placement};
+use recipe::Mesh;
+use rundir::{Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, RunDir, RunId, SCHEMA, StartFrom, read_events};
+use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
+
+use super::job::Job;
+use super::supervise_with;
+use crate::rank::LOST_PEER;
+
+/// Longer than anything here takes; the ranks of a test that fails end by themselves.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A grace that no test waits for.
+const LONG: Duration = Duration::from_secs(50);
+
+struct Scene {
+    _folder: tempfile::TempDir,
+    job: Job,
+    told: Sender<i32>,
+    wakes: mpsc::Receiver<i32>,
+}
+
+fn scene(world: usize) -> Scene {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Utf8PathBuf::from_path_buf(folder.path().join("run")).unwrap();
+    let run = RunDir::new(root);
+    let node = NodeId::new("here").unwrap();
+    fs::create_dir_all(run.log_dir(&node)).unwrap();
+    let placement = Placement::new(&[Node { id: node.clone(), slots: world }], world).unwrap();
+    let attempt = Attempt {
+        schema: SCHEMA,
+        number: 3,
+        why: AttemptWhy::Resume,
+        by: "me@here".into(),
+        started_s: 0.0,
+        start_step: 0,
+        start: StartFrom::Random,
+        steps: None,
+        mesh: Mesh { dp_replicate: 1, dp_shard: world },
+        placement,
+    };
+    let (told, wakes) = mpsc::channel();
+    // In place of SIGCHLD, which would reach every test of this process: look often.
+    let tick = told.clone();
+    thread::spawn(move || {
+        while tick.send(SIGCHLD).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let job = Job {
+        id: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
+        places: attempt.placement.ranks.clone(),
+        attempt,
+        threads: 2,
+        master: ("127.0.0.1".into(), 4242),
+        store: Some(run.store_file(&node, 3)),
+        run,
+        node,
+    };
+    Scene { _folder: folder, job, told, wakes }
+}
+
+impl Scene {
+    /// Supervises ranks that run `script`, in which `$RANK` is the rank and `$RUN` the run directory.
+    fn supervise(&self, script: &str, grace: Duration) -> ExitFile {
+        let started = Instant::now();
+        let command = |_: &cluster::RankPlace| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).env("RUN", &self.job.run.root);
+            command
+        };
+        let exit = supervise_with(&self.job, command, &self.wakes, grace).unwrap();
+        assert!(started.elapsed() < PATIENCE, "nothing waited for its limit");
+        assert_eq!(
+            self.job.run.read_exit(&self.job.node, 3).unwrap().as_ref(),
+            Some(&exit),
+            "the exit file says the same"
+        );
+        exit
+    }
+
+    /// Sends `signal` to the supervisor once `file` exists in the run directory.
+    fn signal_when(&self, file: &str, signal: i32) {
+        let (path, told) = (self.job.run.root.join(file), self.told.clone());
+        thread::spawn(move || {
+            let deadline = Instant::now() + PATIENCE;
+            while !path.exists() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let _ = told.send(signal);
+        });
+    }
+
+    fn events(&self) -> Vec<EventKind> {
+        read_events(&self.job.run).unwrap().into_iter().map(|event| event.kind).collect()
+    }
+
+    fn log(&self, rank: usize) -> String {
+        fs::read_to_string(self.job.run.rank_log(&self.job.node, 3, rank)).unwrap()
+    }
+}
+
+fn by_rank(exit: &ExitFile) -> BTreeMap<usize, (Option<i32>, Option<i32>)> {
+    exit.ranks.iter().map(|rank| (rank.rank, (rank.code, rank.signal))).collect()
+}
+
+#[test]
+fn ranks_that_all_finish_make_a_finished_attempt() {
+    let scene = scene(2);
+    let line = r#"{"v":1,"t":1,"attempt":3,"rank":0,"step":20,"event":"finished"}"#;
+    let exit = scene.supervise(&format!("[ $RANK = 1 ] || echo '{line}' >> $RUN/events.jsonl"), LONG);
+    assert_eq!((exit.reason, exit.first_failure, &exit.failure), (ExitReason::Finished, None, &None));
+    assert_eq!(by_rank(&exit), BTreeMap::from([(0, (Some(0), None)), (1, (Some(0), None))]));
+    assert_eq!(scene.events(), [EventKind::Finished]);
+}
+
+#[test]
+fn a_rank_knows_its_place_and_its_run() {
+    let scene = scene(2);
+    let names = "VIDTUI_RUN VIDTUI_ATTEMPT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS";
+    let exit =
+        scene.supervise(&format!("for n in {names}; do eval echo \\$$n; done; cat; echo $VIDTUI_STORE >&2"), LONG);
+    assert_eq!(exit.reason, ExitReason::Stopped, "nobody said that the steps are done");
+    let store = &scene.job.store.as_ref().unwrap();
+    let want = format!("2026-11-20T0340-demo-k7f2\n3\n1\n1\n2\n2\n0\n127.0.0.1\n4242\n2\n{store}\n");
+    assert_eq!(scene.log(1), want);
+}
+
+#[test]
+fn the_process_file_names_every_process() {
+    let scene = scene(2);
+    let script = "while [ ! -e $RUN/nodes/here/0003.pid.toml ]; do sleep 0.01; done; echo $$";
+    scene.supervise(script, LONG);
+    let pids = scene.job.run.read_pid(&scene.job.node, 3).unwrap().unwrap();
+    assert_eq!(pids.pid, std::process::id() as i32);
+    assert_eq!(pids.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
+    for rank in &pids.ranks {
+        assert_eq!(scene.log(rank.rank).trim(), rank.pid.to_string());
+        assert!(rank.start_ticks >= pids.start_ticks && pids.start_ticks > 0);
+    }
+}
+
+#[test]
+fn when_a_rank_dies_the_others_are_ended_and_the_first_cause_is_told() {
+    let scene = scene(3);
+    let script = r#"
+        trap 'echo "lost contact with another rank: closed by peer"; exit 1' TERM
+        touch $RUN/trap$RANK
+        if [ $RANK = 1 ]; then
+            while [ ! -e $RUN/trap0 ] || [ ! -e $RUN/trap2 ]; do sleep 0.01; done
+            echo "cannot read latent.safetensors: 3 bytes are missing" >&2; echo "hint: copy it again" >&2; exit 7
+        fi
+        while :; do sleep 0.01; done"#;
+    let exit = scene.supervise(script, LONG);
+    assert_eq!((exit.reason, exit.first_failure), (ExitReason::Failed, Some(1)));
+    assert_eq!(exit.ranks[0].rank, 1, "the first failure is shown first");
+    assert_eq!(exit.ranks[0].code, Some(7));
+    assert_eq!(exit.ranks[0].stderr_tail.last().map(String::as_str), Some("hint: copy it again"));
+    assert_eq!(by_rank(&exit)[&0], (Some(1), None));
+    let failure = exit.failure.unwrap();
+    assert_eq!(failure.what, "cannot read latent.safetensors");
+    assert_eq!(failure.why, "3 bytes are missing (rank 1 on node here, exit code 7)");
+    assert_eq!(failure.fix, "copy it again");
+    let [EventKind::RankDied { rank: 1, code: Some(7), signal: None, message }] = &scene.events()[..] else {
+        panic!("one event for the first cause: {:?}", scene.events());
+    };
+    assert_eq!(message, "cannot read latent.safetensors: 3 bytes are missing (rank 1 on node here, exit code 7)");
+}
+
+#[test]
+fn a_rank_that_ignores_term_is_killed_after_the_grace() {
+    let scene = scene(2);
+    let script = "trap '' TERM; touch $RUN/ready$RANK
+        while [ ! -e $RUN/ready0 ]; do sleep 0.01; done
+        [ $RANK = 0 ] || exit 3
+        while :; do sleep 0.01; done";
+    let exit = scene.supervise(script, Duration::from_millis(200));
+    assert_eq!(exit.first_failure, Some(1));
+    assert_eq!(by_rank(&exit)[&0], (None, Some(SIGKILL)));
+    assert_eq!(exit.failure.unwrap().why, "exit code 3; it said nothing");
+}
+
+#[test]
+fn a_killed_rank_is_told_with_its_signal_and_the_likely_reason() {
+    let scene = scene(1);
+    let exit = scene.supervise("kill -9 $$", LONG);
+    assert_eq!((exit.ranks[0].code, exit.ranks[0].signal), (None, Some(SIGKILL)));
+    let failure = exit.failure.unwrap();
+    assert_eq!(failure.what, "rank 0 on node here was killed");
+    assert!(failure.why.contains("signal 9 (SIGKILL)") && failure.why.contains("memory"), "{failure}");
+}
+
+#[test]
+fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
+    let scene = scene(3);
+    // The supervisor looks for the first time when all are long dead.
+    let script = format!("[ $RANK = 2 ] && exit 9; echo '{LOST_PEER}: reset by peer' >&2; exit 1");
+    let command = |_: &cluster::RankPlace| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        command
+    };
+    let (told, wakes) = mpsc::channel();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(1500));
+        while told.send(SIGCHLD).is_ok() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let exit = supervise_with(&scene.job, command, &wakes, LONG).unwrap();
+    assert_eq!(exit.first_failure, Some(2));
+}
+
+#[test]
+fn a_panic_is_told_by_its_message() {
+    let scene = scene(1);
+    let script = "echo \"thread 'main' panicked at src/x.rs:1:2:\" >&2
+        echo 'no such shard' >&2; echo 'note: run with RUST_BACKTRACE=1' >&2; exit 101";
+    let exit = scene.supervise(script, LONG);
+    assert_eq!(exit.failure.unwrap().why, "exit code 101; it said: no such shard");
+}
+
+#[test]
+fn term_reaches_every_rank_and_is_no_failure() {
+    let scene = scene(2);
+    scene.signal_when("ready", SIGTERM);
+    let script = "trap 'echo saved; exit 0' TERM; touch $RUN/trap$RANK
+        [ -e $RUN/trap0 ] && [ -e $RUN/trap1 ] && touch $RUN/ready
+        while :; do sleep 0.01; done";
+    let exit = scene.supervise(script, LONG);
+    assert_eq!((exit.reason, exit.first_failure), (ExitReason::Stopped, None));
+    assert_eq!([scene.log(0), scene.log(1)], ["saved\n", "saved\n"]);
+    assert_eq!(scene.events(), [EventKind::SignalReceived { signal: SIGTERM }]);
+}
+
+#[test]
+fn ranks_that_end_by_the_term_itself_were_killed_before_they_could_save() {
+    let scene = scene(2);
+    scene.signal_when("ready", SIGTERM);
+    let exit = scene.supervise("touch $RUN/ready; while :; do sleep 0.01; done", LONG);
+    assert_eq!((exit.reason, exit.first_failure), (ExitReason::Killed, None));
+    assert_eq!(by_rank(&exit)[&0], (None, Some(SIGTERM)));
+}
+
+#[test]
+fn usr1_is_passed_on_and_the_run_goes_on() {
+    let scene = scene(1);
+    scene.signal_when("ready", SIGUSR1);
+    let script = "trap 'echo saved; exit 0' USR1; touch $RUN/ready; while :; do sleep 0.01; done";
+    let exit = scene.supervise(script, LONG);
+    assert_eq!((exit.reason, scene.log(0).as_str()), (ExitReason::Stopped, "saved\n"));
+    assert_eq!(scene.events(), [EventKind::SignalReceived { signal: SIGUSR1 }]);
+}
+
+#[test]
+fn a_long_log_is_kept_whole_and_its_last_lines_are_told() {
+    let scene = scene(1);
+    let exit =
+        scene.supervise("yes 0123456789012345678901234567890 | head -c 10000000; printf '\\033[1mdone\\n' >&2", LONG);
+    assert_eq!(scene.log(0).len(), 10_000_000 + 9);
+    let tail = &exit.ranks[0].stderr_tail;
+    assert_eq!(tail.len(), 20);
+    assert_eq!(tail.last().map(String::as_str), Some("[1mdone"), "without what a terminal would obey");
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
+    let scene = scene(2);
+    let command = |place: &cluster::RankPlace| match place.rank {
+        0 => {
+            let mut command = Command::new("sh");
+            command.args(["-c", "exec sleep 100"]);
+            command
+        }
+        _ => Command::new("/nowhere/vidtui-train"),
+    };
+    let started = Instant::now();
+    let failure = supervise_with(&scene.job, command, &scene.wakes, LONG).unwrap_err();
+    assert!(started.elapsed() < PATIENCE, "rank 0 was not waited for");
+    assert_eq!(failure.what, "cannot start rank 1");
+    assert_eq!(failure.why, "node here: No such file or directory (os error 2)");
+}

@@ -1,0 +1,172 @@
+//! Why ranks ended: which failed first, and how to say it.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+
+use camino::Utf8Path;
+use nix::sys::signal::Signal;
+use rundir::{EventKind, ExitFile, ExitReason, Failure, RankExit, SCHEMA, read_events, recent_metrics};
+use signal_hook::consts::{SIGKILL, SIGTERM};
+
+use super::job::Job;
+use super::ranks::{EndedRank, How};
+use crate::rank::LOST_PEER;
+
+/// How many of a rank's last lines are kept.
+const TAIL_LINES: usize = 20;
+/// How much of a log is read for them.
+const TAIL_BYTES: u64 = 64 * 1024;
+/// Longer lines are cut: a line of a megabyte helps nobody.
+const LINE_CHARS: usize = 500;
+
+/// The rank whose failure comes first, among all that have ended so far.
+///
+/// Of ranks that are found dead together, one that only lost contact with another is a consequence, and one that was
+/// killed had no say in the order; then the lower rank counts.
+pub fn first_failure(ended: &[EndedRank], stop_asked: bool) -> Option<EndedRank> {
+    let failed = ended.iter().filter(|rank| is_failure(rank, stop_asked));
+    failed.min_by_key(|rank| (says(rank).contains(LOST_PEER), rank.how.signal.is_none(), rank.rank)).cloned()
+}
+
+/// A rank that ends by TERM, before it could catch it, did as it was asked.
+fn is_failure(rank: &EndedRank, stop_asked: bool) -> bool {
+    rank.how.code != Some(0) && !(stop_asked && rank.how.signal == Some(SIGTERM))
+}
+
+/// Sums up an attempt whose ranks have all ended, the first failure first.
+pub fn exit_file(job: &Job, ended: &[EndedRank], first: Option<&EndedRank>, ooms_before: Option<u64>) -> ExitFile {
+    let number = job.attempt.number;
+    let metrics = recent_metrics(&job.run).unwrap_or_default();
+    let last_step = metrics.iter().rev().find(|sample| sample.attempt == number).map(|sample| sample.step);
+    let finished = || {
+        let events = read_events(&job.run).unwrap_or_default();
+        events.iter().any(|event| event.attempt == number && event.kind == EventKind::Finished)
+    };
+    let reason = match first {
+        Some(_) => ExitReason::Failed,
+        None if ended.iter().any(|rank| rank.how.code != Some(0)) => ExitReason::Killed,
+        None if finished() => ExitReason::Finished,
+        None => ExitReason::Stopped,
+    };
+    let mut ranks: Vec<RankExit> = ended
+        .iter()
+        .map(|rank| RankExit {
+            rank: rank.rank,
+            code: rank.how.code,
+            signal: rank.how.signal,
+            last_step,
+            ended_s: rank.ended_s,
+            stderr_tail: tail(&rank.log),
+        })
+        .collect();
+    let first_rank = first.map(|rank| rank.rank);
+    ranks.sort_by_key(|rank| (Some(rank.rank) != first_rank, rank.rank));
+    ExitFile {
+        schema: SCHEMA,
+        attempt: number,
+        node: job.node.clone(),
+        ended_s: ended.iter().map(|rank| rank.ended_s).fold(0.0, f64::max),
+        reason,
+        first_failure: first_rank,
+        failure: first.map(|rank| explain(rank, job, ooms_before)),
+        ranks,
+    }
+}
+
+/// Says why a rank failed: in its own words when it left any.
+pub fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
+    let who = format!("rank {} on node {}", rank.rank, job.node);
+    let read_log = format!("read {}, then resume from the last checkpoint", rank.log);
+    let how = in_words(rank.how);
+    if rank.how.signal == Some(SIGKILL) && !rank.by_us {
+        let (why, fix) = killed(ooms_before.zip(oom_kills()), &rank.log);
+        return Failure::new(format!("{who} was killed"), why, fix);
+    }
+    let lines = tail(&rank.log);
+    let hint = lines.last().and_then(|line| line.strip_prefix("hint: "));
+    // A rank that gave up has printed a failure: what, why, and what to do.
+    if let (Some(fix), [.., said, _]) = (hint, &lines[..])
+        && let Some((what, why)) = said.split_once(": ")
+    {
+        return Failure::new(what, format!("{why} ({who}, {how})"), fix);
+    }
+    let said = says(rank);
+    let why = if said.is_empty() { format!("{how}; it said nothing") } else { format!("{how}; it said: {said}") };
+    Failure::new(format!("{who} failed"), why, read_log)
+}
+
+/// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
+fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (&'static str, String) {
+    let memory = "use more ranks or a smaller model, or free memory on the node (`dmesg` there names the process that the \
+                  kernel chose); then resume from the last checkpoint";
+    match ooms {
+        Some((before, now)) if now > before => {
+            ("the node ran out of memory, and the kernel ended the rank with signal 9 (SIGKILL)", memory.to_owned())
+        }
+        Some(_) => (
+            "somebody sent it signal 9 (SIGKILL); the kernel ended no process of this node for want of memory",
+            format!("find out who did (a queue's memory or time limit, a person); {log} is its log; then resume"),
+        ),
+        None => (
+            "it got signal 9 (SIGKILL), which its supervisor did not send: most often the node ran out of memory",
+            memory.to_owned(),
+        ),
+    }
+}
+
+/// The line of a rank's log that says most: of a panic its message, else the last one.
+fn says(rank: &EndedRank) -> String {
+    let lines = tail(&rank.log);
+    let panicked = lines.iter().rposition(|line| line.starts_with("thread '") && line.contains("panicked at"));
+    let line = panicked
+        .and_then(|index| lines.get(index + 1))
+        .or_else(|| lines.iter().rev().find(|line| !line.trim().is_empty() && !line.starts_with("hint: ")));
+    line.cloned().unwrap_or_default()
+}
+
+fn in_words(how: How) -> String {
+    match (how.code, how.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(number)) => match Signal::try_from(number) {
+            Ok(signal) => format!("signal {number} ({signal})"),
+            Err(_) => format!("signal {number}"),
+        },
+        (None, None) => "an unknown end".to_owned(),
+    }
+}
+
+/// The last lines of a log, without what a terminal would obey.
+fn tail(log: &Utf8Path) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let len = file.seek(SeekFrom::End(0))?;
+        file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_CHARS).collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(clean).collect()
+}
+
+/// How many processes the kernel has ended since boot for want of memory; none where it does not count them.
+pub fn oom_kills() -> Option<u64> {
+    let counters = fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_is_blamed_on_memory_only_as_far_as_the_kernel_counts() {
+        let why = |ooms| killed(ooms, Utf8Path::new("rank.log")).0;
+        assert!(why(Some((4, 5))).starts_with("the node ran out of memory"));
+        assert!(why(Some((5, 5))).starts_with("somebody sent it signal 9"));
+        assert!(why(None).ends_with("most often the node ran out of memory"));
+    }
+}

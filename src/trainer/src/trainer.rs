@@ -1,0 +1,334 @@
+//! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
+
+use crate::checkpoint::{self, Restore, Saved, Sharded};
+use crate::data::Data;
+use crate::exchange::agree;
+use crate::init;
+use crate::log::{RunLog, now_s};
+use crate::optim::Moments;
+use crate::parallelize::{layouts, unit_tables};
+use crate::seeds::{Purpose, bits};
+use crate::signals::Signals;
+use crate::step::{Outcome, Step, Wishes, compute_kind};
+use dist::fsdp::Fsdp;
+use dist::mesh::MeshGroups;
+use dit::block::Keep;
+use dit::diffusion::Schedule;
+use dit::network::Network;
+use recipe::{ParamSpec, Recipe};
+use rundir::{Attempt, Checkpoint, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
+use std::time::Instant;
+
+/// How a run of the loop ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// Every step of the recipe is done.
+    Complete,
+    /// Somebody wished so; the state is saved.
+    Stopped(String),
+}
+
+/// One rank of a run.
+pub struct Trainer {
+    run: RunDir,
+    id: RunId,
+    attempt: Attempt,
+    recipe: Recipe,
+    tables: Vec<Vec<ParamSpec>>,
+    network: Network,
+    schedule: Schedule,
+    fsdp: Fsdp,
+    moments: Moments,
+    data: Data,
+    signals: Signals,
+    /// Only on rank 0.
+    log: Option<RunLog>,
+    progress: Progress,
+}
+
+/// Where the run stands.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    /// Steps done.
+    step: u64,
+    /// Samples drawn since the data began.
+    samples: u64,
+    /// Key of every random draw.
+    seed: u64,
+    /// Steps in a row whose gradient was not finite.
+    bad_steps: u64,
+    /// The step of the last checkpoint.
+    saved: Option<u64>,
+}
+
+impl Trainer {
+    /// Builds model, optimizer and data for this rank and loads what the attempt starts from. A collective.
+    ///
+    /// # Errors
+    /// When data set, start or checkpoint do not fit the recipe; on every rank, whichever rank met it.
+    pub fn new(run: RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Self, Failure> {
+        let mut recipe = meta.recipe()?;
+        recipe.mesh = attempt.mesh;
+        recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
+        let signals = Signals::watch()
+            .map_err(|e| Failure::new("cannot watch for signals", e.to_string(), "check the limits of this node"))?;
+        let data = agree_on(&groups, Data::open(&recipe))?;
+        let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
+        let log = agree_on(&groups, log.transpose())?;
+        let tables = unit_tables(&recipe);
+        let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
+        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
+        let progress = Progress { step: 0, samples: 0, seed: recipe.train.seed, bad_steps: 0, saved: None };
+        let mut trainer = Trainer {
+            moments: Moments::new(&fsdp, &tables),
+            network: Network::new(&recipe.model, keep),
+            schedule: Schedule::default(),
+            id: meta.id.clone(),
+            run,
+            attempt,
+            recipe,
+            tables,
+            fsdp,
+            data,
+            signals,
+            log,
+            progress,
+        };
+        trainer.start()?;
+        Ok(trainer)
+    }
+
+    /// Fills weights and state from where the attempt starts.
+    fn start(&mut self) -> Result<(), Failure> {
+        let world = self.recipe.mesh.world();
+        match self.attempt.start.clone() {
+            StartFrom::Random => {
+                init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
+                self.event(EventKind::Started { world });
+            }
+            StartFrom::Weights { path } => {
+                let checkpoint = agree_on(self.fsdp.groups(), Checkpoint::open(&path).map_err(Failure::from))?;
+                self.load(&checkpoint, Restore::Weights)?;
+                self.event(EventKind::Started { world });
+                self.event(EventKind::WeightsLoaded { from: path });
+            }
+            StartFrom::Checkpoint { run, step } => {
+                let state = self.restore(&run, step)?;
+                let checked = self.check_data(&state);
+                agree_on(self.fsdp.groups(), checked)?;
+                self.progress.samples = state.samples_seen;
+                self.progress.seed = state.seed;
+                self.event(EventKind::Resumed { from_step: step, of_run: run });
+            }
+            StartFrom::CheckpointFreshData { run, step } => {
+                self.restore(&run, step)?;
+                // The data begin anew, and so must every draw that is numbered by sample.
+                self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
+                self.event(EventKind::Resumed { from_step: step, of_run: run });
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads parameters, optimizer and step count from a checkpoint of a run beside this one.
+    fn restore(&mut self, run: &RunId, step: u64) -> Result<TrainState, Failure> {
+        let root = self.run.root.parent().unwrap_or(camino::Utf8Path::new("."));
+        let dir = if *run == self.id { self.run.step_dir(step) } else { RunDir::of(root, run).step_dir(step) };
+        let opened = Checkpoint::open(&dir).and_then(|c| c.state().map(|state| (c, state)));
+        let (checkpoint, state) = agree_on(self.fsdp.groups(), opened.map_err(Failure::from))?;
+        self.load(&checkpoint, Restore::Everything)?;
+        self.moments.steps = state.adam_step;
+        self.progress.step = state.step;
+        self.progress.bad_steps = state.bad_steps;
+        self.progress.saved = (*run == self.id).then_some(state.step);
+        Ok(state)
+    }
+
+    fn load(&mut self, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+        let mut sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
+        checkpoint::load(&mut sharded, checkpoint, restore)
+    }
+
+    fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
+        let refuse = |why: String| {
+            Failure::new(
+                "cannot resume at the same place in the data",
+                why,
+                "resume with --fresh-data to begin the data anew",
+            )
+        };
+        if state.data_fingerprint != self.data.fingerprint() {
+            return Err(refuse(format!(
+                "{} is not the data set that the checkpoint was trained on",
+                self.recipe.data.index
+            )));
+        }
+        if state.global_batch != self.recipe.train.global_batch {
+            let (was, is) = (state.global_batch, self.recipe.train.global_batch);
+            return Err(refuse(format!("the global batch was {was} samples and is {is} now")));
+        }
+        Ok(())
+    }
+
+    /// Trains to the recipe's last step or until a rank is asked to stop; the state is saved before it returns.
+    ///
+    /// # Errors
+    /// When a peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
+    pub fn run(mut self) -> Result<Finish, Failure> {
+        while self.progress.step < self.recipe.train.steps {
+            let wishes = Wishes {
+                save: self.signals.take_save(),
+                stop: self.signals.stop() || (self.log.is_some() && self.run.stop_file().exists()),
+                orphaned: self.signals.orphaned(),
+            };
+            let outcome = self.step(wishes)?;
+            let interval = self.recipe.checkpoint.interval;
+            let due = interval > 0 && self.progress.step.is_multiple_of(interval);
+            if outcome.wishes.stop || outcome.wishes.orphaned {
+                let why = if outcome.wishes.stop { "asked to stop" } else { "the supervisor is gone" };
+                self.event(EventKind::Stopping { why: why.into() });
+                self.save()?;
+                self.event(EventKind::Stopped { why: why.into() });
+                return Ok(Finish::Stopped(why.into()));
+            }
+            if (due || outcome.wishes.save) && self.progress.step < self.recipe.train.steps {
+                // The run goes on without it, and tries again at the next interval.
+                let _ = self.save();
+            }
+        }
+        self.save()?;
+        self.event(EventKind::Finished);
+        Ok(Finish::Complete)
+    }
+
+    fn step(&mut self, wishes: Wishes) -> Result<Outcome, Failure> {
+        let start = Instant::now();
+        let step =
+            Step { recipe: &self.recipe, network: &self.network, schedule: &self.schedule, seed: self.progress.seed };
+        let (done, first) = (self.progress.step, self.progress.samples);
+        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, wishes)?;
+        self.progress.step += 1;
+        self.progress.samples += self.recipe.train.global_batch as u64;
+        self.record(&outcome, start.elapsed().as_secs_f64());
+        self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
+        if self.progress.bad_steps > self.recipe.train.max_bad_steps {
+            return Err(Failure::new(
+                format!("training stopped at step {}", self.progress.step),
+                format!("the gradient was not finite in {} steps in a row", self.progress.bad_steps),
+                "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
+            ));
+        }
+        Ok(outcome)
+    }
+
+    /// Logs a step, on rank 0.
+    fn record(&mut self, outcome: &Outcome, step_s: f64) {
+        let (step, model) = (self.progress.step, &self.recipe.model);
+        let finite = |x: f64| x.is_finite().then_some(x);
+        let samples_per_s = self.recipe.train.global_batch as f64 / step_s;
+        let sample = MetricSample {
+            attempt: self.attempt.number,
+            step,
+            t: now_s(),
+            loss: finite(outcome.loss),
+            grad_norm: finite(outcome.grad_norm),
+            lr: outcome.lr.rest,
+            lr_ttt: None,
+            step_s,
+            data_s: outcome.data_s,
+            forward_s: outcome.forward_s,
+            backward_s: outcome.backward_s,
+            optimizer_s: outcome.optimizer_s,
+            samples_per_s,
+            tokens_per_s: samples_per_s * model.seq_len() as f64,
+            mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
+            mem_peak_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.peak_gib).collect(),
+            step_s_by_rank: outcome.step_s_by_rank.clone(),
+            ..MetricSample::default()
+        };
+        let due = step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps;
+        let Some(log) = &mut self.log else { return };
+        if due {
+            log.metrics(&sample);
+        }
+        if !outcome.loss.is_finite() {
+            log.event(step, EventKind::LossNotFinite);
+        }
+        if !outcome.applied {
+            log.event(step, EventKind::StepSkipped);
+        }
+    }
+
+    /// Saves a checkpoint of the present step unless there is one, and removes those that the recipe does not keep.
+    fn save(&mut self) -> Result<(), Failure> {
+        let step = self.progress.step;
+        if self.progress.saved == Some(step) {
+            return Ok(());
+        }
+        self.event(EventKind::CheckpointStarted);
+        let start = Instant::now();
+        let (epoch, position) = self.data.position(self.progress.samples);
+        let state = TrainState {
+            step,
+            samples_seen: self.progress.samples,
+            epoch,
+            position,
+            seed: self.progress.seed,
+            adam_step: self.moments.steps,
+            global_batch: self.recipe.train.global_batch,
+            data_fingerprint: self.data.fingerprint().to_owned(),
+            bad_steps: self.progress.bad_steps,
+        };
+        let sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
+        let saved = Saved {
+            run: &self.run,
+            id: &self.id,
+            attempt: self.attempt.number,
+            mesh: self.attempt.mesh,
+            saved_s: now_s(),
+        };
+        match checkpoint::save(&sharded, &saved, &state) {
+            Ok(bytes) => {
+                self.progress.saved = Some(step);
+                let seconds = start.elapsed().as_secs_f64();
+                self.event(EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
+                self.prune();
+                Ok(())
+            }
+            Err(failure) => {
+                self.event(EventKind::CheckpointFailed { failure: failure.clone() });
+                Err(failure)
+            }
+        }
+    }
+
+    fn prune(&mut self) {
+        if self.log.is_none() {
+            return;
+        }
+        let entries = rundir::checkpoints(&self.run).unwrap_or_default();
+        for step in rundir::to_prune(&entries, self.recipe.checkpoint.keep_last) {
+            let dir = self.run.step_dir(step);
+            match std::fs::remove_dir_all(&dir) {
+                Ok(()) => self.event(EventKind::CheckpointPruned { step }),
+                Err(e) => eprintln!("cannot remove the old checkpoint {dir}: {e}"),
+            }
+        }
+    }
+
+    fn event(&mut self, kind: EventKind) {
+        if let Some(log) = &mut self.log {
+            log.event(self.progress.step, kind);
+        }
+    }
+}
+
+/// This rank's value when every rank has one, else the first failure of any. A collective.
+fn agree_on<T>(groups: &MeshGroups, mine: Result<T, Failure>) -> Result<T, Failure> {
+    let (value, told) = match mine {
+        Ok(value) => (Some(value), Ok(())),
+        Err(failure) => (None, Err(failure)),
+    };
+    agree(&groups.world, told)?;
+    Ok(value.expect("all ranks agreed, so this one has a value"))
+}

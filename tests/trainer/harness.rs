@@ -1,0 +1,304 @@
+//! A scene for trainer tests: tiny data, tiny recipes, and ranks started as the supervisor starts them.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::{Node, Placement};
+use recipe::Mesh;
+use rundir::{
+    Attempt, AttemptWhy, Checkpoint, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, read_events,
+};
+use safetensors::tensor::TensorView;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A wait that is longer than anything here takes, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A temporary folder with data and runs.
+pub struct Scene {
+    _folder: tempfile::TempDir,
+    pub path: Utf8PathBuf,
+    index: Utf8PathBuf,
+}
+
+/// A run whose processes have ended.
+pub struct RunUnderTest {
+    pub dir: RunDir,
+    attempt: u32,
+}
+
+/// A run with living ranks.
+pub struct Running {
+    pub run: RunUnderTest,
+    ranks: Vec<Child>,
+}
+
+impl Scene {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
+        let mut scene = Scene { _folder: folder, path, index: Utf8PathBuf::new() };
+        let latents = scene.dataset("data", 3, [4, 4], 11);
+        scene.index = scene.text_dataset(&latents, 16);
+        scene
+    }
+
+    /// Writes `items` latents `[frames, 4, height, width]` of a deterministic pattern; returns their folder.
+    pub fn dataset(&self, name: &str, frames: usize, size: [usize; 2], items: usize) -> Utf8PathBuf {
+        let folder = self.path.join(name);
+        fs::create_dir_all(&folder).unwrap();
+        for item in 0..items {
+            let shape = vec![frames, 4, size[0], size[1]];
+            let values = pattern(shape.iter().product(), item as u64);
+            write(&folder.join(format!("latent-{item}.safetensors")), "latent", &shape, &values);
+        }
+        folder
+    }
+
+    /// Writes texts of `text_len` tokens beside the latents of a folder, and the index; returns the index.
+    pub fn text_dataset(&self, folder: &Utf8Path, text_len: usize) -> Utf8PathBuf {
+        let mut lines = String::new();
+        for item in 0.. {
+            if !folder.join(format!("latent-{item}.safetensors")).exists() {
+                break;
+            }
+            let text = format!("text-{item}.safetensors");
+            write(&folder.join(&text), "text", &[text_len, 8], &pattern(text_len * 8, 1000 + item));
+            lines += &format!("{{\"vid_emb\":\"latent-{item}.safetensors\",\"text_chunk_emb\":[\"{text}\"]}}\n");
+        }
+        let index = folder.join("index.jsonl");
+        fs::write(&index, lines).unwrap();
+        index
+    }
+
+    /// Starts a run with new weights on a mesh `[dp_replicate, dp_shard]`.
+    pub fn launch(&self, name: &str, mesh: &[usize; 2], sets: &[&str]) -> Running {
+        self.start(&self.path.join("runs"), name, mesh, sets, StartFrom::Random)
+    }
+
+    pub fn launch_from(&self, name: &str, mesh: &[usize; 2], sets: &[&str], start: StartFrom) -> Running {
+        self.start(&self.path.join("runs"), name, mesh, sets, start)
+    }
+
+    pub fn launch_in(&self, runs: &Utf8Path, name: &str, mesh: &[usize; 2], sets: &[&str]) -> Running {
+        self.start(runs, name, mesh, sets, StartFrom::Random)
+    }
+
+    fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize; 2], sets: &[&str], start: StartFrom) -> Running {
+        let base = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/demo/2s.toml"));
+        let tiny = [
+            "model.num_layers=2",
+            "model.num_heads=2",
+            "model.head_dim=16",
+            "model.time_embed_dim=16",
+            "model.text_dim=8",
+            "model.text_len=16",
+            "model.in_channels=4",
+            "model.out_channels=4",
+            "model.latent_frames=3",
+            "model.latent_height=4",
+            "model.latent_width=4",
+            "model.ttt_mini_batch=0",
+            "train.threads=1",
+            "optimizer.warmup_steps=2",
+            "checkpoint.keep_last=0",
+        ];
+        let own = [
+            format!("data.index={}", self.index),
+            format!("mesh.dp_replicate={}", mesh[0]),
+            format!("mesh.dp_shard={}", mesh[1]),
+        ];
+        // A later setting of the same key wins here as it does in a test's own list.
+        let mut by_key = BTreeMap::new();
+        for set in tiny.iter().copied().chain(own.iter().map(String::as_str)).chain(sets.iter().copied()) {
+            by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
+        }
+        let resolved = recipe::load(base, &by_key.into_values().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+        let id = RunId::parse(&format!("2026-11-20T0340-{name}-test")).unwrap();
+        let dir = RunDir::of(runs, &id);
+        fs::create_dir_all(&dir.root).unwrap();
+        dir.write_run(&Run {
+            schema: SCHEMA,
+            id,
+            name: name.into(),
+            curriculum: None,
+            stage: None,
+            created_s: 0.0,
+            git_commit: None,
+            trainer_sha256: None,
+            trainer_version: String::new(),
+            libtorch: String::new(),
+            start: start.clone(),
+            lineage: None,
+            recipe: resolved.table,
+        })
+        .unwrap();
+        RunUnderTest { dir, attempt: 0 }.attempt(mesh, start, 0)
+    }
+}
+
+impl RunUnderTest {
+    pub fn id(&self) -> RunId {
+        self.dir.read_run().unwrap().id
+    }
+
+    /// Starts the next attempt.
+    pub fn attempt(self, mesh: &[usize; 2], start: StartFrom, start_step: u64) -> Running {
+        let (number, world) = (self.attempt + 1, mesh[0] * mesh[1]);
+        let placement = Placement::new(&[Node::local("test", world)], world).unwrap();
+        fs::create_dir_all(self.dir.attempt_dir(number)).unwrap();
+        self.dir
+            .write_attempt(&Attempt {
+                schema: SCHEMA,
+                number,
+                why: if number == 1 { AttemptWhy::Launch } else { AttemptWhy::Resume },
+                by: "test".into(),
+                started_s: 0.0,
+                start_step,
+                start,
+                steps: None,
+                mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1] },
+                placement,
+            })
+            .unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let rank = |rank: usize| {
+            Command::new(env!("CARGO_BIN_EXE_vidtui-train"))
+                .args(["rank", "--run-dir", self.dir.root.as_str(), "--attempt", &number.to_string()])
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", world.to_string())
+                .env("LOCAL_WORLD_SIZE", world.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("RUST_BACKTRACE", "0")
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let ranks = (0..world).map(rank).collect();
+        Running { run: RunUnderTest { attempt: number, ..self }, ranks }
+    }
+
+    /// Logged steps in order; of a repeated step the later line's, which is the later attempt's.
+    pub fn samples(&self) -> Vec<MetricSample> {
+        let mut by_step = BTreeMap::new();
+        for sample in Tail::<MetricSample>::new(self.dir.metrics()).poll().unwrap().items {
+            by_step.insert(sample.step, sample);
+        }
+        by_step.into_values().collect()
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        read_events(&self.dir).unwrap_or_default()
+    }
+}
+
+impl Running {
+    /// Waits for the end of all ranks; each must succeed.
+    pub fn finish(self) -> RunUnderTest {
+        let (run, outputs) = self.wait();
+        for (rank, output) in outputs.iter().enumerate() {
+            assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        run
+    }
+
+    /// Waits for the end of all ranks, however they end.
+    pub fn wait(mut self) -> (RunUnderTest, Vec<Output>) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.ranks.iter_mut().any(|r| r.try_wait().unwrap().is_none()) {
+            if Instant::now() > deadline {
+                self.ranks.iter_mut().for_each(|r| drop(r.kill()));
+                panic!("ranks still live after {PATIENCE:?}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let outputs = self.ranks.into_iter().map(|r| r.wait_with_output().unwrap()).collect();
+        (self.run, outputs)
+    }
+
+    pub fn signal(&mut self, rank: usize, signal: &str) {
+        let pid = self.ranks[rank].id().to_string();
+        assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+    }
+
+    pub fn wait_for_step(&mut self, step: u64) {
+        self.wait_for(&format!("step {step}"), |run| run.samples().last().is_some_and(|s| s.step >= step));
+    }
+
+    pub fn wait_for(&mut self, what: &str, holds: impl Fn(&RunUnderTest) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(&self.run) {
+            if Instant::now() > deadline || self.ranks.iter_mut().all(|r| r.try_wait().unwrap().is_some()) {
+                self.ranks.iter_mut().for_each(|r| drop(r.kill()));
+                let said: Vec<String> = std::mem::take(&mut self.ranks)
+                    .into_iter()
+                    .map(|r| String::from_utf8_lossy(&r.wait_with_output().unwrap().stderr).into_owned())
+                    .collect();
+                panic!("{what} did not come; the ranks said {said:?}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The losses of a run, by step.
+pub fn losses(run: &RunUnderTest) -> Vec<f64> {
+    run.samples().iter().map(|s| s.loss.expect("a finite loss")).collect()
+}
+
+pub fn assert_close(got: &[f64], want: &[f64], relative: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (step, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((g - w).abs() <= relative * w.abs(), "{what}: step {} has loss {g}, expected {w}", step + 1);
+    }
+}
+
+/// The raw bytes of every logical tensor of a checkpoint, its slices joined.
+pub fn tensors(step_dir: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
+    let checkpoint = Checkpoint::open(step_dir).unwrap();
+    let read = |slice: &rundir::Slice| {
+        weights::Header::read(&step_dir.join(&slice.file)).unwrap().read_tensor(&slice.key).unwrap()
+    };
+    checkpoint.manifest.tensors.iter().map(|t| (t.name.clone(), t.slices.iter().flat_map(read).collect())).collect()
+}
+
+/// A file system of a fixed size, unmounted when dropped.
+pub struct SmallDisk {
+    pub path: Utf8PathBuf,
+}
+
+impl SmallDisk {
+    pub fn mount(scene: &Scene, size: &str) -> Option<Self> {
+        let path = scene.path.join("disk");
+        fs::create_dir_all(&path).unwrap();
+        let options = format!("size={size}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs", path.as_str()]).output().ok()?;
+        mounted.status.success().then_some(SmallDisk { path })
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.path).status();
+    }
+}
+
+/// Numbers that look like a latent: a wave whose phase and pace depend on the item, plus a little scatter.
+fn pattern(len: usize, item: u64) -> Vec<f32> {
+    let value = |i: usize| {
+        let scatter = (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(item * 77) >> 40;
+        (i as f32 * (0.1 + item as f32 * 0.01)).sin() + (scatter as f32 / (1 << 24) as f32 - 0.5) * 0.2
+    };
+    (0..len).map(value).collect()
+}
+
+fn write(path: &Utf8Path, name: &str, shape: &[usize], values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &bytes).unwrap();
+    safetensors::serialize_to_file([(name, view)], None, path.as_std_path()).unwrap();
+}

@@ -1,0 +1,225 @@
+//! Drives the real `vidtui-train rank` on CPU ranks over gloo: meshes, resumes, stops and faults.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+mod harness;
+
+use harness::{Scene, assert_close, losses};
+use rundir::{Checkpoint, EventKind, StartFrom, checkpoints, latest};
+
+#[test]
+fn every_mesh_gives_the_same_losses() {
+    let scene = Scene::new();
+    let sets = ["train.steps=20", "train.global_batch=4", "checkpoint.interval=0"];
+    let want = losses(&scene.launch("one", &[1, 1], &sets).finish());
+    assert_eq!(want.len(), 20);
+    assert!(want.windows(2).any(|w| w[0] != w[1]));
+    for mesh in [[1, 2], [1, 4], [2, 1], [2, 2]] {
+        let run = scene.launch(&format!("mesh-{}x{}", mesh[0], mesh[1]), &mesh, &sets).finish();
+        assert_close(&losses(&run), &want, 1e-4, &format!("mesh {mesh:?}"));
+    }
+    let accumulated = [&sets[..], &["train.grad_accum=2"]].concat();
+    for mesh in [[1, 1], [1, 2]] {
+        let run = scene.launch(&format!("accum-{}", mesh[1]), &mesh, &accumulated).finish();
+        assert_close(&losses(&run), &want, 1e-4, &format!("accumulation 2 on mesh {mesh:?}"));
+    }
+}
+
+#[test]
+fn recomputing_attention_or_keeping_it_gives_the_same_losses() {
+    let scene = Scene::new();
+    let run = |name, keep: &str| losses(&scene.launch(name, &[1, 1], &["train.steps=6", keep]).finish());
+    assert_eq!(run("keep", "remat.keep_attention=true"), run("again", "remat.keep_attention=false"));
+}
+
+#[test]
+fn resuming_at_step_6_gives_bit_for_bit_what_never_stopping_gives() {
+    let scene = Scene::new();
+    let sets = ["train.steps=12", "train.global_batch=4", "checkpoint.interval=6", "checkpoint.keep_last=0"];
+    for mesh in [[1, 2], [2, 2]] {
+        let name = format!("{}x{}", mesh[0], mesh[1]);
+        let whole = scene.launch(&format!("whole-{name}"), &mesh, &sets).finish();
+        let first = scene.launch(&format!("first-{name}"), &mesh, &sets).finish();
+        // The second attempt begins at step 6 of the first, as after a crash at step 12.
+        let start = StartFrom::Checkpoint { run: first.id(), step: 6 };
+        let again = first.attempt(&mesh, start, 6).finish();
+        assert_eq!(losses(&again), losses(&whole), "mesh {mesh:?}");
+        let file = |run: &harness::RunUnderTest, name: &str| std::fs::read(run.dir.step_dir(12).join(name)).unwrap();
+        for name in ["rank-00000.safetensors", "optim-00001.safetensors"] {
+            assert!(file(&again, name) == file(&whole, name), "{name} differs after a resume on mesh {mesh:?}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
+    let scene = Scene::new();
+    let sets = ["train.steps=12", "train.global_batch=4", "checkpoint.interval=6", "checkpoint.keep_last=0"];
+    let want = losses(&scene.launch("whole", &[1, 2], &sets).finish());
+    for mesh in [[1, 1], [1, 4], [2, 2]] {
+        let run = scene.launch(&format!("from-{}x{}", mesh[0], mesh[1]), &[1, 2], &sets).finish();
+        let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
+        let again = run.attempt(&mesh, start, 6).finish();
+        assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
+    }
+}
+
+#[test]
+fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
+    let scene = Scene::new();
+    let mut running = scene.launch("stop", &[1, 2], &["train.steps=100000", "checkpoint.interval=0"]);
+    running.wait_for_step(3);
+    running.signal(1, "TERM");
+    let run = running.finish();
+    let checkpoint = latest(&run.dir).expect("the stop left a checkpoint");
+    assert_eq!(checkpoint.step, run.samples().last().unwrap().step);
+    assert!(run.events().iter().any(|e| matches!(e.kind, EventKind::Stopped { .. })));
+    // And it goes on from there.
+    let start = StartFrom::Checkpoint { run: run.id(), step: checkpoint.step };
+    let mut again = run.attempt(&[1, 2], start, checkpoint.step);
+    again.wait_for_step(checkpoint.step + 2);
+    again.signal(0, "TERM");
+    again.finish();
+}
+
+#[test]
+fn a_signal_can_ask_for_a_checkpoint_without_stopping() {
+    let scene = Scene::new();
+    let mut running = scene.launch("save", &[1, 2], &["train.steps=100000", "checkpoint.interval=0"]);
+    running.wait_for_step(2);
+    running.signal(0, "USR1");
+    running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
+    let step = latest(&running.run.dir).unwrap().step;
+    running.wait_for_step(step + 2);
+    running.signal(0, "TERM");
+    running.finish();
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_with_a_reason_and_the_last_checkpoint_stands() {
+    let scene = Scene::new();
+    let mut running = scene.launch("killed", &[1, 2], &["train.steps=100000", "checkpoint.interval=3"]);
+    running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
+    running.signal(1, "KILL");
+    let (run, outputs) = running.wait();
+    assert!(outputs.iter().all(|o| !o.status.success()));
+    let said = String::from_utf8_lossy(&outputs[0].stderr);
+    assert!(said.contains("lost contact with another rank"), "{said}");
+    assert!(
+        run.events()
+            .iter()
+            .any(|e| matches!(&e.kind, EventKind::Failed { failure } if failure.what.contains("lost contact")))
+    );
+    let step = latest(&run.dir).unwrap().step;
+    Checkpoint::open(&run.dir.step_dir(step)).unwrap().verify_checksums().unwrap();
+}
+
+#[test]
+fn later_stages_train_attention_alone_and_start_from_the_weights_of_the_stage_before() {
+    let scene = Scene::new();
+    let first = scene.launch("first", &[1, 2], &["train.steps=4"]).finish();
+    let from = latest(&first.dir).unwrap().dir;
+    let longer = scene.dataset("longer", 5, [4, 4], 8);
+    let sets =
+        ["train.steps=4", "train.trainable=qkvo", "model.latent_frames=5", "model.text_len=12", "train.global_batch=2"];
+    let index = format!("data.index={}", scene.text_dataset(&longer, 12));
+    let sets = [&sets[..], &[index.as_str()]].concat();
+    let second = scene.launch_from("second", &[1, 2], &sets, StartFrom::Weights { path: from.clone() }).finish();
+    let (before, after) = (harness::tensors(&from), harness::tensors(&latest(&second.dir).unwrap().dir));
+    let mut changed = 0;
+    for (name, value) in &after {
+        if let Some(parameter) = name.strip_prefix("exp_avg/") {
+            assert!(parameter.contains(".attn."), "{parameter} is frozen and has optimizer state");
+        } else if !name.contains('/') {
+            let same = before[name] == *value;
+            assert_eq!(same, !name.contains(".attn."), "{name}");
+            changed += usize::from(!same);
+        }
+    }
+    assert!(changed > 0);
+}
+
+#[test]
+fn a_run_keeps_the_newest_checkpoints_and_removes_the_others() {
+    let scene = Scene::new();
+    let sets = ["train.steps=10", "checkpoint.interval=2", "checkpoint.keep_last=2"];
+    let run = scene.launch("keep", &[1, 1], &sets).finish();
+    let steps: Vec<u64> = checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect();
+    assert_eq!(steps, [8, 10]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_before_a_step_is_taken() {
+    let scene = Scene::new();
+    let sets = ["train.steps=4", "checkpoint.interval=2"];
+    for (name, damage, word) in [
+        ("truncated", (|bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 4)) as fn(&mut Vec<u8>), "bytes"),
+        ("flipped", |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1, "checksum"),
+    ] {
+        let run = scene.launch(name, &[1, 2], &sets).finish();
+        let file = run.dir.step_dir(2).join("rank-00001.safetensors");
+        let mut bytes = std::fs::read(&file).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&file, bytes).unwrap();
+        let samples = run.samples().len();
+        let start = StartFrom::Checkpoint { run: run.id(), step: 2 };
+        let (run, outputs) = run.attempt(&[1, 2], start, 2).wait();
+        for output in &outputs {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains(word) && said.contains("hint:"), "{name}: {said}");
+        }
+        assert_eq!(run.samples().len(), samples, "{name}: a step was taken");
+    }
+}
+
+#[test]
+fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
+    let scene = Scene::new();
+    for (set, word) in
+        [("data.index=/nowhere/index.jsonl", "/nowhere/index.jsonl"), ("model.latent_height=8", "latent")]
+    {
+        let (run, outputs) = scene.launch("misfit", &[1, 2], &["train.steps=2", set]).wait();
+        for output in &outputs {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains(word) && said.contains("hint:"), "{said}");
+        }
+        assert!(run.samples().is_empty());
+        std::fs::remove_dir_all(&run.dir.root).unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_save_and_the_run_goes_on_to_the_next() {
+    let scene = Scene::new();
+    let Some(disk) = harness::SmallDisk::mount(&scene, "600k") else {
+        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
+    let mut running = scene.launch_in(&disk.path, "full", &[1, 2], &sets);
+    let failed = |run: &harness::RunUnderTest| {
+        run.events().iter().any(
+            |e| matches!(&e.kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("free some space")),
+        )
+    };
+    running.wait_for("a failed save", failed);
+    let step = running.run.samples().last().unwrap().step;
+    running.wait_for_step(step + 2);
+    running.signal(0, "TERM");
+    let (run, outputs) = running.wait();
+    // The save on the way out fails too, so the run says that it failed instead of claiming a checkpoint.
+    assert!(outputs.iter().all(|o| !o.status.success()));
+    assert!(latest(&run.dir).is_none_or(|c| Checkpoint::open(&c.dir).unwrap().verify_checksums().is_ok()));
+}
+
+#[test]
+fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
+    let scene = Scene::new();
+    // A latent of infinities makes every gradient undefined.
+    let sets = ["train.steps=50", "train.max_bad_steps=3", "model.latent_scale=1e38", "checkpoint.interval=0"];
+    let (run, outputs) = scene.launch("nan", &[1, 2], &sets).wait();
+    let said = String::from_utf8_lossy(&outputs[0].stderr);
+    assert!(said.contains("4 steps in a row"), "{said}");
+    assert!(run.samples().iter().all(|s| s.loss.is_none() && s.grad_norm.is_none()));
+    assert_eq!(run.events().iter().filter(|e| e.kind == EventKind::StepSkipped).count(), 4);
+}
