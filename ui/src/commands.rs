@@ -1,0 +1,101 @@
+//! What can be done to a run: whether it makes sense now, and the effect that asks for it.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::Action;
+use crate::model::{Model, Screen};
+use crate::msg::RunRow;
+use crate::screens::logs;
+use crate::words::{StateKind, short_id};
+
+/// Returns why an action on the current run makes no sense now, as a sentence to show.
+///
+/// The key bar leaves out what would be refused, so both always agree.
+///
+/// # Errors
+/// The sentence.
+pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
+    let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
+        (None, _) => "The runs are still being read.".to_owned(),
+        (_, Screen::Run | Screen::Logs) => "This run is still being read.".to_owned(),
+        _ => "There is no run yet. n starts one.".to_owned(),
+    })?;
+    let name = short_id(&row.run);
+    let kind = StateKind::of(&row.state);
+    let word = kind.word();
+    let busy = model.jobs.busy_with(&row.run);
+    match action {
+        Action::Resume | Action::Stop | Action::Kill if busy => Err(format!("Already on it: wait for {name}.")),
+        Action::Resume if kind.is_active() => Err(format!("{name} is {word}: there is nothing to resume.")),
+        Action::Resume if kind == StateKind::Finished => {
+            Err(format!("{name} has done all its {} steps: there is nothing left to resume.", row.steps_total))
+        }
+        Action::Resume if row.checkpoint_step.is_none() => {
+            Err(format!("{name} has no complete checkpoint to resume from. Start its stage again instead."))
+        }
+        Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is stopping already.")),
+        Action::Stop if !kind.is_active() => Err(format!("{name} is not running ({word}).")),
+        Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
+            Err(format!("{name} is not running ({word})."))
+        }
+        Action::NextStage => {
+            let next = model.next_stage(row);
+            match (next, row.checkpoint_step) {
+                (None, _) if row.stage.is_none() => Err(format!("{name} does not belong to a curriculum.")),
+                (None, _) => Err(format!("{name} is the last stage of its curriculum.")),
+                _ if kind.is_active() => {
+                    Err(format!("{name} is {word}: let it finish, or stop it with s, before the next stage."))
+                }
+                (_, None) => Err(format!("{name} has no complete checkpoint for the next stage to start from.")),
+                _ if model.jobs.planning_stage() => Err("Already on it: the stage is being prepared.".to_owned()),
+                _ => Ok(row),
+            }
+        }
+        _ => Ok(row),
+    }
+}
+
+/// Does something to the current run, or says why not.
+pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
+    let (run, next) = match check(model, action) {
+        Ok(row) => (row.run.clone(), model.next_stage(row).map(|stage| stage.name.clone())),
+        Err(why) => {
+            model.refuse(why);
+            return Vec::new();
+        }
+    };
+    match action {
+        Action::Resume => {
+            let job = model.jobs.start(Intent::PlanResume(run.clone()));
+            vec![Effect::PlanResume { job, run }]
+        }
+        Action::Stop => {
+            let job = model.jobs.start(Intent::Stop(run.clone()));
+            vec![Effect::Stop { job, run }]
+        }
+        Action::Kill => {
+            let job = model.jobs.start(Intent::PlanKill(run.clone()));
+            vec![Effect::PlanKill { job, run }]
+        }
+        Action::NextStage => {
+            let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });
+            vec![Effect::PlanNext { job, run }]
+        }
+        Action::Open => {
+            model.open_run(run);
+            Vec::new()
+        }
+        Action::Logs => {
+            model.open_run(run);
+            model.logs = Some(logs::State::default());
+            model.screen = Screen::Logs;
+            Vec::new()
+        }
+        Action::CopyPath => {
+            let path = rundir::RunDir::of(&model.runs_dir, &run).root;
+            model.say(format!("Copied {path}"));
+            vec![Effect::Copy(path.into_string())]
+        }
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,168 @@
+//! What the screen asks of the shell: one-shot effects and long-lived watches, both plain data.
+
+use crate::msg::JobId;
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use plan::{KillPlan, LaunchPlan};
+use rundir::RunId;
+
+/// One-shot requests. Data, so that a test can compare them.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Plan the start of a curriculum's stage; answered by `JobMsg::LaunchPlanned` or `Failed`.
+    PlanLaunch {
+        /// Where the answer goes.
+        job: JobId,
+        /// The curriculum's file.
+        curriculum: Utf8PathBuf,
+        /// The stage's name.
+        stage: String,
+        /// The run whose newest checkpoint gives the weights; `None` when the stage names its own start.
+        from: Option<RunId>,
+    },
+    /// Plan to go on from the newest complete checkpoint.
+    PlanResume {
+        /// Where the answer goes.
+        job: JobId,
+        /// The run.
+        run: RunId,
+    },
+    /// Plan the following stage, started from this run's newest checkpoint.
+    PlanNext {
+        /// Where the answer goes.
+        job: JobId,
+        /// The finished run.
+        run: RunId,
+    },
+    /// Find out what a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
+    PlanKill {
+        /// Where the answer goes.
+        job: JobId,
+        /// The run.
+        run: RunId,
+    },
+    /// Execute a launch or resume plan verbatim; answered by `Outcome::Launched` or `Failed`.
+    Launch {
+        /// Where the answer goes.
+        job: JobId,
+        /// What was shown.
+        plan: Box<LaunchPlan>,
+    },
+    /// Ask a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
+    Stop {
+        /// Where the answer goes.
+        job: JobId,
+        /// The run.
+        run: RunId,
+    },
+    /// Execute a kill plan verbatim; answered by `Outcome::Killed` or `Failed`.
+    Kill {
+        /// Where the answer goes.
+        job: JobId,
+        /// What was shown.
+        plan: Box<KillPlan>,
+        /// Proof that somebody said yes.
+        confirmed: Confirmed,
+    },
+    /// Draw a chart into a file.
+    Export {
+        /// Where the answer goes.
+        job: JobId,
+        /// What to draw.
+        chart: ChartSpec,
+        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
+        to: Utf8PathBuf,
+    },
+    /// Put text on the clipboard (OSC 52).
+    Copy(String),
+    /// Give the terminal back to the shell until `fg` (Ctrl-Z).
+    Suspend,
+    /// Close the console; runs go on. [`farewell`](crate::farewell) is what to print then.
+    Quit,
+}
+
+/// Proof that a person said yes in a dialog: only the kill dialog can make one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confirmed(());
+
+impl Confirmed {
+    /// Called by the kill dialog's "yes", and nowhere else.
+    pub(crate) fn by_a_person() -> Self {
+        Self(())
+    }
+}
+
+/// A chart as it is on the screen, for the exporter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChartSpec {
+    /// The run whose `metrics.jsonl` is drawn.
+    pub run: RunId,
+    /// What the title says: the run's short name.
+    pub title: String,
+    /// Which chart.
+    pub chart: Chart,
+    /// Steps or seconds since the first sample.
+    pub x: XAxis,
+    /// Visible part of the x axis in its own unit; `None` for all.
+    pub window: Option<(f64, f64)>,
+    /// Logarithmic y axis.
+    pub log_y: bool,
+    /// Weight of the exponential moving average drawn over the faint raw line; `None` for raw only.
+    pub smoothing: Option<f64>,
+    /// The file's format.
+    pub format: ImageFormat,
+}
+
+/// The charts of the run screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Chart {
+    /// Training loss.
+    Loss,
+    /// Learning rates, one line per parameter family.
+    LearningRate,
+    /// Norm of the gradient before clipping.
+    GradNorm,
+    /// Seconds per step, and the part spent waiting for data.
+    StepTime,
+    /// Memory per rank in GiB.
+    Memory,
+}
+
+/// What runs along the bottom of the charts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum XAxis {
+    /// Optimizer steps.
+    #[default]
+    Step,
+    /// Seconds since the first sample.
+    Time,
+}
+
+/// A picture's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// Scalable; the default.
+    Svg,
+    /// Pixels.
+    Png,
+}
+
+/// Long-lived streams, wanted as long as [`watches`](crate::watches) names them. The shell compares wanted with running.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Watch {
+    /// The runs folder: `Msg::Runs` at once, then whenever something changes.
+    Runs,
+    /// The curricula: `Msg::Curricula` at once, then whenever something changes.
+    Curricula,
+    /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
+    Run(RunId),
+    /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.
+    Log {
+        /// The run.
+        run: RunId,
+        /// Where the rank lives.
+        node: NodeId,
+        /// The rank.
+        rank: usize,
+    },
+}

@@ -1,0 +1,418 @@
+//! What the tests show on the screen: runs of the demo curriculum, with fixed times and curves.
+
+use crate::*;
+use camino::Utf8PathBuf;
+use cluster::{Node, NodeId, Placement};
+use plan::{KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch};
+use ratatui_core::backend::TestBackend;
+use ratatui_core::terminal::Terminal;
+use recipe::{Change, Mesh, StageStart};
+use rundir::*;
+
+/// The moment of every test: 2026-11-20 04:00:00 UTC.
+pub const NOW: f64 = 1_795_147_200.0;
+
+pub fn id(text: &str) -> RunId {
+    RunId::parse(text).unwrap()
+}
+
+pub fn stage_1() -> RunId {
+    id("2026-11-20T0340-demo-2s-k7f2")
+}
+
+pub fn stage_2() -> RunId {
+    id("2026-11-20T0355-demo-4s-q2xw")
+}
+
+pub fn node() -> NodeId {
+    NodeId::new("devbox").unwrap()
+}
+
+pub fn curriculum_path() -> Utf8PathBuf {
+    "/home/ada/vidtui/configs/demo/curriculum.toml".into()
+}
+
+/// A believable sample: the loss falls, the rate warms up, memory grows a little in the first steps.
+pub fn sample(attempt: u32, step: u64) -> MetricSample {
+    let x = step as f64;
+    let wave = ((x * 12.9898).sin() * 43758.5453).fract();
+    MetricSample {
+        attempt,
+        step,
+        t: NOW - 300.0 + x * 1.21,
+        loss: Some(0.12 + 0.9 * (-x / 30.0).exp() + 0.03 * wave),
+        grad_norm: Some(0.4 + 2.0 * (-x / 12.0).exp() + 0.1 * wave.abs()),
+        lr: 1e-4 * (x / 20.0).min(1.0),
+        step_s: 1.21 + 0.05 * wave + if step % 40 == 1 { 0.6 } else { 0.0 },
+        data_s: 0.02 + 0.01 * wave.abs(),
+        mem_gib_by_rank: vec![1.21 + 0.2 * (1.0 - (-x / 5.0).exp()), 1.18 + 0.2 * (1.0 - (-x / 5.0).exp())],
+        ..Default::default()
+    }
+}
+
+pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
+    RunRow {
+        name: run.name().to_owned(),
+        run,
+        curriculum: Some(curriculum_path()),
+        stage: Some(stage.to_owned()),
+        lineage: None,
+        state,
+        step,
+        steps_total: 240,
+        loss: sample(1, step.max(1)).loss.filter(|_| step > 0),
+        step_s: Some(1.21).filter(|_| step > 1),
+        eta_s: None,
+        ranks: 2,
+        created_s: NOW - 310.0,
+        updated_s: NOW - 1.0,
+        checkpoint_step: Some(step / 80 * 80).filter(|s| *s > 0),
+    }
+}
+
+pub fn running(step: u64) -> RunRow {
+    RunRow { eta_s: Some((240 - step) as f64 * 1.21), ..row(stage_1(), "2s", RunState::Running, step) }
+}
+
+pub fn failure() -> Failure {
+    Failure::new(
+        "rank 1 died",
+        "out of memory: it wanted 3.2 GiB and 1.1 GiB were free on devbox",
+        "set train.grad_accum = 2, or train on a machine with more memory",
+    )
+}
+
+/// A runs folder with every kind of run.
+pub fn many_runs() -> RunList {
+    let at = |minutes: f64, row: RunRow| RunRow {
+        created_s: NOW - minutes * 60.0,
+        updated_s: if words::StateKind::of(&row.state).is_active() { NOW - 1.0 } else { NOW - minutes * 50.0 },
+        ..row
+    };
+    let other = |tail: &str, stage: &str, state, step| {
+        let id = id(&format!("2026-11-19T2210-demo-{stage}-{tail}"));
+        row(id, stage, state, step)
+    };
+    RunList {
+        rows: vec![
+            at(5.0, running(83)),
+            at(
+                2.0,
+                RunRow {
+                    lineage: Some(Lineage { run: stage_1(), step: 240 }),
+                    steps_total: 120,
+                    ..row(stage_2(), "4s", RunState::Starting, 0)
+                },
+            ),
+            at(61.0, other("a3cd", "2s", RunState::Finished, 240)),
+            at(95.0, other("zz01", "2s", RunState::Stopped, 97)),
+            at(180.0, other("m0n9", "2s", RunState::Stalled { since_s: NOW - 190.0 }, 120)),
+            at(1500.0, other("e5p8", "4s", RunState::Failed(failure()), 42)),
+            at(2900.0, other("h4rd", "2s", RunState::Crashed(failure()), 7)),
+        ],
+        unreadable: vec![],
+    }
+}
+
+pub fn attempt(number: u32, start_step: u64) -> Attempt {
+    Attempt {
+        schema: 1,
+        number,
+        why: if number == 1 { AttemptWhy::Launch } else { AttemptWhy::Resume },
+        by: "ada@devbox".into(),
+        started_s: NOW - 310.0,
+        start_step,
+        start: if number == 1 { StartFrom::Random } else { StartFrom::Checkpoint { run: stage_1(), step: start_step } },
+        steps: None,
+        mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
+        placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
+    }
+}
+
+pub fn status(row: RunRow) -> Box<RunStatus> {
+    Box::new(RunStatus {
+        dir: format!("/home/ada/vidtui/runs/{}", row.run).into(),
+        row,
+        start: StartFrom::Random,
+        attempt: Some(attempt(1, 0)),
+    })
+}
+
+pub fn event(seconds_ago: f64, step: Option<u64>, kind: EventKind) -> Event {
+    Event::new(NOW - seconds_ago, 1, step, kind)
+}
+
+pub fn events() -> Vec<Event> {
+    let dir: Utf8PathBuf = "/home/ada/vidtui/runs/x/checkpoints/step-00000080".into();
+    vec![
+        event(309.0, None, EventKind::Started { world: 2 }),
+        event(204.0, Some(80), EventKind::CheckpointStarted),
+        event(203.6, Some(80), EventKind::CheckpointSaved { path: dir, bytes: 3_300_000, seconds: 0.41 }),
+        event(120.0, Some(81), EventKind::LossNotFinite),
+        event(120.0, Some(81), EventKind::StepSkipped),
+    ]
+}
+
+pub fn checkpoint(step: u64, seconds_ago: f64) -> CheckpointEntry {
+    CheckpointEntry::Complete(CheckpointSummary {
+        step,
+        dir: format!("/home/ada/vidtui/runs/x/checkpoints/step-{step:08}").into(),
+        attempt: 1,
+        bytes: 3_300_000,
+        saved_s: NOW - seconds_ago,
+    })
+}
+
+pub fn curricula() -> Vec<CurriculumView> {
+    let change = |key: &str, from: Option<&str>, to: &str| Change {
+        key: key.into(),
+        from: from.map(str::to_owned),
+        to: to.into(),
+    };
+    let stage = |name: &str, frames: usize, steps, start, changes| StageView {
+        name: name.into(),
+        params: 1_840_000,
+        seq_len: 16 + frames * 60,
+        latent_frames: frames,
+        steps,
+        global_batch: 4,
+        ranks: 2,
+        start,
+        changes,
+    };
+    let first = vec![change("model.latent_frames", None, "13"), change("train.steps", None, "240")];
+    let second = vec![
+        change("model.latent_frames", Some("13"), "25"),
+        change("data.index", Some("/home/ada/vidtui/assets/demo/2s.jsonl"), "/home/ada/vidtui/assets/demo/4s.jsonl"),
+        change("optimizer.lr", Some("0.001"), "0.0005"),
+        change("train.steps", Some("240"), "120"),
+        change("train.trainable", Some("all"), "qkvo"),
+    ];
+    vec![CurriculumView {
+        path: curriculum_path(),
+        title: "Demo: a rabbit on two cores".into(),
+        stages: Ok(vec![
+            stage("2s", 13, 240, StageStart::Random, first),
+            stage("4s", 25, 120, StageStart::Previous, second),
+        ]),
+    }]
+}
+
+fn run(id: RunId, stage: &str) -> Run {
+    Run {
+        schema: 1,
+        name: id.name().into(),
+        id,
+        curriculum: Some(curriculum_path()),
+        stage: Some(stage.into()),
+        created_s: NOW,
+        git_commit: None,
+        trainer_sha256: None,
+        trainer_version: "0.1.0".into(),
+        libtorch: "2.11.0".into(),
+        start: StartFrom::Random,
+        lineage: None,
+        recipe: Default::default(),
+    }
+}
+
+fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights: &str) -> Box<LaunchPlan> {
+    let dir = RunDir::of("/home/ada/vidtui/runs".into(), &id);
+    let summary = [
+        ("recipe", format!("demo-{stage}")),
+        ("stage", format!("{stage} of {}", curriculum_path())),
+        ("ranks", "2 on devbox".into()),
+        ("mesh", "dp_replicate 1 × dp_shard 2 = 2 ranks".into()),
+        ("steps", "1 to 240, 4 samples each".into()),
+        ("weights", weights.into()),
+        ("data", format!("/home/ada/vidtui/assets/demo/{stage}.jsonl")),
+        ("checkpoints", "every 80 steps, 22 MB each, the newest 3 are kept".into()),
+        ("run directory", dir.root.to_string()),
+        (
+            "command",
+            format!(
+                "/home/ada/vidtui/target/release/vidtui-train supervise --run-dir {} --attempt 1 --node devbox",
+                dir.root
+            ),
+        ),
+    ];
+    Box::new(LaunchPlan {
+        run: run(id, stage),
+        dir,
+        attempt,
+        nodes: vec![NodeLaunch { node: node(), script: "#!/bin/bash\n".into() }],
+        warnings,
+        summary: summary.map(|(name, value)| (name.to_owned(), value)).to_vec(),
+        trainer: "/home/ada/vidtui/target/release/vidtui-train".into(),
+        disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3 },
+    })
+}
+
+pub fn launch_plan(warnings: Vec<String>) -> Box<LaunchPlan> {
+    plan(stage_1(), "2s", attempt(1, 0), warnings, "random, seed 7")
+}
+
+pub fn resume_plan(warnings: Vec<String>) -> Box<LaunchPlan> {
+    plan(stage_1(), "2s", attempt(2, 80), warnings, "checkpoint at step 80 of this run")
+}
+
+pub fn kill_plan() -> Box<KillPlan> {
+    Box::new(KillPlan {
+        run: stage_1(),
+        dir: RunDir::of("/home/ada/vidtui/runs".into(), &stage_1()),
+        how: KillHow::Kill,
+        nodes: vec![NodeKill {
+            run: stage_1(),
+            node: node(),
+            attempt: 1,
+            pid: 41_200,
+            pgid: 41_200,
+            boot_id: "5c9d".into(),
+            start_ticks: 812_345,
+            ranks: vec![
+                RankPid { rank: 0, pid: 41_207, start_ticks: 812_350 },
+                RankPid { rank: 1, pid: 41_208, start_ticks: 812_351 },
+            ],
+            why: "TERM to group 41200, KILL after 10 s to what is left; boot, start time and VIDTUI_RUN agree with nodes/devbox/0001.pid.toml".into(),
+        }],
+    })
+}
+
+/// A console under test: messages in, effects out, the screen as text.
+pub struct Ui {
+    pub model: Model,
+}
+
+impl Ui {
+    pub fn new() -> Self {
+        Self::with_setup(|_| {})
+    }
+
+    pub fn with_setup(change: impl FnOnce(&mut Setup)) -> Self {
+        let mut setup = Setup {
+            size: Size { width: 80, height: 24 },
+            now: NOW,
+            theme: Theme::no_color(),
+            symbols: Symbols::unicode(),
+            runs_dir: "/home/ada/vidtui/runs".into(),
+            export_dir: "/home/ada/vidtui".into(),
+            open: None,
+        };
+        change(&mut setup);
+        Self { model: Model::new(setup) }
+    }
+
+    /// The Runs screen with this list, and the demo curriculum.
+    pub fn with_runs(rows: Vec<RunRow>) -> Self {
+        let mut ui = Self::new();
+        ui.send(Msg::Curricula(curricula()));
+        ui.send(Msg::Runs(Ok(RunList { rows, unreadable: vec![] })));
+        ui
+    }
+
+    /// The Run screen of the first stage in this state, after `steps` steps.
+    pub fn on_run(row: RunRow) -> Self {
+        let steps = row.step;
+        let mut ui = Self::with_runs(vec![row.clone()]);
+        ui.press("Enter");
+        ui.tell(RunMsg::Opened);
+        ui.tell(RunMsg::State(status(row)));
+        ui.tell(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
+        ui.tell(RunMsg::Events(events()));
+        ui.tell(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
+        ui
+    }
+
+    /// The Logs screen with some lines.
+    pub fn on_logs(lines: Vec<String>) -> Self {
+        let mut ui = Self::on_run(running(83));
+        ui.press("l");
+        ui.log(0, lines);
+        ui
+    }
+
+    pub fn log(&mut self, rank: usize, lines: Vec<String>) {
+        let chunk = LogChunk { rank, attempt: 1, from_start: true, skipped_bytes: 0, lines };
+        self.tell(RunMsg::Log(chunk));
+    }
+
+    pub fn send(&mut self, msg: Msg) -> Vec<Effect> {
+        update(&mut self.model, msg)
+    }
+
+    /// News of the first stage's run.
+    pub fn tell(&mut self, what: RunMsg) -> Vec<Effect> {
+        self.send(Msg::Run { run: stage_1(), what })
+    }
+
+    pub fn answer(&mut self, job: JobId, what: JobMsg) -> Vec<Effect> {
+        self.send(Msg::Job { job, what })
+    }
+
+    /// Presses keys, written as in the help and separated by spaces; returns the effects of the last one.
+    pub fn press(&mut self, keys: &str) -> Vec<Effect> {
+        keys.split(' ').map(|name| self.send(Msg::Key(key(name)))).last().unwrap_or_default()
+    }
+
+    /// Types a text letter by letter.
+    pub fn type_in(&mut self, text: &str) {
+        for c in text.chars() {
+            self.send(Msg::Key(Key::ch(c)));
+        }
+    }
+
+    pub fn resize(&mut self, width: u16, height: u16) {
+        self.send(Msg::Resize(Size { width, height }));
+    }
+
+    pub fn terminal(&self) -> Terminal<TestBackend> {
+        let Size { width, height } = self.model.size;
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| view(&self.model, frame)).unwrap();
+        terminal
+    }
+
+    /// The screen as text, without the blanks at the ends of lines.
+    pub fn screen(&self) -> String {
+        let terminal = self.terminal();
+        let buffer = terminal.backend().buffer();
+        let mut out = String::new();
+        for y in 0..buffer.area.height {
+            let mut line = String::new();
+            let mut skip = 0;
+            for x in 0..buffer.area.width {
+                let symbol = buffer[(x, y)].symbol();
+                if skip == 0 {
+                    line.push_str(symbol);
+                    skip = text::width(symbol).saturating_sub(1);
+                } else {
+                    skip -= 1;
+                }
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// Returns the key with this name.
+pub fn key(name: &str) -> Key {
+    let code = match name {
+        "Enter" => KeyCode::Enter,
+        "Esc" => KeyCode::Esc,
+        "Tab" => KeyCode::Tab,
+        "Shift-Tab" => KeyCode::BackTab,
+        "Backspace" => KeyCode::Backspace,
+        "Up" => KeyCode::Up,
+        "Down" => KeyCode::Down,
+        "Left" => KeyCode::Left,
+        "Right" => KeyCode::Right,
+        "PgUp" => KeyCode::PageUp,
+        "PgDn" => KeyCode::PageDown,
+        "Ctrl-C" => return Key::ctrl('c'),
+        "Ctrl-Z" => return Key::ctrl('z'),
+        one => KeyCode::Char(one.chars().next().unwrap()),
+    };
+    Key::code(code)
+}

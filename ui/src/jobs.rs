@@ -1,0 +1,112 @@
+//! What was asked of the shell and is not answered yet.
+
+use crate::msg::JobId;
+use rundir::RunId;
+use std::collections::BTreeMap;
+
+/// Why a job was started: decides what its answer does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Intent {
+    /// Plan a stage's start, then ask.
+    PlanStage {
+        /// The stage's name.
+        stage: String,
+    },
+    /// Plan a resume, then do it; ask only when there are warnings.
+    PlanResume(RunId),
+    /// Find out what a kill would signal, then ask.
+    PlanKill(RunId),
+    /// Start a run, or go on with one.
+    Launch {
+        /// The run.
+        run: RunId,
+        /// Whether it is new, so that its screen opens once it starts.
+        fresh: bool,
+    },
+    /// Ask a run to stop.
+    Stop(RunId),
+    /// Kill a run.
+    Kill(RunId),
+    /// Write a chart.
+    Export,
+}
+
+impl Intent {
+    /// Returns the run that is being acted on, which must not be acted on twice.
+    pub fn run(&self) -> Option<&RunId> {
+        match self {
+            Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
+            Self::Launch { run, .. } => Some(run),
+            Self::PlanStage { .. } | Self::Export => None,
+        }
+    }
+
+    /// Returns what is going on, for the notice line.
+    pub fn text(&self) -> String {
+        let short = crate::words::short_id;
+        match self {
+            Self::PlanStage { stage } => format!("preparing {stage}"),
+            Self::PlanResume(run) => format!("preparing to resume {}", short(run)),
+            Self::PlanKill(run) => format!("looking for the processes of {}", short(run)),
+            Self::Launch { run, .. } => format!("starting {}", short(run)),
+            Self::Stop(run) => format!("asking {} to save and stop", short(run)),
+            Self::Kill(run) => format!("killing {}", short(run)),
+            Self::Export => "writing the chart".to_owned(),
+        }
+    }
+}
+
+/// Jobs in flight.
+#[derive(Debug, Clone, Default)]
+pub struct Jobs {
+    next: u64,
+    running: BTreeMap<JobId, Job>,
+}
+
+/// One job in flight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Why it was started.
+    pub intent: Intent,
+    /// What it said last.
+    pub progress: Option<String>,
+}
+
+impl Jobs {
+    pub(crate) fn start(&mut self, intent: Intent) -> JobId {
+        self.next += 1;
+        let job = JobId(self.next);
+        self.running.insert(job, Job { intent, progress: None });
+        job
+    }
+
+    pub(crate) fn finish(&mut self, job: JobId) -> Option<Intent> {
+        self.running.remove(&job).map(|job| job.intent)
+    }
+
+    pub(crate) fn progress(&mut self, job: JobId, text: String) {
+        if let Some(job) = self.running.get_mut(&job) {
+            job.progress = Some(text);
+        }
+    }
+
+    /// Returns whether nothing is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Returns the newest job.
+    pub fn latest(&self) -> Option<&Job> {
+        self.running.values().next_back()
+    }
+
+    /// Returns whether something is already being done to a run.
+    pub fn busy_with(&self, run: &RunId) -> bool {
+        self.running.values().any(|job| job.intent.run() == Some(run))
+    }
+
+    /// Returns whether a stage is already being prepared.
+    pub fn planning_stage(&self) -> bool {
+        self.running.values().any(|job| matches!(job.intent, Intent::PlanStage { .. }))
+    }
+}

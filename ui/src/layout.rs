@@ -1,0 +1,171 @@
+//! Where everything goes: pure functions of the size, shared by `update` (paging) and `view` (drawing).
+
+use crate::effect::Chart;
+use crate::msg::Size;
+use ratatui_core::layout::Rect;
+
+/// The parts that every screen has. A part without room has no height.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Areas {
+    /// Product name and screens.
+    pub header: Rect,
+    /// The screen's own part.
+    pub body: Rect,
+    /// Answers, progress and typing; the same row as the keys when there is no room for both.
+    pub notice: Rect,
+    /// The key bar.
+    pub keys: Rect,
+}
+
+/// Splits the terminal.
+pub fn areas(size: Size) -> Areas {
+    let Size { width, height } = size;
+    let margin = u16::from(width >= 50);
+    let row = |y: u16, rows: u16| Rect::new(margin, y, width.saturating_sub(2 * margin), rows);
+    let header = u16::from(height >= 6);
+    let air = u16::from(height >= 20);
+    let keys = u16::from(height >= 4);
+    let notice = u16::from(height >= 9);
+    let body = height - header - air - keys - notice;
+    let keys_row = row(height - keys, keys);
+    Areas {
+        header: row(0, header),
+        body: row(header + air, body),
+        notice: if notice == 1 { row(height - 2, 1) } else { keys_row },
+        keys: keys_row,
+    }
+}
+
+/// A part of the run screen that can be focused and enlarged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Panel {
+    /// One chart.
+    Chart(Chart),
+    /// What can be resumed from.
+    Checkpoints,
+    /// What happened.
+    Events,
+}
+
+impl Panel {
+    /// All panels, in the order of the Tab key.
+    pub const ALL: [Self; 7] = [
+        Self::Chart(Chart::Loss),
+        Self::Chart(Chart::LearningRate),
+        Self::Chart(Chart::GradNorm),
+        Self::Chart(Chart::StepTime),
+        Self::Chart(Chart::Memory),
+        Self::Checkpoints,
+        Self::Events,
+    ];
+}
+
+/// Parts of the run screen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunAreas {
+    /// State, progress, time left.
+    pub state: Rect,
+    /// What it means and what can be done.
+    pub advice: Rect,
+    /// The panels with room, in the order of the Tab key.
+    pub panels: Vec<(Panel, Rect)>,
+}
+
+/// Splits the run screen's body. `advice` is how many rows the advice would like.
+pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool) -> RunAreas {
+    let (state, rest) = cut_top(body, 1);
+    let most = match rest.height {
+        0..4 => 0,
+        4..10 => 1,
+        10..16 => 2,
+        _ => 5,
+    };
+    let (advice, rest) = cut_top(rest, advice.min(most));
+    let (_, rest) = cut_top(rest, u16::from(rest.height >= 17));
+    let panels = if rest.height == 0 {
+        Vec::new()
+    } else if enlarged || rest.width < 60 || rest.height < 15 {
+        vec![(focus, rest)]
+    } else {
+        grid(rest)
+    };
+    RunAreas { state, advice, panels }
+}
+
+/// The loss large on the left with the events below it; everything else in a column on the right.
+fn grid(area: Rect) -> Vec<(Panel, Rect)> {
+    const GAP: u16 = 3;
+    let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
+    let left = Rect { width: area.width - right_width - GAP, ..area };
+    let right = Rect { x: left.right() + GAP, width: right_width, ..area };
+    // Tall terminals have a blank row between panels and room for more checkpoints.
+    let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
+    let (loss, events) = cut_top(left, area.height - (area.height / 3).max(5));
+    let loss = Rect { height: loss.height - air, ..loss };
+    let chart_height = (area.height - checkpoints) / 4 - air;
+    let mut rest = right;
+    let mut panels = vec![(Panel::Chart(Chart::Loss), loss)];
+    for chart in [Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory] {
+        let (top, below) = cut_top(rest, chart_height);
+        panels.push((Panel::Chart(chart), top));
+        rest = cut_top(below, air).1;
+    }
+    panels.push((Panel::Checkpoints, rest));
+    panels.push((Panel::Events, events));
+    panels
+}
+
+/// Splits a list screen into the list and the details below it. Without room there are no details.
+pub fn list_and_details(body: Rect, rows: u16, details: u16) -> (Rect, Rect) {
+    if body.height < 9 {
+        return (body, Rect { height: 0, ..body });
+    }
+    // The list gets what it needs as long as the details keep their rows; then they share.
+    let list = rows.min(body.height.saturating_sub(details)).max((body.height / 3).min(rows));
+    cut_top(body, list)
+}
+
+/// Cuts rows off the top of an area.
+pub fn cut_top(area: Rect, rows: u16) -> (Rect, Rect) {
+    let rows = rows.min(area.height);
+    (Rect { height: rows, ..area }, Rect { y: area.y + rows, height: area.height - rows, ..area })
+}
+
+/// Returns a box of this size in the middle of the terminal, cut to what there is.
+pub fn centered(size: Size, width: u16, height: u16) -> Rect {
+    let (width, height) = (width.min(size.width), height.min(size.height));
+    Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
+}
+
+/// Moves the first visible line so that `selected` is visible.
+pub fn scrolled(top: usize, selected: usize, visible: usize) -> usize {
+    if selected < top {
+        selected
+    } else if visible > 0 && selected >= top + visible {
+        selected + 1 - visible
+    } else {
+        top
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_never_leave_the_terminal_nor_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8) {
+            let screen = Rect::new(0, 0, width, height);
+            let areas = areas(Size { width, height });
+            let run = run_areas(areas.body, advice, Panel::Events, false);
+            let mut parts = vec![areas.header, areas.keys, run.state, run.advice];
+            parts.extend(run.panels.iter().map(|(_, area)| *area));
+            parts.retain(|part| part.area() > 0);
+            for (i, part) in parts.iter().enumerate() {
+                prop_assert_eq!(part.intersection(screen), *part);
+                prop_assert!(parts[..i].iter().all(|other| !other.intersects(*part)), "{:?}", parts);
+            }
+        }
+    }
+}

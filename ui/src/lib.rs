@@ -1,0 +1,44 @@
+//! The screen: what it knows ([`Model`]), what can happen ([`Msg`]), what it asks for ([`Effect`], [`Watch`]), and how
+//! it looks ([`view`]).
+//!
+//! Four functions, none of which does IO or reads a clock:
+//!
+//! * [`update`] takes in one message and returns effects: the only place where the model changes;
+//! * [`view`] draws the model: the only place that writes cells;
+//! * [`watches`] says which streams should be running now: they follow from what is shown, so none is forgotten;
+//! * [`keymap`] says which keys work now: dispatch, key bar and help read the same table.
+
+pub mod advice;
+pub mod commands;
+mod effect;
+pub mod jobs;
+mod keymap;
+pub mod layout;
+pub mod modals;
+mod model;
+mod msg;
+pub mod screens;
+pub mod series;
+pub mod text;
+mod theme;
+pub mod units;
+mod update;
+mod view;
+pub mod widgets;
+pub mod words;
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod tests;
+
+pub use effect::{Chart, ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use keymap::{Action, Binding, Context};
+pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
+pub use msg::{
+    CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size,
+    StageView,
+};
+pub use theme::{Symbols, Theme};
+pub use update::update;
+pub use view::view;

@@ -1,0 +1,60 @@
+//! What went wrong, why, and what to do.
+
+use crate::effect::Effect;
+use crate::keymap::{Action, Context};
+use crate::modals::{Modal, scrolls};
+use crate::model::Model;
+use crate::widgets::key_bar::{hint, key_of};
+use crate::widgets::{capitalized, dialog};
+use crate::{text, widgets};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::style::Style;
+use ratatui_core::text::Line;
+use rundir::Failure;
+
+/// The failure dialog.
+#[derive(Debug, Clone)]
+pub struct Dialog {
+    /// What is shown.
+    pub failure: Failure,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+    let lines = dialog.lines(model).len();
+    scrolls(model, &mut dialog.scroll, lines, action);
+    if action != Action::Cancel {
+        model.modal = Some(Modal::Failure(dialog));
+    }
+    Vec::new()
+}
+
+impl Dialog {
+    fn lines(&self, model: &Model) -> Vec<Line<'static>> {
+        let width = dialog::text_width(model.size);
+        let mut lines = vec![Line::default()];
+        for line in text::wrap(&capitalized(&self.failure.why), width) {
+            lines.push(Line::from(text::clean(&line)));
+        }
+        if !self.failure.fix.is_empty() {
+            lines.push(Line::default());
+            let fix = text::wrap(&format!("What to do: {}", self.failure.fix), width);
+            lines.extend(fix.into_iter().map(|line| Line::styled(text::clean(&line), model.theme.accent)));
+        }
+        // A title is one line; a longer one is repeated in full.
+        if text::width(&self.failure.what) + 4 > width {
+            let what = text::wrap(&widgets::capitalized(&self.failure.what), width);
+            lines.splice(0..0, what.into_iter().map(|line| Line::styled(line, Style::new())));
+        }
+        lines
+    }
+
+    /// Draws it.
+    pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let title = capitalized(&self.failure.what);
+        let footer = hint(model, &key_of(Context::FailureDialog, Action::Cancel), "close");
+        dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
+    }
+}

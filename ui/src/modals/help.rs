@@ -1,0 +1,66 @@
+//! Every key, made from the key table.
+
+use crate::effect::Effect;
+use crate::keymap::{Action, Binding, Context};
+use crate::modals::{Modal, scrolls};
+use crate::model::Model;
+use crate::text;
+use crate::widgets::dialog;
+use crate::widgets::key_bar::{hint, key_of};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::text::{Line, Span};
+
+/// The help dialog.
+#[derive(Debug, Clone)]
+pub struct Dialog {
+    /// Whose keys come first.
+    pub context: Context,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+    let lines = dialog.lines(model).len();
+    scrolls(model, &mut dialog.scroll, lines, action);
+    if action != Action::Cancel {
+        model.modal = Some(Modal::Help(dialog));
+    }
+    Vec::new()
+}
+
+impl Dialog {
+    /// Returns the whole help text: this screen's keys, those of every screen, then the other screens'.
+    pub fn lines(&self, model: &Model) -> Vec<Line<'static>> {
+        let width = dialog::text_width(model.size);
+        let mut sections = vec![(self.context.title(), self.context.bindings()), ("Everywhere", self.context.global())];
+        let others = Context::ALL.into_iter().filter(|context| *context != self.context);
+        sections.extend(others.map(|context| (context.title(), context.bindings())));
+        let mut lines = Vec::new();
+        for (title, bindings) in sections {
+            lines.push(Line::default());
+            lines.push(Line::styled(title, model.theme.strong));
+            lines.extend(bindings.iter().flat_map(|binding| row(model, binding, width)));
+        }
+        lines
+    }
+
+    /// Draws it.
+    pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let mut footer = hint(model, &key_of(Context::Help, Action::Cancel), "close");
+        footer.push(Span::raw("   "));
+        footer.extend(hint(model, &key_of(Context::Help, Action::Down), "scroll"));
+        dialog::draw(model, buf, "Keys", model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
+    }
+}
+
+fn row(model: &Model, binding: &Binding, width: usize) -> Vec<Line<'static>> {
+    const KEYS: usize = 16;
+    let names: Vec<String> = binding.keys.iter().map(|key| key.name()).collect();
+    let keys = text::fit(&names.join(" "), KEYS, model.symbols.ellipsis);
+    let pad = " ".repeat(KEYS - text::width(&keys) + 1);
+    let help = text::wrap(binding.help, width.saturating_sub(KEYS + 1));
+    let first = std::iter::once(Span::styled(format!("{keys}{pad}"), model.theme.accent));
+    let rest = std::iter::repeat_with(|| Span::raw(" ".repeat(KEYS + 1)));
+    first.chain(rest).zip(help).map(|(left, text)| Line::from(vec![left, Span::raw(text)])).collect()
+}

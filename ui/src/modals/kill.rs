@@ -1,0 +1,117 @@
+//! Asks before killing, and shows exactly what would be signalled. "No" is the default.
+
+use crate::effect::{Confirmed, Effect};
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::modals::{Modal, scrolls};
+use crate::model::Model;
+use crate::text;
+use crate::widgets::dialog;
+use crate::widgets::key_bar::key_of;
+use crate::words::{counted, short_id};
+use plan::KillPlan;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::style::Modifier;
+use ratatui_core::text::{Line, Span};
+
+/// The kill dialog.
+#[derive(Debug, Clone)]
+pub struct Dialog {
+    /// What would be signalled.
+    pub plan: Box<KillPlan>,
+    /// Whether Enter means yes.
+    pub yes: bool,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+    let lines = dialog.lines(model).len();
+    scrolls(model, &mut dialog.scroll, lines, action);
+    match action {
+        Action::Yes => return dialog.accept(model),
+        Action::Accept if dialog.yes => return dialog.accept(model),
+        Action::Accept | Action::No => {
+            model.say(format!("Nothing was killed; {} goes on", short_id(&dialog.plan.run)));
+        }
+        Action::Toggle => {
+            dialog.yes = !dialog.yes;
+            model.modal = Some(Modal::Kill(dialog));
+        }
+        _ => model.modal = Some(Modal::Kill(dialog)),
+    }
+    Vec::new()
+}
+
+impl Dialog {
+    /// The one place where a "yes" is made.
+    fn accept(self, model: &mut Model) -> Vec<Effect> {
+        let job = model.jobs.start(Intent::Kill(self.plan.run.clone()));
+        vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_a_person() }]
+    }
+
+    fn processes(&self) -> usize {
+        self.plan.nodes.iter().map(|node| node.ranks.len() + 1).sum()
+    }
+
+    fn lines(&self, model: &Model) -> Vec<Line<'static>> {
+        let width = dialog::text_width(model.size);
+        let faint = model.theme.faint;
+        let mut lines = vec![Line::default()];
+        let row = model.row(&self.plan.run);
+        let worst = match row.map(|row| (row.step, row.checkpoint_step)) {
+            Some((step, Some(saved))) if step > saved => {
+                format!(
+                    " At worst it goes back to step {saved} and loses {}.",
+                    counted((step - saved) as usize, "step")
+                )
+            }
+            Some((step, None)) if step > 0 => format!(" It has no checkpoint yet: at worst all {step} steps are lost."),
+            _ => String::new(),
+        };
+        let stop = key_of(Context::Run, Action::Stop);
+        let instead =
+            format!("It gets 10 s to save, then it is ended by force.{worst} To be sure, choose No and press {stop}.");
+        lines.extend(text::wrap(&instead, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
+        for node in &self.plan.nodes {
+            lines.push(Line::default());
+            lines.push(Line::from(vec![
+                Span::styled(node.node.to_string(), model.theme.strong),
+                Span::raw(format!("  process group {}", node.pgid)),
+            ]));
+            lines.push(Line::from(format!("  supervisor  pid {}", node.pid)));
+            for rank in &node.ranks {
+                lines.push(Line::from(format!("  rank {:<5}  pid {}", rank.rank, rank.pid)));
+            }
+            let why = text::wrap(&node.why, width.saturating_sub(2));
+            lines.extend(why.into_iter().map(|line| Line::styled(format!("  {line}"), faint)));
+        }
+        lines
+    }
+
+    /// Draws it.
+    pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let nodes = match &self.plan.nodes[..] {
+            [node] => node.node.to_string(),
+            nodes => counted(nodes.len(), "node"),
+        };
+        let title = format!("Kill {}? {} on {nodes}", short_id(&self.plan.run), counted(self.processes(), "process"));
+        let marked = |text: &str, is: bool| {
+            let style = if is { model.theme.accent.add_modifier(Modifier::REVERSED) } else { model.theme.faint };
+            let pointer = if is { model.symbols.pointer } else { " " };
+            Span::styled(format!("{pointer} {text} "), style)
+        };
+        let no = key_of(Context::KillDialog, Action::No);
+        let yes = key_of(Context::KillDialog, Action::Yes);
+        let mut footer = vec![
+            marked(&format!("No ({no})"), !self.yes),
+            Span::raw("   "),
+            marked(&format!("Yes, kill ({yes})"), self.yes),
+        ];
+        if dialog::text_width(model.size) >= 60 {
+            footer.push(Span::styled("   Tab moves, Enter chooses", model.theme.faint));
+        }
+        dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
+    }
+}

@@ -1,0 +1,92 @@
+//! What would be started, before it is: the plan that is shown is the plan that runs.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::modals::{Modal, scrolls};
+use crate::model::Model;
+use crate::text;
+use crate::widgets::dialog;
+use crate::widgets::key_bar::{hint, key_of};
+use crate::words::{StateKind, short_id};
+use plan::LaunchPlan;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::text::{Line, Span};
+
+/// The launch dialog.
+#[derive(Debug, Clone)]
+pub struct Dialog {
+    /// What would be started.
+    pub plan: Box<LaunchPlan>,
+    /// Whether it goes on with an existing run.
+    pub resumes: bool,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+    let lines = dialog.lines(model).len();
+    scrolls(model, &mut dialog.scroll, lines, action);
+    match action {
+        Action::Accept => {
+            let run = dialog.plan.run.id.clone();
+            let job = model.jobs.start(Intent::Launch { run, fresh: !dialog.resumes });
+            return vec![Effect::Launch { job, plan: dialog.plan }];
+        }
+        Action::Cancel => model.say("Nothing was started"),
+        _ => model.modal = Some(Modal::Launch(dialog)),
+    }
+    Vec::new()
+}
+
+impl Dialog {
+    fn lines(&self, model: &Model) -> Vec<Line<'static>> {
+        let width = dialog::text_width(model.size);
+        let names = self.plan.summary.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0).min(width / 3);
+        let mut lines = vec![Line::default()];
+        let warning = model.symbols.states[StateKind::Stalled as usize];
+        let others = model.rows().iter().filter(|row| row.run != self.plan.run.id);
+        let busy = others.filter(|row| StateKind::of(&row.state).is_active()).map(|row| {
+            format!(
+                "{} is still {}: both would share this machine",
+                short_id(&row.run),
+                StateKind::of(&row.state).word()
+            )
+        });
+        let warnings: Vec<String> = self.plan.warnings.iter().cloned().chain(busy).collect();
+        for text in &warnings {
+            for (i, line) in text::wrap(text, width.saturating_sub(2)).into_iter().enumerate() {
+                let first = if i == 0 { warning } else { " " };
+                lines.push(Line::styled(format!("{first} {line}"), model.theme.warn));
+            }
+        }
+        if !warnings.is_empty() {
+            lines.push(Line::default());
+        }
+        for (name, value) in &self.plan.summary {
+            let name = text::fit(name, names, model.symbols.ellipsis);
+            let pad = " ".repeat(names.saturating_sub(text::width(&name)));
+            let values = text::wrap(value, width.saturating_sub(names + 2));
+            for (i, value) in values.into_iter().enumerate() {
+                let name = if i == 0 { format!("{name}{pad}  ") } else { " ".repeat(names + 2) };
+                lines.push(Line::from(vec![Span::styled(name, model.theme.faint), Span::raw(value)]));
+            }
+        }
+        lines
+    }
+
+    /// Draws it.
+    pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let (title, verb) = if self.resumes {
+            (format!("Resume {} from step {}?", short_id(&self.plan.run.id), self.plan.attempt.start_step), "resume")
+        } else {
+            let what = self.plan.run.stage.as_ref().unwrap_or(&self.plan.run.name);
+            (format!("Start {what}?"), "start")
+        };
+        let mut footer = hint(model, &key_of(Context::LaunchDialog, Action::Accept), verb);
+        footer.push(Span::raw("   "));
+        footer.extend(hint(model, &key_of(Context::LaunchDialog, Action::Cancel), "cancel"));
+        dialog::draw(model, buf, &title, model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
+    }
+}

@@ -1,0 +1,287 @@
+//! Everything the console knows. Plain data: no handles, no clock, no paths it opens itself.
+
+use crate::effect::Watch;
+use crate::jobs::Jobs;
+use crate::keymap::Context;
+use crate::modals::Modal;
+use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
+use crate::screens::{logs, run, runs, stages};
+use crate::theme::{Symbols, Theme};
+use crate::words::StateKind;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{Failure, RunId};
+use std::collections::BTreeSet;
+
+/// What the shell decides before the first frame.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The terminal's size.
+    pub size: Size,
+    /// Unix seconds.
+    pub now: f64,
+    /// Colours the terminal can show.
+    pub theme: Theme,
+    /// Glyphs the terminal can show.
+    pub symbols: Symbols,
+    /// The runs folder, for people to read.
+    pub runs_dir: Utf8PathBuf,
+    /// Where exported charts go.
+    pub export_dir: Utf8PathBuf,
+    /// Begin on this run's screen.
+    pub open: Option<RunId>,
+}
+
+/// What fills the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "one per file in screens/")]
+pub enum Screen {
+    Runs,
+    Run,
+    Stages,
+    Logs,
+}
+
+/// A line that is being typed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Input {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// What was typed so far.
+    pub text: String,
+}
+
+/// What a typed line does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Narrows the list of runs.
+    Filter,
+    /// Finds text in a log.
+    Search,
+}
+
+/// A line that answers what was just done, shown for a few seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Notice {
+    /// One sentence.
+    pub text: String,
+    /// Whether it says no.
+    pub warns: bool,
+    /// When it was shown, Unix seconds.
+    pub since_s: f64,
+}
+
+/// How long a notice stays: long enough to read a path twice.
+const NOTICE_S: f64 = 10.0;
+
+/// Everything the console knows.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Set by ticks.
+    pub now: f64,
+    /// The terminal's size.
+    pub size: Size,
+    /// Colours.
+    pub theme: Theme,
+    /// Glyphs.
+    pub symbols: Symbols,
+    /// The runs folder.
+    pub runs_dir: Utf8PathBuf,
+    /// Where exported charts go.
+    pub export_dir: Utf8PathBuf,
+    /// All runs, newest first; `None` until they were read.
+    pub runs: Option<Result<RunList, Failure>>,
+    /// All curricula; `None` until they were read.
+    pub curricula: Option<Vec<CurriculumView>>,
+    /// What is shown.
+    pub screen: Screen,
+    /// State of the Runs screen.
+    pub list: runs::State,
+    /// The open run; kept while another screen is shown.
+    pub run: Option<run::State>,
+    /// State of the Stages screen.
+    pub stages: stages::State,
+    /// The open log.
+    pub logs: Option<logs::State>,
+    /// A line being typed.
+    pub input: Option<Input>,
+    /// A dialog on top.
+    pub modal: Option<Modal>,
+    /// What was asked of the shell and is not answered.
+    pub jobs: Jobs,
+    /// The latest notice.
+    pub notice: Option<Notice>,
+    pub(crate) quitting: bool,
+    pub(crate) dirty: bool,
+}
+
+impl Model {
+    /// Makes the model of a console that was just opened.
+    pub fn new(setup: Setup) -> Self {
+        Self {
+            now: setup.now,
+            size: setup.size,
+            theme: setup.theme,
+            symbols: setup.symbols,
+            runs_dir: setup.runs_dir,
+            export_dir: setup.export_dir,
+            runs: None,
+            curricula: None,
+            screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
+            list: runs::State { selected: setup.open.clone(), ..Default::default() },
+            run: setup.open.map(run::State::new),
+            stages: stages::State::default(),
+            logs: None,
+            input: None,
+            modal: None,
+            jobs: Jobs::default(),
+            notice: None,
+            quitting: false,
+            dirty: true,
+        }
+    }
+
+    /// Returns whether the console was asked to close.
+    pub fn quitting(&self) -> bool {
+        self.quitting
+    }
+
+    /// Returns whether the picture may differ from the one last drawn.
+    pub fn dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// Says that the model was drawn.
+    pub fn drawn(&mut self) {
+        self.dirty = false;
+    }
+
+    /// Returns all runs, newest first.
+    pub fn rows(&self) -> &[RunRow] {
+        match &self.runs {
+            Some(Ok(list)) => &list.rows,
+            _ => &[],
+        }
+    }
+
+    /// Returns the newest facts about a run.
+    pub fn row(&self, run: &RunId) -> Option<&RunRow> {
+        // The open run's own stream is ahead of the list, but it stands still while another screen is shown.
+        let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
+        let listed = || self.rows().iter().find(|row| row.run == *run);
+        match self.screen {
+            Screen::Run | Screen::Logs => open.map(|status| &status.row).or_else(listed),
+            Screen::Runs | Screen::Stages => listed(),
+        }
+    }
+
+    /// Returns the run that keys such as "resume" act on.
+    pub fn target(&self) -> Option<&RunRow> {
+        match self.screen {
+            Screen::Runs => runs::selected(self),
+            Screen::Run | Screen::Logs => self.run.as_ref().and_then(|open| self.row(&open.id)),
+            Screen::Stages => None,
+        }
+    }
+
+    /// Returns the stages of a curriculum, if it could be read.
+    pub fn stages_of(&self, curriculum: &Utf8Path) -> &[StageView] {
+        let found = self.curricula.iter().flatten().find(|view| view.path == curriculum);
+        found.and_then(|view| view.stages.as_ref().ok()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the stage that follows a run's own.
+    pub fn next_stage(&self, row: &RunRow) -> Option<&StageView> {
+        let stages = self.stages_of(row.curriculum.as_deref()?);
+        let at = stages.iter().position(|stage| Some(&stage.name) == row.stage.as_ref())?;
+        stages.get(at + 1)
+    }
+
+    /// Returns the runs of a stage, newest first.
+    pub fn runs_of_stage<'a>(&'a self, curriculum: &'a Utf8Path, stage: &'a str) -> impl Iterator<Item = &'a RunRow> {
+        self.rows()
+            .iter()
+            .filter(move |row| row.curriculum.as_deref() == Some(curriculum) && row.stage.as_deref() == Some(stage))
+    }
+
+    pub(crate) fn say(&mut self, text: impl Into<String>) {
+        self.notice = Some(Notice { text: text.into(), warns: false, since_s: self.now });
+    }
+
+    pub(crate) fn refuse(&mut self, text: impl Into<String>) {
+        self.notice = Some(Notice { text: text.into(), warns: true, since_s: self.now });
+    }
+
+    /// Shows a run's screen; what was known of it is kept if it was open already.
+    pub(crate) fn open_run(&mut self, run: RunId) {
+        if self.run.as_ref().is_none_or(|open| open.id != run) {
+            self.run = Some(run::State::new(run.clone()));
+        }
+        self.list.selected = Some(run);
+        self.logs = None;
+        self.screen = Screen::Run;
+    }
+
+    pub(crate) fn set_runs(&mut self, mut runs: Result<RunList, Failure>) {
+        if let Ok(list) = &mut runs {
+            list.rows.sort_by(|a, b| b.created_s.total_cmp(&a.created_s).then_with(|| b.run.cmp(&a.run)));
+        }
+        let runs = Some(runs);
+        self.dirty |= self.runs != runs;
+        self.runs = runs;
+    }
+
+    /// Moves the clock, and marks the picture as old if a text on it depends on that.
+    pub(crate) fn tick(&mut self, now: f64) {
+        let before = std::mem::replace(&mut self.now, now);
+        if self.notice.as_ref().is_some_and(|notice| now - notice.since_s > NOTICE_S) {
+            self.notice = None;
+            self.dirty = true;
+        }
+        let active = |row: &RunRow| StateKind::of(&row.state).is_active() || now - row.updated_s < 60.0;
+        // Ages count seconds while something is going on, and minutes after that.
+        let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
+        self.dirty |= (before / period).floor() != (now / period).floor();
+    }
+}
+
+/// Returns what the keyboard talks to: the table behind dispatch, the key bar and the help.
+pub fn keymap(model: &Model) -> Context {
+    match (&model.modal, &model.input, model.screen) {
+        (Some(modal), _, _) => modal.context(),
+        (None, Some(_), _) => Context::Input,
+        (None, None, Screen::Runs) => Context::Runs,
+        (None, None, Screen::Run) => Context::Run,
+        (None, None, Screen::Stages) => Context::Stages,
+        (None, None, Screen::Logs) => Context::Logs,
+    }
+}
+
+/// Returns the streams that should be running now. They follow from what is shown, so none can be forgotten.
+pub fn watches(model: &Model) -> BTreeSet<Watch> {
+    let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
+    if matches!(model.screen, Screen::Run | Screen::Logs)
+        && let Some(open) = &model.run
+    {
+        wanted.insert(Watch::Run(open.id.clone()));
+        if model.screen == Screen::Logs
+            && let Some(place) = model.logs.as_ref().and_then(|logs| logs.place(open))
+        {
+            wanted.insert(Watch::Log { run: open.id.clone(), node: place.node.clone(), rank: place.rank });
+        }
+    }
+    wanted
+}
+
+/// Returns what to print when the console has closed: that runs go on, and how to come back.
+pub fn farewell(model: &Model) -> Option<String> {
+    let active: Vec<&RunRow> = model.rows().iter().filter(|row| StateKind::of(&row.state).is_active()).collect();
+    let first = active.first()?;
+    let what = match active.len() {
+        1 => {
+            let id = crate::words::short_id(&first.run);
+            format!("{id} goes on without the console (step {} of {})", first.step, first.steps_total)
+        }
+        n => format!("{n} runs go on without the console"),
+    };
+    Some(format!("{what}. Open it again with: vidtui --runs {}", model.runs_dir))
+}

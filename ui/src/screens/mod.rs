@@ -1,0 +1,7 @@
+//! One file per screen, with its state, its reaction to keys and its drawing.
+
+pub mod logs;
+pub mod run;
+pub mod run_panels;
+pub mod runs;
+pub mod stages;

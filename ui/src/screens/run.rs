@@ -1,0 +1,422 @@
+//! One run: its state and what to do next, its charts, checkpoints and events.
+
+use crate::advice;
+use crate::commands;
+use crate::effect::{Chart, ChartSpec, Effect, ImageFormat, XAxis};
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::layout::{self, Panel, RunAreas};
+use crate::model::{Model, Screen};
+use crate::msg::{RunMsg, RunRow, RunStatus};
+use crate::screens::run_panels;
+use crate::series::{Piece, SMOOTHING, Series};
+use crate::units;
+use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
+use crate::words::{StateKind, short_id};
+use cluster::RankPlace;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::text::{Line, Span};
+use rundir::{CheckpointEntry, Event, Failure, RunId};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Events that are kept; older ones stay in the run's files.
+const MAX_EVENTS: usize = 1000;
+
+/// Narrowest window of a zoomed chart, in samples.
+const MIN_SPAN: f64 = 4.0;
+
+/// An open run.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// Which run.
+    pub id: RunId,
+    /// The run as a whole, once it was read.
+    pub status: Option<Box<RunStatus>>,
+    /// Its numbers.
+    pub series: Series,
+    /// Its newest events, in the order of time.
+    pub events: VecDeque<Event>,
+    /// Its checkpoints, ascending, once they were read.
+    pub checkpoints: Option<Vec<CheckpointEntry>>,
+    /// Why nothing more comes.
+    pub lost: Option<Failure>,
+    /// The panel that keys act on.
+    pub focus: Panel,
+    /// Whether it fills the screen.
+    pub enlarged: bool,
+    /// Charts with a logarithmic y axis.
+    pub log_y: BTreeSet<Chart>,
+    /// Which moving average is shown: an index into [`SMOOTHING`].
+    pub smoothing: Option<usize>,
+    /// What runs along the x axes.
+    pub x: XAxis,
+    /// Width of the visible part of the x axis; everything if `None`.
+    pub span: Option<f64>,
+    /// Right end of the visible part; the newest sample if `None`.
+    pub end: Option<f64>,
+    /// Where values are read; the newest sample if `None`.
+    pub cursor: Option<f64>,
+    /// First visible line of the focused list.
+    pub scroll: usize,
+}
+
+impl State {
+    /// Opens a run of which nothing is known yet.
+    pub fn new(id: RunId) -> Self {
+        Self {
+            id,
+            status: None,
+            series: Series::default(),
+            events: VecDeque::new(),
+            checkpoints: None,
+            lost: None,
+            focus: Panel::Chart(Chart::Loss),
+            enlarged: false,
+            log_y: BTreeSet::new(),
+            smoothing: None,
+            x: XAxis::default(),
+            span: None,
+            end: None,
+            cursor: None,
+            scroll: 0,
+        }
+    }
+
+    /// Takes in news. Costs as much as the news, however much there is already.
+    pub fn take_in(&mut self, what: RunMsg) {
+        match what {
+            RunMsg::Opened => {
+                self.series = Series::default();
+                self.events.clear();
+                self.checkpoints = None;
+                self.lost = None;
+            }
+            RunMsg::Metrics(samples) => samples.iter().for_each(|sample| self.series.push(sample)),
+            RunMsg::Events(events) => {
+                self.events.extend(events);
+                let excess = self.events.len().saturating_sub(MAX_EVENTS);
+                self.events.drain(..excess);
+            }
+            RunMsg::State(status) => self.status = Some(status),
+            RunMsg::Checkpoints(checkpoints) => self.checkpoints = Some(checkpoints),
+            RunMsg::Lost(failure) => self.lost = Some(failure),
+            RunMsg::Log(_) => {}
+        }
+    }
+
+    /// Returns where the ranks of the newest attempt run.
+    pub fn places(&self) -> &[RankPlace] {
+        let attempt = self.status.as_ref().and_then(|status| status.attempt.as_ref());
+        attempt.map_or(&[], |attempt| &attempt.placement.ranks)
+    }
+
+    /// Returns the chart that keys act on.
+    pub fn focused_chart(&self) -> Option<Chart> {
+        match self.focus {
+            Panel::Chart(chart) => Some(chart),
+            Panel::Checkpoints | Panel::Events => None,
+        }
+    }
+
+    /// Returns the chart that fills the screen.
+    pub fn enlarged_chart(&self) -> Option<Chart> {
+        self.focused_chart().filter(|_| self.enlarged)
+    }
+
+    /// Returns the position of a sample on the x axis.
+    pub fn x_of(&self, piece: &Piece, index: usize) -> f64 {
+        match self.x {
+            XAxis::Step => piece.step(index) as f64,
+            XAxis::Time => piece.time(index) - self.series.started_s().unwrap_or(0.0),
+        }
+    }
+
+    /// Returns the ends of everything there is to show on the x axis.
+    pub fn full_range(&self) -> (f64, f64) {
+        let pieces = || std::iter::once(self.series.live()).chain(self.series.superseded()).filter(|p| !p.is_empty());
+        let low = pieces().map(|p| self.x_of(p, 0)).fold(f64::INFINITY, f64::min);
+        let high = pieces().map(|p| self.x_of(p, p.len() - 1)).fold(f64::NEG_INFINITY, f64::max);
+        match high - low {
+            span if span > 0.0 => (low, high),
+            0.0 => (low - 0.5, high + 0.5),
+            _ => (0.0, 1.0),
+        }
+    }
+
+    /// Returns the ends of what is shown.
+    pub fn window(&self) -> (f64, f64) {
+        let (low, high) = self.full_range();
+        let Some(span) = self.span.filter(|span| *span < high - low) else { return (low, high) };
+        let end = self.end.unwrap_or(high).clamp(low + span, high);
+        (end - span, end)
+    }
+
+    /// Returns the sample where values are read.
+    pub fn cursor_index(&self) -> Option<usize> {
+        let live = self.series.live();
+        let last = live.len().checked_sub(1)?;
+        let Some(x) = self.cursor else { return Some(last) };
+        let right = self.index_at(x).min(last);
+        let left = right.saturating_sub(1);
+        let nearer_left = (self.x_of(live, left) - x).abs() < (self.x_of(live, right) - x).abs();
+        Some(if nearer_left { left } else { right })
+    }
+
+    fn index_at(&self, x: f64) -> usize {
+        match self.x {
+            XAxis::Step => self.series.live().at_step(x),
+            XAxis::Time => self.series.live().at_time(x + self.series.started_s().unwrap_or(0.0)),
+        }
+    }
+
+    /// Moves the read-out by about one column of a chart of `columns`; the window follows.
+    fn move_cursor(&mut self, columns: usize, right: bool) {
+        let Some(at) = self.cursor_index() else { return };
+        let (low, high) = self.window();
+        let visible = self.index_at(high).saturating_sub(self.index_at(low));
+        let stride = (visible / columns.max(1)).max(1);
+        let last = self.series.live().len() - 1;
+        let to = if right { (at + stride).min(last) } else { at.saturating_sub(stride) };
+        let x = self.x_of(self.series.live(), to);
+        self.cursor = (to < last).then_some(x);
+        if self.cursor.is_none() && right {
+            self.end = None;
+        }
+        if let Some(span) = self.span {
+            if x < low {
+                self.end = Some(x + span);
+            } else if x > high {
+                self.end = Some(x);
+            }
+        }
+    }
+
+    /// Moves the window by half its width.
+    fn pan(&mut self, right: bool) {
+        let (low, high) = self.window();
+        let half = (high - low) / 2.0;
+        if self.span.is_none() {
+            return;
+        }
+        let (first, last) = self.full_range();
+        let end = if right { high + half } else { (high - half).max(first + (high - low)) };
+        self.end = (end < last).then_some(end);
+        self.cursor = self.cursor.map(|x| x.clamp(end - (high - low), end.min(last)));
+    }
+
+    fn zoom(&mut self, factor: f64) {
+        let Some(at) = self.cursor_index() else { return };
+        let (first, last) = self.full_range();
+        let (low, high) = self.window();
+        let per_sample = (last - first) / self.series.live().len().max(1) as f64;
+        let span = ((high - low) * factor).max(per_sample * MIN_SPAN);
+        if span >= last - first {
+            (self.span, self.end) = (None, None);
+            return;
+        }
+        self.span = Some(span);
+        if self.cursor.is_some() {
+            // The read-out keeps its place on the screen.
+            let x = self.x_of(self.series.live(), at);
+            let share = ((x - low) / (high - low)).clamp(0.0, 1.0);
+            let end = x + (1.0 - share) * span;
+            self.end = (end < last).then_some(end);
+        }
+    }
+
+    fn reset_view(&mut self) {
+        (self.span, self.end, self.cursor) = (None, None, None);
+    }
+}
+
+/// Reacts to a key.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let columns = chart_columns(model);
+    let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
+    let Some(run) = &mut model.run else { return Vec::new() };
+    let list = run.focused_chart().is_none();
+    let longest = match run.focus {
+        Panel::Events => run.events.len(),
+        _ => run.checkpoints.as_ref().map_or(0, Vec::len),
+    };
+    let last = longest.saturating_sub(1);
+    match action {
+        Action::FocusNext | Action::FocusPrevious => focus_by(run, action == Action::FocusNext),
+        Action::Enlarge => run.enlarged = !run.enlarged,
+        Action::Checkpoints => {
+            let shown = run.focus == Panel::Checkpoints && run.enlarged;
+            (run.focus, run.enlarged, run.scroll) = (Panel::Checkpoints, !shown, 0);
+        }
+        Action::Back if run.enlarged => run.enlarged = false,
+        Action::Back => model.screen = Screen::Runs,
+        Action::CursorLeft => run.move_cursor(columns, false),
+        Action::CursorRight => run.move_cursor(columns, true),
+        Action::Up if list => run.scroll = run.scroll.saturating_sub(1),
+        Action::Down if list => run.scroll = (run.scroll + 1).min(last),
+        Action::PageUp if list => run.scroll = run.scroll.saturating_sub(page),
+        Action::PageDown if list => run.scroll = (run.scroll + page).min(last),
+        Action::Top if list => run.scroll = 0,
+        Action::Bottom if list => run.scroll = last,
+        Action::PageUp => run.pan(false),
+        Action::PageDown => run.pan(true),
+        Action::Top => {
+            run.cursor = Some(run.full_range().0);
+            run.end = run.cursor;
+        }
+        Action::Bottom => (run.cursor, run.end) = (None, None),
+        Action::Up | Action::Down => {}
+        Action::ZoomIn => run.zoom(0.5),
+        Action::ZoomOut => run.zoom(2.0),
+        Action::ResetView => run.reset_view(),
+        Action::Smooth => {
+            run.smoothing = match run.smoothing {
+                None => Some(0),
+                Some(level) if level + 1 < SMOOTHING.len() => Some(level + 1),
+                Some(_) => None,
+            };
+            let text = match run.smoothing.map(|level| SMOOTHING[level]) {
+                Some(weight) => {
+                    format!("Moving average of about {:.0} samples; the raw line is faint", 1.0 / (1.0 - weight))
+                }
+                None => "No smoothing".to_owned(),
+            };
+            model.say(text);
+        }
+        Action::ToggleX => {
+            run.x = if run.x == XAxis::Step { XAxis::Time } else { XAxis::Step };
+            run.reset_view();
+        }
+        Action::LogY => {
+            if let Some(chart) = run.focused_chart()
+                && !run.log_y.remove(&chart)
+            {
+                run.log_y.insert(chart);
+            }
+        }
+        Action::ExportSvg => return export(model, ImageFormat::Svg),
+        Action::ExportPng => return export(model, ImageFormat::Png),
+        other => return commands::act(model, other),
+    }
+    Vec::new()
+}
+
+fn focus_by(run: &mut State, forward: bool) {
+    let all = Panel::ALL;
+    let at = all.iter().position(|panel| *panel == run.focus).unwrap_or(0);
+    let step = if forward { 1 } else { all.len() - 1 };
+    run.focus = all[(at + step) % all.len()];
+    run.scroll = 0;
+}
+
+/// Columns of the focused chart's plot, about.
+fn chart_columns(model: &Model) -> usize {
+    let Some(run) = &model.run else { return 1 };
+    let areas = screen_areas(model, run);
+    let area = areas.panels.iter().find(|(panel, _)| *panel == run.focus);
+    area.map_or(1, |(_, area)| usize::from(area.width.saturating_sub(8)).max(1))
+}
+
+fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
+    let Some(run) = &model.run else { return Vec::new() };
+    let Some(chart) = run.focused_chart() else {
+        model.refuse("Only charts can be exported: Tab moves to one.");
+        return Vec::new();
+    };
+    if run.series.live().is_empty() {
+        model.refuse("There is nothing to export before the first step.");
+        return Vec::new();
+    }
+    let title = short_id(&run.id).to_owned();
+    let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
+    let to = model.export_dir.join(format!("{title}-{}.{extension}", run_panels::file_name(chart)));
+    let chart = ChartSpec {
+        run: run.id.clone(),
+        title,
+        chart,
+        x: run.x,
+        window: run.span.map(|_| run.window()),
+        log_y: run.log_y.contains(&chart),
+        smoothing: run.smoothing.map(|level| SMOOTHING[level]),
+        format,
+    };
+    let job = model.jobs.start(Intent::Export);
+    vec![Effect::Export { job, chart, to }]
+}
+
+fn advice_lines(model: &Model, run: &State, width: usize) -> Vec<Line<'static>> {
+    match (&run.lost, model.row(&run.id)) {
+        (Some(failure), _) => failure_lines(model, failure, width),
+        (None, Some(row)) => advice::lines(model, row, Context::Run, width),
+        (None, None) => Vec::new(),
+    }
+}
+
+fn screen_areas(model: &Model, run: &State) -> RunAreas {
+    let body = layout::areas(model.size).body;
+    let advice = advice_lines(model, run, usize::from(body.width)).len() as u16;
+    layout::run_areas(body, advice, run.focus, run.enlarged)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    let Some(run) = &model.run else { return };
+    let Some(row) = model.row(&run.id) else {
+        let lines = match &run.lost {
+            Some(failure) => failure_lines(model, failure, usize::from(body.width.min(76))),
+            None => vec![Line::styled(format!("Reading {}…", short_id(&run.id)), model.theme.faint)],
+        };
+        write_centered(model, buf, body, lines);
+        return;
+    };
+    let areas = screen_areas(model, run);
+    write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
+    let mut advice = advice_lines(model, run, usize::from(areas.advice.width));
+    let rows = usize::from(areas.advice.height);
+    if advice.len() > rows && rows > 0 {
+        // The last line holds the keys that lead on: it stays.
+        advice.drain(rows - 1..advice.len() - 1);
+    }
+    write_lines(model, buf, areas.advice, advice);
+    for (panel, area) in &areas.panels {
+        run_panels::view(model, run, *panel, buf, *area);
+    }
+}
+
+/// State, name, step, progress, pace and time left, as much as fits.
+fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
+    let kind = StateKind::of(&row.state);
+    let gap = || Span::raw("  ");
+    let steps = match row.steps_total {
+        0 => "no step yet".to_owned(),
+        total => format!("step {} of {}", units::grouped(row.step), units::grouped(total)),
+    };
+    let name = Span::styled(short_id(&row.run).to_owned(), model.theme.strong);
+    let mut spans = vec![state(model, kind), gap(), name, gap(), Span::raw(steps)];
+    let mut tail = Vec::new();
+    if kind == StateKind::Running || kind == StateKind::Saving {
+        tail.extend(row.eta_s.map(|s| format!("{} left", units::duration(s))));
+        tail.extend(row.step_s.map(|s| format!("{} a step", units::value(s, units::Unit::Seconds))));
+    } else if !kind.is_active() {
+        tail.push(units::ago(model.now, row.updated_s));
+    }
+    let percent = format!(" {:.0} %", (crate::widgets::fraction(row) * 100.0).floor());
+    let used = |spans: &[Span<'_>]| spans.iter().map(Span::width).sum::<usize>();
+    // The first of the tail is worth more than the bar, and a short bar more than the second.
+    const BAR: usize = 8;
+    let mut room = width.saturating_sub(used(&spans));
+    let mut first = tail.into_iter().filter_map(|text| {
+        let keep = if text.ends_with("a step") { BAR + 2 + percent.len() } else { 0 };
+        let fits = text.len() + 2 + keep <= room;
+        room -= if fits { text.len() + 2 } else { 0 };
+        fits.then(|| [gap(), Span::raw(text)])
+    });
+    let tail: Vec<Span<'static>> = first.by_ref().flatten().collect();
+    if room >= BAR + 2 + percent.len() {
+        spans.push(gap());
+        spans.extend(progress(model, row, (room - 2 - percent.len()).min(40)));
+        spans.push(Span::raw(percent));
+    }
+    spans.extend(tail);
+    Line::from(spans)
+}

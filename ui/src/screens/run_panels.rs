@@ -1,0 +1,284 @@
+//! The panels of the run screen: charts with their read-outs, checkpoints, events.
+
+use crate::effect::{Chart, XAxis};
+use crate::layout::{self, Panel};
+use crate::model::Model;
+use crate::screens::run::State;
+use crate::series::{MAX_RANK_LINES, SMOOTHING, Track};
+use crate::text;
+use crate::units::{self, Unit};
+use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::widgets::{panel as heading, write, write_lines};
+use crate::words::{self, StateKind, Weight};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use rundir::{CheckpointEntry, Event, EventKind};
+
+/// Returns a chart's heading.
+pub fn title(chart: Chart) -> &'static str {
+    match chart {
+        Chart::Loss => "Loss",
+        Chart::LearningRate => "Learning rate",
+        Chart::GradNorm => "Gradient norm",
+        Chart::StepTime => "Step time",
+        Chart::Memory => "Memory",
+    }
+}
+
+/// Returns the part of a chart's heading for a file name.
+pub fn file_name(chart: Chart) -> &'static str {
+    match chart {
+        Chart::Loss => "loss",
+        Chart::LearningRate => "learning-rate",
+        Chart::GradNorm => "gradient-norm",
+        Chart::StepTime => "step-time",
+        Chart::Memory => "memory",
+    }
+}
+
+fn unit(chart: Chart) -> Unit {
+    match chart {
+        Chart::Loss | Chart::GradNorm => Unit::Plain,
+        Chart::LearningRate => Unit::Rate,
+        Chart::StepTime => Unit::Seconds,
+        Chart::Memory => Unit::Gib,
+    }
+}
+
+/// The lines of a chart: those that were measured.
+fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
+    let named = |track: Track, mark: char, label: &str| (track, mark, label.to_owned());
+    let candidates = match chart {
+        Chart::Loss => vec![named(Track::Loss, 'l', "loss")],
+        Chart::LearningRate => vec![named(Track::Lr, 'w', "weights"), named(Track::LrTtt, 't', "TTT layers")],
+        Chart::GradNorm => vec![named(Track::GradNorm, 'n', "norm before clipping")],
+        Chart::StepTime => {
+            vec![named(Track::StepTime, 's', "whole step"), named(Track::DataTime, 'd', "waiting for data")]
+        }
+        Chart::Memory => (0..MAX_RANK_LINES)
+            .map(|rank| (Track::Memory(rank), char::from(b'0' + rank as u8), format!("rank {rank}")))
+            .chain([named(Track::MemoryHighest, 'h', "fullest rank"), named(Track::MemoryLowest, 'l', "emptiest rank")])
+            .collect(),
+    };
+    let live = run.series.live();
+    let superseded = run.series.superseded();
+    candidates
+        .into_iter()
+        .filter(|(track, ..)| std::iter::once(live).chain(superseded).any(|p| !p.column(*track).is_empty()))
+        .enumerate()
+        .map(|(i, (track, mark, label))| ChartLine {
+            track,
+            label,
+            mark,
+            style: model.theme.lines[i % model.theme.lines.len()],
+        })
+        .collect()
+}
+
+/// Draws a panel.
+pub fn view(model: &Model, run: &State, panel: Panel, buf: &mut Buffer, area: Rect) {
+    match panel {
+        Panel::Chart(chart) => chart_panel(model, run, chart, buf, area),
+        Panel::Checkpoints => checkpoints(model, run, buf, area),
+        Panel::Events => events(model, run, buf, area),
+    }
+}
+
+fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area: Rect) {
+    let focused = run.focus == Panel::Chart(chart);
+    let enlarged = focused && run.enlarged;
+    let lines = lines(model, run, chart);
+    let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
+    let below = heading(model, buf, area, title(chart), values, focused);
+    if run.series.live().is_empty() && run.series.superseded().is_empty() {
+        let nothing = if run.lost.is_some() { "No values" } else { "No step yet" };
+        write(model, buf, below, Span::styled(nothing, model.theme.faint));
+        return;
+    }
+    let (plot, legend) = if enlarged && below.height >= 6 {
+        layout::cut_top(below, below.height - 1)
+    } else {
+        (below, Rect { height: 0, ..below })
+    };
+    LineChart {
+        series: &run.series,
+        lines: &lines,
+        unit: unit(chart),
+        x: run.x,
+        window: run.window(),
+        log_y: run.log_y.contains(&chart),
+        smoothing: run.smoothing,
+        aligned: (chart != Chart::Loss && !enlarged && area.width < model.size.width / 2).then_some(9),
+        cursor: run.cursor,
+        symbols: model.symbols,
+        theme: model.theme,
+    }
+    .render(plot, buf);
+    write(model, buf, legend, read_out(model, run, chart, &lines));
+}
+
+/// Value of a line where the read-out stands. Where nothing was measured there is no text.
+fn value_at(run: &State, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
+    let column = run.series.live().column(line.track);
+    let value = column.get(index);
+    if value.is_finite() {
+        Some(units::value(f64::from(value), unit))
+    } else {
+        column.any_not_finite(index, index + 1).then(|| "not finite".to_owned())
+    }
+}
+
+/// The values for a heading: all lines if they fit, or else the first.
+fn heading_values(model: &Model, run: &State, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
+    let Some(index) = run.cursor_index() else { return Vec::new() };
+    let room = usize::from(area.width).saturating_sub(text::width(title(chart)) + 6);
+    let mut spans = Vec::new();
+    if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
+        spans
+            .push(Span::styled(format!("step {}  ", units::grouped(run.series.live().step(index))), model.theme.faint));
+    }
+    let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
+    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, unit(chart))?)));
+    let values: Vec<(&ChartLine, String)> = values.collect();
+    let used: usize = spans.iter().map(Span::width).sum();
+    let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
+    for (i, (line, value)) in values.into_iter().enumerate() {
+        let mark = match (lines.len(), all_named) {
+            (1, _) => String::new(),
+            (_, true) => format!("{} ", line.label),
+            (_, false) => format!("{} ", line.mark),
+        };
+        let gap = if i > 0 { "  " } else { "" };
+        let item = [Span::styled(format!("{gap}{mark}"), line.style), Span::styled(value, model.theme.strong)];
+        let used: usize = spans.iter().chain(&item).map(Span::width).sum();
+        if used > room {
+            break;
+        }
+        spans.extend(item);
+    }
+    spans
+}
+
+/// How an enlarged chart is drawn, in words.
+fn settings(model: &Model, run: &State, chart: Chart) -> Vec<Span<'static>> {
+    let mut words = Vec::new();
+    if run.log_y.contains(&chart) {
+        words.push("logarithmic".to_owned());
+    }
+    if let Some(level) = run.smoothing {
+        words.push(format!("smoothed over {:.0}", 1.0 / (1.0 - SMOOTHING[level])));
+    }
+    if run.span.is_some() {
+        let share = (run.window().1 - run.window().0) / (run.full_range().1 - run.full_range().0);
+        words.push(format!("zoomed to {:.0} %", (share * 100.0).max(1.0)));
+    }
+    vec![Span::styled(words.join(", "), model.theme.faint)].into_iter().filter(|span| span.width() > 0).collect()
+}
+
+/// The line under an enlarged chart: where the read-out stands and every value there.
+fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Line<'static> {
+    let Some(index) = run.cursor_index() else { return Line::default() };
+    let live = run.series.live();
+    let elapsed = live.time(index) - run.series.started_s().unwrap_or(0.0);
+    let step = format!("step {}", units::grouped(live.step(index)));
+    let after = match run.x {
+        XAxis::Step => format!(" ({} after the first)", units::duration(elapsed)),
+        XAxis::Time => format!(" at {}", units::duration(elapsed)),
+    };
+    let mut spans = vec![Span::styled(step, model.theme.strong), Span::styled(after, model.theme.faint)];
+    for line in lines {
+        let Some(value) = value_at(run, line, index, unit(chart)) else { continue };
+        let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
+        // "rank 0" says its mark already.
+        let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
+        spans.push(Span::styled(format!("   {mark}{} ", line.label), line.style));
+        spans.push(Span::styled(value, model.theme.strong));
+        let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
+        if let Some(average) = average.filter(|average| average.is_finite()) {
+            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), unit(chart)))));
+        }
+    }
+    Line::from(spans)
+}
+
+fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+    let focused = run.focus == Panel::Checkpoints;
+    let count = run.checkpoints.as_ref().map(|all| all.iter().filter(|entry| entry.complete().is_some()).count());
+    let value = count.map(|n| Span::styled(n.to_string(), model.theme.strong));
+    let below = heading(model, buf, area, "Checkpoints", value.into_iter().collect(), focused);
+    let faint = model.theme.faint;
+    let Some(all) = run.checkpoints.as_ref().filter(|all| !all.is_empty()) else {
+        let nothing = if run.checkpoints.is_some() { "None yet: stopping saves one" } else { "Reading…" };
+        write(model, buf, below, Span::styled(nothing, faint));
+        return;
+    };
+    let scroll = if focused { run.scroll.min(all.len() - 1) } else { 0 };
+    let steps = all.iter().map(|entry| text::width(&units::grouped(entry.step()))).max().unwrap_or(0);
+    let lines = all.iter().rev().skip(scroll).map(|entry| {
+        let step = format!("step {:>steps$}", units::grouped(entry.step()));
+        match entry {
+            CheckpointEntry::Complete(summary) => Line::from(vec![
+                Span::raw(step),
+                Span::styled(format!("  {:>9}", units::bytes(summary.bytes)), faint),
+                Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
+            ]),
+            CheckpointEntry::Incomplete { why, .. } => Line::from(vec![
+                Span::raw(step),
+                Span::styled(format!("  {} incomplete: {why}", glyph(model, Weight::Warn)), model.theme.warn),
+            ]),
+        }
+    });
+    write_lines(model, buf, below, lines);
+}
+
+fn glyph(model: &Model, weight: Weight) -> &'static str {
+    let kind = match weight {
+        Weight::Plain => return " ",
+        Weight::Good => StateKind::Finished,
+        Weight::Warn => StateKind::Stalled,
+        Weight::Bad => StateKind::Failed,
+    };
+    model.symbols.states[kind as usize]
+}
+
+fn events(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+    let focused = run.focus == Panel::Events;
+    let below = heading(model, buf, area, "Events", Vec::new(), focused);
+    if run.events.is_empty() {
+        let nothing = if run.status.is_some() { "Nothing has happened yet" } else { "Reading…" };
+        write(model, buf, below, Span::styled(nothing, model.theme.faint));
+        return;
+    }
+    let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
+    // That saving began is news only until it ended.
+    let newest = run.events.len() - 1;
+    let ended = |i: usize, event: &Event| i < newest && event.kind == EventKind::CheckpointStarted;
+    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event)).map(|(_, event)| event);
+    let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
+    let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
+    let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
+    let steps: Vec<String> = shown.iter().map(|e| e.step.map_or_else(String::new, units::grouped)).collect();
+    let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
+    let lines = shown.iter().zip(ages).zip(steps).map(|((event, age), step)| {
+        let (what, weight) = words::event(event);
+        let style = match weight {
+            Weight::Plain => Style::new(),
+            Weight::Good => model.theme.good,
+            Weight::Warn => model.theme.warn,
+            Weight::Bad => model.theme.bad,
+        };
+        let step = match step_width {
+            0 => String::new(),
+            _ if below.width < 60 => format!("  {step:>step_width$}"),
+            _ if step.is_empty() => " ".repeat(step_width + 7),
+            _ => format!("  step {step:>step_width$}"),
+        };
+        Line::from(vec![
+            Span::styled(format!("{age:>age_width$}{step}  "), model.theme.faint),
+            Span::styled(format!("{} {}", glyph(model, weight), text::clean(&what)), style),
+        ])
+    });
+    write_lines(model, buf, below, lines);
+}

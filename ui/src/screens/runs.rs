@@ -1,0 +1,309 @@
+//! All runs, newest first, and what can be done with the selected one.
+
+use crate::advice;
+use crate::commands;
+use crate::effect::Effect;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{Input, Model, Purpose};
+use crate::msg::RunRow;
+use crate::screens::stages;
+use crate::text;
+use crate::units;
+use crate::widgets::key_bar::{hint, key_of};
+use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
+use crate::words::{StateKind, counted, ranks, short_id};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use rundir::RunId;
+
+/// Rows of the part below the list.
+const DETAILS: u16 = 8;
+
+/// What the Runs screen remembers.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// The selected run; the newest one if none was chosen.
+    pub selected: Option<RunId>,
+    /// First visible row.
+    pub top: usize,
+    /// Only runs that contain this.
+    pub filter: String,
+}
+
+/// Returns the runs that pass the filter.
+pub fn visible(model: &Model) -> Vec<&RunRow> {
+    let wanted = model.list.filter.to_lowercase();
+    let passes = |row: &&RunRow| {
+        let stage = row.stage.as_deref().unwrap_or_default();
+        let word = StateKind::of(&row.state).word();
+        wanted.is_empty() || format!("{} {} {stage} {word}", row.run, row.name).to_lowercase().contains(&wanted)
+    };
+    model.rows().iter().filter(passes).collect()
+}
+
+/// Returns the run that keys act on.
+pub fn selected(model: &Model) -> Option<&RunRow> {
+    let rows = visible(model);
+    rows.get(position(model, &rows)).copied()
+}
+
+fn position(model: &Model, rows: &[&RunRow]) -> usize {
+    let chosen = model.list.selected.as_ref();
+    chosen.and_then(|run| rows.iter().position(|row| row.run == *run)).unwrap_or(0)
+}
+
+/// Scrolls so that the selected run is visible.
+pub fn keep_selection(model: &mut Model) {
+    let rows = visible(model);
+    let position = position(model, &rows);
+    let (list, _) = list_area(model, rows.len());
+    model.list.top = layout::scrolled(model.list.top, position, usize::from(list.height.saturating_sub(1)));
+}
+
+/// Narrows the list.
+pub fn set_filter(model: &mut Model, filter: String) {
+    model.list.filter = filter;
+    model.list.top = 0;
+    keep_selection(model);
+}
+
+/// Reacts to a key.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let rows = visible(model);
+    let at = position(model, &rows);
+    let page = usize::from(list_area(model, rows.len()).0.height.saturating_sub(2)).max(1);
+    let last = rows.len().saturating_sub(1);
+    let target = match action {
+        Action::Up => at.saturating_sub(1),
+        Action::Down => at + 1,
+        Action::PageUp => at.saturating_sub(page),
+        Action::PageDown => at + page,
+        Action::Top => 0,
+        Action::Bottom => last,
+        Action::NewRun => {
+            stages::open(model);
+            return Vec::new();
+        }
+        Action::Filter => {
+            model.input = Some(Input { purpose: Purpose::Filter, text: model.list.filter.clone() });
+            return Vec::new();
+        }
+        Action::Back => {
+            set_filter(model, String::new());
+            return Vec::new();
+        }
+        other => return commands::act(model, other),
+    };
+    model.list.selected = rows.get(target.min(last)).map(|row| row.run.clone());
+    keep_selection(model);
+    Vec::new()
+}
+
+fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
+    let body = layout::areas(model.size).body;
+    layout::list_and_details(body, rows as u16 + 2, DETAILS)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    let list = match &model.runs {
+        None => {
+            write_centered(model, buf, body, vec![Line::styled("Reading the runs…", model.theme.faint)]);
+            return;
+        }
+        Some(Err(failure)) => {
+            let width = usize::from(body.width.min(76));
+            write_centered(model, buf, body, failure_lines(model, failure, width));
+            return;
+        }
+        Some(Ok(list)) => list,
+    };
+    if list.rows.is_empty() {
+        empty(model, buf, body, &list.unreadable);
+        return;
+    }
+    let rows = visible(model);
+    if rows.is_empty() {
+        let nothing = format!("No run matches \"{}\".", model.list.filter);
+        let clear = hint(model, &key_of(Context::Runs, Action::Back), "shows all runs");
+        write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
+        return;
+    }
+    let (area, below) = list_area(model, rows.len());
+    table(model, buf, area, &rows);
+    if let Some(row) = rows.get(position(model, &rows)) {
+        details(model, buf, below, row, &list.unreadable);
+    }
+}
+
+fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Failure]) {
+    let width = usize::from(body.width.min(76));
+    let mut lines = vec![
+        Line::styled("No runs yet", model.theme.strong),
+        Line::styled(
+            text::fit_end(&format!("in {}", model.runs_dir), width, model.symbols.ellipsis),
+            model.theme.faint,
+        ),
+        Line::default(),
+        Line::from(hint(model, &key_of(Context::Runs, Action::NewRun), "choose a stage and start training")),
+        Line::from(hint(model, &key_of(Context::Runs, Action::Help), "all keys")),
+    ];
+    if let Some(failure) = unreadable.first() {
+        lines.push(Line::default());
+        lines.push(Line::styled(unreadable_line(unreadable.len()), model.theme.warn));
+        lines.extend(failure_lines(model, failure, width));
+    }
+    write_centered(model, buf, body, lines);
+}
+
+fn unreadable_line(n: usize) -> String {
+    format!("{} here cannot be read as a run:", counted(n, "folder"))
+}
+
+/// One column of the table.
+struct Column {
+    title: &'static str,
+    width: usize,
+    right: bool,
+    cell: fn(&Model, &RunRow) -> String,
+}
+
+/// The column that is a bar; it also takes what room is left over.
+const BAR: &str = "progress";
+
+/// The columns after state and name, in the order in which they are given room.
+const COLUMNS: [Column; 7] = [
+    Column { title: "step", width: 0, right: true, cell: |_, row| steps(row) },
+    Column {
+        title: "loss",
+        width: 6,
+        right: true,
+        cell: |model, row| row.loss.map_or_else(|| model.symbols.none.to_owned(), units::number),
+    },
+    Column {
+        title: "left",
+        width: 6,
+        right: true,
+        cell: |model, row| row.eta_s.map_or_else(|| model.symbols.none.to_owned(), units::short_duration),
+    },
+    Column { title: "age", width: 6, right: true, cell: |model, row| units::short_duration(model.now - row.created_s) },
+    Column { title: "stage", width: 0, right: false, cell: |_, row| row.stage.clone().unwrap_or_default() },
+    Column { title: BAR, width: 8, right: false, cell: |_, _| String::new() },
+    Column { title: "ranks", width: 5, right: true, cell: |_, row| row.ranks.to_string() },
+];
+
+fn steps(row: &RunRow) -> String {
+    format!("{}/{}", units::grouped(row.step), units::grouped(row.steps_total))
+}
+
+fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
+    const STATE: usize = 10;
+    const GAP: usize = 2;
+    let width = usize::from(area.width);
+    let name_width = rows.iter().map(|row| text::width(short_id(&row.run))).max().unwrap_or(0).clamp(8, 40);
+    let mut room = width.saturating_sub(2 + STATE + GAP + name_width.min(width / 3));
+    let mut columns: Vec<(&Column, usize)> = Vec::new();
+    for column in &COLUMNS {
+        let fitted = rows.iter().map(|row| text::width(&(column.cell)(model, row))).max().unwrap_or(0);
+        let wanted = column.width.max(fitted).max(text::width(column.title));
+        if wanted + GAP <= room {
+            room -= wanted + GAP;
+            columns.push((column, wanted));
+        }
+    }
+    let shown_name = name_width.min(width / 3 + room);
+    room = (width / 3 + room).saturating_sub(shown_name.max(width / 3));
+    let name_width = shown_name;
+    for (column, width) in &mut columns {
+        *width += if column.title == BAR { room.min(24) } else { 0 };
+    }
+    // The bar stands beside the steps, whatever its place in the order of importance.
+    columns.sort_by_key(|(column, _)| match column.title {
+        "step" => 0,
+        BAR => 1,
+        _ => 2,
+    });
+    let gap = || Span::raw(" ".repeat(GAP));
+    let row_line = |first: Span<'static>, state: Span<'static>, name: Span<'static>| {
+        let pad = STATE.saturating_sub(state.width());
+        vec![first, state, Span::raw(" ".repeat(pad)), gap(), name]
+    };
+    let padded = |text: &str, width: usize, right: bool| {
+        let fill = " ".repeat(width.saturating_sub(text::width(text)));
+        if right { format!("{fill}{text}") } else { format!("{text}{fill}") }
+    };
+    let faint = model.theme.faint;
+    let mut heading =
+        row_line(Span::raw("  "), Span::styled("state", faint), Span::styled(padded("run", name_width, false), faint));
+    for (column, width) in &columns {
+        heading.push(gap());
+        heading.push(Span::styled(padded(column.title, *width, column.right), faint));
+    }
+    write(model, buf, area, Line::from(heading));
+    let chosen = position(model, rows);
+    let below = layout::cut_top(area, 1).1;
+    for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.list.top)) {
+        let style = if i == chosen { model.theme.strong } else { Style::new() };
+        let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
+        let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
+        let mut line = row_line(
+            Span::styled(pointer, model.theme.accent),
+            state(model, StateKind::of(&row.state)),
+            Span::styled(padded(&name, name_width, false), style),
+        );
+        for (column, width) in &columns {
+            line.push(gap());
+            if column.title == BAR {
+                line.extend(progress(model, row, *width));
+            } else {
+                line.push(Span::styled(padded(&(column.cell)(model, row), *width, column.right), style));
+            }
+        }
+        write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
+    }
+    let hidden = rows.len().saturating_sub(model.list.top + usize::from(below.height));
+    if hidden > 0 && below.height > 1 {
+        let more = format!("  {} {} more below", model.symbols.ellipsis, hidden + 1);
+        let y = below.bottom() - 1;
+        if chosen < model.list.top + usize::from(below.height) - 1 {
+            write(
+                model,
+                buf,
+                Rect { y, height: 1, ..area },
+                Span::styled(padded(&more, usize::from(area.width), false), faint),
+            );
+        }
+    }
+}
+
+fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable: &[rundir::Failure]) {
+    if area.height < 2 {
+        return;
+    }
+    let below = panel(model, buf, area, short_id(&row.run), Vec::new(), false);
+    let width = usize::from(below.width);
+    let mut facts = Vec::new();
+    facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
+    facts.push(ranks(row.ranks));
+    facts.push(advice::origin(row));
+    if let Some(step) = row.checkpoint_step {
+        facts.push(format!("checkpoint at step {}", units::grouped(step)));
+    }
+    let dot = format!(" {} ", model.symbols.separator);
+    let mut lines = vec![Line::styled(facts.join(&dot), model.theme.faint)];
+    lines.extend(advice::lines(model, row, Context::Runs, width));
+    if let Some(failure) = unreadable.first() {
+        let others = match unreadable.len() {
+            1 => String::new(),
+            n => format!(" ({} more like this)", n - 1),
+        };
+        let glyph = model.symbols.states[StateKind::Stalled as usize];
+        let text = format!("{glyph} {}: {}{others}", failure.what, failure.why);
+        lines.push(Line::default());
+        lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
+    }
+    write_lines(model, buf, below, lines);
+}

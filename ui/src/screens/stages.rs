@@ -1,0 +1,366 @@
+//! The curriculum: its stages in order, what each changes, where its weights come from, and a key to start it.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::modals::{Modal, failure};
+use crate::model::{Model, Screen};
+use crate::msg::{CurriculumView, RunRow, StageView};
+use crate::text;
+use crate::units;
+use crate::widgets::key_bar::{hint, key_of};
+use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
+use crate::words::{StateKind, ranks, short_id};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use recipe::StageStart;
+use rundir::Failure;
+
+/// Rows of the part below the list.
+const DETAILS: u16 = 12;
+
+/// What the Stages screen remembers.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// The selected stage, counted over all curricula.
+    pub selected: usize,
+    /// First visible row of the list.
+    pub top: usize,
+}
+
+/// A row of the list.
+enum Row<'a> {
+    Title(&'a CurriculumView),
+    Broken(&'a Failure),
+    Fix(&'a Failure),
+    /// With its number over all curricula.
+    Stage(usize, &'a CurriculumView, &'a StageView),
+    Air,
+}
+
+fn rows(model: &Model) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    let mut number = 0;
+    for curriculum in model.curricula.iter().flatten() {
+        if !rows.is_empty() {
+            rows.push(Row::Air);
+        }
+        rows.push(Row::Title(curriculum));
+        match &curriculum.stages {
+            Err(failure) => rows.extend([Row::Broken(failure), Row::Fix(failure)]),
+            Ok(stages) => {
+                for stage in stages {
+                    rows.push(Row::Stage(number, curriculum, stage));
+                    number += 1;
+                }
+            }
+        }
+    }
+    rows
+}
+
+fn all_stages(model: &Model) -> impl Iterator<Item = (&CurriculumView, &StageView)> {
+    let curricula = model.curricula.iter().flatten();
+    curricula.flat_map(|c| c.stages.iter().flatten().map(move |stage| (c, stage)))
+}
+
+fn selected(model: &Model) -> Option<(&CurriculumView, &StageView)> {
+    all_stages(model).nth(model.stages.selected)
+}
+
+/// Returns the newest run of the selected stage.
+pub fn newest_run(model: &Model) -> Option<&RunRow> {
+    let (curriculum, stage) = selected(model)?;
+    newest(model, curriculum, stage)
+}
+
+fn newest<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Option<&'a RunRow> {
+    model.runs_of_stage(&curriculum.path, &stage.name).next()
+}
+
+/// Returns whether the selected stage has weights to start from.
+pub fn can_start(model: &Model) -> bool {
+    selected(model).is_some_and(|(c, stage)| !matches!(weights(model, c, stage), Weights::Missing(_)))
+}
+
+/// Where a stage's weights would come from.
+enum Weights<'a> {
+    Random,
+    File(String),
+    Run(&'a RunRow, u64),
+    /// The stage that has to be trained first.
+    Missing(&'a StageView),
+}
+
+/// Decides where a stage's weights come from: for "previous", the newest finished run of the stage before, or its
+/// newest run with a checkpoint when none has finished.
+fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Weights<'a> {
+    match &stage.start {
+        StageStart::Random => Weights::Random,
+        StageStart::Path(path) => Weights::File(path.to_string()),
+        StageStart::Previous => {
+            let stages = curriculum.stages.as_deref().unwrap_or_default();
+            let at = stages.iter().position(|s| s.name == stage.name).unwrap_or(0);
+            let Some(before) = at.checked_sub(1).and_then(|at| stages.get(at)) else { return Weights::Random };
+            let parents = || {
+                let runs = model.runs_of_stage(&curriculum.path, &before.name);
+                runs.filter_map(|row| row.checkpoint_step.map(|step| (row, step)))
+            };
+            let finished = parents().find(|(row, _)| StateKind::of(&row.state) == StateKind::Finished);
+            finished
+                .or_else(|| parents().next())
+                .map_or(Weights::Missing(before), |(row, step)| Weights::Run(row, step))
+        }
+    }
+}
+
+/// Shows the screen with the stage selected that makes sense next: the one after the current run's when that has
+/// finished, or else the first one that has not.
+pub fn open(model: &mut Model) {
+    let target = model.target().filter(|row| row.stage.is_some());
+    let wanted = target.map(|row| {
+        let finished = StateKind::of(&row.state) == StateKind::Finished;
+        let next = model.next_stage(row).filter(|_| finished).map(|stage| stage.name.clone());
+        (row.curriculum.clone(), next.or_else(|| row.stage.clone()))
+    });
+    let of_run = wanted.and_then(|(path, name)| {
+        all_stages(model).position(|(c, stage)| Some(&c.path) == path.as_ref() && Some(&stage.name) == name.as_ref())
+    });
+    let unfinished = || {
+        all_stages(model).position(|(c, stage)| {
+            !model.runs_of_stage(&c.path, &stage.name).any(|row| StateKind::of(&row.state) == StateKind::Finished)
+        })
+    };
+    model.stages.selected = of_run.or_else(unfinished).unwrap_or(0);
+    model.screen = Screen::Stages;
+    keep_selection(model);
+}
+
+/// Keeps the selection on an existing stage and scrolls to it.
+pub fn keep_selection(model: &mut Model) {
+    model.stages.selected = model.stages.selected.min(all_stages(model).count().saturating_sub(1));
+    let rows = rows(model);
+    let selected = model.stages.selected;
+    let at = rows.iter().position(|row| matches!(row, Row::Stage(n, ..) if *n == selected)).unwrap_or(0);
+    let visible = usize::from(areas(model, rows.len()).0.height);
+    let top = layout::scrolled(model.stages.top, at, visible);
+    // The first stage keeps its curriculum's title in view.
+    model.stages.top = if at <= 2 { 0 } else { top };
+}
+
+/// Reacts to a key.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let at = model.stages.selected;
+    match action {
+        Action::Up => model.stages.selected = at.saturating_sub(1),
+        Action::Down => model.stages.selected = at + 1,
+        Action::PageUp | Action::Top => model.stages.selected = 0,
+        Action::PageDown | Action::Bottom => model.stages.selected = usize::MAX,
+        Action::StartStage => return start(model),
+        Action::Open => match newest_run(model).map(|row| row.run.clone()) {
+            Some(run) => model.open_run(run),
+            None => model.refuse("This stage has no run yet."),
+        },
+        Action::Back => model.screen = Screen::Runs,
+        _ => {}
+    }
+    keep_selection(model);
+    Vec::new()
+}
+
+fn start(model: &mut Model) -> Vec<Effect> {
+    if model.jobs.planning_stage() {
+        model.refuse("Already on it: the stage is being prepared.");
+        return Vec::new();
+    }
+    let Some((curriculum, stage)) = selected(model) else {
+        model.refuse("There is no stage to start.");
+        return Vec::new();
+    };
+    let from = match weights(model, curriculum, stage) {
+        Weights::Missing(before) => {
+            let failure = Failure::new(
+                format!("cannot start {}", stage.name),
+                format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
+                format!("start {} first, and let it finish", before.name),
+            );
+            model.modal = Some(Modal::Failure(failure::Dialog { failure, scroll: 0 }));
+            return Vec::new();
+        }
+        Weights::Run(row, _) => Some(row.run.clone()),
+        Weights::Random | Weights::File(_) => None,
+    };
+    let (curriculum, stage) = (curriculum.path.clone(), stage.name.clone());
+    let job = model.jobs.start(Intent::PlanStage { stage: stage.clone() });
+    vec![Effect::PlanLaunch { job, curriculum, stage, from }]
+}
+
+fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
+    layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, DETAILS)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    let faint = model.theme.faint;
+    let Some(curricula) = &model.curricula else {
+        write_centered(model, buf, body, vec![Line::styled("Reading the curricula…", faint)]);
+        return;
+    };
+    if curricula.is_empty() {
+        let mut lines = vec![Line::styled("No curriculum was found", model.theme.strong)];
+        let text = "A curriculum lists the stages of a training, like configs/demo/curriculum.toml. \
+                    Start vidtui in a folder that has a configs folder.";
+        lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
+        write_centered(model, buf, body, lines);
+        return;
+    }
+    let rows = rows(model);
+    let (list, below) = areas(model, rows.len());
+    let names = all_stages(model).map(|(_, stage)| text::width(&stage.name)).max().unwrap_or(0).clamp(5, 24);
+    for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.stages.top)) {
+        let area = Rect { y, height: 1, ..list };
+        match row {
+            Row::Air => {}
+            Row::Title(curriculum) => {
+                let path = text::fit_end(curriculum.path.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
+                let title = Line::styled(curriculum.title.clone(), model.theme.strong);
+                crate::widgets::write_split(model, buf, area, title, Line::styled(path, faint));
+            }
+            Row::Broken(failure) => {
+                write(model, buf, area, Line::styled(format!("  {}: {}", failure.what, failure.why), model.theme.bad));
+            }
+            Row::Fix(failure) => {
+                write(model, buf, area, Line::styled(format!("  What to do: {}", failure.fix), model.theme.accent));
+            }
+            Row::Stage(number, curriculum, stage) => {
+                let line = stage_line(model, *number, curriculum, stage, names, usize::from(list.width));
+                write(model, buf, area, line);
+            }
+        }
+    }
+    match selected(model) {
+        Some((curriculum, stage)) => details(model, buf, below, curriculum, stage),
+        None => {
+            if let Some(Err(failure)) = curricula.first().map(|c| &c.stages) {
+                write_lines(model, buf, below, failure_lines(model, failure, usize::from(below.width)));
+            }
+        }
+    }
+}
+
+fn stage_line(
+    model: &Model,
+    number: usize,
+    curriculum: &CurriculumView,
+    stage: &StageView,
+    names: usize,
+    width: usize,
+) -> Line<'static> {
+    let chosen = number == model.stages.selected;
+    let style = if chosen { model.theme.strong } else { Style::new() };
+    let pointer = if chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
+    let name = text::fit(&stage.name, names, model.symbols.ellipsis);
+    let pad = " ".repeat(names.saturating_sub(text::width(&name)) + 2);
+    let mut spans = vec![Span::styled(pointer, model.theme.accent), Span::styled(format!("{name}{pad}"), style)];
+    let status = match newest(model, curriculum, stage) {
+        Some(row) => state(model, StateKind::of(&row.state)),
+        None => Span::styled(format!("{} not started", model.symbols.states[0]), model.theme.faint),
+    };
+    let gap = 15usize.saturating_sub(status.width());
+    spans.push(status);
+    spans.push(Span::raw(" ".repeat(gap)));
+    if width >= 60 {
+        let facts =
+            format!("{:>6} tokens  {:>6} steps", units::grouped(stage.seq_len as u64), units::grouped(stage.steps));
+        spans.push(Span::styled(facts, style));
+    }
+    if let (Some(row), true) = (newest(model, curriculum, stage), width >= 76) {
+        spans.push(Span::raw("  "));
+        spans.extend(progress(model, row, (width - 64).min(24)));
+    }
+    Line::from(spans)
+}
+
+fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView) {
+    let below = panel(model, buf, area, &stage.name, Vec::new(), false);
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let width = usize::from(below.width);
+    let dot = format!(" {} ", symbols.separator);
+    let facts = [
+        format!("{} parameters", units::count(stage.params)),
+        format!("{} latent frames", stage.latent_frames),
+        format!("{} steps of {}", units::grouped(stage.steps), crate::words::counted(stage.global_batch, "sample")),
+        ranks(stage.ranks),
+    ];
+    let mut lines: Vec<Line<'static>> =
+        text::wrap(&facts.join(&dot), width).into_iter().map(|line| Line::styled(line, theme.faint)).collect();
+    lines.push(Line::default());
+    let (from, ready) = match weights(model, curriculum, stage) {
+        Weights::Random => ("random weights".to_owned(), true),
+        Weights::File(path) => (format!("the weights in {path}"), true),
+        Weights::Run(row, step) => (format!("{}, step {}", short_id(&row.run), units::grouped(step)), true),
+        Weights::Missing(before) => (format!("a checkpoint of {}, which has none yet", before.name), false),
+    };
+    let mut start = vec![Span::styled("Starts from  ", theme.faint), Span::raw(from)];
+    if !ready {
+        start.push(Span::styled(
+            format!("  {} start that stage first", symbols.states[StateKind::Stalled as usize]),
+            theme.warn,
+        ));
+    }
+    lines.push(Line::from(start));
+    if let Some(row) = newest(model, curriculum, stage) {
+        let kind = StateKind::of(&row.state);
+        let what = format!("{}, {} at step {}", short_id(&row.run), kind.word(), units::grouped(row.step));
+        lines.push(Line::from(vec![Span::styled("Newest run   ", theme.faint), Span::raw(what)]));
+    }
+    lines.push(Line::default());
+    let mut keys = Vec::new();
+    if ready {
+        keys.extend(hint(model, &key_of(Context::Stages, Action::StartStage), &format!("start {}", stage.name)));
+        keys.push(Span::styled(" (shows everything first, and asks)", theme.faint));
+    }
+    if newest(model, curriculum, stage).is_some() {
+        keys.push(Span::raw(if ready { "   " } else { "" }));
+        keys.extend(hint(model, &key_of(Context::Stages, Action::Open), "open its newest run"));
+    }
+    if !keys.is_empty() {
+        lines.push(Line::from(keys));
+        lines.push(Line::default());
+    }
+    lines.extend(changes(model, stage, width, usize::from(below.height).saturating_sub(lines.len())));
+    write_lines(model, buf, below, lines);
+}
+
+/// The table of what a stage changes, cut to `room` rows with a count of what is left out.
+fn changes(model: &Model, stage: &StageView, width: usize, room: usize) -> Vec<Line<'static>> {
+    if stage.changes.is_empty() || room < 2 {
+        return Vec::new();
+    }
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let first = stage.changes.iter().all(|change| change.from.is_none());
+    let title = if first { "It sets" } else { "It changes, compared with the stage before" };
+    let mut lines = vec![Line::styled(title, theme.faint)];
+    let shown = if stage.changes.len() < room { stage.changes.len() } else { room - 2 };
+    let keys = stage.changes.iter().map(|change| text::width(&change.key)).max().unwrap_or(0);
+    for change in &stage.changes[..shown] {
+        let pad = " ".repeat(keys.saturating_sub(text::width(&change.key)) + 2);
+        let mut spans = vec![Span::raw(format!("  {}{pad}", change.key))];
+        // Of long paths the ends differ.
+        let room = width.saturating_sub(keys + 8) / 2;
+        if let Some(from) = &change.from {
+            let from = text::fit_end(from, room, symbols.ellipsis);
+            spans.push(Span::styled(format!("{from} {} ", symbols.arrow), theme.faint));
+        }
+        spans.push(Span::styled(text::fit_end(&change.to, room, symbols.ellipsis), theme.strong));
+        lines.push(Line::from(spans));
+    }
+    let left = stage.changes.len() - shown;
+    if left > 0 {
+        lines.push(Line::styled(format!("  {} and {left} more", symbols.ellipsis), theme.faint));
+    }
+    lines
+}

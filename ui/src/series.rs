@@ -1,0 +1,472 @@
+//! A run's numbers over time: columns, a pyramid of minima and maxima over each, and what a resume superseded.
+//!
+//! Adding a sample costs the same whether it is the tenth or the millionth, and so does drawing: a chart asks for the
+//! extremes of each of its columns, which the pyramid answers in a few dozen operations. Nothing is thrown away, so
+//! zooming in always ends at the samples themselves.
+
+use rundir::MetricSample;
+
+/// Samples per bucket of the pyramid's first level, and buckets per bucket above.
+const FAN: usize = 16;
+
+/// More ranks than this and memory is kept as highest and lowest only.
+pub const MAX_RANK_LINES: usize = 8;
+
+/// Weights of the moving averages that are kept, lightest first.
+pub const SMOOTHING: [f64; 2] = [0.9, 0.99];
+
+/// From here on the bias correction of a moving average is below a millionth: 0.99^2000 is 2e-9.
+const CORRECTED: i32 = 2000;
+
+/// One measured quantity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Track {
+    /// Training loss.
+    Loss,
+    /// Norm of the gradient.
+    GradNorm,
+    /// Seconds per step.
+    StepTime,
+    /// Seconds of it waiting for data.
+    DataTime,
+    /// Learning rate of the pretrained weights.
+    Lr,
+    /// Learning rate of the TTT layers.
+    LrTtt,
+    /// Memory of one rank.
+    Memory(usize),
+    /// Memory of the fullest rank.
+    MemoryHighest,
+    /// Memory of the emptiest rank.
+    MemoryLowest,
+}
+
+impl Track {
+    const COUNT: usize = 8 + MAX_RANK_LINES;
+    const SMOOTHED: usize = 3;
+
+    fn index(self) -> usize {
+        match self {
+            Self::Loss => 0,
+            Self::GradNorm => 1,
+            Self::StepTime => 2,
+            Self::DataTime => 3,
+            Self::Lr => 4,
+            Self::LrTtt => 5,
+            Self::MemoryHighest => 6,
+            Self::MemoryLowest => 7,
+            Self::Memory(rank) => 8 + rank.min(MAX_RANK_LINES - 1),
+        }
+    }
+}
+
+/// Smallest and largest finite value of a range; empty when `min > max`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Extent {
+    /// Smallest.
+    pub min: f32,
+    /// Largest.
+    pub max: f32,
+}
+
+impl Extent {
+    /// Of nothing.
+    pub const EMPTY: Self = Self { min: f32::INFINITY, max: f32::NEG_INFINITY };
+
+    /// Returns whether there was no finite value.
+    pub fn is_empty(self) -> bool {
+        self.min > self.max
+    }
+
+    /// Returns the extent of both.
+    pub fn union(self, other: Self) -> Self {
+        Self { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+
+    // `f32::min` and `max` ignore a NaN on either side, so gaps never poison an extent.
+    fn with(self, value: f32) -> Self {
+        Self { min: self.min.min(value), max: self.max.max(value) }
+    }
+}
+
+/// A value about to be added.
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    /// Nobody measured it.
+    Missing,
+    /// It was measured, and was infinite or not a number.
+    NotFinite,
+    Value(f64),
+}
+
+impl Reading {
+    fn of(value: Option<f64>) -> Self {
+        value.filter(|v| v.is_finite()).map_or(Self::NotFinite, Self::Value)
+    }
+
+    fn if_measured(value: Option<f64>) -> Self {
+        value.map_or(Self::Missing, |v| Self::of(Some(v)))
+    }
+}
+
+/// One quantity of consecutive samples. NaN where there is no finite value; empty until the first measured one.
+#[derive(Debug, Clone, Default)]
+pub struct Column {
+    values: Vec<f32>,
+    /// `levels[0]` holds complete buckets of [`FAN`] values, `levels[1]` of [`FAN`] of those, and so on.
+    levels: Vec<Vec<Extent>>,
+    /// Indices of values that were not finite, ascending.
+    not_finite: Vec<usize>,
+}
+
+impl Column {
+    /// Returns a value; NaN where there is none.
+    pub fn get(&self, index: usize) -> f32 {
+        self.values.get(index).copied().unwrap_or(f32::NAN)
+    }
+
+    /// Returns whether nothing was ever measured.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Returns whether a value in `low..high` was measured and not finite.
+    pub fn any_not_finite(&self, low: usize, high: usize) -> bool {
+        let at = self.not_finite.partition_point(|i| *i < low);
+        self.not_finite.get(at).is_some_and(|i| *i < high)
+    }
+
+    /// Returns the extremes of `low..high`, in time logarithmic in its length.
+    pub fn extent(&self, low: usize, high: usize) -> Extent {
+        let (mut low, mut high) = (low, high.min(self.values.len()));
+        let mut extent = Extent::EMPTY;
+        while low < high && !low.is_multiple_of(FAN) {
+            extent = extent.with(self.values[low]);
+            low += 1;
+        }
+        while low < high && !high.is_multiple_of(FAN) {
+            high -= 1;
+            extent = extent.with(self.values[high]);
+        }
+        // Both ends are now multiples of FAN, so only complete buckets lie between them.
+        let mut level = 0;
+        while low < high {
+            (low, high) = (low / FAN, high / FAN);
+            let buckets = &self.levels[level];
+            while low < high && !low.is_multiple_of(FAN) {
+                extent = extent.union(buckets[low]);
+                low += 1;
+            }
+            while low < high && !high.is_multiple_of(FAN) {
+                high -= 1;
+                extent = extent.union(buckets[high]);
+            }
+            level += 1;
+        }
+        extent
+    }
+
+    fn push(&mut self, index: usize, reading: Reading) {
+        if let (Reading::Missing, true) = (reading, self.values.is_empty()) {
+            return;
+        }
+        while self.values.len() < index {
+            self.append(f32::NAN);
+        }
+        match reading {
+            Reading::Missing => self.append(f32::NAN),
+            Reading::NotFinite => {
+                self.not_finite.push(index);
+                self.append(f32::NAN);
+            }
+            // Clamped, because a finite f64 beyond f32 is still a (huge) number and not a gap.
+            Reading::Value(v) => self.append(v.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32),
+        }
+    }
+
+    fn append(&mut self, value: f32) {
+        self.values.push(value);
+        let mut full = self.values.len();
+        let mut level = 0;
+        while full.is_multiple_of(FAN) {
+            let extent = match level {
+                0 => self.values[full - FAN..].iter().fold(Extent::EMPTY, |e, v| e.with(*v)),
+                _ => self.levels[level - 1][full - FAN..].iter().fold(Extent::EMPTY, |e, b| e.union(*b)),
+            };
+            if self.levels.len() == level {
+                self.levels.push(Vec::new());
+            }
+            self.levels[level].push(extent);
+            full /= FAN;
+            level += 1;
+        }
+    }
+
+    /// Cuts everything from `at` on and returns it.
+    fn split_off(&mut self, at: usize) -> Self {
+        let mut tail = Self::default();
+        for value in self.values.drain(at.min(self.values.len())..) {
+            tail.append(value);
+        }
+        let keep = self.not_finite.partition_point(|i| *i < at);
+        tail.not_finite = self.not_finite.drain(keep..).map(|i| i - at).collect();
+        let mut buckets = self.values.len();
+        for level in &mut self.levels {
+            buckets /= FAN;
+            level.truncate(buckets);
+        }
+        tail
+    }
+}
+
+/// Samples with ascending steps.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    steps: Vec<u64>,
+    /// Unix seconds, never falling: a clock set back must not break the search.
+    times: Vec<f64>,
+    attempts: Vec<u32>,
+    columns: Vec<Column>,
+    smoothed: Vec<[Column; SMOOTHING.len()]>,
+}
+
+impl Default for Piece {
+    fn default() -> Self {
+        Self {
+            steps: Vec::new(),
+            times: Vec::new(),
+            attempts: Vec::new(),
+            columns: vec![Column::default(); Track::COUNT],
+            smoothed: vec![Default::default(); Track::SMOOTHED],
+        }
+    }
+}
+
+impl Piece {
+    /// Returns the number of samples.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Returns a sample's step.
+    pub fn step(&self, index: usize) -> u64 {
+        self.steps[index]
+    }
+
+    /// Returns when a sample was taken, Unix seconds.
+    pub fn time(&self, index: usize) -> f64 {
+        self.times[index]
+    }
+
+    /// Returns a quantity.
+    pub fn column(&self, track: Track) -> &Column {
+        &self.columns[track.index()]
+    }
+
+    /// Returns a quantity's moving average, if it is kept: `level` counts into [`SMOOTHING`].
+    pub fn smoothed(&self, track: Track, level: usize) -> Option<&Column> {
+        self.smoothed.get(track.index()).and_then(|levels| levels.get(level))
+    }
+
+    /// Returns the first index whose step is at least `step`.
+    pub fn at_step(&self, step: f64) -> usize {
+        self.steps.partition_point(|s| (*s as f64) < step)
+    }
+
+    /// Returns the first index taken at `time` or later.
+    pub fn at_time(&self, time: f64) -> usize {
+        self.times.partition_point(|t| *t < time)
+    }
+
+    fn push(&mut self, sample: &MetricSample) {
+        let index = self.len();
+        self.steps.push(sample.step);
+        self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
+        self.attempts.push(sample.attempt);
+        let mut add = |track: Track, reading: Reading| self.columns[track.index()].push(index, reading);
+        add(Track::Loss, Reading::of(sample.loss));
+        add(Track::GradNorm, Reading::of(sample.grad_norm));
+        add(Track::StepTime, Reading::of(Some(sample.step_s)));
+        add(Track::DataTime, Reading::of(Some(sample.data_s)));
+        add(Track::Lr, Reading::of(Some(sample.lr)));
+        add(Track::LrTtt, Reading::if_measured(sample.lr_ttt));
+        let memory = &sample.mem_gib_by_rank;
+        let wide = memory.len() > MAX_RANK_LINES;
+        for rank in 0..MAX_RANK_LINES {
+            add(Track::Memory(rank), Reading::if_measured(memory.get(rank).copied().filter(|_| !wide)));
+        }
+        let extreme = |pick: fn(f64, f64) -> f64| memory.iter().copied().reduce(pick).filter(|_| wide);
+        add(Track::MemoryHighest, Reading::if_measured(extreme(f64::max)));
+        add(Track::MemoryLowest, Reading::if_measured(extreme(f64::min)));
+        for track in 0..Track::SMOOTHED {
+            for (level, weight) in SMOOTHING.into_iter().enumerate() {
+                let average = next_average(&self.columns[track], &self.smoothed[track][level], index, weight);
+                self.smoothed[track][level].push(index, average);
+            }
+        }
+    }
+
+    fn split_off(&mut self, at: usize) -> Self {
+        Self {
+            steps: self.steps.split_off(at),
+            times: self.times.split_off(at),
+            attempts: self.attempts.split_off(at),
+            columns: self.columns.iter_mut().map(|column| column.split_off(at)).collect(),
+            smoothed: self.smoothed.iter_mut().map(|levels| levels.each_mut().map(|c| c.split_off(at))).collect(),
+        }
+    }
+}
+
+/// Returns the bias-corrected moving average after the value at `index`: m' = w·m + (1-w)·x, divided by 1 - w^n
+/// (Kingma and Ba 2015, section 3). A gap stays a gap and does not move the average.
+fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> Reading {
+    let x = raw.get(index);
+    if !x.is_finite() {
+        return Reading::Missing;
+    }
+    let mut before = index;
+    while before > 0 && !averages.get(before - 1).is_finite() {
+        before -= 1;
+    }
+    if before == 0 {
+        return Reading::Value(f64::from(x));
+    }
+    let last = f64::from(averages.get(before - 1));
+    // The correction only matters while w^n is not yet negligible, so gaps may be counted with it.
+    let (old, new) = match i32::try_from(before) {
+        Ok(n) if n < CORRECTED => (1.0 - weight.powi(n), 1.0 - weight.powi(n + 1)),
+        _ => (1.0, 1.0),
+    };
+    Reading::Value((weight * old * last + (1.0 - weight) * f64::from(x)) / new)
+}
+
+/// A run's whole history: what counts now, and what resumed attempts made obsolete.
+#[derive(Debug, Clone, Default)]
+pub struct Series {
+    live: Piece,
+    superseded: Vec<Piece>,
+    started_s: Option<f64>,
+}
+
+impl Series {
+    /// Adds a sample. The higher attempt wins: when it repeats steps, the older ones from there on are superseded.
+    /// Within an attempt a later line wins.
+    pub fn push(&mut self, sample: &MetricSample) {
+        self.started_s.get_or_insert(sample.t);
+        if let (Some(last), Some(attempt)) = (self.live.steps.last(), self.live.attempts.last())
+            && sample.step <= *last
+        {
+            if sample.attempt < *attempt {
+                return;
+            }
+            let newer = sample.attempt > *attempt;
+            let tail = self.live.split_off(self.live.at_step(sample.step as f64));
+            if newer {
+                self.superseded.push(tail);
+            }
+        }
+        self.live.push(sample);
+    }
+
+    /// Returns the samples that count.
+    pub fn live(&self) -> &Piece {
+        &self.live
+    }
+
+    /// Returns the samples that later attempts repeated, oldest first.
+    pub fn superseded(&self) -> &[Piece] {
+        &self.superseded
+    }
+
+    /// Returns when the first sample was taken, Unix seconds.
+    pub fn started_s(&self) -> Option<f64> {
+        self.started_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::sample;
+    use proptest::prelude::*;
+
+    fn steps(piece: &Piece) -> Vec<u64> {
+        (0..piece.len()).map(|i| piece.step(i)).collect()
+    }
+
+    #[test]
+    fn a_resumed_attempt_supersedes_the_steps_it_repeats() {
+        let mut series = Series::default();
+        for step in 1..=9 {
+            series.push(&sample(1, step));
+        }
+        for step in 6..=7 {
+            series.push(&sample(2, step));
+        }
+        assert_eq!(steps(series.live()), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(series.superseded().iter().map(steps).collect::<Vec<_>>(), [vec![6, 7, 8, 9]]);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_a_marked_gap() {
+        let mut series = Series::default();
+        for step in 1..=40 {
+            let mut s = sample(1, step);
+            if step == 20 {
+                s.loss = None;
+            }
+            series.push(&s);
+        }
+        let loss = series.live().column(Track::Loss);
+        assert!(loss.get(19).is_nan() && loss.any_not_finite(19, 20) && !loss.any_not_finite(0, 19));
+        assert!(loss.extent(0, 40).max.is_finite());
+    }
+
+    #[test]
+    fn the_moving_average_of_a_constant_is_that_constant_from_the_first_sample_on() {
+        let mut series = Series::default();
+        for step in 1..=200 {
+            let mut s = sample(1, step);
+            s.loss = Some(0.5);
+            series.push(&s);
+        }
+        for level in 0..SMOOTHING.len() {
+            let average = series.live().smoothed(Track::Loss, level).unwrap();
+            assert!((0..200).all(|i| (average.get(i) - 0.5).abs() < 1e-5));
+        }
+    }
+
+    #[test]
+    fn a_quantity_nobody_measured_takes_no_space() {
+        let mut series = Series::default();
+        series.push(&sample(1, 1));
+        assert!(series.live().column(Track::LrTtt).is_empty());
+        assert!(series.live().column(Track::MemoryHighest).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn the_pyramid_agrees_with_looking_at_every_value(
+            values in prop::collection::vec(prop_oneof![9 => -1e3f32..1e3, 1 => Just(f32::NAN)], 0..2000),
+            cut in 0usize..2000, low in 0usize..2000, len in 0usize..2000,
+        ) {
+            let mut column = Column::default();
+            for (i, v) in values.iter().enumerate() {
+                column.push(i, Reading::of(Some(f64::from(*v))));
+            }
+            let tail = column.split_off(cut);
+            let cut = cut.min(values.len());
+            for (column, values) in [(column, &values[..cut]), (tail, &values[cut..])] {
+                let slow = values.iter().skip(low).take(len).fold(Extent::EMPTY, |e, v| e.with(*v));
+                prop_assert_eq!(column.extent(low, low + len), slow);
+                let gap = values.iter().skip(low).take(len).any(|v| v.is_nan());
+                prop_assert_eq!(column.any_not_finite(low, low + len), gap);
+            }
+        }
+    }
+}

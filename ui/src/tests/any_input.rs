@@ -1,0 +1,189 @@
+//! Nothing that happens makes drawing panic, at any size.
+
+use crate::fixtures::*;
+use crate::*;
+use proptest::prelude::*;
+use rundir::{CheckpointEntry, RunState};
+
+fn any_key() -> impl Strategy<Value = Msg> {
+    let named = prop::sample::select(vec![
+        "Enter",
+        "Esc",
+        "Tab",
+        "Shift-Tab",
+        "Backspace",
+        "Up",
+        "Down",
+        "Left",
+        "Right",
+        "PgUp",
+        "PgDn",
+        "Ctrl-Z",
+    ]);
+    prop_oneof![
+        3 => named.prop_map(|name| Msg::Key(key(name))),
+        4 => prop::sample::select("rsnlKyczxeELS+-0gGjkfwN[]/?12o=_ \u{301}長".chars().collect::<Vec<_>>())
+            .prop_map(|c| Msg::Key(Key::ch(c))),
+        1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
+    ]
+}
+
+fn any_state() -> impl Strategy<Value = RunState> {
+    prop::sample::select(vec![
+        RunState::New,
+        RunState::Starting,
+        RunState::Running,
+        RunState::Saving,
+        RunState::Stopping,
+        RunState::Stalled { since_s: NOW - 100.0 },
+        RunState::Finished,
+        RunState::Stopped,
+        RunState::Failed(failure()),
+        RunState::Crashed(failure()),
+        RunState::Unknown,
+    ])
+}
+
+fn any_number() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        5 => -10.0..10.0f64,
+        1 => Just(0.0),
+        1 => prop::sample::select(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN_POSITIVE, 1e-300, -1e300]),
+    ]
+}
+
+fn any_metrics() -> impl Strategy<Value = RunMsg> {
+    let one =
+        (1u32..4, prop_oneof![0u64..200, Just(u64::MAX)], any_number(), prop::option::of(any_number()), 0usize..12);
+    prop::collection::vec(one, 0..60).prop_map(|samples| {
+        let make = |(attempt, step, number, loss, ranks): (u32, u64, f64, Option<f64>, usize)| rundir::MetricSample {
+            loss,
+            grad_norm: loss,
+            lr: number,
+            lr_ttt: loss,
+            step_s: number,
+            t: NOW + number,
+            mem_gib_by_rank: vec![number; ranks],
+            ..sample(attempt, step.min(1 << 40))
+        };
+        RunMsg::Metrics(samples.into_iter().map(make).collect())
+    })
+}
+
+fn any_row() -> impl Strategy<Value = RunRow> {
+    let ids = prop::sample::select(vec![stage_1(), stage_2(), id("2026-11-20T0340-a-b")]);
+    (ids, any_state(), any::<u64>(), any::<u64>(), any_number(), prop::option::of(any_number())).prop_map(
+        |(run, state, step, total, number, maybe)| RunRow {
+            steps_total: total,
+            step,
+            loss: maybe,
+            eta_s: maybe,
+            step_s: maybe,
+            created_s: NOW + number,
+            updated_s: number,
+            ..row(run, "2s", state, 80)
+        },
+    )
+}
+
+fn any_text() -> impl Strategy<Value = String> {
+    prop_oneof![any::<String>(), "[a-z ./\u{1b}\\[m長]{0,300}"]
+}
+
+fn any_msg() -> impl Strategy<Value = Msg> {
+    let log = (0usize..3, 1u32..3, any::<bool>(), prop::collection::vec(any_text(), 0..30)).prop_map(
+        |(rank, attempt, from_start, lines)| {
+            RunMsg::Log(LogChunk { rank, attempt, from_start, skipped_bytes: 1 << 20, lines })
+        },
+    );
+    let bad_checkpoint = any_text().prop_map(|why| {
+        RunMsg::Checkpoints(vec![checkpoint(80, 1.0), CheckpointEntry::Incomplete { step: 90, dir: "/x".into(), why }])
+    });
+    let run = prop_oneof![
+        1 => Just(RunMsg::Opened),
+        4 => any_metrics(),
+        1 => Just(RunMsg::Events(events())),
+        2 => any_row().prop_map(|row| RunMsg::State(status(RunRow { run: stage_1(), ..row }))),
+        1 => bad_checkpoint,
+        2 => log,
+        1 => Just(RunMsg::Lost(failure())),
+    ];
+    let job = prop_oneof![
+        any_text().prop_map(JobMsg::Progress),
+        any_text().prop_map(|why| JobMsg::LaunchPlanned(launch_plan(vec![why]))),
+        Just(JobMsg::LaunchPlanned(resume_plan(vec![]))),
+        Just(JobMsg::KillPlanned(kill_plan())),
+        any_text().prop_map(|why| JobMsg::Failed(rundir::Failure { why, ..failure() })),
+        Just(JobMsg::Done(Outcome::Launched(stage_2()))),
+    ];
+    prop_oneof![
+        12 => any_key(),
+        1 => any_text().prop_map(Msg::Paste),
+        2 => (1u16..=200, 1u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
+        1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
+        2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
+        1 => Just(Msg::Runs(Err(failure()))),
+        1 => Just(Msg::Curricula(curricula())),
+        1 => Just(Msg::Curricula(vec![CurriculumView { stages: Err(failure()), ..curricula().remove(0) }])),
+        6 => run.prop_map(|what| Msg::Run { run: stage_1(), what }),
+        2 => (1u64..20, job).prop_map(|(job, what)| Msg::Job { job: JobId(job), what }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_messages_makes_drawing_panic(
+        start in 0..4,
+        msgs in prop::collection::vec(any_msg(), 1..40),
+        sizes in prop::collection::vec((1u16..=200, 1u16..=60), 3),
+        ascii in any::<bool>(),
+    ) {
+        let mut ui = match start {
+            0 => Ui::new(),
+            1 => Ui::on_run(running(83)),
+            2 => Ui::on_logs(vec!["one line".into(); 60]),
+            _ => Ui::with_runs(many_runs().rows),
+        };
+        if ascii {
+            ui.model.symbols = Symbols::ascii();
+        }
+        for msg in msgs {
+            ui.send(msg);
+            watches(&ui.model);
+        }
+        for (width, height) in sizes.into_iter().chain([(1, 1), (40, 10), (80, 24)]) {
+            ui.resize(width, height);
+            let screen = ui.screen();
+            prop_assert!(!ascii || screen.is_ascii());
+        }
+    }
+}
+
+#[test]
+fn every_screen_and_dialog_draws_at_every_small_size() {
+    let mut uis = vec![Ui::new(), Ui::on_run(running(83)), Ui::on_logs(vec!["a line that is long".into(); 9])];
+    uis.push(Ui::with_runs(many_runs().rows));
+    let mut stages = Ui::with_runs(many_runs().rows);
+    stages.press("2");
+    uis.push(stages);
+    for dialog in [JobMsg::LaunchPlanned(launch_plan(vec!["careful".into()])), JobMsg::KillPlanned(kill_plan())] {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        let effects = ui.press("K");
+        let [Effect::PlanKill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+        ui.answer(*job, dialog);
+        uis.push(ui);
+    }
+    let mut help = Ui::on_run(running(83));
+    help.press("?");
+    uis.push(help);
+    for mut ui in uis {
+        for width in 1..45 {
+            for height in 1..26 {
+                ui.resize(width, height);
+                ui.terminal();
+            }
+        }
+    }
+}

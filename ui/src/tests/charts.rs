@@ -1,0 +1,128 @@
+//! The chart widget: what is drawn where, and that its cost does not grow with the data.
+
+use crate::effect::XAxis;
+use crate::fixtures::*;
+use crate::series::{Series, Track};
+use crate::units::Unit;
+use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::*;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use rundir::MetricSample;
+
+fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
+    let lines = [ChartLine { track: Track::Loss, label: "loss".into(), mark: 'l', style: Style::new() }];
+    let last = series.live().len().checked_sub(1).map_or(1, |i| series.live().step(i));
+    let mut chart = LineChart {
+        series,
+        lines: &lines,
+        unit: Unit::Plain,
+        x: XAxis::Step,
+        window: (1.0, last.max(2) as f64),
+        log_y: false,
+        smoothing: None,
+        aligned: None,
+        cursor: None,
+        symbols,
+        theme: Theme::no_color(),
+    };
+    change(&mut chart);
+    let mut buf = Buffer::empty(Rect::new(0, 0, 48, 9));
+    chart.render(buf.area, &mut buf);
+    let row = |y: u16| (0..48).map(|x| buf[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+    (0..9).map(row).collect::<Vec<_>>().join("\n")
+}
+
+fn series(losses: impl IntoIterator<Item = Option<f64>>) -> Series {
+    let mut series = Series::default();
+    for (i, loss) in losses.into_iter().enumerate() {
+        series.push(&MetricSample { loss, ..sample(1, i as u64 + 1) });
+    }
+    series
+}
+
+#[test]
+fn a_line_goes_from_its_first_to_its_last_value() {
+    insta::assert_snapshot!(draw(&series((0..=20).map(|i| Some(f64::from(i)))), Symbols::unicode(), |_| {}));
+}
+
+#[test]
+fn a_gap_is_left_and_marked_where_the_loss_was_not_finite() {
+    let losses = (0..40).map(|i| if (15..19).contains(&i) { None } else { Some(f64::from(i * i)) });
+    insta::assert_snapshot!(draw(&series(losses), Symbols::unicode(), |_| {}));
+}
+
+#[test]
+fn one_spike_in_a_hundred_thousand_steps_is_still_drawn() {
+    let losses = (0..100_000).map(|i| Some(if i == 61_803 { 9.0 } else { 1.0 }));
+    insta::assert_snapshot!(draw(&series(losses), Symbols::unicode(), |_| {}));
+}
+
+#[test]
+fn a_superseded_attempt_is_dotted() {
+    let mut series = series((0..40).map(|i| Some(40.0 - f64::from(i))));
+    for step in 20..=25 {
+        series.push(&MetricSample { loss: Some(35.0), ..sample(2, step) });
+    }
+    insta::assert_snapshot!(draw(&series, Symbols::unicode(), |chart| chart.window = (1.0, 40.0)));
+}
+
+#[test]
+fn without_utf_8_dots_become_punctuation() {
+    insta::assert_snapshot!(draw(&series((0..=20).map(|i| Some(f64::from(i)))), Symbols::ascii(), |_| {}));
+}
+
+#[test]
+fn a_logarithmic_axis_shows_decades() {
+    let losses = (0..60).map(|i| Some(10f64.powf(1.0 - f64::from(i) / 20.0)));
+    insta::assert_snapshot!(draw(&series(losses), Symbols::unicode(), |chart| chart.log_y = true));
+}
+
+#[test]
+fn a_constant_is_a_line_in_the_middle() {
+    insta::assert_snapshot!(draw(&series((0..20).map(|_| Some(0.5))), Symbols::unicode(), |_| {}));
+}
+
+#[test]
+fn a_single_sample_is_a_dot() {
+    insta::assert_snapshot!(draw(&series([Some(0.5)]), Symbols::unicode(), |chart| chart.window = (0.5, 1.5)));
+}
+
+#[test]
+fn lines_enter_and_leave_a_zoomed_window_at_its_edges() {
+    let zoomed = draw(&series((0..=20).map(|i| Some(f64::from(i)))), Symbols::unicode(), |chart| {
+        chart.window = (5.4, 6.6);
+    });
+    insta::assert_snapshot!(zoomed);
+}
+
+#[test]
+fn zooming_in_keeps_the_newest_step_and_the_read_out_in_view() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("+ +");
+    let run = ui.model.run.as_ref().unwrap();
+    let (low, high) = run.window();
+    assert!(high == 83.0 && high - low < 25.0);
+    ui.press("PgUp Left Left +");
+    let run = ui.model.run.as_ref().unwrap();
+    let (low, high) = run.window();
+    let cursor = run.cursor.unwrap();
+    assert!(low <= cursor && cursor <= high, "{low} {cursor} {high}");
+    ui.press("0");
+    assert_eq!(ui.model.run.as_ref().unwrap().window(), (1.0, 83.0));
+}
+
+#[test]
+fn the_read_out_walks_over_every_sample_when_zoomed_in() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("Enter + + +");
+    let mut steps = Vec::new();
+    for _ in 0..5 {
+        ui.press("Left");
+        let run = ui.model.run.as_ref().unwrap();
+        steps.push(run.series.live().step(run.cursor_index().unwrap()));
+    }
+    assert_eq!(steps, [82, 81, 80, 79, 78]);
+    assert!(ui.screen().contains("step 78"), "{}", ui.screen());
+}

@@ -1,0 +1,8 @@
+//! Tests of the whole screen: messages in; effects, watches and pictures out.
+
+mod any_input;
+mod charts;
+mod keys;
+mod logs;
+mod screens;
+mod updates;

@@ -1,0 +1,319 @@
+//! Pictures of every screen and dialog, at the two sizes people have most.
+
+use crate::fixtures::*;
+use crate::modals::{Modal, failure as failure_dialog, help, kill, launch};
+use crate::*;
+use rundir::{CheckpointEntry, RunState};
+
+/// Compares a screen at 80×24 and at 160×48 with its pictures.
+fn picture(name: &str, mut ui: Ui) {
+    for (width, height) in [(80, 24), (160, 48)] {
+        ui.resize(width, height);
+        insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
+            insta::assert_snapshot!(format!("{name}_{width}x{height}"), ui.screen());
+        });
+    }
+}
+
+fn small(name: &str, mut ui: Ui, width: u16, height: u16) {
+    ui.resize(width, height);
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!(format!("{name}_{width}x{height}"), ui.screen());
+    });
+}
+
+fn stopped() -> RunRow {
+    RunRow { updated_s: NOW - 95.0, ..row(stage_1(), "2s", RunState::Stopped, 97) }
+}
+
+fn finished() -> RunRow {
+    RunRow { updated_s: NOW - 12.0, ..row(stage_1(), "2s", RunState::Finished, 240) }
+}
+
+#[test]
+fn runs_loading() {
+    picture("runs_loading", Ui::new());
+}
+
+#[test]
+fn runs_empty() {
+    picture("runs_empty", Ui::with_runs(vec![]));
+}
+
+#[test]
+fn runs_unreadable() {
+    let mut ui = Ui::new();
+    ui.send(Msg::Runs(Err(rundir::Failure::new(
+        "cannot list /home/ada/vidtui/runs",
+        "permission denied (os error 13)",
+        "check who owns /home/ada/vidtui/runs and its permissions: ls -ld /home/ada/vidtui/runs",
+    ))));
+    picture("runs_unreadable", ui);
+}
+
+#[test]
+fn runs_of_every_state() {
+    let mut ui = Ui::with_runs(many_runs().rows);
+    let bad =
+        rundir::Failure::new("cannot read /home/ada/vidtui/runs/x/run.toml", "written by a newer vidtui", "upgrade");
+    ui.send(Msg::Runs(Ok(RunList { unreadable: vec![bad], ..many_runs() })));
+    picture("runs", ui);
+}
+
+#[test]
+fn runs_with_a_failed_one_selected() {
+    let mut ui = Ui::with_runs(many_runs().rows);
+    ui.press("j j j j j");
+    picture("runs_failed", ui);
+}
+
+#[test]
+fn runs_with_a_finished_one_selected() {
+    picture("runs_finished", Ui::with_runs(vec![finished()]));
+}
+
+#[test]
+fn runs_while_filtering() {
+    let mut ui = Ui::with_runs(many_runs().rows);
+    ui.press("/");
+    ui.type_in("4s");
+    picture("runs_filter", ui);
+}
+
+#[test]
+fn run_loading() {
+    let ui = Ui::with_setup(|setup| setup.open = Some(stage_1()));
+    picture("run_loading", ui);
+}
+
+#[test]
+fn run_starting() {
+    let mut ui = Ui::on_run(RunRow { checkpoint_step: None, ..row(stage_1(), "2s", RunState::Starting, 0) });
+    ui.tell(RunMsg::Opened);
+    ui.tell(RunMsg::Checkpoints(vec![]));
+    picture("run_starting", ui);
+}
+
+#[test]
+fn run_running() {
+    picture("run_running", Ui::on_run(running(83)));
+}
+
+#[test]
+fn run_stopped() {
+    picture("run_stopped", Ui::on_run(stopped()));
+}
+
+#[test]
+fn run_resumed() {
+    let mut ui = Ui::on_run(running(97));
+    ui.tell(RunMsg::Metrics((81..=120).map(|step| sample(2, step)).collect()));
+    ui.tell(RunMsg::State(status(running(120))));
+    picture("run_resumed", ui);
+}
+
+#[test]
+fn run_finished() {
+    picture("run_finished", Ui::on_run(finished()));
+}
+
+#[test]
+fn run_failed() {
+    picture("run_failed", Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure()), 97)));
+}
+
+#[test]
+fn run_stalled() {
+    picture("run_stalled", Ui::on_run(row(stage_1(), "2s", RunState::Stalled { since_s: NOW - 190.0 }, 83)));
+}
+
+#[test]
+fn run_lost() {
+    let mut ui = Ui::on_run(running(83));
+    ui.tell(RunMsg::Lost(rundir::Failure::new(
+        "cannot read /home/ada/vidtui/runs/2026-11-20T0340-demo-2s-k7f2/metrics.jsonl",
+        "no such file or directory (os error 2)",
+        "was the folder moved or removed?",
+    )));
+    picture("run_lost", ui);
+}
+
+#[test]
+fn run_with_one_chart_enlarged_and_read() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("S Enter Left Left Left Left");
+    picture("run_enlarged", ui);
+}
+
+#[test]
+fn run_with_memory_of_both_ranks_enlarged() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("Tab Tab Tab Tab z x");
+    picture("run_memory", ui);
+}
+
+#[test]
+fn run_checkpoints() {
+    let mut ui = Ui::on_run(stopped());
+    let why = "rank-00001.safetensors is 12 KiB, its manifest says 1.6 MiB".into();
+    let incomplete = CheckpointEntry::Incomplete { step: 97, dir: "/x".into(), why };
+    ui.tell(RunMsg::Checkpoints(vec![checkpoint(40, 250.0), checkpoint(80, 203.0), incomplete]));
+    ui.press("c");
+    picture("run_checkpoints", ui);
+}
+
+#[test]
+fn stages() {
+    let mut ui = Ui::with_runs(vec![finished()]);
+    ui.press("2");
+    picture("stages", ui);
+}
+
+#[test]
+fn stages_before_the_first_run() {
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("n");
+    picture("stages_new", ui);
+}
+
+#[test]
+fn stages_that_cannot_start_yet() {
+    let mut ui = Ui::with_runs(vec![RunRow { checkpoint_step: None, ..running(12) }]);
+    ui.press("2 G");
+    picture("stages_waiting", ui);
+}
+
+#[test]
+fn stages_broken_and_missing() {
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("2");
+    let mut curricula = curricula();
+    let broken = rundir::Failure::new(
+        "cannot use configs/long/curriculum.toml",
+        "line 7: unknown key 'trian.steps'",
+        "did you mean 'train.steps'?",
+    );
+    curricula.push(CurriculumView {
+        path: "/home/ada/vidtui/configs/long/curriculum.toml".into(),
+        title: "configs/long/curriculum.toml".into(),
+        stages: Err(broken),
+    });
+    ui.send(Msg::Curricula(curricula));
+    picture("stages_broken", ui);
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("2");
+    ui.send(Msg::Curricula(vec![]));
+    picture("stages_none", ui);
+}
+
+fn log_lines() -> Vec<String> {
+    let mut lines: Vec<String> =
+        (1..=60).map(|i| format!("step {i:>4}  loss {:.4}  1.21 s", sample(1, i).loss.unwrap())).collect();
+    lines.push("warning: the data loader waited 0.4 s for /home/ada/vidtui/assets/demo/latents/bunny-000012.safetensors, twice as long as usual".into());
+    lines.push("\x1b[31merror: the loss is not finite at step 61; the step is skipped\x1b[0m".into());
+    lines.push("step   62  loss 0.2312  1.20 s".into());
+    lines
+}
+
+#[test]
+fn logs() {
+    picture("logs", Ui::on_logs(log_lines()));
+}
+
+#[test]
+fn logs_searching() {
+    let mut ui = Ui::on_logs(log_lines());
+    ui.press("/");
+    ui.type_in("loss 0.2");
+    picture("logs_search", ui);
+}
+
+#[test]
+fn logs_loading() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("l");
+    picture("logs_loading", ui);
+}
+
+#[test]
+fn launch_dialog() {
+    let mut ui = Ui::with_runs(vec![finished()]);
+    ui.press("2");
+    let warning = "this machine has 2 cores for 2 ranks: each gets 1 thread".into();
+    ui.model.modal =
+        Some(Modal::Launch(launch::Dialog { plan: launch_plan(vec![warning]), resumes: false, scroll: 0 }));
+    picture("launch", ui);
+}
+
+#[test]
+fn resume_dialog() {
+    let mut ui = Ui::on_run(stopped());
+    let warning = "the data changed since the checkpoint: its fingerprint was 1f0c, now it is 77ab".into();
+    ui.model.modal = Some(Modal::Launch(launch::Dialog { plan: resume_plan(vec![warning]), resumes: true, scroll: 0 }));
+    picture("resume", ui);
+}
+
+#[test]
+fn kill_dialog() {
+    let mut ui = Ui::on_run(running(83));
+    ui.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    picture("kill", ui);
+}
+
+#[test]
+fn failure_of_a_job() {
+    let mut ui = Ui::on_run(stopped());
+    let failure = rundir::Failure::new(
+        "cannot resume demo-2s-k7f2",
+        "attempt 2 exists already: another console on devbox resumed it 3 s ago",
+        "watch that attempt here, or stop it first",
+    );
+    ui.model.modal = Some(Modal::Failure(failure_dialog::Dialog { failure, scroll: 0 }));
+    picture("failure", ui);
+}
+
+#[test]
+fn help_dialog() {
+    let mut ui = Ui::on_run(running(83));
+    ui.model.modal = Some(Modal::Help(help::Dialog { context: Context::Run, scroll: 0 }));
+    picture("help", ui);
+}
+
+#[test]
+fn a_small_terminal_shows_what_matters() {
+    small("run", Ui::on_run(running(83)), 40, 10);
+    small("runs", Ui::with_runs(many_runs().rows), 40, 10);
+    small("logs", Ui::on_logs(log_lines()), 40, 10);
+    small("run", Ui::on_run(stopped()), 60, 16);
+    let mut stages = Ui::with_runs(vec![finished()]);
+    stages.press("2");
+    small("stages", stages, 40, 10);
+    let mut kill = Ui::on_run(running(83));
+    kill.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    small("kill", kill, 40, 10);
+}
+
+#[test]
+fn without_utf_8_the_screen_is_plain_ascii() {
+    let mut ui = Ui::with_setup(|setup| setup.symbols = Symbols::ascii());
+    ui.send(Msg::Curricula(curricula()));
+    ui.send(Msg::Runs(Ok(many_runs())));
+    small("ascii_runs", ui, 80, 24);
+    let mut ui = Ui::on_run(running(83));
+    ui.model.symbols = Symbols::ascii();
+    assert!(ui.screen().is_ascii());
+    small("ascii_run", ui, 80, 24);
+}
+
+#[test]
+fn no_color_writes_no_colour() {
+    let mut uis = vec![Ui::on_run(running(83)), Ui::with_runs(many_runs().rows), Ui::on_logs(log_lines())];
+    let mut kill = Ui::on_run(running(83));
+    kill.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    uis.push(kill);
+    for ui in uis {
+        let terminal = ui.terminal();
+        let reset = ratatui_core::style::Color::Reset;
+        assert!(terminal.backend().buffer().content.iter().all(|cell| cell.fg == reset && cell.bg == reset));
+    }
+}

@@ -1,0 +1,319 @@
+//! What a key or a message asks of the shell.
+
+use crate::fixtures::*;
+use crate::modals::Modal;
+use crate::*;
+use rundir::{RunState, StartFrom};
+
+fn stopped() -> RunRow {
+    row(stage_1(), "2s", RunState::Stopped, 97)
+}
+
+fn finished() -> RunRow {
+    row(stage_1(), "2s", RunState::Finished, 240)
+}
+
+#[test]
+fn killing_asks_first_and_only_a_yes_kills() {
+    for answers in ["Enter", "n", "Esc", "q", "Tab Tab Enter", "x Enter"] {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        let asked = ui.press("K");
+        let [Effect::PlanKill { job, run }] = &asked[..] else { panic!("{asked:?}") };
+        assert_eq!(*run, stage_1());
+        assert!(ui.answer(*job, JobMsg::KillPlanned(kill_plan())).is_empty());
+        assert!(ui.press(answers).is_empty(), "{answers} killed");
+        assert!(ui.model.modal.is_none());
+    }
+    for answers in ["y", "Tab Enter", "Right Enter"] {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        let asked = ui.press("K");
+        let [Effect::PlanKill { job, .. }] = &asked[..] else { panic!("{asked:?}") };
+        ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
+        let effects = ui.press(answers);
+        assert!(matches!(&effects[..], [Effect::Kill { plan, .. }] if *plan == kill_plan()), "{answers}: {effects:?}");
+    }
+}
+
+#[test]
+fn resume_is_one_key() {
+    let mut ui = Ui::with_runs(vec![stopped()]);
+    let effects = ui.press("r");
+    let [Effect::PlanResume { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(*run, stage_1());
+    let effects = ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![])));
+    assert!(matches!(&effects[..], [Effect::Launch { plan, .. }] if *plan == resume_plan(vec![])), "{effects:?}");
+    assert!(ui.model.modal.is_none());
+}
+
+#[test]
+fn a_resume_with_warnings_asks() {
+    let mut ui = Ui::with_runs(vec![stopped()]);
+    let effects = ui.press("r");
+    let [Effect::PlanResume { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let plan = resume_plan(vec!["the data changed since the checkpoint".into()]);
+    assert!(ui.answer(*job, JobMsg::LaunchPlanned(plan)).is_empty());
+    assert!(matches!(ui.model.modal, Some(Modal::Launch(_))));
+    assert!(matches!(&ui.press("Enter")[..], [Effect::Launch { .. }]));
+}
+
+#[test]
+fn a_second_press_while_the_first_is_under_way_does_nothing() {
+    let mut ui = Ui::with_runs(vec![stopped()]);
+    assert_eq!(ui.press("r").len(), 1);
+    assert!(ui.press("r").is_empty());
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    assert_eq!(ui.press("s").len(), 1);
+    assert!(ui.press("s").is_empty());
+    assert!(ui.press("K").is_empty());
+}
+
+#[test]
+fn stopping_needs_no_dialog() {
+    let mut ui = Ui::on_run(running(83));
+    let effects = ui.press("s");
+    let [Effect::Stop { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(*run, stage_1());
+    ui.answer(*job, JobMsg::Done(Outcome::StopSent(stage_1())));
+    assert!(ui.model.modal.is_none());
+    assert!(ui.screen().contains("saves a checkpoint and stops"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_words() {
+    let refusals = [
+        (running(83), "r", "there is nothing to resume"),
+        (finished(), "r", "nothing left to resume"),
+        (RunRow { checkpoint_step: None, ..stopped() }, "r", "no complete checkpoint"),
+        (stopped(), "s", "is not running"),
+        (stopped(), "K", "is not running"),
+        (row(stage_1(), "2s", RunState::Stopping, 97), "s", "is stopping already"),
+    ];
+    for (row, key, words) in refusals {
+        let mut ui = Ui::with_runs(vec![row]);
+        assert!(ui.press(key).is_empty());
+        let notice = ui.model.notice.clone().unwrap().text;
+        assert!(notice.contains(words), "{notice}");
+    }
+}
+
+#[test]
+fn the_next_stage_starts_from_the_finished_run() {
+    let mut ui = Ui::on_run(finished());
+    let effects = ui.press("n");
+    let [Effect::PlanNext { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(*run, stage_1());
+    ui.answer(*job, JobMsg::LaunchPlanned(launch_plan(vec![])));
+    let effects = ui.press("Enter");
+    let [Effect::Launch { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    ui.answer(*job, JobMsg::Done(Outcome::Launched(stage_2())));
+    assert_eq!(watches(&ui.model).last(), Some(&Watch::Run(stage_2())));
+}
+
+#[test]
+fn a_stage_starts_from_the_newest_finished_run_of_the_stage_before() {
+    let unfinished = RunRow { created_s: NOW, ..row(id("2026-11-20T0358-demo-2s-new1"), "2s", RunState::Stopped, 97) };
+    let mut ui = Ui::with_runs(vec![unfinished, finished()]);
+    ui.press("2 G");
+    let effects = ui.press("Enter");
+    let [Effect::PlanLaunch { stage, from, curriculum, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((stage.as_str(), from.as_ref(), curriculum), ("4s", Some(&stage_1()), &curriculum_path()));
+}
+
+#[test]
+fn a_stage_without_weights_to_start_from_says_which_stage_comes_first() {
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("n G");
+    assert!(ui.press("Enter").is_empty());
+    let Some(Modal::Failure(dialog)) = &ui.model.modal else { panic!() };
+    assert_eq!(dialog.failure.fix, "start 2s first, and let it finish");
+}
+
+#[test]
+fn new_run_selects_the_stage_after_the_finished_one() {
+    let mut ui = Ui::with_runs(vec![finished()]);
+    ui.press("n");
+    let effects = ui.press("Enter");
+    assert!(matches!(&effects[..], [Effect::PlanLaunch { stage, .. }] if stage == "4s"), "{effects:?}");
+}
+
+#[test]
+fn leaving_the_log_screen_stops_the_log_stream() {
+    let mut ui = Ui::on_run(running(83));
+    let quiet = watches(&ui.model);
+    ui.press("l");
+    let log = Watch::Log { run: stage_1(), node: node(), rank: 0 };
+    assert!(watches(&ui.model).contains(&log));
+    ui.press("Esc");
+    assert_eq!(watches(&ui.model), quiet);
+}
+
+#[test]
+fn another_rank_means_another_log_stream() {
+    let mut ui = Ui::on_logs(vec!["one".into()]);
+    ui.press("]");
+    assert!(watches(&ui.model).contains(&Watch::Log { run: stage_1(), node: node(), rank: 1 }));
+    assert!(!watches(&ui.model).contains(&Watch::Log { run: stage_1(), node: node(), rank: 0 }));
+    ui.log(0, vec!["late line of rank 0".into()]);
+    assert!(!ui.screen().contains("late line"));
+}
+
+#[test]
+fn leaving_the_run_screen_stops_its_stream_and_late_news_is_harmless() {
+    let mut ui = Ui::on_run(running(83));
+    assert!(watches(&ui.model).contains(&Watch::Run(stage_1())));
+    ui.press("Esc");
+    assert!(!watches(&ui.model).contains(&Watch::Run(stage_1())));
+    ui.send(Msg::Run { run: stage_2(), what: RunMsg::Metrics(vec![sample(1, 1)]) });
+    assert_eq!(ui.model.run.as_ref().unwrap().series.live().len(), 83);
+}
+
+#[test]
+fn a_reopened_stream_replaces_what_was_known() {
+    let mut ui = Ui::on_run(running(83));
+    ui.tell(RunMsg::Opened);
+    ui.tell(RunMsg::Metrics(vec![sample(1, 1), sample(1, 2)]));
+    ui.tell(RunMsg::Events(vec![]));
+    let run = ui.model.run.as_ref().unwrap();
+    assert_eq!((run.series.live().len(), run.events.len(), run.checkpoints.is_none()), (2, 0, true));
+}
+
+#[test]
+fn export_asks_for_the_focused_chart_as_it_is_shown() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("Tab Tab L S x +");
+    let effects = ui.press("E");
+    let [Effect::Export { chart, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(to, "/home/ada/vidtui/demo-2s-k7f2-gradient-norm.png");
+    assert_eq!(
+        (chart.chart, chart.x, chart.log_y, chart.format),
+        (Chart::GradNorm, XAxis::Time, true, ImageFormat::Png)
+    );
+    assert_eq!(chart.smoothing, Some(0.9));
+    assert!(chart.window.is_some_and(|(low, high)| high - low < 60.0));
+}
+
+#[test]
+fn quitting_leaves_runs_alone_and_says_so() {
+    for key in ["q", "Ctrl-C"] {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        assert!(matches!(&ui.press(key)[..], [Effect::Quit]));
+        assert!(ui.model.quitting());
+        assert_eq!(
+            farewell(&ui.model).unwrap(),
+            "demo-2s-k7f2 goes on without the console (step 83 of 240). \
+             Open it again with: vidtui --runs /home/ada/vidtui/runs"
+        );
+    }
+    assert_eq!(farewell(&Ui::with_runs(vec![finished()]).model), None);
+}
+
+#[test]
+fn ctrl_c_quits_and_ctrl_z_suspends_in_dialogs_too() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.press("?");
+    assert!(matches!(&ui.press("Ctrl-Z")[..], [Effect::Suspend]));
+    assert!(matches!(&ui.press("Ctrl-C")[..], [Effect::Quit]));
+}
+
+#[test]
+fn pasted_text_presses_no_keys() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    assert!(ui.send(Msg::Paste("K\ny\nqs".into())).is_empty());
+    assert!(ui.model.modal.is_none() && !ui.model.quitting());
+    ui.press("/");
+    ui.send(Msg::Paste("demo\n".into()));
+    assert_eq!(ui.model.list.filter, "demo");
+}
+
+#[test]
+fn typing_narrows_the_list_and_escape_restores_it() {
+    let mut ui = Ui::new();
+    ui.send(Msg::Runs(Ok(many_runs())));
+    ui.press("/");
+    ui.type_in("stalled q");
+    ui.press("Backspace Backspace Enter");
+    assert_eq!(screens::runs::visible(&ui.model).len(), 1);
+    ui.press("Esc");
+    assert_eq!(screens::runs::visible(&ui.model).len(), 7);
+}
+
+#[test]
+fn the_selection_stays_on_its_run_when_a_newer_one_appears() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.press("j");
+    let newer = RunRow { created_s: NOW, ..row(stage_2(), "4s", RunState::Starting, 0) };
+    ui.send(Msg::Runs(Ok(RunList { rows: vec![newer, running(84)], unreadable: vec![] })));
+    assert_eq!(screens::runs::selected(&ui.model).unwrap().run, stage_1());
+}
+
+#[test]
+fn a_failed_job_explains_itself_in_a_dialog() {
+    let mut ui = Ui::with_runs(vec![stopped()]);
+    let effects = ui.press("r");
+    let [Effect::PlanResume { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    ui.answer(*job, JobMsg::Failed(failure()));
+    assert!(ui.screen().contains("What to do"));
+    ui.press("Enter");
+    assert!(ui.model.modal.is_none());
+    assert_eq!(ui.press("r").len(), 1, "the key works again");
+}
+
+#[test]
+fn a_clock_tick_redraws_only_when_a_shown_age_changes() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.model.drawn();
+    ui.send(Msg::Tick(NOW + 0.2));
+    assert!(!ui.model.dirty());
+    ui.send(Msg::Tick(NOW + 1.1));
+    assert!(ui.model.dirty());
+    let quiet = RunRow { updated_s: NOW - 900.0, ..finished() };
+    let mut ui = Ui::with_runs(vec![quiet.clone()]);
+    ui.model.drawn();
+    ui.send(Msg::Tick(NOW + 1.1));
+    ui.send(Msg::Runs(Ok(RunList { rows: vec![quiet], unreadable: vec![] })));
+    assert!(!ui.model.dirty());
+}
+
+#[test]
+fn a_notice_goes_away() {
+    let mut ui = Ui::with_runs(vec![stopped()]);
+    ui.press("s");
+    assert!(ui.model.notice.is_some());
+    ui.send(Msg::Tick(NOW + 30.0));
+    assert!(ui.model.notice.is_none());
+}
+
+#[test]
+fn opening_on_a_run_watches_it_from_the_first_frame() {
+    let ui = Ui::with_setup(|setup| setup.open = Some(stage_1()));
+    assert!(watches(&ui.model).contains(&Watch::Run(stage_1())));
+}
+
+#[test]
+fn copying_gives_the_path_of_the_run() {
+    let mut ui = Ui::on_run(running(83));
+    let effects = ui.press("y");
+    assert!(matches!(&effects[..], [Effect::Copy(path)] if path.ends_with("runs/2026-11-20T0340-demo-2s-k7f2")));
+}
+
+#[test]
+fn messages_survive_a_recording() {
+    let mut plan = launch_plan(vec![]);
+    plan.attempt.start = StartFrom::Random;
+    let msgs = [
+        Msg::Key(Key::ctrl('c')),
+        Msg::Runs(Ok(many_runs())),
+        Msg::Runs(Err(failure())),
+        Msg::Curricula(curricula()),
+        Msg::Run { run: stage_1(), what: RunMsg::Metrics(vec![sample(1, 3)]) },
+        Msg::Run { run: stage_1(), what: RunMsg::Events(events()) },
+        Msg::Run { run: stage_1(), what: RunMsg::State(status(running(3))) },
+        Msg::Job { job: JobId(1), what: JobMsg::LaunchPlanned(plan) },
+        Msg::Job { job: JobId(2), what: JobMsg::KillPlanned(kill_plan()) },
+    ];
+    for msg in msgs {
+        let text = serde_json::to_string(&msg).unwrap();
+        let back: Msg = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), text);
+    }
+}

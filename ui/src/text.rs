@@ -1,0 +1,221 @@
+//! Text that fits: width in cells, cutting with an ellipsis, wrapping, and cleaning what programs print.
+
+use ratatui_core::text::{Line, Span};
+use std::ops::Range;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Returns how many cells a text takes.
+pub fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// Cuts a text to `max` cells; a cut text ends with the ellipsis.
+pub fn fit(text: &str, max: usize, ellipsis: &str) -> String {
+    if width(text) <= max {
+        return text.to_owned();
+    }
+    let room = max.saturating_sub(width(ellipsis));
+    let mut out = prefix(text, room).to_owned();
+    if width(ellipsis) <= max {
+        out.push_str(ellipsis);
+    }
+    out
+}
+
+/// Cuts a text to `max` cells from its beginning, for paths, whose end says more.
+pub fn fit_end(text: &str, max: usize, ellipsis: &str) -> String {
+    if width(text) <= max {
+        return text.to_owned();
+    }
+    let room = max.saturating_sub(width(ellipsis));
+    let mut start = text.len();
+    let mut used = 0;
+    for (at, c) in text.char_indices().rev() {
+        used += c.width().unwrap_or(0);
+        if used > room {
+            break;
+        }
+        start = at;
+    }
+    if width(ellipsis) <= max { format!("{ellipsis}{}", &text[start..]) } else { String::new() }
+}
+
+/// Cuts a styled line to `max` cells; a cut line ends with the ellipsis.
+pub fn fit_line(line: Line<'static>, max: usize, ellipsis: &str) -> Line<'static> {
+    if line.width() <= max {
+        return line;
+    }
+    let mut room = max;
+    let mut spans: Vec<Span<'static>> = Vec::new();
+    for span in line.spans {
+        let wanted = width(&span.content);
+        if wanted + width(ellipsis) <= room {
+            room -= wanted;
+            spans.push(span);
+            continue;
+        }
+        // Fits exactly only if nothing is cut here, which the check above leaves to the ellipsis.
+        let mut text = prefix(&span.content, room.saturating_sub(width(ellipsis))).trim_end().to_owned();
+        if width(ellipsis) <= room {
+            text.push_str(ellipsis);
+        }
+        spans.push(Span::styled(text, span.style));
+        break;
+    }
+    Line::from(spans)
+}
+
+/// Returns the longest beginning of a text that takes at most `max` cells.
+fn prefix(text: &str, max: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in text.char_indices() {
+        used += c.width().unwrap_or(0);
+        if used > max {
+            return &text[..at];
+        }
+    }
+    text
+}
+
+/// Breaks a text at spaces into lines of at most `max` cells; words that are too long are broken where they must.
+pub fn wrap(text: &str, max: usize) -> Vec<String> {
+    let max = max.max(1);
+    let mut lines = Vec::new();
+    for paragraph in text.lines() {
+        let mut line = String::new();
+        for word in paragraph.split(' ') {
+            let gap = usize::from(!line.is_empty());
+            if width(&line) + gap + width(word) <= max {
+                if gap == 1 {
+                    line.push(' ');
+                }
+                line.push_str(word);
+                continue;
+            }
+            if !line.is_empty() {
+                lines.push(std::mem::take(&mut line));
+            }
+            let mut rows = rows(word, max).map(|range| word[range].to_owned()).collect::<Vec<_>>();
+            line = rows.pop().unwrap_or_default();
+            lines.append(&mut rows);
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// Iterates over the byte ranges of the screen rows that a text takes when broken at exactly `max` cells.
+///
+/// An empty text takes one row.
+pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let max = max.max(1);
+    let mut start = 0;
+    let mut done = false;
+    std::iter::from_fn(move || {
+        if done {
+            return None;
+        }
+        let rest = &text[start..];
+        let mut taken = prefix(rest, max).len();
+        if taken == 0 {
+            // A character wider than the whole row: it takes a row of its own, cut.
+            taken = rest.chars().next().map_or(0, char::len_utf8);
+        }
+        let range = start..start + taken;
+        start += taken;
+        done = start >= text.len();
+        Some(range)
+    })
+}
+
+/// Removes what would disturb the screen from a program's line: escape sequences, control characters, and everything
+/// that a carriage return overwrote. Tabs become spaces.
+pub fn clean(line: &str) -> String {
+    let line = line.trim_end_matches(['\r', '\n']);
+    let line = line.rsplit('\r').next().unwrap_or_default();
+    let mut out = String::with_capacity(line.len());
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\x1b' => skip_escape(&mut chars),
+            '\t' => {
+                let stop = 8 - width(&out) % 8;
+                out.extend(std::iter::repeat_n(' ', stop));
+            }
+            c if c.is_control() => {}
+            // Marks that reorder or hide text could make a log line look like something else.
+            '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Skips the rest of an escape sequence (ECMA-48: control sequences, and strings such as titles and links).
+fn skip_escape(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
+    match chars.next() {
+        Some('[') => while chars.next().is_some_and(|c| !('@'..='~').contains(&c)) {},
+        Some(']' | 'P' | '_' | '^' | 'X') => {
+            while let Some(c) = chars.next() {
+                if c == '\x07' {
+                    break;
+                }
+                if c == '\x1b' {
+                    chars.next_if_eq(&'\\');
+                    break;
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_too_long_ends_with_an_ellipsis() {
+        assert_eq!(fit("checkpoint", 20, "…"), "checkpoint");
+        assert_eq!(fit("checkpoint", 6, "…"), "check…");
+        assert_eq!(fit("長い名前です", 5, "…"), "長い…");
+        assert_eq!(fit("checkpoint", 0, "…"), "");
+        assert_eq!(fit_end("/home/ada/runs", 6, "…"), "…/runs");
+    }
+
+    #[test]
+    fn a_styled_line_is_cut_across_its_spans() {
+        let line = Line::from(vec![Span::raw("step "), Span::raw("80"), Span::raw(" of 240")]);
+        assert_eq!(fit_line(line.clone(), 14, "…").to_string(), "step 80 of 240");
+        assert_eq!(fit_line(line.clone(), 9, "…").to_string(), "step 80…");
+        assert_eq!(fit_line(line, 1, "…").to_string(), "…");
+    }
+
+    #[test]
+    fn wrapping_breaks_at_spaces_and_inside_words_only_when_it_must() {
+        assert_eq!(wrap("save a checkpoint, then stop", 12), ["save a", "checkpoint,", "then stop"]);
+        assert_eq!(wrap("/a/very/long/path here", 8), ["/a/very/", "long/pat", "h here"]);
+        assert_eq!(wrap("", 5), Vec::<String>::new());
+        assert_eq!(wrap("two\nlines", 10), ["two", "lines"]);
+    }
+
+    #[test]
+    fn what_a_program_prints_cannot_move_the_cursor() {
+        assert_eq!(clean("\x1b[31merror\x1b[0m: no\x07"), "error: no");
+        assert_eq!(clean("  10%\r 20%\r 30%"), " 30%");
+        assert_eq!(clean("line\r\n"), "line");
+        assert_eq!(clean("a\tb"), "a       b");
+        assert_eq!(clean("\x1b]0;title\x07shown \x1b]8;;http://x\x1b\\link"), "shown link");
+        assert_eq!(clean("torn \x1b["), "torn ");
+    }
+
+    #[test]
+    fn rows_cover_the_text_without_gaps() {
+        let text = "abc長い名前def";
+        for max in 1..12 {
+            let joined: String = rows(text, max).map(|range| &text[range]).collect();
+            assert_eq!(joined, text);
+        }
+        assert_eq!(rows("", 5).count(), 1);
+    }
+}

@@ -1,0 +1,158 @@
+//! Colours and glyphs. Colour never carries meaning alone: every state has its own glyph and word too.
+
+use ratatui_core::style::{Color, Modifier, Style};
+
+/// The styles of everything on the screen, chosen by the shell from what the terminal can do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Theme {
+    /// Keys, focus, the selected line.
+    pub accent: Style,
+    /// Axes, rules, secondary text.
+    pub faint: Style,
+    /// Titles.
+    pub strong: Style,
+    /// Running and finished well.
+    pub good: Style,
+    /// Needs a look.
+    pub warn: Style,
+    /// Failed.
+    pub bad: Style,
+    /// A search match.
+    pub matched: Style,
+    /// The colours of a chart's lines, in order.
+    pub lines: [Style; 4],
+}
+
+impl Theme {
+    /// No colour at all, only weight: for `NO_COLOR` and terminals without colours.
+    pub const fn no_color() -> Self {
+        let plain = Style::new();
+        let bold = plain.add_modifier(Modifier::BOLD);
+        Self {
+            accent: bold,
+            faint: plain.add_modifier(Modifier::DIM),
+            strong: bold,
+            good: plain,
+            warn: bold,
+            bad: bold,
+            matched: plain.add_modifier(Modifier::REVERSED),
+            lines: [plain; 4],
+        }
+    }
+
+    /// The terminal's own sixteen colours, so that it fits light and dark palettes.
+    pub const fn ansi16() -> Self {
+        Self::colored(
+            [Color::Cyan, Color::DarkGray, Color::Green, Color::Yellow, Color::Red],
+            [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green],
+        )
+    }
+
+    /// Twenty-four-bit colours of middle lightness, legible on dark and light backgrounds.
+    /// The line colours stay apart for the common kinds of colour blindness (after Okabe and Ito, 2008).
+    pub const fn truecolor() -> Self {
+        Self::colored(
+            [
+                Color::Rgb(64, 156, 220),
+                Color::Rgb(128, 132, 142),
+                Color::Rgb(38, 166, 120),
+                Color::Rgb(214, 146, 22),
+                Color::Rgb(222, 82, 74),
+            ],
+            [Color::Rgb(64, 156, 220), Color::Rgb(222, 146, 22), Color::Rgb(190, 112, 170), Color::Rgb(38, 166, 120)],
+        )
+    }
+
+    const fn colored([accent, faint, good, warn, bad]: [Color; 5], lines: [Color; 4]) -> Self {
+        let plain = Style::new();
+        Self {
+            accent: plain.fg(accent).add_modifier(Modifier::BOLD),
+            faint: plain.fg(faint),
+            strong: plain.add_modifier(Modifier::BOLD),
+            good: plain.fg(good),
+            warn: plain.fg(warn),
+            bad: plain.fg(bad).add_modifier(Modifier::BOLD),
+            matched: plain.add_modifier(Modifier::REVERSED),
+            lines: [plain.fg(lines[0]), plain.fg(lines[1]), plain.fg(lines[2]), plain.fg(lines[3])],
+        }
+    }
+}
+
+/// The glyphs of everything on the screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbols {
+    /// Whether charts may use braille dots.
+    pub braille: bool,
+    /// Ends a text that was cut.
+    pub ellipsis: &'static str,
+    /// Marks the selected line.
+    pub pointer: &'static str,
+    /// Horizontal rule.
+    pub rule: &'static str,
+    /// Vertical axis.
+    pub axis: &'static str,
+    /// Vertical axis at a tick.
+    pub tick: &'static str,
+    /// The read-out's vertical line.
+    pub cursor: &'static str,
+    /// Done part of a progress bar.
+    pub bar_done: &'static str,
+    /// Open part of a progress bar.
+    pub bar_open: &'static str,
+    /// Where a value was not a finite number.
+    pub not_finite: &'static str,
+    /// Between a thing and its part.
+    pub separator: &'static str,
+    /// Between old and new.
+    pub arrow: &'static str,
+    /// Stands for "no value".
+    pub none: &'static str,
+    /// Corners and sides of a dialog: top left, top right, bottom left, bottom right, horizontal, vertical.
+    pub frame: [&'static str; 6],
+    /// States, in the order of [`crate::words::StateKind`].
+    pub states: [&'static str; 11],
+}
+
+impl Symbols {
+    /// For UTF-8 terminals.
+    pub const fn unicode() -> Self {
+        Self {
+            braille: true,
+            ellipsis: "…",
+            pointer: "▸",
+            rule: "─",
+            axis: "│",
+            tick: "┤",
+            cursor: "│",
+            bar_done: "━",
+            bar_open: "─",
+            not_finite: "×",
+            separator: "·",
+            arrow: "→",
+            none: "–",
+            frame: ["╭", "╮", "╰", "╯", "─", "│"],
+            states: ["○", "◌", "●", "↓", "□", "▲", "✓", "■", "✗", "✗", "?"],
+        }
+    }
+
+    /// For everything else.
+    pub const fn ascii() -> Self {
+        Self {
+            braille: false,
+            ellipsis: "~",
+            pointer: ">",
+            rule: "-",
+            axis: "|",
+            tick: "+",
+            cursor: "|",
+            bar_done: "#",
+            bar_open: "-",
+            not_finite: "x",
+            separator: "-",
+            arrow: "->",
+            none: "-",
+            frame: ["+", "+", "+", "+", "-", "|"],
+            states: [".", "~", "*", "v", "-", "!", "=", "#", "x", "x", "?"],
+        }
+    }
+}

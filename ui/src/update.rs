@@ -1,0 +1,177 @@
+//! The only place where the model changes.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::Action;
+use crate::modals::{Modal, failure, help, kill, launch};
+use crate::model::{Model, Purpose, Screen, keymap};
+use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, Outcome, RunMsg};
+use crate::screens::{logs, run, runs, stages};
+use crate::words::short_id;
+use rundir::RunId;
+
+/// Takes in one message and returns what the shell shall do.
+pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
+    match msg {
+        Msg::Tick(now) => {
+            model.tick(now);
+            return Vec::new();
+        }
+        Msg::Runs(list) => {
+            model.set_runs(list);
+            runs::keep_selection(model);
+            return Vec::new();
+        }
+        _ => model.dirty = true,
+    }
+    match msg {
+        Msg::Key(key) => return on_key(model, key),
+        Msg::Paste(text) => paste(model, &text),
+        Msg::Resize(size) => {
+            model.size = size;
+            runs::keep_selection(model);
+            stages::keep_selection(model);
+        }
+        Msg::Curricula(curricula) => {
+            model.curricula = Some(curricula);
+            stages::keep_selection(model);
+        }
+        Msg::Run { run, what } => on_run(model, &run, what),
+        Msg::Job { job, what } => return on_job(model, job, what),
+        Msg::Tick(_) | Msg::Runs(_) => {}
+    }
+    Vec::new()
+}
+
+fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
+    let context = keymap(model);
+    let Some(action) = context.action(key) else {
+        if let (Some(input), None) = (&mut model.input, &model.modal) {
+            match key.code {
+                KeyCode::Char(c) if !key.ctrl && !key.alt => input.text.push(c),
+                KeyCode::Backspace => _ = input.text.pop(),
+                _ => {}
+            }
+            typed(model);
+        }
+        return Vec::new();
+    };
+    match action {
+        Action::Quit => {
+            model.quitting = true;
+            return vec![Effect::Quit];
+        }
+        Action::Suspend => return vec![Effect::Suspend],
+        _ => {}
+    }
+    if let Some(modal) = model.modal.take() {
+        return match modal {
+            Modal::Launch(dialog) => launch::on_action(model, dialog, action),
+            Modal::Kill(dialog) => kill::on_action(model, dialog, action),
+            Modal::Failure(dialog) => failure::on_action(model, dialog, action),
+            Modal::Help(dialog) => help::on_action(model, dialog, action),
+        };
+    }
+    if model.input.is_some() {
+        end_input(model, action);
+        return Vec::new();
+    }
+    match action {
+        Action::Help => model.modal = Some(Modal::Help(help::Dialog { context, scroll: 0 })),
+        Action::ShowRuns => model.screen = Screen::Runs,
+        Action::ShowStages => stages::open(model),
+        _ => {
+            return match model.screen {
+                Screen::Runs => runs::on_action(model, action),
+                Screen::Run => run::on_action(model, action),
+                Screen::Stages => stages::on_action(model, action),
+                Screen::Logs => logs::on_action(model, action),
+            };
+        }
+    }
+    Vec::new()
+}
+
+/// Pasted text goes into an open input line only: it must never press keys.
+fn paste(model: &mut Model, text: &str) {
+    if let (Some(input), None) = (&mut model.input, &model.modal) {
+        input.text.extend(text.chars().filter(|c| !c.is_control()));
+        typed(model);
+    }
+}
+
+fn typed(model: &mut Model) {
+    let Some(input) = &model.input else { return };
+    let text = input.text.clone();
+    match input.purpose {
+        Purpose::Filter => runs::set_filter(model, text),
+        Purpose::Search => logs::set_search(model, &text),
+    }
+}
+
+fn end_input(model: &mut Model, action: Action) {
+    let Some(input) = model.input.take() else { return };
+    if action == Action::Cancel {
+        match input.purpose {
+            Purpose::Filter => runs::set_filter(model, String::new()),
+            Purpose::Search => logs::set_search(model, ""),
+        }
+    }
+}
+
+fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
+    let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
+    match what {
+        RunMsg::Log(chunk) => {
+            if let Some(logs) = &mut model.logs {
+                logs.add(chunk);
+            }
+        }
+        what => open.take_in(what),
+    }
+}
+
+fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
+    if let JobMsg::Progress(text) = what {
+        model.jobs.progress(job, text);
+        return Vec::new();
+    }
+    let Some(intent) = model.jobs.finish(job) else { return Vec::new() };
+    match (what, intent) {
+        (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {
+            let run = plan.run.id.clone();
+            model.say(format!("Resuming {} from step {}", short_id(&run), plan.attempt.start_step));
+            let job = model.jobs.start(Intent::Launch { run, fresh: false });
+            return vec![Effect::Launch { job, plan }];
+        }
+        (JobMsg::LaunchPlanned(plan), intent) => {
+            let resumes = matches!(intent, Intent::PlanResume(_));
+            model.modal = Some(Modal::Launch(launch::Dialog { plan, resumes, scroll: 0 }));
+        }
+        (JobMsg::KillPlanned(plan), _) => {
+            model.modal = Some(Modal::Kill(kill::Dialog { plan, yes: false, scroll: 0 }));
+        }
+        (JobMsg::Failed(failure), _) => model.modal = Some(Modal::Failure(failure::Dialog { failure, scroll: 0 })),
+        (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
+        (JobMsg::Progress(_), _) => {}
+    }
+    Vec::new()
+}
+
+fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
+    match outcome {
+        Outcome::Launched(run) => {
+            model.say(format!("{} is starting", short_id(&run)));
+            let fresh = matches!(intent, Intent::Launch { fresh: true, .. });
+            // Somebody who reads a log meanwhile is not torn away from it.
+            if fresh && model.screen != Screen::Logs {
+                model.open_run(run);
+            }
+        }
+        Outcome::StopSent(run) => {
+            model.say(format!("{} saves a checkpoint and stops at the end of this step", short_id(&run)));
+        }
+        Outcome::Killed { run, report } => model.say(format!("{}: {report}", short_id(&run))),
+        Outcome::Exported(path) => model.say(format!("Wrote {path}")),
+    }
+}

@@ -1,0 +1,111 @@
+//! The only place that writes cells.
+
+use crate::layout;
+use crate::model::{Model, Purpose, Screen};
+use crate::screens::{logs, run, runs, stages};
+use crate::text;
+use crate::widgets::{key_bar, write, write_split};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::style::Modifier;
+use ratatui_core::terminal::Frame;
+use ratatui_core::text::{Line, Span};
+
+/// Draws the model. Never changes it, and works at any size.
+pub fn view(model: &Model, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let buf = frame.buffer_mut();
+    if area.as_size() == model.size.into() && model.symbols.braille {
+        draw(model, buf);
+        return;
+    }
+    // The size in the model comes by message; until it has, nothing may be drawn outside the real one.
+    let mut canvas = Buffer::empty(ratatui_core::layout::Rect::new(0, 0, model.size.width, model.size.height));
+    draw(model, &mut canvas);
+    if !model.symbols.braille {
+        only_ascii(&mut canvas);
+    }
+    for y in 0..area.height.min(canvas.area.height) {
+        for x in 0..area.width.min(canvas.area.width) {
+            buf[(area.x + x, area.y + y)] = canvas[(x, y)].clone();
+        }
+    }
+}
+
+fn draw(model: &Model, buf: &mut Buffer) {
+    let areas = layout::areas(model.size);
+    header(model, buf, areas.header);
+    match model.screen {
+        Screen::Runs => runs::view(model, buf, areas.body),
+        Screen::Run => run::view(model, buf, areas.body),
+        Screen::Stages => stages::view(model, buf, areas.body),
+        Screen::Logs => logs::view(model, buf, areas.body),
+    }
+    let notice = notice(model);
+    // A dialog says its keys itself.
+    if model.modal.is_none() && (notice.is_none() || areas.notice != areas.keys) {
+        key_bar::draw(model, buf, areas.keys);
+    }
+    if let Some(notice) = notice {
+        write(model, buf, areas.notice, notice);
+    }
+    if let Some(modal) = &model.modal {
+        modal.view(model, buf);
+    }
+}
+
+/// The product, the screens with their keys, and where we are.
+fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
+    let theme = &model.theme;
+    let tab = |key: &str, title: &str, here: bool| {
+        let style = if here { theme.accent.add_modifier(Modifier::UNDERLINED) } else { theme.faint };
+        vec![Span::raw("   "), Span::styled(format!("{key} {title}"), style)]
+    };
+    let mut left = vec![Span::styled("vidtui", theme.strong)];
+    left.extend(tab("1", "Runs", model.screen != Screen::Stages));
+    left.extend(tab("2", "Stages", model.screen == Screen::Stages));
+    let place = match (model.screen, &model.run) {
+        (Screen::Run | Screen::Logs, Some(run)) => run.id.to_string(),
+        _ => model.runs_dir.to_string(),
+    };
+    let used: usize = left.iter().map(Span::width).sum();
+    let room = usize::from(area.width).saturating_sub(used + 4);
+    let place = if room >= 12 { text::fit_end(&place, room, model.symbols.ellipsis) } else { String::new() };
+    write_split(model, buf, area, Line::from(left), Line::styled(place, theme.faint));
+}
+
+/// What is being typed, or said, or done.
+fn notice(model: &Model) -> Option<Line<'static>> {
+    let theme = &model.theme;
+    if let Some(input) = &model.input {
+        let prompt = match input.purpose {
+            Purpose::Filter => "Show runs with: ",
+            Purpose::Search => "Find: ",
+        };
+        let cursor = if model.symbols.braille { "▏" } else { "_" };
+        return Some(Line::from(vec![
+            Span::styled(prompt, theme.accent),
+            Span::raw(input.text.clone()),
+            Span::styled(cursor, theme.accent),
+        ]));
+    }
+    if let Some(job) = model.jobs.latest() {
+        let text = job.progress.clone().unwrap_or_else(|| job.intent.text());
+        return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
+    }
+    let notice = model.notice.as_ref()?;
+    Some(Line::styled(notice.text.clone(), if notice.warns { theme.warn } else { theme.good }))
+}
+
+/// Replaces what a terminal without UTF-8 would show as rubbish.
+fn only_ascii(buf: &mut Buffer) {
+    for cell in buf.content.iter_mut().filter(|cell| !cell.symbol().is_ascii()) {
+        let plain = match cell.symbol() {
+            "…" => "~",
+            "·" | "–" | "─" => "-",
+            "×" => "x",
+            "→" => ">",
+            _ => "?",
+        };
+        cell.set_symbol(plain);
+    }
+}

@@ -1,0 +1,89 @@
+//! A box in front of everything else.
+
+use crate::layout;
+use crate::model::Model;
+use crate::msg::Size;
+use crate::widgets::write;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+
+/// Widest text of a dialog: longer lines are hard to read.
+const WIDEST: u16 = 76;
+
+/// Returns how many cells a dialog's text may take in a terminal.
+pub fn text_width(size: Size) -> usize {
+    usize::from(outer_width(size).saturating_sub(4).max(1))
+}
+
+fn outer_width(size: Size) -> u16 {
+    if size.width < 60 { size.width } else { (size.width - 4).min(WIDEST + 4) }
+}
+
+/// Returns how far a dialog of this many lines can scroll.
+pub fn max_scroll(size: Size, lines: usize) -> usize {
+    lines.saturating_sub(visible(size, lines))
+}
+
+fn visible(size: Size, lines: usize) -> usize {
+    lines.min(usize::from(size.height.saturating_sub(4)))
+}
+
+/// Draws a dialog: a title, lines, and a footer that is always visible.
+pub fn draw(
+    model: &Model,
+    buf: &mut Buffer,
+    title: &str,
+    edge: Style,
+    lines: Vec<Line<'static>>,
+    footer: Line<'static>,
+    scroll: usize,
+) {
+    let visible = visible(model.size, lines.len());
+    let area = layout::centered(model.size, outer_width(model.size), visible as u16 + 4).intersection(buf.area);
+    // A little air at the sides, so that what lies behind does not touch the box.
+    for y in area.top()..area.bottom() {
+        for x in area.left().saturating_sub(2)..(area.right() + 2).min(buf.area.right()) {
+            if let Some(cell) = buf.cell_mut((x, y)) {
+                cell.reset();
+            }
+        }
+    }
+    if area.width < 8 || area.height < 4 {
+        // Too small for a box: the footer says what the keys do, and that matters most.
+        write(model, buf, area, footer);
+        return;
+    }
+    let [top_left, top_right, bottom_left, bottom_right, horizontal, vertical] = model.symbols.frame;
+    let inner = usize::from(area.width) - 2;
+    let title = crate::text::fit(title, inner.saturating_sub(4), model.symbols.ellipsis);
+    let rest = inner.saturating_sub(crate::text::width(&title) + 3);
+    let top = Line::from(vec![
+        Span::styled(format!("{top_left}{horizontal} "), edge),
+        Span::styled(title, model.theme.strong),
+        Span::styled(format!(" {}{top_right}", horizontal.repeat(rest)), edge),
+    ]);
+    let row = |y: u16| Rect { y, height: 1, ..area };
+    write(model, buf, row(area.y), top);
+    for y in area.y + 1..area.bottom() - 1 {
+        write(model, buf, row(y), Span::styled(vertical, edge));
+        write(model, buf, Rect { x: area.right() - 1, width: 1, y, height: 1 }, Span::styled(vertical, edge));
+    }
+    let more = lines.len() > visible;
+    let scroll = scroll.min(lines.len() - visible);
+    let mut bottom = format!("{bottom_left}{}{bottom_right}", horizontal.repeat(inner));
+    if more {
+        let hint = format!(" lines {}-{} of {} ", scroll + 1, scroll + visible, lines.len());
+        if hint.len() + 4 <= inner {
+            let fill = horizontal.repeat(inner - hint.len() - 2);
+            bottom = format!("{bottom_left}{fill}{hint}{horizontal}{horizontal}{bottom_right}");
+        }
+    }
+    write(model, buf, row(area.bottom() - 1), Span::styled(bottom, edge));
+    let text = Rect { x: area.x + 2, y: area.y + 1, width: area.width - 4, height: area.height - 2 };
+    for (i, line) in lines.into_iter().skip(scroll).take(visible).enumerate() {
+        write(model, buf, Rect { y: text.y + i as u16, height: 1, ..text }, line);
+    }
+    write(model, buf, Rect { y: text.bottom() - 1, height: 1, ..text }, footer);
+}

@@ -1,0 +1,102 @@
+//! The last line: the keys that do something now, straight from the key table.
+
+use crate::commands;
+use crate::effect::Watch;
+use crate::keymap::{Action, Binding, Context};
+use crate::model::{Model, Screen, keymap};
+use crate::screens::stages;
+use crate::widgets::write;
+use crate::words::StateKind;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::text::{Line, Span};
+
+/// Draws the key bar. Keys that would be refused are left out, so what is shown works.
+pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
+    let context = keymap(model);
+    let mut own: Vec<&Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
+    if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
+        // With one chart on the screen, its own keys come first.
+        own.sort_by_key(|binding| !is_chart_action(binding.action));
+    }
+    let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
+    let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(binding)).sum::<usize>();
+    let mut room = usize::from(area.width).saturating_sub(width(&last));
+    own.retain(|binding| {
+        let fits = item_width(binding) <= room;
+        room = if fits { room - item_width(binding) } else { 0 };
+        fits
+    });
+    let spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
+    write(model, buf, area, Line::from(spans));
+}
+
+/// Returns a key and what it does, as it is written everywhere.
+pub fn hint(model: &Model, key: &str, text: &str) -> Vec<Span<'static>> {
+    vec![Span::styled(key.to_owned(), model.theme.accent), Span::raw(format!(" {text}"))]
+}
+
+/// Returns the name of the first key of an action.
+pub fn key_of(context: Context, action: Action) -> String {
+    let binding = context.all_bindings().find(|binding| binding.action == action);
+    binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
+}
+
+/// The key as the bar writes it; opposite keys share an item.
+fn bar_key(binding: &Binding) -> String {
+    match binding.action {
+        Action::CursorRight => "Left/Right".to_owned(),
+        Action::ZoomIn => "+/-".to_owned(),
+        _ => binding.keys.first().map(|key| key.name()).unwrap_or_default(),
+    }
+}
+
+fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
+    let key = bar_key(binding);
+    vec![
+        Span::styled(key, model.theme.accent),
+        Span::styled(format!(" {}", binding.label), model.theme.faint),
+        Span::raw("  "),
+    ]
+}
+
+fn item_width(binding: &Binding) -> usize {
+    crate::text::width(&bar_key(binding)) + 1 + crate::text::width(binding.label) + 2
+}
+
+/// Returns whether a key belongs in the bar now: it has a label, and pressing it would do something.
+fn useful(model: &Model, binding: &Binding) -> bool {
+    let enlarged = model.run.as_ref().and_then(|run| run.enlarged_chart());
+    if binding.label.is_empty() {
+        return false;
+    }
+    match binding.action {
+        Action::Resume | Action::Stop | Action::Kill => commands::check(model, binding.action).is_ok(),
+        // Possible from any checkpoint, but only worth offering at the end.
+        Action::NextStage => {
+            commands::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
+        }
+        Action::StartStage => stages::can_start(model),
+        Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
+        Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
+        Action::Open | Action::Logs => commands::check(model, binding.action).is_ok(),
+        Action::Filter => model.rows().len() > 1,
+        Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
+        Action::RankNext => {
+            crate::model::watches(model).iter().any(|watch| matches!(watch, Watch::Log { .. }))
+                && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
+        }
+        Action::ExportSvg => {
+            model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
+        }
+        action if is_chart_action(action) => enlarged.is_some(),
+        _ => true,
+    }
+}
+
+fn is_chart_action(action: Action) -> bool {
+    matches!(
+        action,
+        Action::CursorRight | Action::ZoomIn | Action::ResetView | Action::LogY | Action::Smooth | Action::ToggleX
+    )
+}

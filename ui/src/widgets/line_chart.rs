@@ -1,0 +1,421 @@
+//! Lines over steps or time, in braille dots (two by four per cell), drawn from a [`Series`] pyramid.
+//!
+//! Every dot column asks for the extremes of the samples that fall into it, so a spike of one sample in a million
+//! is still a dot, and the cost depends on the width of the chart only.
+
+use crate::effect::XAxis;
+use crate::series::{Column, Extent, Piece, Series, Track};
+use crate::theme::{Symbols, Theme};
+use crate::units::{self, Unit};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+
+/// One line of a chart.
+#[derive(Debug, Clone)]
+pub struct ChartLine {
+    /// What it shows.
+    pub track: Track,
+    /// Its name in the legend.
+    pub label: String,
+    /// One letter at its end, so that lines can be told apart without colour.
+    pub mark: char,
+    /// Its colour.
+    pub style: Style,
+}
+
+/// Everything a chart needs; drawing it changes nothing.
+#[derive(Debug, Clone)]
+pub struct LineChart<'a> {
+    /// The numbers.
+    pub series: &'a Series,
+    /// The lines, first one on top.
+    pub lines: &'a [ChartLine],
+    /// The y axis's unit.
+    pub unit: Unit,
+    /// What runs along the x axis.
+    pub x: XAxis,
+    /// Visible part of the x axis.
+    pub window: (f64, f64),
+    /// Logarithmic y axis.
+    pub log_y: bool,
+    /// Draw this moving average over the faint raw line.
+    pub smoothing: Option<usize>,
+    /// Width of the y axis's labels at least, and room for the end marks even of a single line, so that charts above
+    /// each other have their x axes in line. `None` for a chart on its own.
+    pub aligned: Option<u16>,
+    /// Where the read-out stands.
+    pub cursor: Option<f64>,
+    /// Glyphs.
+    pub symbols: Symbols,
+    /// Colours.
+    pub theme: Theme,
+}
+
+impl LineChart<'_> {
+    /// Draws the chart into an area; too small an area is left empty.
+    pub fn render(&self, area: Rect, buf: &mut Buffer) {
+        let area = area.intersection(buf.area);
+        if area.width < 4 || area.height < 2 {
+            return;
+        }
+        let Some(scale) = self.scale() else { return };
+        let x_rows = u16::from(area.height >= 6);
+        let plot_height = area.height - x_rows;
+        let ticks = units::ticks(scale.low, scale.high, usize::from(plot_height / 3).clamp(2, 6), self.unit, scale.log);
+        let gutter = ticks.marks.iter().map(|(_, label)| units_width(label)).max().unwrap_or(0) + 1;
+        let gutter = gutter.max(self.aligned.unwrap_or(0));
+        let marks_width = if self.lines.len() > 1 || self.aligned.is_some() { 2 } else { 0 };
+        let plot = Rect {
+            x: area.x + gutter,
+            y: area.y,
+            width: area.width.saturating_sub(gutter + marks_width),
+            height: plot_height,
+        };
+        if plot.width < 2 {
+            return;
+        }
+        self.y_axis(buf, plot, area.x, gutter, &scale, &ticks);
+        if x_rows == 1 {
+            self.x_axis(buf, plot, area);
+        }
+        self.cursor_line(buf, plot);
+        let mut ends = self.plot_lines(buf, plot, &scale);
+        if self.lines.len() > 1 {
+            self.end_marks(buf, plot, &mut ends);
+        }
+    }
+
+    fn origin(&self) -> f64 {
+        self.series.started_s().unwrap_or(0.0)
+    }
+
+    /// First sample of a piece at `x` or right of it.
+    fn index_at(&self, piece: &Piece, x: f64) -> usize {
+        match self.x {
+            XAxis::Step => piece.at_step(x),
+            XAxis::Time => piece.at_time(x + self.origin()),
+        }
+    }
+
+    fn x_of(&self, piece: &Piece, index: usize) -> f64 {
+        match self.x {
+            XAxis::Step => piece.step(index) as f64,
+            XAxis::Time => piece.time(index) - self.origin(),
+        }
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = (&Piece, bool)> {
+        let superseded = self.series.superseded().iter().map(|piece| (piece, true));
+        superseded.chain(std::iter::once((self.series.live(), false)))
+    }
+
+    /// The y range of what is visible, or nothing when nothing is.
+    fn scale(&self) -> Option<Scale> {
+        let mut extent = Extent::EMPTY;
+        for (piece, _) in self.pieces() {
+            let low = self.index_at(piece, self.window.0);
+            let high = self.index_at(piece, self.window.1.next_up());
+            for line in self.lines {
+                extent = extent.union(piece.column(line.track).extent(low, high));
+            }
+        }
+        if extent.is_empty() {
+            return None;
+        }
+        let (low, high) = (f64::from(extent.min), f64::from(extent.max));
+        if self.log_y && high > 0.0 {
+            // A logarithm has no place for zero and below: four decades down from the top are shown instead.
+            let low = if low > 0.0 { low } else { high * 1e-4 };
+            let (low, high) = if high / low < 1.05 { (low * 0.9, high * 1.1) } else { (low, high) };
+            return Some(Scale { low, high, log: true });
+        }
+        let span = high - low;
+        // A constant line is drawn in the middle of a small range; otherwise a little air above and below.
+        let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { (high.abs() * 0.1).max(1e-12) };
+        let floor = if low >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
+        Some(Scale { low: (low - pad).max(floor), high: high + pad, log: false })
+    }
+
+    fn y_axis(&self, buf: &mut Buffer, plot: Rect, left: u16, gutter: u16, scale: &Scale, ticks: &units::Ticks) {
+        let faint = self.theme.faint;
+        for y in plot.top()..plot.bottom() {
+            put(buf, plot.x - 1, y, self.symbols.axis, faint);
+        }
+        let mut free_from = plot.bottom();
+        for (value, label) in &ticks.marks {
+            let y = plot.y + scale.row(*value, f64::from(plot.height - 1)).round() as u16;
+            if y >= free_from {
+                continue;
+            }
+            free_from = y;
+            let width = units_width(label);
+            put(buf, left + (gutter - 1).saturating_sub(width), y, label, faint);
+            put(buf, plot.x - 1, y, self.symbols.tick, faint);
+        }
+    }
+
+    fn x_axis(&self, buf: &mut Buffer, plot: Rect, area: Rect) {
+        let (low, high) = self.window;
+        let (unit, word) = match self.x {
+            XAxis::Step => (Unit::Step, "step"),
+            XAxis::Time => (Unit::Elapsed, "time"),
+        };
+        let y = plot.bottom();
+        let mut end = area.right();
+        if plot.width >= 24 {
+            end = area.right() - word.len() as u16;
+            put(buf, end, y, word, self.theme.faint);
+        }
+        let ticks = units::ticks(low, high, usize::from(plot.width / 12).clamp(1, 8), unit, false);
+        let mut free_from = area.x;
+        for (value, label) in ticks.marks {
+            let at = ((value - low) / (high - low) * f64::from(plot.width - 1)).round() as u16;
+            let width = units_width(&label);
+            let x = (plot.x + at).saturating_sub(width / 2).max(area.x);
+            if x >= free_from && x + width < end {
+                put(buf, x, y, &label, self.theme.faint);
+                free_from = x + width + 2;
+            }
+        }
+    }
+
+    fn cursor_line(&self, buf: &mut Buffer, plot: Rect) {
+        let (low, high) = self.window;
+        let Some(x) = self.cursor.filter(|x| *x >= low && *x <= high) else { return };
+        let column = plot.x + ((x - low) / (high - low) * f64::from(plot.width - 1)).round() as u16;
+        for y in plot.top()..plot.bottom() {
+            put(buf, column, y, self.symbols.cursor, self.theme.faint);
+        }
+    }
+
+    /// Draws all lines and returns the cell row in which each one ends.
+    fn plot_lines(&self, buf: &mut Buffer, plot: Rect, scale: &Scale) -> Vec<(usize, u16)> {
+        let mut dots = Dots::new(plot, self.symbols.braille);
+        let mut ends = Vec::new();
+        let mut gaps = Vec::new();
+        for (piece, superseded) in self.pieces().filter(|(piece, _)| !piece.is_empty()) {
+            let bounds = self.bounds(piece, dots.width);
+            // Last to first, so that the first line lies on top where they cross.
+            for (number, line) in self.lines.iter().enumerate().rev() {
+                let column = piece.column(line.track);
+                let average = self.smoothing.and_then(|level| piece.smoothed(line.track, level));
+                let (ink, texture) = match (superseded, average) {
+                    (true, _) => (self.theme.faint, Texture::Dotted),
+                    (false, Some(_)) => (self.theme.faint, Texture::Solid),
+                    (false, None) => (line.style, Texture::Solid),
+                };
+                let mut end = self.trace(&mut dots, piece, column, &bounds, scale, ink, texture);
+                if let (false, Some(average)) = (superseded, average) {
+                    end = self.trace(&mut dots, piece, average, &bounds, scale, line.style, Texture::Solid);
+                }
+                if let (false, Some(end)) = (superseded, end) {
+                    ends.push((number, end));
+                }
+                let missing = |c: &usize| column.any_not_finite(bounds[*c], bounds[*c + 1]);
+                gaps.extend((0..dots.width).filter(missing).map(|c| c / dots.across));
+            }
+        }
+        dots.flush(buf, plot);
+        for cell in gaps {
+            put(buf, plot.x + cell as u16, plot.bottom() - 1, self.symbols.not_finite, self.theme.bad);
+        }
+        ends
+    }
+
+    /// Index of the first sample of each dot column, and one more at the end.
+    fn bounds(&self, piece: &Piece, width: usize) -> Vec<usize> {
+        let (low, high) = self.window;
+        let column = (high - low) / (width - 1) as f64;
+        (0..=width).map(|c| self.index_at(piece, low + (c as f64 - 0.5) * column)).collect()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "private; the arguments are the loop variables of its only caller")]
+    fn trace(
+        &self,
+        dots: &mut Dots,
+        piece: &Piece,
+        column: &Column,
+        bounds: &[usize],
+        scale: &Scale,
+        ink: Style,
+        texture: Texture,
+    ) -> Option<u16> {
+        let (low, high) = self.window;
+        let bottom = (dots.height - 1) as f64;
+        let row = |value: f32| scale.row(f64::from(value), bottom);
+        let rightmost = (dots.width - 1) as f64;
+        let across = |index: usize| (self.x_of(piece, index) - low) / (high - low) * rightmost;
+        // The sample just left of the window: its line enters at the edge.
+        let mut previous = bounds[0].checked_sub(1);
+        let mut end = None;
+        for c in 0..dots.width {
+            let (from, to) = (bounds[c], bounds[c + 1]);
+            if from == to {
+                continue;
+            }
+            if let Some(before) = previous {
+                dots.segment(
+                    (across(before), row(column.get(before))),
+                    (c as f64, row(column.get(from))),
+                    ink,
+                    texture,
+                );
+            }
+            let extent = column.extent(from, to);
+            if !extent.is_empty() {
+                dots.vertical(c, row(extent.max), row(extent.min), ink, texture);
+                let last = column.get(to - 1);
+                end = Some(row(if last.is_finite() { last } else { extent.max }));
+            }
+            previous = Some(to - 1);
+        }
+        // And the one just right of it: its line leaves at the edge.
+        if let (Some(before), true) = (previous, bounds[dots.width] < piece.len()) {
+            let after = bounds[dots.width];
+            dots.segment(
+                (across(before), row(column.get(before))),
+                (across(after), row(column.get(after))),
+                ink,
+                texture,
+            );
+        }
+        end.map(|row| (row.clamp(0.0, bottom) as u16) / dots.down as u16)
+    }
+
+    /// Writes each line's letter beside its end; where two end in one row, the later one moves to the nearest free row.
+    fn end_marks(&self, buf: &mut Buffer, plot: Rect, ends: &mut [(usize, u16)]) {
+        ends.sort_by_key(|(number, row)| (*row, *number));
+        let mut taken = vec![false; usize::from(plot.height)];
+        for (number, row) in ends.iter() {
+            let row = usize::from(*row).min(taken.len() - 1);
+            let free = (row..taken.len()).chain((0..row).rev()).find(|r| !taken[*r]);
+            if let (Some(free), Some(line)) = (free, self.lines.get(*number)) {
+                taken[free] = true;
+                put(buf, plot.right() + 1, plot.y + free as u16, line.mark.encode_utf8(&mut [0; 4]), line.style);
+            }
+        }
+    }
+}
+
+fn units_width(label: &str) -> u16 {
+    crate::text::width(label) as u16
+}
+
+/// Writes a text if its place is inside the buffer.
+fn put(buf: &mut Buffer, x: u16, y: u16, text: &str, style: Style) {
+    if x < buf.area.right() && y < buf.area.bottom() && x >= buf.area.x && y >= buf.area.y {
+        buf.set_string(x, y, text, style);
+    }
+}
+
+/// Maps values to rows.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    low: f64,
+    high: f64,
+    log: bool,
+}
+
+impl Scale {
+    /// Returns the row of a value, 0 at the top and `bottom` at the low end; NaN for a gap.
+    fn row(&self, value: f64, bottom: f64) -> f64 {
+        let position = if self.log {
+            if value <= 0.0 {
+                return f64::NAN;
+            }
+            (value / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        };
+        (1.0 - position) * bottom
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Texture {
+    Solid,
+    /// Every other dot, for what a resume superseded.
+    Dotted,
+}
+
+/// A grid of dots, several per cell.
+struct Dots {
+    width: usize,
+    height: usize,
+    across: usize,
+    down: usize,
+    braille: bool,
+    cells: Vec<(u8, Style)>,
+}
+
+impl Dots {
+    fn new(plot: Rect, braille: bool) -> Self {
+        let (across, down) = if braille { (2, 4) } else { (1, 2) };
+        Self {
+            width: usize::from(plot.width) * across,
+            height: usize::from(plot.height) * down,
+            across,
+            down,
+            braille,
+            cells: vec![(0, Style::new()); usize::from(plot.width) * usize::from(plot.height)],
+        }
+    }
+
+    /// Sets the dots of column `c` between two rows; rows outside are cut off, NaN draws nothing.
+    fn vertical(&mut self, c: usize, from: f64, to: f64, ink: Style, texture: Texture) {
+        let (top, bottom) = (from.min(to), from.max(to));
+        if from.is_nan() || to.is_nan() || bottom < -0.5 || top > self.height as f64 - 0.5 || c >= self.width {
+            return;
+        }
+        let last = self.height - 1;
+        for r in (top.round().max(0.0) as usize)..=(bottom.round().max(0.0) as usize).min(last) {
+            if texture == Texture::Dotted && !(c + r).is_multiple_of(2) {
+                continue;
+            }
+            let cell = (r / self.down) * (self.width / self.across) + c / self.across;
+            let bit = if self.braille {
+                // Unicode numbers braille dots down the left column, then the right, and the bottom pair last.
+                [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]][c % 2][r % 4]
+            } else {
+                1 << (r % 2)
+            };
+            let (mask, style) = &mut self.cells[cell];
+            *mask |= bit;
+            *style = ink;
+        }
+    }
+
+    /// Draws a straight line, cut at the sides. Points are (column, row); NaN at either end leaves a gap.
+    fn segment(&mut self, from: (f64, f64), to: (f64, f64), ink: Style, texture: Texture) {
+        let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+        if !(dx.is_finite() && dy.is_finite()) || dx <= 0.0 {
+            return;
+        }
+        let row = |x: f64| from.1 + (x.clamp(from.0, to.0) - from.0) / dx * dy;
+        let first = from.0.round().max(0.0);
+        let last = to.0.round().min((self.width - 1) as f64);
+        if first > last {
+            return;
+        }
+        for c in first as usize..=last as usize {
+            self.vertical(c, row(c as f64 - 0.5), row(c as f64 + 0.5), ink, texture);
+        }
+    }
+
+    fn flush(&self, buf: &mut Buffer, plot: Rect) {
+        let per_row = self.width / self.across;
+        for (i, (mask, style)) in self.cells.iter().enumerate().filter(|(_, (mask, _))| *mask != 0) {
+            let symbol = if self.braille {
+                char::from_u32(0x2800 + u32::from(*mask)).unwrap_or(' ')
+            } else {
+                ['\'', '.', ':'][usize::from(*mask) - 1]
+            };
+            let at = (plot.x + (i % per_row) as u16, plot.y + (i / per_row) as u16);
+            if let Some(cell) = buf.cell_mut(at) {
+                cell.reset();
+                cell.set_char(symbol).set_style(*style);
+            }
+        }
+    }
+}

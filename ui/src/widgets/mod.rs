@@ -1,0 +1,152 @@
+//! Drawing that several screens share.
+
+pub mod dialog;
+pub mod key_bar;
+pub mod line_chart;
+
+use crate::model::Model;
+use crate::msg::RunRow;
+use crate::text;
+use crate::words::StateKind;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use ratatui_core::widgets::Widget;
+use rundir::Failure;
+
+/// Writes one line into the first row of an area, cut with an ellipsis.
+pub fn write(model: &Model, buf: &mut Buffer, area: Rect, line: impl Into<Line<'static>>) {
+    if area.height > 0 && area.width > 0 {
+        let line = text::fit_line(line.into(), usize::from(area.width), model.symbols.ellipsis);
+        line.render(Rect { height: 1, ..area }, buf);
+    }
+}
+
+/// Writes lines from the top of an area; those without room are left out.
+pub fn write_lines(model: &Model, buf: &mut Buffer, area: Rect, lines: impl IntoIterator<Item = Line<'static>>) {
+    for (row, line) in (area.top()..area.bottom()).zip(lines) {
+        write(model, buf, Rect { y: row, height: 1, ..area }, line);
+    }
+}
+
+/// Writes one line at the left and one at the right end of a row; the right one goes first when both do not fit.
+pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'static>, right: Line<'static>) {
+    let needed = left.width() + 2 + right.width();
+    if needed <= usize::from(area.width) {
+        let width = right.width() as u16;
+        write(model, buf, Rect { x: area.right() - width, width, ..area }, right);
+        write(model, buf, area, left);
+    } else {
+        write(model, buf, area, left);
+    }
+}
+
+/// Draws a panel's heading — a rule with a title and a value at its end — and returns the area below.
+pub fn panel(
+    model: &Model,
+    buf: &mut Buffer,
+    area: Rect,
+    title: &str,
+    value: Vec<Span<'static>>,
+    focused: bool,
+) -> Rect {
+    let (top, below) = crate::layout::cut_top(area, 1);
+    if top.height == 0 || top.width == 0 {
+        return below;
+    }
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let width = usize::from(top.width);
+    let mut line = match focused {
+        true => vec![Span::styled(format!("{} {title} ", symbols.pointer), theme.accent)],
+        false => vec![Span::styled(format!("{}{} {title} ", symbols.rule, symbols.rule), theme.faint)],
+    };
+    if !focused {
+        // The rule is faint, the title is not.
+        line = vec![Span::styled(symbols.rule, theme.faint), Span::styled(format!(" {title} "), theme.strong)];
+    }
+    let used: usize = line.iter().map(Span::width).sum();
+    let value_width: usize = value.iter().map(Span::width).sum();
+    let fits = !value.is_empty() && used + value_width + 3 <= width;
+    let tail = if fits { value_width + 1 } else { 0 };
+    line.push(Span::styled(symbols.rule.repeat(width.saturating_sub(used + tail)), theme.faint));
+    if fits {
+        line.push(Span::raw(" "));
+        line.extend(value);
+    }
+    write(model, buf, top, Line::from(line));
+    below
+}
+
+/// Returns a state as glyph and word.
+pub fn state(model: &Model, kind: StateKind) -> Span<'static> {
+    let glyph = model.symbols.states[kind as usize];
+    Span::styled(format!("{glyph} {}", kind.word()), state_style(model, kind))
+}
+
+/// Returns the colour of a state.
+pub fn state_style(model: &Model, kind: StateKind) -> Style {
+    let theme = &model.theme;
+    match kind {
+        StateKind::Running | StateKind::Finished | StateKind::Saving => theme.good,
+        StateKind::Stalled | StateKind::Unknown => theme.warn,
+        StateKind::Failed | StateKind::Crashed => theme.bad,
+        StateKind::Starting | StateKind::Stopping => theme.accent,
+        StateKind::New | StateKind::Stopped => Style::new(),
+    }
+}
+
+/// Returns a progress bar of `width` cells. Never full before the end and never empty after the beginning.
+pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>> {
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let fraction = fraction(row);
+    let mut done = (fraction * width as f64).floor() as usize;
+    if fraction > 0.0 {
+        done = done.max(1);
+    }
+    let done = done.min(width);
+    let style = match StateKind::of(&row.state) {
+        StateKind::Finished => theme.good,
+        kind if kind.is_active() => theme.accent,
+        _ => theme.faint,
+    };
+    vec![
+        Span::styled(symbols.bar_done.repeat(done), style),
+        Span::styled(symbols.bar_open.repeat(width - done), theme.faint),
+    ]
+}
+
+/// Returns how much of a run is done, 0 to 1.
+pub fn fraction(row: &RunRow) -> f64 {
+    if row.steps_total == 0 { 0.0 } else { (row.step as f64 / row.steps_total as f64).clamp(0.0, 1.0) }
+}
+
+/// Returns a failure as lines of at most `width` cells: what, why, what to do.
+pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line<'static>> {
+    let mut lines: Vec<Line<'static>> = Vec::new();
+    let styled = |text: &str, style: Style| {
+        let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width);
+        wrapped.into_iter().map(move |line| Line::styled(line, style)).collect::<Vec<_>>()
+    };
+    lines.extend(styled(&capitalized(&failure.what), model.theme.bad));
+    lines.extend(styled(&capitalized(&failure.why), Style::new()));
+    if !failure.fix.is_empty() {
+        lines.extend(styled(&format!("What to do: {}", failure.fix), model.theme.accent));
+    }
+    lines
+}
+
+/// Makes the first letter of a sentence large.
+pub fn capitalized(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// Writes a short block of lines into the middle of an area: for what is empty, loading or broken.
+pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
+    let height = (lines.len() as u16).min(area.height);
+    let width = (lines.iter().map(Line::width).max().unwrap_or(0) as u16).min(area.width);
+    // A little above the middle looks like the middle.
+    let top = area.y + (area.height - height) * 2 / 5;
+    write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
+}
