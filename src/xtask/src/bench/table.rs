@@ -1,0 +1,85 @@
+//! The table of results.
+
+use crate::failure::{Failure, Result};
+
+/// One figure: what it is, its spread over the rounds, and what it must not exceed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// What was measured.
+    pub what: String,
+    /// `×` for a ratio, or a unit.
+    pub unit: &'static str,
+    /// One value per round.
+    pub rounds: Vec<f64>,
+    /// The bar.
+    pub at_most: f64,
+    /// The absolute values behind a ratio.
+    pub note: String,
+}
+
+impl Row {
+    /// The middle of the rounds.
+    pub fn median(&self) -> f64 {
+        median(&self.rounds)
+    }
+
+    /// Whether the bar holds.
+    pub fn holds(&self) -> bool {
+        self.median() <= self.at_most
+    }
+}
+
+/// The middle value; the upper one of two.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Prints the rows; a bar that does not hold is a failure.
+pub fn print(rows: &[Row]) -> Result<()> {
+    println!("{}", render(rows));
+    let missed: Vec<&str> = rows.iter().filter(|r| !r.holds()).map(|r| r.what.as_str()).collect();
+    if missed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        format!("{} of {} bars do not hold", missed.len(), rows.len()),
+        missed.join(", "),
+        "run it again on a quiet machine before you believe it",
+    ))
+}
+
+fn render(rows: &[Row]) -> String {
+    let mut text =
+        format!("\n{:<52} {:>9} {:>19} {:>9}\n", "what (ours / theirs)", "median", "lowest … highest", "bar");
+    for row in rows {
+        let (low, high) = row.rounds.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
+        let show = |value: f64| format!("{value:.2} {}", row.unit);
+        text += &format!(
+            "{:<52} {:>9} {:>19} {:>9} {}\n",
+            row.what,
+            show(row.median()),
+            format!("{low:.2} … {high:.2}"),
+            format!("≤ {}", show(row.at_most)),
+            if row.holds() { "✓" } else { "✗" },
+        );
+        if !row.note.is_empty() {
+            text += &format!("    {}\n", row.note);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_judged_by_its_median() {
+        let row = Row { what: "x".into(), unit: "×", rounds: vec![0.9, 5.0, 0.8], at_most: 1.0, note: String::new() };
+        assert_eq!(row.median(), 0.9);
+        assert!(row.holds());
+        assert!(render(&[row]).contains("0.80 … 5.00"));
+    }
+}

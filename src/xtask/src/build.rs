@@ -1,0 +1,16 @@
+//! `cargo xtask build`: gets libtorch and builds both programs.
+
+use crate::failure::{Failure, Result};
+use crate::libtorch;
+use crate::process::{cargo, run as run_command};
+
+/// Runs the command.
+pub fn run(args: &[String]) -> Result<()> {
+    if let [first, ..] = args {
+        return Err(Failure::request("cannot build", format!("{first:?} is not known"), "give no arguments"));
+    }
+    libtorch::ensure()?;
+    println!("building the console and the trainer (the first time takes some minutes)");
+    let mut build = cargo(["build", "--release", "--package", "vidtui", "--package", "trainer"]);
+    run_command(&mut build, "see the compiler's errors above")
+}

@@ -1,0 +1,118 @@
+//! `cargo xtask libtorch`: gets libtorch for the CPU and points `.libtorch` at it.
+//!
+//! It comes from PyTorch's wheel on the Python package index, which closed networks reach too, goes into the user's
+//! cache once for all checkouts, and `.cargo/config.toml` finds it through the link `.libtorch`.
+
+mod fetch;
+mod link;
+pub mod system;
+
+use std::env;
+use std::fs::{self, File, TryLockError};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::failure::{Failure, Result};
+use crate::workspace::{cache_dir, root};
+
+/// The version of libtorch that the crate `tch` is made for.
+pub const VERSION: &str = "2.11.0";
+
+/// What a folder must hold to be used as it is.
+const PARTS: [&str; 8] = [
+    "lib/libtorch.so",
+    "lib/libtorch_cpu.so",
+    "lib/libc10.so",
+    "lib/libgomp.so.1",
+    "lib/libcudart.so.13",
+    "lib/libcupti.so.13",
+    "include/torch/csrc/api/include/torch/torch.h",
+    "build-version",
+];
+
+/// Runs the command.
+pub fn run(args: &[String]) -> Result<()> {
+    if let [first, ..] = args {
+        return Err(Failure::request("cannot get libtorch", format!("{first:?} is not known"), "give no arguments"));
+    }
+    ensure()
+}
+
+/// Makes sure that cargo finds a libtorch: the user's own, else ours, fetched when it is not in the cache.
+pub fn ensure() -> Result<()> {
+    if let Some(own) = users_own(|name| env::var(name).ok(), root()) {
+        println!("libtorch: yours, {own}");
+        return system::require(&system::COMPILER);
+    }
+    let link = root().join(".libtorch");
+    if link::is_real(&link) {
+        return match missing_part(&link) {
+            None => {
+                println!("libtorch: the folder {link}");
+                Ok(())
+            }
+            Some(part) => Err(Failure::new(
+                format!("cannot use {link}"),
+                format!("it is a folder, not a link of ours, and has no {part}"),
+                "move it away, or set LIBTORCH to a libtorch of your own",
+            )),
+        };
+    }
+    system::require(&system::COMPILER)?;
+    let cache = cache_dir()?;
+    let folder = cache.join(format!("libtorch-{VERSION}-cpu"));
+    fs::create_dir_all(&cache)
+        .map_err(|e| Failure::new(format!("cannot make {cache}"), e, "set XDG_CACHE_HOME to a folder you can write"))?;
+    let lock = lock(&cache.join("libtorch.lock"))?;
+    if missing_part(&folder).is_some() {
+        fetch::fetch(&folder)?;
+    }
+    drop(lock);
+    link::point(&link, &folder)?;
+    println!("libtorch {VERSION}: {folder}");
+    Ok(())
+}
+
+/// Returns the libtorch that the user chose, in words. Cargo hands down the value of `.cargo/config.toml` too.
+fn users_own(var: impl Fn(&str) -> Option<String>, root: &Utf8Path) -> Option<String> {
+    if let Some(value) = var("LIBTORCH_USE_PYTORCH") {
+        return Some(format!("LIBTORCH_USE_PYTORCH={value}"));
+    }
+    let set = var("LIBTORCH").filter(|value| !value.is_empty() && *value != root.join(".libtorch"));
+    set.map(|value| format!("LIBTORCH={value}"))
+}
+
+fn missing_part(folder: &Utf8Path) -> Option<&'static str> {
+    PARTS.into_iter().find(|part| !folder.join(part).is_file())
+}
+
+/// Takes the lock that keeps two checkouts from fetching at once; it ends with the returned file.
+fn lock(path: &Utf8PathBuf) -> Result<File> {
+    let failure = |e: std::io::Error| Failure::new(format!("cannot lock {path}"), e, "check the folder's permissions");
+    let file = File::options().create(true).append(true).open(path).map_err(failure)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            println!("libtorch: waiting for another checkout that is fetching it");
+            file.lock().map(|()| file).map_err(failure)
+        }
+        Err(TryLockError::Error(e)) => Err(failure(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_libtorch_of_the_users_own_wins() {
+        let root = Utf8Path::new("/repo");
+        let own = |name: &'static str, value: &'static str| {
+            users_own(move |asked| (asked == name).then(|| value.to_owned()), root)
+        };
+        assert_eq!(own("LIBTORCH", "/opt/libtorch").as_deref(), Some("LIBTORCH=/opt/libtorch"));
+        assert_eq!(own("LIBTORCH_USE_PYTORCH", "1").as_deref(), Some("LIBTORCH_USE_PYTORCH=1"));
+        assert_eq!(own("LIBTORCH", "/repo/.libtorch"), None, "what cargo's config sets is ours");
+        assert_eq!(own("LIBTORCH", ""), None);
+    }
+}

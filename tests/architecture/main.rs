@@ -1,0 +1,158 @@
+//! Holds the workspace to ARCHITECTURE.md: the arrows between crates, and what must be absent where.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Dependencies from outside that the arrows name too.
+const OUTSIDE: [&str; 1] = ["tch"];
+
+/// The crates that may call C++, and so may be unsafe.
+const UNSAFE: [&str; 2] = ["c10d", "kernels"];
+
+type Arrows = BTreeMap<String, BTreeSet<String>>;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn cargo(args: &[&str]) -> String {
+    let out = Command::new(env!("CARGO")).args(args).current_dir(root()).output().unwrap();
+    assert!(out.status.success(), "cargo {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// Returns the packages of the workspace as `cargo metadata` describes them, xtask aside.
+fn packages() -> Vec<Value> {
+    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--no-deps"])).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+fn name(package: &Value) -> &str {
+    package["name"].as_str().unwrap()
+}
+
+fn folder(package: &Value) -> &Path {
+    Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap()
+}
+
+/// Returns the crates, with their versions, that a crate is built from.
+fn tree(package: &str, edges: &str) -> BTreeSet<String> {
+    let lines = cargo(&["tree", "--package", package, "--edges", edges, "--prefix", "none", "--format", "{p}"]);
+    lines.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+/// Reads the block of lines `crate -> crate crate`.
+fn drawn_arrows(text: &str) -> Arrows {
+    let (_, rest) = text.split_once("```arrows\n").expect("ARCHITECTURE.md has a block of arrows");
+    let (block, _) = rest.split_once("```").expect("the block of arrows ends");
+    let arrows = block.lines().filter(|line| !line.trim().is_empty()).map(|line| {
+        let (from, to) = line.split_once("->").unwrap_or_else(|| panic!("no arrow in {line:?}"));
+        (from.trim().to_owned(), to.split_whitespace().map(str::to_owned).collect())
+    });
+    arrows.collect()
+}
+
+fn real_arrows() -> Arrows {
+    let packages = packages();
+    let known: BTreeSet<&str> = packages.iter().map(name).chain(OUTSIDE).collect();
+    let arrow = |package: &Value| {
+        let normal = package["dependencies"].as_array().unwrap().iter().filter(|d| d["kind"].is_null());
+        let to = normal.map(name).filter(|name| known.contains(name)).map(str::to_owned).collect();
+        (name(package).to_owned(), to)
+    };
+    packages.iter().map(arrow).collect()
+}
+
+/// Calls `each` on every file below a folder with one of these endings.
+fn walk(folder: &Path, endings: &[&str], each: &mut dyn FnMut(&Path)) {
+    for entry in fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            walk(&path, endings, each);
+        } else if path.extension().is_some_and(|e| endings.iter().any(|ending| e == *ending)) {
+            each(&path);
+        }
+    }
+}
+
+#[test]
+fn the_arrows_are_those_that_are_drawn() {
+    let drawn = drawn_arrows(&read(&root().join("ARCHITECTURE.md")));
+    let mut wrong = Vec::new();
+    let real = real_arrows();
+    for crate_name in drawn.keys().chain(real.keys()).collect::<BTreeSet<_>>() {
+        match (drawn.get(crate_name), real.get(crate_name)) {
+            (Some(drawn), Some(real)) if drawn == real => {}
+            (Some(drawn), Some(real)) => wrong.push(format!(
+                "{crate_name}: drawn but not there {:?}, there but not drawn {:?}",
+                drawn.difference(real).collect::<Vec<_>>(),
+                real.difference(drawn).collect::<Vec<_>>()
+            )),
+            (None, _) => wrong.push(format!("{crate_name}: not drawn")),
+            (_, None) => wrong.push(format!("{crate_name}: drawn, but there is no such crate")),
+        }
+    }
+    assert!(wrong.is_empty(), "ARCHITECTURE.md and the Cargo.toml files disagree:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_folder_is_named_as_its_crate() {
+    for package in packages() {
+        assert_eq!(folder(&package).file_name().unwrap(), name(&package));
+    }
+}
+
+#[test]
+fn every_crate_but_two_forbids_unsafe_code() {
+    assert!(read(&root().join("Cargo.toml")).contains("\nunsafe_code = \"forbid\"\n"));
+    for package in packages().iter().filter(|p| !UNSAFE.contains(&name(p))) {
+        let manifest = read(&folder(package).join("Cargo.toml"));
+        assert!(manifest.contains("[lints]\nworkspace = true\n"), "{} has lints of its own", name(package));
+    }
+}
+
+#[test]
+fn no_other_language_is_spoken_outside_those_two() {
+    let root = root();
+    let mut strangers = Vec::new();
+    for part in ["src", "ui", "tests"] {
+        walk(&root.join(part), &["c", "cc", "cpp", "cu", "h", "hpp"], &mut |path| {
+            if !UNSAFE.iter().any(|name| path.starts_with(root.join("src").join(name))) {
+                strangers.push(path.to_owned());
+            }
+        });
+    }
+    assert!(strangers.is_empty(), "{strangers:?}");
+}
+
+#[test]
+fn the_screen_cannot_reach_a_terminal_a_runtime_or_the_system() {
+    let tree = tree("ui", "normal");
+    let banned =
+        ["crossterm", "libc", "mio", "nix", "ratatui", "rustix", "signal-hook", "termion", "tokio"].map(str::to_owned);
+    let found: Vec<_> = banned.iter().filter(|name| tree.contains(*name)).collect();
+    assert!(found.is_empty(), "ui is built from {found:?}; see `cargo tree -p ui -i {}`", found[0]);
+}
+
+#[test]
+fn the_console_is_built_without_libtorch() {
+    let tree = tree("vidtui", "normal,build");
+    assert!(tree.contains("ui"), "the tree is empty");
+    assert!(!tree.contains("tch") && !tree.contains("torch-sys"), "see `cargo tree -p vidtui -i torch-sys`");
+}
+
+#[test]
+fn the_model_knows_no_processes_and_parallelism_knows_no_model() {
+    assert!(!tree("dit", "normal").contains("c10d"));
+    assert!(!tree("dist", "normal").contains("dit"));
+}

@@ -1,0 +1,65 @@
+"""PyTorch's side of the training benchmark: diffusers' CogVideoX transformer with gradient checkpointing and AdamW.
+
+usage: train.py THREADS STEPS                                one process
+       torchrun --nproc-per-node N train.py THREADS STEPS    FSDP2 over gloo
+
+Prints one JSON object: seconds of every step (forward, backward, clip, optimizer) and the peak resident memory in GiB.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+
+import torch
+from diffusers import CogVideoXTransformer3DModel
+from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+threads, steps = int(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(threads)
+torch.manual_seed(0)
+model = CogVideoXTransformer3DModel(
+    num_attention_heads=8,
+    attention_head_dim=64,
+    in_channels=16,
+    out_channels=16,
+    time_embed_dim=512,
+    text_embed_dim=512,
+    num_layers=8,
+    sample_width=24,
+    sample_height=16,
+    sample_frames=49,
+    max_text_seq_length=64,
+    use_rotary_positional_embeddings=True,
+)
+parameters = sum(p.numel() for p in model.parameters())
+model.enable_gradient_checkpointing()
+rank = int(os.environ.get("RANK", "0"))
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.transformer_blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=1e-4, foreach=True)
+rotary = get_3d_rotary_pos_embed(64, ((0, 0), (8, 12)), (8, 12), 13)
+latent, text = torch.randn(1, 13, 16, 16, 24), torch.randn(1, 64, 512)
+seconds = []
+for _ in range(steps):
+    start = time.perf_counter()
+    noise = torch.randn_like(latent)
+    timestep = torch.randint(0, 1000, (1,))
+    output = model(latent + noise, text, timestep, image_rotary_emb=rotary, return_dict=False)[0]
+    (output - noise).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    seconds.append(time.perf_counter() - start)
+peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+if rank == 0:
+    print(json.dumps({"step_s": seconds, "peak_gib": peak_gib, "parameters": parameters}))
