@@ -5,6 +5,8 @@
 
 use crate::params::{Affine, SlotGrad, Slots, UnitParams};
 use crate::positions::rotate;
+use crate::segments::Segments;
+use crate::ttt::Ttt;
 use crate::vjp::{leaf, vjp};
 use kernels::attention::{Attended, attend};
 use recipe::{Model, Unit};
@@ -29,7 +31,10 @@ pub struct Block {
     text_len: i64,
     eps: f64,
     qk_eps: f64,
+    /// Of one segment.
     rotary: Option<Tensor>,
+    segments: Option<Segments>,
+    ttt: Option<Ttt>,
     norm1_linear: usize,
     norm1: usize,
     q: usize,
@@ -72,16 +77,19 @@ pub struct BlockGrads {
 }
 
 impl Block {
-    /// Finds a block's parameters by name; `rotary` is [`crate::positions::rotary`] for models that use it.
-    pub fn new(model: &Model, rotary: Option<Tensor>) -> Self {
+    /// Finds a block's parameters by name; `rotary` are the factors of one segment for models that use them, and
+    /// `scan_group` is how many mini-batches a TTT layer walks between saved states.
+    pub fn new(model: &Model, rotary: Option<Tensor>, scan_group: usize) -> Self {
         let slots = Slots::of(model, Unit::Block(0));
         Block {
             heads: model.num_heads as i64,
             head_dim: model.head_dim as i64,
-            text_len: model.text_len as i64,
+            text_len: model.text_tokens() as i64,
             eps: model.norm_eps,
             qk_eps: model.qk_norm_eps,
             rotary,
+            segments: Segments::new(model),
+            ttt: Ttt::new(model, scan_group),
             norm1_linear: slots.affine("norm1.linear"),
             norm1: slots.affine("norm1.norm"),
             q: slots.affine("attn.q"),
@@ -131,24 +139,42 @@ impl Block {
 
     /// The block itself. `known` is the result of attention on the same input, if it is at hand.
     fn apply(&self, p: &UnitParams, x_bld: &Tensor, act_be: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
-        let size = x_bld.size();
         let modulation = p.affine(self.norm1_linear).linear(act_be);
         let normed = self.modulated_norm(p.affine(self.norm1), x_bld, &modulation);
-        let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], self.heads, self.head_dim]);
-        let turned = |x: Tensor| match &self.rotary {
-            Some(rotary) => rotate(&x, rotary),
-            None => x,
-        };
-        let q = turned(p.affine(self.q_norm).layer_norm(&heads(self.q), self.qk_eps));
-        let k = turned(p.affine(self.k_norm).layer_norm(&heads(self.k), self.qk_eps));
-        let attended = attend(&q.transpose(1, 2), &k.transpose(1, 2), &heads(self.v).transpose(1, 2), known);
-        let merged = attended.out.transpose(1, 2).reshape([size[0], size[1], size[2]]);
-        let x = self.gated_add(x_bld, &p.affine(self.o).linear(&merged), &modulation);
+        let (mixed, attended) = self.mix(p, &normed, known);
+        let x = self.gated_add(x_bld, &mixed, &modulation);
 
         let modulation = p.affine(self.norm2_linear).linear(act_be);
         let normed = self.modulated_norm(p.affine(self.norm2), &x, &modulation);
         let hidden = p.affine(self.up).linear(&normed).gelu("tanh");
         (self.gated_add(&x, &p.affine(self.down).linear(&hidden), &modulation), attended)
+    }
+
+    /// Lets the tokens of a sequence, `[B, L, D]` after modulation, tell each other something: attention within
+    /// segments, then TTT layers across them.
+    pub fn mix(&self, p: &UnitParams, normed: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
+        let (local, attended) = self.attention(p, normed, known);
+        let mixed = self.ttt.as_ref().map_or_else(|| local.shallow_clone(), |ttt| ttt.both_ways(p, &local));
+        (mixed, attended)
+    }
+
+    /// Attention within each segment, projected: `[B, L, D]` to the same.
+    pub fn attention(&self, p: &UnitParams, normed: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
+        let size = normed.size();
+        let heads = |slot| p.affine(slot).linear(normed).view([size[0], size[1], self.heads, self.head_dim]);
+        // Shared frames are projected once; each segment then sees its tokens at its own positions.
+        let split = |x: Tensor| self.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
+        let turned = |x: Tensor| match &self.rotary {
+            Some(rotary) => rotate(&x, rotary),
+            None => x,
+        };
+        let q = turned(split(p.affine(self.q_norm).layer_norm(&heads(self.q), self.qk_eps)));
+        let k = turned(split(p.affine(self.k_norm).layer_norm(&heads(self.k), self.qk_eps)));
+        let attended = attend(&q.transpose(1, 2), &k.transpose(1, 2), &split(heads(self.v)).transpose(1, 2), known);
+        let merged = attended.out.transpose(1, 2).flatten(2, 3);
+        // The mean over segments before the projection is the mean after it, which is linear.
+        let merged = self.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
+        (p.affine(self.o).linear(&merged), attended)
     }
 
     /// One LayerNorm for both streams, then each stream's own shift and scale.

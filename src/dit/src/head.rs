@@ -38,7 +38,7 @@ impl Head {
         let slots = Slots::of(model, Unit::Root);
         Head {
             eps: model.norm_eps,
-            text_len: model.text_len as i64,
+            text_len: model.text_tokens() as i64,
             frames: model.latent_frames as i64,
             rows: (model.latent_height / model.patch_size) as i64,
             columns: (model.latent_width / model.patch_size) as i64,

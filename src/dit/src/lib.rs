@@ -14,4 +14,6 @@ pub mod head;
 pub mod network;
 pub mod params;
 pub mod positions;
+pub mod segments;
+pub mod ttt;
 mod vjp;

@@ -45,17 +45,18 @@ pub struct Walk {
 }
 
 impl Network {
-    /// Prepares the network of a model. `keep` says what every block but the last keeps for its backward pass.
-    pub fn new(model: &Model, keep: Keep) -> Self {
-        let rotary = (model.positions != Positions::SinCos).then(|| crate::positions::rotary(model));
-        Self::with_rotary(model, keep, rotary)
+    /// Prepares the network of a model. `keep` says what every block but the last keeps for its backward pass,
+    /// `scan_group` how many mini-batches a TTT layer walks between saved states.
+    pub fn new(model: &Model, keep: Keep, scan_group: usize) -> Self {
+        let rotary = (model.positions != Positions::SinCos).then(|| crate::segments::attention_rotary(model));
+        Self::with_rotary(model, keep, scan_group, rotary)
     }
 
-    /// As [`Network::new`], with rotary factors `[L, F/2]` of the caller's own.
-    pub fn with_rotary(model: &Model, keep: Keep, rotary: Option<Tensor>) -> Self {
+    /// As [`Network::new`], with rotary factors of one segment's attention, `[S, F/2]`, of the caller's own.
+    pub fn with_rotary(model: &Model, keep: Keep, scan_group: usize, rotary: Option<Tensor>) -> Self {
         Network {
             embedder: Embedder::new(model),
-            block: Block::new(model, rotary),
+            block: Block::new(model, rotary, scan_group),
             head: Head::new(model),
             num_blocks: model.num_layers,
             keep,

@@ -18,6 +18,11 @@ impl UnitParams {
         UnitParams(tensors)
     }
 
+    /// All tensors, in the order of the table.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.0
+    }
+
     /// The tensors that train, with their places in the table.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().enumerate().filter(|(_, t)| t.requires_grad())

@@ -24,7 +24,7 @@ pub fn rotary(model: &Model) -> Tensor {
     };
     let angles = Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
         .reshape([frames * rows * columns, head / 2]);
-    rotary_from(&angles.cos(), &angles.sin(), model.text_len as i64)
+    rotary_from(&angles.cos(), &angles.sin(), model.text_tokens() as i64)
 }
 
 /// Makes rotary factors from tables of the video tokens' cosines and sines, `[T·P, F/2]` each.
@@ -62,7 +62,7 @@ pub fn sin_cos(model: &Model) -> Tensor {
     let whole = |t: &Tensor, width: i64| t.expand([frames, rows, columns, width], false);
     let video = Tensor::cat(&[whole(&time, dim / 4), whole(&column, spatial), whole(&row, spatial)], -1)
         .reshape([frames * rows * columns, dim]);
-    let text = Tensor::zeros([model.text_len as i64, dim], (Kind::Double, Device::Cpu));
+    let text = Tensor::zeros([model.text_tokens() as i64, dim], (Kind::Double, Device::Cpu));
     Tensor::cat(&[text, video], 0).unsqueeze(0).to_kind(Kind::Float)
 }
 

@@ -13,7 +13,7 @@ use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
-use recipe::{Model, Positions, Role, Unit};
+use recipe::{Layer, LrAlignment, Model, ParamSpec, Positions, Role, Unit};
 use std::convert::Infallible;
 use support::{Tensors, entries, read, relative};
 use tch::{Kind, Tensor};
@@ -53,13 +53,21 @@ fn model(config: &Utf8Path, case: &Tensors) -> Model {
         latent_frames: latent[1] as usize,
         latent_height: latent[3] as usize,
         latent_width: latent[4] as usize,
+        segments: 1,
+        layer: Layer::None,
         ttt_mini_batch: 0,
+        ttt_base_lr: 0.1,
+        ttt_lr_alignment: LrAlignment::Aligned,
         norm_eps: config["norm_eps"].as_f64().unwrap(),
         qk_norm_eps: 1e-6,
         latent_scale: 1.0,
         spatial_interpolation: config["spatial_interpolation_scale"].as_f64().unwrap(),
         temporal_interpolation: config["temporal_interpolation_scale"].as_f64().unwrap(),
     }
+}
+
+fn diffusers(spec: &ParamSpec) -> &str {
+    spec.diffusers.as_deref().expect("diffusers has every tensor of plain CogVideoX")
 }
 
 /// Whole parameters by their diffusers names; gradients are kept under the same names.
@@ -75,7 +83,7 @@ impl Units for Whole<'_> {
     fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, Infallible> {
         let tensors = unit_specs(self.model, unit)
             .iter()
-            .map(|spec| self.weights[&spec.diffusers].detach().set_requires_grad(spec.role == Role::Trained))
+            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == Role::Trained))
             .collect();
         Ok(UnitParams::new(tensors))
     }
@@ -83,7 +91,7 @@ impl Units for Whole<'_> {
     fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Infallible> {
         let specs = unit_specs(self.model, unit);
         for (slot, grad) in grads {
-            let twice = self.grads.insert(specs[slot].diffusers.clone(), grad);
+            let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);
             assert!(twice.is_none(), "{} got two gradients", specs[slot].name);
         }
         Ok(())
@@ -105,7 +113,7 @@ fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
             dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
         });
         for keep in [Keep::Attention, Keep::Input] {
-            let network = Network::with_rotary(&model, keep, rotary.as_ref().map(Tensor::shallow_clone));
+            let network = Network::with_rotary(&model, keep, 16, rotary.as_ref().map(Tensor::shallow_clone));
             let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
             let inputs = Inputs {
                 latent: case["in.latent"].set_requires_grad(true),

@@ -1,4 +1,6 @@
-use crate::{Pattern, Positions, Recipe, Role, Schedule, Trainable, nearest::nearest, param_specs};
+use crate::{
+    Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, nearest::nearest, param_specs,
+};
 
 /// A rule between keys that a recipe breaks. Ranges of single keys are in the table of keys.
 #[derive(Debug)]
@@ -14,7 +16,9 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
     (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
     (&["model.head_dim", "model.num_heads", "model.positions"], positions_fit),
-    (&["model.text_len", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
+    (&["model.segments", "model.latent_frames"], whole_segments),
+    (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
+    (&["model.text_len", "model.segments", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
@@ -75,31 +79,66 @@ fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
+fn whole_segments(recipe: &Recipe) -> Result<(), Advice> {
+    let (n, frames) = (recipe.model.segments, recipe.model.latent_frames);
+    let wanted = SEGMENT_FRAMES * n + 1;
+    if n == 1 || frames == wanted {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "model.segments {n} need {n} × {SEGMENT_FRAMES} + 1 = {wanted} latent frames, model.latent_frames is {frames}"
+        ),
+        fix: format!(
+            "set model.latent_frames = {wanted}, or model.segments = {}",
+            (frames.saturating_sub(1) / SEGMENT_FRAMES).max(1)
+        ),
+    })
+}
+
+fn ttt_has_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.model.layer == Layer::None || recipe.model.ttt_mini_batch > 0 {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "TTT layers learn from mini-batches of tokens, and model.ttt_mini_batch is 0".into(),
+        fix: "set model.ttt_mini_batch = 64 for ttt_mlp, 16 for ttt_linear".into(),
+    })
+}
+
 fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let (length, batch) = (model.seq_len(), model.ttt_mini_batch);
     if batch == 0 || length.is_multiple_of(batch) {
         return Ok(());
     }
-    let over = length % batch;
-    let (fewer, more) = (model.text_len.checked_sub(over).filter(|&len| len > 0), model.text_len + batch - over);
-    let text_len = match fewer {
-        Some(fewer) if over <= batch - over => fewer,
-        _ => more,
+    // The nearest text length whose sequence fits; with several segments not every multiple can be reached.
+    let fits = |text_len: usize| (model.segments * text_len + model.video_tokens()).is_multiple_of(batch);
+    let nearest = (1..=batch)
+        .flat_map(|off| [model.text_len.checked_sub(off).filter(|&len| len > 0), model.text_len.checked_add(off)])
+        .flatten()
+        .find(|&text_len| fits(text_len));
+    let text = match model.segments {
+        1 => format!("{} text", model.text_len),
+        n => format!("{n} × {} text", model.text_len),
     };
     Err(Advice {
         why: format!(
-            "a sequence of {} text + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
-            model.text_len,
+            "a sequence of {text} + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
             model.latent_frames,
             model.tokens_per_frame(),
             division(length, batch)
         ),
-        fix: format!(
-            "set model.text_len = {text_len}, the nearest that fits ({} = {} × {batch})",
-            text_len + model.video_tokens(),
-            (text_len + model.video_tokens()) / batch
-        ),
+        fix: match nearest {
+            Some(text_len) => {
+                let length = model.segments * text_len + model.video_tokens();
+                format!(
+                    "set model.text_len = {text_len}, the nearest that fits ({length} = {} × {batch})",
+                    length / batch
+                )
+            }
+            None => "change model.latent_height or model.latent_width: no text length fits".into(),
+        },
     })
 }
 

@@ -1,4 +1,4 @@
-use crate::{Mesh, Model, Recipe, Role, param_specs};
+use crate::{Layer, Mesh, Model, Recipe, Role, param_specs};
 
 /// What a recipe costs, counted from its shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,14 +66,24 @@ impl RankMemory {
 // L tokens, D model width, E time width.
 fn forward_flops(m: &Model) -> f64 {
     let [l, d, e] = [m.seq_len(), m.dim(), m.time_embed_dim].map(|size| size as f64);
-    let [text, video] = [m.text_len, m.video_tokens()].map(|size| size as f64);
+    let [text, video] = [m.text_tokens(), m.video_tokens()].map(|size| size as f64);
     let patch = (m.patch_size * m.patch_size) as f64;
 
     let modulation = 2.0 * 6.0 * d * e;
     let projections = 4.0 * l * d * d;
-    let attention = 2.0 * l * l * d;
+    let segment = m.attention_len() as f64;
+    let attention = 2.0 * m.segments as f64 * segment * segment * d;
     let mlp = 8.0 * l * d * d;
-    let block = modulation + projections + attention + mlp;
+    // Each direction projects anew, and walks the sequence with seven products of F × 4F per token and head, or three
+    // of F × F.
+    let head = m.head_dim as f64;
+    let walk = match m.layer {
+        Layer::None => 0.0,
+        Layer::TttLinear => 3.0 * head * head,
+        Layer::TttMlp => 7.0 * 4.0 * head * head,
+    };
+    let ttt = if m.layer == Layer::None { 0.0 } else { 2.0 * l * (4.0 * d * d + m.num_heads as f64 * walk) };
+    let block = modulation + projections + attention + ttt + mlp;
 
     let embedding = video * d * patch * m.in_channels as f64 + text * m.text_dim as f64 * d + e * d + e * e;
     let last = 2.0 * d * e + video * d * patch * m.out_channels as f64;

@@ -16,8 +16,11 @@ pub struct Model {
     pub time_embed_dim: usize,
     /// Width of a text embedding.
     pub text_dim: usize,
-    /// Text tokens per sample.
+    /// Text tokens per segment.
     pub text_len: usize,
+    /// Parts of a video, each with a text of its own and 12 latent frames (the first has one more). Attention stays
+    /// within a segment; TTT layers see the whole.
+    pub segments: usize,
     /// Channels of the latent that goes in.
     pub in_channels: usize,
     /// Channels of the prediction that comes out.
@@ -30,8 +33,14 @@ pub struct Model {
     pub latent_height: usize,
     /// Columns of a latent frame.
     pub latent_width: usize,
+    /// What carries information along the whole sequence besides attention.
+    pub layer: Layer,
     /// Tokens per mini-batch of a TTT layer; the sequence must be a multiple of it. 0 turns the rule off.
     pub ttt_mini_batch: usize,
+    /// Peak learning rate of the inner loop of TTT layers.
+    pub ttt_base_lr: f64,
+    /// Which inner learning rate a token gets.
+    pub ttt_lr_alignment: LrAlignment,
     /// ε of the LayerNorms of blocks and of the final layer.
     pub norm_eps: f64,
     /// ε of the LayerNorms of queries and keys.
@@ -56,6 +65,32 @@ pub enum Positions {
     Learned,
 }
 
+/// What carries information along the whole sequence besides attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layer {
+    /// Nothing: plain CogVideoX.
+    None,
+    /// TTT layers whose inner model is a matrix.
+    TttLinear,
+    /// TTT layers whose inner model is a small MLP.
+    TttMlp,
+}
+
+/// Which inner learning rate a token of a TTT layer gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrAlignment {
+    /// Its own.
+    Aligned,
+    /// That of the token which the reference's kernels read it from, for weights trained there (with more than one
+    /// segment these are other tokens).
+    Upstream,
+}
+
+/// Latent frames of a segment besides the one it shares with the segment before.
+pub const SEGMENT_FRAMES: usize = 12;
+
 impl Model {
     /// Returns the width of the residual stream.
     pub fn dim(&self) -> usize {
@@ -72,8 +107,23 @@ impl Model {
         self.latent_frames * self.tokens_per_frame()
     }
 
+    /// Returns the text tokens of one sample.
+    pub fn text_tokens(&self) -> usize {
+        self.segments * self.text_len
+    }
+
     /// Returns the tokens of one sample: text, then video.
     pub fn seq_len(&self) -> usize {
-        self.text_len + self.video_tokens()
+        self.text_tokens() + self.video_tokens()
+    }
+
+    /// Returns the latent frames that one segment's attention sees; neighbours share one.
+    pub fn attention_frames(&self) -> usize {
+        if self.segments == 1 { self.latent_frames } else { SEGMENT_FRAMES + 1 }
+    }
+
+    /// Returns the tokens that one segment's attention sees.
+    pub fn attention_len(&self) -> usize {
+        self.text_len + self.attention_frames() * self.tokens_per_frame()
     }
 }

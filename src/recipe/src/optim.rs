@@ -1,3 +1,4 @@
+use crate::{Init, ParamSpec};
 use serde::{Deserialize, Serialize};
 
 /// The optimizer (AdamW) and how its learning rates move.
@@ -24,6 +25,8 @@ pub struct Optimizer {
     pub eps: f64,
     /// Decoupled weight decay, for parameters that are neither biases nor norms.
     pub weight_decay: f64,
+    /// Whether weight decay applies to the gates of TTT layers.
+    pub decay_gates: bool,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 leaves gradients as they are.
     pub clip_norm: f64,
 }
@@ -38,6 +41,13 @@ pub enum Schedule {
     Linear,
     /// Falls along half a cosine.
     Cosine,
+}
+
+impl Optimizer {
+    /// Tells whether weight decay applies to a tensor.
+    pub fn decays(&self, spec: &ParamSpec) -> bool {
+        spec.decay || (self.decay_gates && spec.init == Init::Gate)
+    }
 }
 
 impl Schedule {

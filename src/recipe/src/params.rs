@@ -1,4 +1,4 @@
-use crate::{Model, Positions};
+use crate::{Layer, Model, Positions};
 
 /// One tensor of the model: what it is called here and by diffusers, its shape, and how it is treated.
 ///
@@ -8,8 +8,8 @@ use crate::{Model, Positions};
 pub struct ParamSpec {
     /// Name in checkpoints, such as `blocks.3.attn.q.weight`.
     pub name: String,
-    /// Name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`.
-    pub diffusers: String,
+    /// Name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; none for TTT layers.
+    pub diffusers: Option<String>,
     /// Shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
     /// The unit it is gathered with.
@@ -30,11 +30,60 @@ impl ParamSpec {
         self.shape.iter().map(|&size| size as u64).product()
     }
 
+    /// Returns the tensor's name in a ttt-video-dit checkpoint, such as
+    /// `layers.3.seq_modeling_block.q.weight`; none for tensors that it does not have.
+    pub fn ttt_video(&self) -> Option<String> {
+        let (unit, name) = match self.unit {
+            Unit::Root => (String::new(), self.name.as_str()),
+            Unit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
+        };
+        let (ours, theirs) = TTT_VIDEO
+            .iter()
+            .find(|(ours, _)| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))?;
+        Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
+    }
+
     /// Tells whether the tensor has no elements, which no checked recipe allows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
+
+/// Our names within a unit, and those of ttt-video-dit; what follows a name is kept.
+const TTT_VIDEO: &[(&str, &str)] = &[
+    ("patch_embed.video", "patch_embedding.vid_proj"),
+    ("patch_embed.text", "patch_embedding.text_proj"),
+    ("time_embed.linear1", "time_embed.0"),
+    ("time_embed.linear2", "time_embed.2"),
+    ("final.norm", "transformer_norm"),
+    ("final.adaln.linear", "final_layer.adaLN_modulation.1"),
+    ("final.adaln.norm", "final_layer.norm"),
+    ("final.proj", "final_layer.linear"),
+    ("norm1.linear", "pre_seq_adaLN_modulation.1"),
+    ("norm1.norm", "pre_seq_layernorm"),
+    ("attn", "seq_modeling_block"),
+    ("norm2.linear", "pre_mlp_adaLN_modulation.1"),
+    ("norm2.norm", "pre_mlp_layernorm"),
+    ("mlp.up", "mlp.layer1"),
+    ("mlp.down", "mlp.layer2"),
+    ("ttt.q", "seq_modeling_block.ssm.ttt.wq"),
+    ("ttt.k", "seq_modeling_block.ssm.ttt.wk"),
+    ("ttt.v", "seq_modeling_block.ssm.ttt.wv"),
+    ("ttt.o", "seq_modeling_block.ssm.ttt.wo"),
+    ("ttt.lr.weight", "seq_modeling_block.ssm.ttt.learnable_ttt_lr_weight"),
+    ("ttt.lr.bias", "seq_modeling_block.ssm.ttt.learnable_ttt_lr_bias"),
+    ("ttt.inner_norm.weight", "seq_modeling_block.ssm.ttt.ttt_norm_weight"),
+    ("ttt.inner_norm.bias", "seq_modeling_block.ssm.ttt.ttt_norm_bias"),
+    ("ttt.post_norm", "seq_modeling_block.ssm.ttt.post_norm"),
+    ("ttt.inner1.weight", "seq_modeling_block.ssm.ttt.W1"),
+    ("ttt.inner1.bias", "seq_modeling_block.ssm.ttt.b1"),
+    ("ttt.inner2.weight", "seq_modeling_block.ssm.ttt.W2"),
+    ("ttt.inner2.bias", "seq_modeling_block.ssm.ttt.b2"),
+    ("ttt.gate.forward.video", "seq_modeling_block.forward_ssm_gating_video.gating_alpha"),
+    ("ttt.gate.forward.text", "seq_modeling_block.forward_ssm_gating_text.gating_alpha"),
+    ("ttt.gate.backward.video", "seq_modeling_block.backward_ssm_gating_video.gating_alpha"),
+    ("ttt.gate.backward.text", "seq_modeling_block.backward_ssm_gating_text.gating_alpha"),
+];
 
 /// The part of the model that a parameter is gathered with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +105,15 @@ pub enum Init {
     Ones,
     /// The sine and cosine table of positions.
     Positions,
+    /// Uniform within ±1/√in, for weight and bias: how the reference's converter begins TTT projections.
+    Linear {
+        /// Width of what goes in.
+        fan_in: usize,
+    },
+    /// Normal with a standard deviation of 0.02: inner weights and learning rates of TTT layers.
+    Normal,
+    /// 0.1: gates of TTT layers, so that a fresh layer is felt from the first step.
+    Gate,
 }
 
 /// Whether a tensor can be trained.
@@ -116,7 +174,33 @@ fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
     block.norm("norm2.norm", "norm2.norm", dim);
     block.layer("mlp.up", "ff.net.0.proj", &[4 * dim, dim], Init::Xavier);
     block.layer("mlp.down", "ff.net.2", &[dim, 4 * dim], Init::Xavier);
+    if m.layer != Layer::None {
+        ttt_specs(m, &mut block);
+    }
     block.specs
+}
+
+/// The TTT layer of a block and its gates. Source: the reference's `ttt_layer.py`; its names are those of
+/// `ssm.ttt.*` and `*_ssm_gating_*`.
+fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
+    let (dim, heads, head) = (m.dim(), m.num_heads, m.head_dim);
+    block.family = Family::Ttt;
+    for name in ["ttt.q", "ttt.k", "ttt.v", "ttt.o"] {
+        let init = Init::Linear { fan_in: dim };
+        block.push(format!("{name}.weight"), None, &[dim, dim], init, Role::Trained, true);
+        block.push(format!("{name}.bias"), None, &[dim], init, Role::Trained, false);
+    }
+    block.pair("ttt.lr", [&[heads, 1, dim], &[heads, 1]], [Init::Normal, Init::Zeros], true);
+    block.pair("ttt.inner_norm", [&[heads, head], &[heads, head]], [Init::Ones, Init::Zeros], false);
+    block.pair("ttt.post_norm", [&[dim], &[dim]], [Init::Ones, Init::Zeros], false);
+    let hidden = if m.layer == Layer::TttMlp { 4 * head } else { head };
+    block.pair("ttt.inner1", [&[heads, head, hidden], &[heads, 1, hidden]], [Init::Normal, Init::Zeros], true);
+    if m.layer == Layer::TttMlp {
+        block.pair("ttt.inner2", [&[heads, hidden, head], &[heads, 1, head]], [Init::Normal, Init::Zeros], true);
+    }
+    for name in ["forward.video", "forward.text", "backward.video", "backward.text"] {
+        block.push(format!("ttt.gate.{name}"), None, &[dim], Init::Gate, Role::Trained, false);
+    }
 }
 
 /// Collects the tensors of one unit.
@@ -124,39 +208,49 @@ struct Layers<'a> {
     unit: Unit,
     ours: &'a str,
     theirs: &'a str,
+    family: Family,
     specs: Vec<ParamSpec>,
 }
 
 impl<'a> Layers<'a> {
     fn new(unit: Unit, ours: &'a str, theirs: &'a str) -> Self {
-        Layers { unit, ours, theirs, specs: Vec::new() }
+        Layers { unit, ours, theirs, family: Family::Rest, specs: Vec::new() }
     }
 
     /// A linear layer or convolution: a weight, and a bias as long as the weight's first axis.
     fn layer(&mut self, name: &str, diffusers: &str, shape: &[usize], init: Init) {
-        self.push(format!("{name}.weight"), format!("{diffusers}.weight"), shape, init, Role::Trained, true);
-        self.push(format!("{name}.bias"), format!("{diffusers}.bias"), &shape[..1], Init::Zeros, Role::Trained, false);
+        self.push(format!("{name}.weight"), Some(format!("{diffusers}.weight")), shape, init, Role::Trained, true);
+        let bias = Some(format!("{diffusers}.bias"));
+        self.push(format!("{name}.bias"), bias, &shape[..1], Init::Zeros, Role::Trained, false);
     }
 
     /// A LayerNorm.
     fn norm(&mut self, name: &str, diffusers: &str, width: usize) {
-        self.push(format!("{name}.weight"), format!("{diffusers}.weight"), &[width], Init::Ones, Role::Trained, false);
-        self.push(format!("{name}.bias"), format!("{diffusers}.bias"), &[width], Init::Zeros, Role::Trained, false);
+        for (part, init) in [("weight", Init::Ones), ("bias", Init::Zeros)] {
+            let theirs = Some(format!("{diffusers}.{part}"));
+            self.push(format!("{name}.{part}"), theirs, &[width], init, Role::Trained, false);
+        }
+    }
+
+    /// A weight and a bias that diffusers does not have; `decay` is about the weight.
+    fn pair(&mut self, name: &str, shapes: [&[usize]; 2], init: [Init; 2], decay: bool) {
+        self.push(format!("{name}.weight"), None, shapes[0], init[0], Role::Trained, decay);
+        self.push(format!("{name}.bias"), None, shapes[1], init[1], Role::Trained, false);
     }
 
     fn buffer(&mut self, name: &str, diffusers: &str, shape: &[usize]) {
-        self.push(name.into(), diffusers.into(), shape, Init::Positions, Role::Buffer, false);
+        self.push(name.into(), Some(diffusers.into()), shape, Init::Positions, Role::Buffer, false);
     }
 
-    fn push(&mut self, name: String, diffusers: String, shape: &[usize], init: Init, role: Role, decay: bool) {
+    fn push(&mut self, name: String, diffusers: Option<String>, shape: &[usize], init: Init, role: Role, decay: bool) {
         self.specs.push(ParamSpec {
             name: format!("{}{name}", self.ours),
-            diffusers: format!("{}{diffusers}", self.theirs),
+            diffusers: diffusers.map(|name| format!("{}{name}", self.theirs)),
             shape: shape.to_vec(),
             unit: self.unit,
             init,
             role,
-            family: Family::Rest,
+            family: self.family,
             decay,
         });
     }
@@ -171,6 +265,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::LrAlignment;
 
     /// CogVideoX-5B, with the input of 49 frames of 480 × 720 pixels.
     fn cogvideox_5b() -> Model {
@@ -182,6 +277,10 @@ mod tests {
             time_embed_dim: 512,
             text_dim: 4096,
             text_len: 226,
+            segments: 1,
+            layer: Layer::None,
+            ttt_base_lr: 0.1,
+            ttt_lr_alignment: LrAlignment::Aligned,
             in_channels: 16,
             out_channels: 16,
             patch_size: 2,
@@ -202,6 +301,25 @@ mod tests {
         let specs = param_specs(&cogvideox_5b());
         assert_eq!(specs.len(), 24 * 42 + 16);
         assert_eq!(specs.iter().map(ParamSpec::len).sum::<u64>(), 5_570_283_072);
+    }
+
+    #[test]
+    fn ttt_layers_add_as_many_parameters_as_upstream_counts() {
+        for (layer, tensors, params) in [(Layer::TttMlp, 1948, 7_230_178_848), (Layer::TttLinear, 1864, 7_171_860_000)]
+        {
+            let specs = param_specs(&Model { layer, ..cogvideox_5b() });
+            assert_eq!(specs.len(), tensors);
+            assert_eq!(specs.iter().map(ParamSpec::len).sum::<u64>(), params);
+        }
+    }
+
+    #[test]
+    fn every_tensor_but_learned_positions_has_a_name_in_ttt_video() {
+        let specs = param_specs(&Model { layer: Layer::TttMlp, ..cogvideox_5b() });
+        let names: std::collections::BTreeSet<_> = specs.iter().map(|spec| spec.ttt_video().unwrap()).collect();
+        assert_eq!(names.len(), specs.len());
+        assert!(names.contains("layers.41.seq_modeling_block.ssm.ttt.W2"));
+        assert!(names.contains("layers.0.seq_modeling_block.q_norm.bias"));
     }
 
     #[test]
@@ -270,6 +388,10 @@ mod tests {
             time_embed_dim: size("time_embed_dim"),
             text_dim: size("text_embed_dim"),
             text_len: size("max_text_seq_length"),
+            segments: 1,
+            layer: Layer::None,
+            ttt_base_lr: 0.1,
+            ttt_lr_alignment: LrAlignment::Aligned,
             in_channels: size("in_channels"),
             out_channels: size("out_channels"),
             patch_size: size("patch_size"),
@@ -285,7 +407,8 @@ mod tests {
         for model in diffusers_models() {
             let config = std::fs::read(model.join("config.json")).unwrap();
             let specs = param_specs(&model_of(&serde_json::from_slice(&config).unwrap()));
-            let ours: BTreeMap<_, _> = specs.iter().map(|spec| (spec.diffusers.clone(), spec.shape.clone())).collect();
+            let named = |spec: &ParamSpec| (spec.diffusers.clone().unwrap(), spec.shape.clone());
+            let ours: BTreeMap<_, _> = specs.iter().map(named).collect();
             assert_eq!(ours.len(), specs.len(), "{model}: a name is listed twice");
             let files = model.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
             let theirs: Vec<_> =

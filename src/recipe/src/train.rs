@@ -174,6 +174,8 @@ impl Dtype {
 pub struct Remat {
     /// Keeps the attention output of each block; costs memory, saves the dearest part of the second forward pass.
     pub keep_attention: bool,
+    /// Mini-batches of a TTT layer between inner states that are saved for the backward pass.
+    pub scan_group: usize,
 }
 
 /// When checkpoints are written and how many stay.

@@ -9,7 +9,7 @@ use crate::optim::{Moment, Moments};
 use camino::Utf8Path;
 use dist::flat::Which;
 use dist::fsdp::{Fsdp, OwnedRun};
-use recipe::{Mesh, ParamSpec};
+use recipe::{Family, Mesh, ParamSpec};
 use rundir::{
     Checkpoint, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TrainState,
 };
@@ -57,6 +57,8 @@ pub enum Restore {
 /// One tensor as this rank holds it.
 struct Piece {
     name: String,
+    /// Whether a start from weights may lack it.
+    addable: bool,
     shape: Vec<usize>,
     start: i64,
     values: Tensor,
@@ -140,8 +142,12 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
                 "start from a checkpoint of the same model and trainable parameters, or from its weights alone",
             )
         };
-        let tensor =
-            tensors.get(piece.name.as_str()).ok_or_else(|| refuse(format!("it has no tensor {}", piece.name)))?;
+        let Some(tensor) = tensors.get(piece.name.as_str()) else {
+            if piece.addable && restore == Restore::Weights {
+                continue;
+            }
+            return Err(refuse(format!("it has no tensor {}", piece.name)));
+        };
         if tensor.shape != piece.shape {
             return Err(refuse(format!(
                 "{} is {:?} there, the recipe wants {:?}",
@@ -251,7 +257,13 @@ fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
 fn weight_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
     let piece = |owned: OwnedRun| {
         let spec = &sharded.tables[owned.unit][owned.run.slot];
-        Piece { name: spec.name.clone(), shape: spec.shape.clone(), start: owned.run.start, values: owned.values }
+        Piece {
+            name: spec.name.clone(),
+            addable: spec.family == Family::Ttt,
+            shape: spec.shape.clone(),
+            start: owned.run.start,
+            values: owned.values,
+        }
     };
     sharded.fsdp.owned().into_iter().map(piece).collect()
 }
@@ -264,6 +276,7 @@ fn moment_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
             let shard = sharded.moments.of(owned.unit, moment).expect("a trained shard has moments");
             pieces.push(Piece {
                 name: format!("{prefix}/{}", spec.name),
+                addable: false,
                 shape: spec.shape.clone(),
                 start: owned.run.start,
                 values: shard.narrow(0, owned.run.shard_start, owned.run.len),

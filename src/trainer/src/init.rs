@@ -22,10 +22,19 @@ fn first_values(spec: &ParamSpec, model: &Model, seed: u64) -> Tensor {
         Init::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
         Init::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
         Init::Positions => dit::positions::sin_cos(model),
+        Init::Gate => Tensor::full(&shape, 0.1, (Kind::Float, Device::Cpu)),
+        Init::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) * 0.02,
+        Init::Linear { fan_in } => {
+            seeds::uniform_tensor(seed, Purpose::Init, name_key(spec), &shape, 1.0 / (fan_in as f64).sqrt())
+        }
         Init::Xavier => {
             let fan_in: usize = spec.shape[1..].iter().product();
             let bound = (6.0 / (fan_in + spec.shape[0]) as f64).sqrt();
-            seeds::uniform_tensor(seed, Purpose::Init, xxh3_64(spec.name.as_bytes()), &shape, bound)
+            seeds::uniform_tensor(seed, Purpose::Init, name_key(spec), &shape, bound)
         }
     }
+}
+
+fn name_key(spec: &ParamSpec) -> u64 {
+    xxh3_64(spec.name.as_bytes())
 }

@@ -13,6 +13,8 @@ mod seeds;
 mod signals;
 mod step;
 mod supervise;
+#[cfg(test)]
+mod traces;
 mod trainer;
 
 use camino::Utf8PathBuf;

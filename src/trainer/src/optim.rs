@@ -64,7 +64,7 @@ pub enum Moment {
 
 impl Moments {
     /// Zeros for every trained shard.
-    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>]) -> Self {
+    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> Self {
         let owned = fsdp.owned();
         let shards = fsdp
             .shards()
@@ -72,13 +72,14 @@ impl Moments {
                 let mut segments: Vec<Segment> = Vec::new();
                 for o in owned.iter().filter(|o| o.unit == shard.unit && o.run.which == Which::Trained) {
                     let spec = &tables[o.unit][o.run.slot];
+                    let decay = optimizer.decays(spec);
                     match segments.last_mut() {
-                        Some(last) if (last.family, last.decay) == (spec.family, spec.decay) => last.len += o.run.len,
+                        Some(last) if (last.family, last.decay) == (spec.family, decay) => last.len += o.run.len,
                         _ => segments.push(Segment {
                             start: o.run.shard_start,
                             len: o.run.len,
                             family: spec.family,
-                            decay: spec.decay,
+                            decay,
                         }),
                     }
                 }

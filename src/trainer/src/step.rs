@@ -13,6 +13,7 @@ use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{Dtype, Recipe};
 use rundir::Failure;
+use std::ops::Range;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
@@ -80,6 +81,22 @@ impl Step<'_> {
         first: u64,
         wishes: Wishes,
     ) -> Result<Outcome, Failure> {
+        self.run_on(fsdp, moments, step, wishes, |places| {
+            let batch = data.batch(first + places.start..first + places.end)?;
+            Ok(self.noised(batch, first, places.start))
+        })
+    }
+
+    /// As [`Step::run`], on micro-batches that `read` gives: it is told which samples of the global batch are wanted, and
+    /// returns what goes in and the velocity that should come out.
+    pub fn run_on(
+        &self,
+        fsdp: &mut Fsdp,
+        moments: &mut Moments,
+        step: u64,
+        wishes: Wishes,
+        mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Tensor), Failure>,
+    ) -> Result<Outcome, Failure> {
         let start = Instant::now();
         let (mut data_s, mut forward_s) = (0.0, 0.0);
         let train = &self.recipe.train;
@@ -89,8 +106,7 @@ impl Step<'_> {
         for accum in 0..train.grad_accum as u64 {
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
-            let batch = data.batch(first + place..first + place + micro)?;
-            let (inputs, velocity) = self.noised(batch, first, place);
+            let (inputs, velocity) = read(place..place + micro)?;
             data_s += reading.elapsed().as_secs_f64();
             let mut sum = 0.0;
             let walk = self

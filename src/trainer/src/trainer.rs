@@ -15,7 +15,7 @@ use dist::mesh::MeshGroups;
 use dit::block::Keep;
 use dit::diffusion::Schedule;
 use dit::network::Network;
-use recipe::{ParamSpec, Recipe};
+use recipe::{Layer, ParamSpec, Recipe};
 use rundir::{Attempt, Checkpoint, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
 use std::time::Instant;
 
@@ -80,8 +80,8 @@ impl Trainer {
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
         let progress = Progress { step: 0, samples: 0, seed: recipe.train.seed, bad_steps: 0, saved: None };
         let mut trainer = Trainer {
-            moments: Moments::new(&fsdp, &tables),
-            network: Network::new(&recipe.model, keep),
+            moments: Moments::new(&fsdp, &tables, &recipe.optimizer),
+            network: Network::new(&recipe.model, keep, recipe.remat.scan_group),
             schedule: Schedule::default(),
             id: meta.id.clone(),
             run,
@@ -108,6 +108,8 @@ impl Trainer {
             }
             StartFrom::Weights { path } => {
                 let checkpoint = agree_on(self.fsdp.groups(), Checkpoint::open(&path).map_err(Failure::from))?;
+                // What the weights lack, which may only be TTT layers, begins as in a new run.
+                init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
                 self.load(&checkpoint, Restore::Weights)?;
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
@@ -233,7 +235,7 @@ impl Trainer {
             loss: finite(outcome.loss),
             grad_norm: finite(outcome.grad_norm),
             lr: outcome.lr.rest,
-            lr_ttt: None,
+            lr_ttt: (model.layer != Layer::None).then_some(outcome.lr.ttt),
             step_s,
             data_s: outcome.data_s,
             forward_s: outcome.forward_s,

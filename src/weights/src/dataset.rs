@@ -127,12 +127,29 @@ impl Index {
             return Err(self.wrong_latent(sample, latent, wanted));
         }
         let mut sizes = vec![header.bytes];
-        let mut tokens = 0;
+        if sample.text.len() != model.segments {
+            return Err(Failure::new(
+                self.what(sample, "has texts for another number of segments"),
+                format!(
+                    "it names {}, the recipe has {}",
+                    counted(sample.text.len(), "text"),
+                    counted(model.segments, "segment")
+                ),
+                "name one text per segment in text_chunk_emb, or set model.segments",
+            ));
+        }
         for file in &sample.text {
             let header = self.header(sample, file)?;
             let text = self.tensor(sample, &header, TEXT)?;
             match text.shape[..] {
-                [t, dim] if dim == model.text_dim => tokens += t,
+                [t, dim] if dim == model.text_dim && t == model.text_len => {}
+                [t, dim] if dim == model.text_dim => {
+                    return Err(Failure::new(
+                        self.what(sample, "has a text of the wrong length"),
+                        format!("{file} holds {t} tokens, the recipe wants {}", model.text_len),
+                        format!("set model.text_len = {t}, or encode the text again"),
+                    ));
+                }
                 _ => {
                     return Err(Failure::new(
                         self.what(sample, "has a text of the wrong shape"),
@@ -142,14 +159,6 @@ impl Index {
                 }
             }
             sizes.push(header.bytes);
-        }
-        if tokens != model.text_len {
-            let files: Vec<&str> = sample.text.iter().map(|file| file.as_str()).collect();
-            return Err(Failure::new(
-                self.what(sample, "has a text of the wrong length"),
-                format!("{} holds {tokens} tokens, the recipe wants {}", files.join(" + "), model.text_len),
-                format!("set model.text_len = {tokens}, or encode the text again"),
-            ));
         }
         Ok(sizes)
     }
@@ -199,6 +208,10 @@ impl Index {
 
 const EXAMPLE: &str = r#"{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"]}"#;
 
+fn counted(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
     let fix = match error.kind() {
         io::ErrorKind::NotFound => "set data.index to the index file of a dataset, or make the dataset first".into(),
@@ -231,18 +244,17 @@ mod tests {
 
     const LATENT_SHAPE: &[usize] = &[3, 16, 8, 8];
 
-    /// Two samples that fit; the text of the second is in two files.
+    /// Two samples that fit.
     fn dataset(folder: &Utf8Path) -> Utf8PathBuf {
         write(&folder.join("0.latent"), &[(LATENT, Dtype::F32, LATENT_SHAPE)]);
         write(&folder.join("1.latent"), &[(LATENT, Dtype::BF16, LATENT_SHAPE)]);
         write(&folder.join("0.text"), &[(TEXT, Dtype::F16, &[16, 32])]);
-        write(&folder.join("1a.text"), &[(TEXT, Dtype::F32, &[10, 32])]);
-        write(&folder.join("1b.text"), &[(TEXT, Dtype::F32, &[6, 32])]);
+        write(&folder.join("1.text"), &[(TEXT, Dtype::F32, &[16, 32])]);
         let index = folder.join("index.jsonl");
         let lines = concat!(
             "{\"vid_emb\": \"0.latent\", \"text_chunk_emb\": [\"0.text\"], \"caption\": \"a rabbit\", \"fps\": 24}\n",
             "\n",
-            "{\"vid_emb\": \"1.latent\", \"text_chunk_emb\": [\"1a.text\", \"1b.text\"]}",
+            "{\"vid_emb\": \"1.latent\", \"text_chunk_emb\": [\"1.text\"]}",
         );
         fs::write(&index, lines).unwrap();
         index
@@ -268,10 +280,9 @@ mod tests {
         let index = Index::open(&dataset(&folder)).unwrap();
         assert_eq!((index.samples[0].line, index.samples[1].line), (1, 3));
         assert_eq!(index.samples[0].caption, "a rabbit");
-        assert_eq!(index.samples[1].text, [folder.join("1a.text"), folder.join("1b.text")]);
+        assert_eq!(index.samples[1].text, [folder.join("1.text")]);
         let info = index.check(&model()).unwrap();
-        let sizes = ["0.latent", "0.text", "1.latent", "1a.text", "1b.text"]
-            .map(|f| fs::metadata(folder.join(f)).unwrap().len());
+        let sizes = ["0.latent", "0.text", "1.latent", "1.text"].map(|f| fs::metadata(folder.join(f)).unwrap().len());
         assert_eq!((info.samples, info.bytes), (2, sizes.iter().sum()));
     }
 
@@ -331,13 +342,13 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named_with_its_line() {
-        let failure = wrong(|folder| fs::remove_file(folder.join("1b.text")).unwrap());
+        let failure = wrong(|folder| fs::remove_file(folder.join("1.text")).unwrap());
         assert_eq!(
             failure,
             said(
                 "line 3 of index.jsonl cannot be used",
-                "cannot read 1b.text: there is no such file",
-                "check the path: is 1b.text spelled right, and is its disk mounted?"
+                "cannot read 1.text: there is no such file",
+                "check the path: is 1.text spelled right, and is its disk mounted?"
             )
         );
     }
@@ -372,9 +383,18 @@ mod tests {
     fn a_text_of_another_width_or_length_shows_both() {
         let wide = wrong(|folder| write(&folder.join("0.text"), &[(TEXT, Dtype::F32, &[16, 64])]));
         assert_eq!(wide.why, "0.text holds [16, 64], the recipe wants [tokens, 32]");
-        let long = wrong(|folder| write(&folder.join("1b.text"), &[(TEXT, Dtype::F32, &[7, 32])]));
-        assert_eq!(long.why, "1a.text + 1b.text holds 17 tokens, the recipe wants 16");
+        let long = wrong(|folder| write(&folder.join("1.text"), &[(TEXT, Dtype::F32, &[17, 32])]));
+        assert_eq!(long.why, "1.text holds 17 tokens, the recipe wants 16");
         assert!(long.fix.contains("model.text_len = 17"));
+    }
+
+    #[test]
+    fn every_segment_has_a_text_of_its_own() {
+        let (_keep, folder) = temp();
+        let index = Index::open(&dataset(&folder)).unwrap();
+        let failure = index.check(&Model { segments: 2, ..model() }).unwrap_err();
+        assert!(failure.what.ends_with("has texts for another number of segments"), "{failure}");
+        assert_eq!(failure.why, "it names 1 text, the recipe has 2 segments");
     }
 
     #[test]

@@ -48,3 +48,11 @@ pub fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
     let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
 }
+
+/// The free text of a safetensors file, by key.
+#[allow(dead_code, reason = "each test program compiles this module, and not each reads metadata")]
+pub fn metadata(path: &Utf8Path) -> HashMap<String, String> {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
+    header.metadata().clone().unwrap_or_default()
+}

@@ -1,0 +1,183 @@
+//! Segments of a long video: which tokens belong together, and in which order they are walked.
+//!
+//! A sequence lies as all text, then all video. Segment i is text i and latent frames 12i to 12i+12; neighbours share
+//! one frame. All index tensors hold positions in the sequence, `[L]` unless they say otherwise.
+
+use recipe::{LrAlignment, Model, SEGMENT_FRAMES};
+use tch::{Device, Tensor};
+
+/// The tokens of every segment's attention, and the way back. Only for more than one segment.
+#[derive(Debug)]
+pub struct Segments {
+    count: i64,
+    /// `[n·S]`, S tokens per segment: text, then video.
+    tokens: Tensor,
+    /// One over how many segments see a token, `[L, 1]`.
+    share: Tensor,
+}
+
+impl Segments {
+    /// Lays out the segments of a model; none for a model of one segment.
+    pub fn new(model: &Model) -> Option<Self> {
+        if model.segments == 1 {
+            return None;
+        }
+        let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
+        let mut tokens: Vec<i64> = Vec::new();
+        let mut seen = vec![0f32; model.seq_len()];
+        for segment in 0..n {
+            let video = n * text + segment * SEGMENT_FRAMES * frame;
+            let span = (SEGMENT_FRAMES + 1) * frame;
+            tokens.extend((segment * text..(segment + 1) * text).chain(video..video + span).map(|t| t as i64));
+        }
+        for token in &tokens {
+            seen[*token as usize] += 1.0;
+        }
+        let share = (Tensor::from_slice(&seen).reciprocal()).unsqueeze(1);
+        Some(Segments { count: n as i64, tokens: Tensor::from_slice(&tokens), share })
+    }
+
+    /// Makes a batch of segments, `[B·n, S, H, F]`, out of `[B, L, H, F]`.
+    pub fn split(&self, x_blhf: &Tensor) -> Tensor {
+        let size = x_blhf.size();
+        x_blhf.index_select(1, &self.tokens).view([size[0] * self.count, -1, size[2], size[3]])
+    }
+
+    /// Puts segments `[B·n, S, D]` back into sequences `[B, L, D]`; a token that two segments saw gets their mean.
+    pub fn merge(&self, x_bsd: &Tensor) -> Tensor {
+        let size = x_bsd.size();
+        let flat = x_bsd.reshape([size[0] / self.count, self.count * size[1], size[2]]);
+        let share = self.share.to_kind(x_bsd.kind());
+        let sum = Tensor::zeros([flat.size()[0], share.size()[0], size[2]], (x_bsd.kind(), Device::Cpu));
+        sum.index_add(1, &self.tokens, &flat) * share
+    }
+}
+
+/// The orders in which a TTT layer walks a sequence.
+#[derive(Debug)]
+pub struct Walk {
+    /// Time order: text 0, frames 0 to 12, text 1, frames 13 to 24, and so on. None when that is the order they lie in.
+    interleave: Option<Interleave>,
+    /// The way back in time, as positions: texts in reverse order (tokens within a text keep theirs), all video tokens
+    /// end to end. It is its own inverse.
+    reverse: Tensor,
+    /// Which token's learning rate each token of the walk gets, when it is not its own.
+    rates: Option<Tensor>,
+}
+
+#[derive(Debug)]
+struct Interleave {
+    there: Tensor,
+    back: Tensor,
+}
+
+impl Walk {
+    /// Lays out the walk of a model.
+    pub fn new(model: &Model) -> Self {
+        let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
+        let (first_video, len) = (n * text, model.seq_len());
+        let mut there: Vec<i64> = Vec::with_capacity(len);
+        for segment in 0..n {
+            // The first segment has the frame that no other shares with it.
+            let begin = if segment == 0 { 0 } else { segment * SEGMENT_FRAMES + 1 };
+            let end = if n == 1 { model.latent_frames } else { (segment + 1) * SEGMENT_FRAMES + 1 };
+            let video = first_video + begin * frame..first_video + end * frame;
+            there.extend((segment * text..(segment + 1) * text).chain(video).map(|t| t as i64));
+        }
+        let reverse: Vec<i64> = (0..n)
+            .rev()
+            .flat_map(|segment| segment * text..(segment + 1) * text)
+            .chain((first_video..len).rev())
+            .map(|t| t as i64)
+            .collect();
+        // The reference forms a matrix of rates per mini-batch before it reorders tokens, then moves its rows but not its
+        // columns, and its kernels read the last row: so a mini-batch gets the rates of the one its last token came from.
+        let rates = (model.ttt_lr_alignment == LrAlignment::Upstream && n > 1).then(|| {
+            let b = model.ttt_mini_batch;
+            let of = |batch: &[i64]| {
+                let from = *batch.last().expect("no mini-batch is empty") as usize / b * b;
+                (from..from + b).map(|t| t as i64).collect::<Vec<_>>()
+            };
+            Tensor::from_slice(&there.chunks_exact(b).flat_map(of).collect::<Vec<_>>())
+        });
+        let there = Tensor::from_slice(&there);
+        let interleave = (n > 1).then(|| Interleave { back: there.argsort(0, false), there: there.shallow_clone() });
+        Walk { interleave, reverse: Tensor::from_slice(&reverse), rates }
+    }
+
+    /// Puts tokens `[B, L, …]` in the order of the walk.
+    pub fn in_time(&self, x_bl: &Tensor) -> Tensor {
+        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.there))
+    }
+
+    /// Undoes [`Walk::in_time`].
+    pub fn as_they_lie(&self, x_bl: &Tensor) -> Tensor {
+        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.back))
+    }
+
+    /// Puts learning rates `[B, L, H]` in the order of the walk.
+    pub fn rates(&self, eta_blh: &Tensor) -> Tensor {
+        self.rates.as_ref().map_or_else(|| self.in_time(eta_blh), |from| eta_blh.index_select(1, from))
+    }
+
+    /// Turns tokens `[B, L, D]` back to front, or front to back.
+    pub fn reversed(&self, x_bld: &Tensor) -> Tensor {
+        x_bld.index_select(1, &self.reverse)
+    }
+}
+
+/// Rotary factors of one segment's attention, `[S, F/2]`: time begins at zero in every segment.
+pub fn attention_rotary(model: &Model) -> Tensor {
+    let one = Model { segments: 1, latent_frames: model.attention_frames(), ..model.clone() };
+    crate::positions::rotary(&one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Kind;
+
+    fn model(segments: usize) -> Model {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+        let recipe = recipe::load(file.into(), &[]).expect("a valid recipe").recipe;
+        Model {
+            segments,
+            text_len: 2,
+            latent_frames: SEGMENT_FRAMES * segments + 1,
+            latent_height: 2,
+            latent_width: 4,
+            ttt_mini_batch: 2,
+            ..recipe.model
+        }
+    }
+
+    fn sorted(t: &Tensor) -> Vec<i64> {
+        let mut v: Vec<i64> = Vec::try_from(t).expect("positions are integers");
+        v.sort_unstable();
+        v
+    }
+
+    #[test]
+    fn every_token_is_walked_once_in_both_directions() {
+        for n in 1..5 {
+            let model = model(n);
+            let walk = Walk::new(&model);
+            let all: Vec<i64> = (0..model.seq_len() as i64).collect();
+            assert_eq!(sorted(&walk.reverse), all);
+            let tokens = Tensor::from_slice(&all).unsqueeze(0);
+            assert_eq!(walk.as_they_lie(&walk.in_time(&tokens)), tokens);
+            assert_eq!(walk.reversed(&walk.reversed(&tokens)), tokens);
+        }
+    }
+
+    #[test]
+    fn splitting_and_merging_gives_the_sequence_back() {
+        let model = model(3);
+        let segments = Segments::new(&model).expect("three segments");
+        let x = Tensor::randn([2, model.seq_len() as i64, 2, 3], (Kind::Float, Device::Cpu));
+        let split = segments.split(&x);
+        assert_eq!(split.size(), [6, model.attention_len() as i64, 2, 3]);
+        let merged = segments.merge(&split.flatten(2, 3));
+        assert!((merged - x.flatten(2, 3)).abs().max().double_value(&[]) < 1e-6);
+    }
+}

@@ -1,0 +1,141 @@
+//! TTT layers: attention's complement along the whole video, forwards and backwards in time.
+//!
+//! Source: reference `ttt/models/ssm/ttt_layer.py` and `dit.py`; Dalal et al. 2025, "One-Minute Video Generation with
+//! Test-Time Training".
+
+use crate::params::{Slots, UnitParams};
+use crate::positions::rotate;
+use crate::segments::Walk;
+use kernels::ttt::{Inputs, Settings, scan};
+use recipe::{Layer, Model, Unit};
+use tch::{Kind, Tensor};
+
+/// ε of the inner norm, in both directions, and of the norm before the output projection.
+const EPS: f64 = 1e-6;
+
+/// The TTT layer of every block: sizes, orders, and where its parameters stand in the unit's table.
+#[derive(Debug)]
+pub struct Ttt {
+    heads: i64,
+    head_dim: i64,
+    text_tokens: i64,
+    base_lr: f64,
+    settings: Settings,
+    walk: Walk,
+    /// Of the whole sequence, frames counted from its beginning.
+    rotary: Tensor,
+    q: usize,
+    k: usize,
+    v: usize,
+    o: usize,
+    lr: usize,
+    inner_norm: usize,
+    post_norm: usize,
+    inner1: usize,
+    inner2: Option<usize>,
+    gates: [Gate; 2],
+}
+
+/// Places of the gates of one direction.
+#[derive(Debug, Clone, Copy)]
+struct Gate {
+    video: usize,
+    text: usize,
+}
+
+impl Ttt {
+    /// Finds the parameters by name; none for a model without TTT layers.
+    pub fn new(model: &Model, scan_group: usize) -> Option<Self> {
+        if model.layer == Layer::None {
+            return None;
+        }
+        let slots = Slots::of(model, Unit::Block(0));
+        let gate = |direction: &str| {
+            let find = |stream| {
+                let name = format!("ttt.gate.{direction}.{stream}");
+                slots.find(&name).expect("the parameter table names every gate")
+            };
+            Gate { video: find("video"), text: find("text") }
+        };
+        Some(Ttt {
+            heads: model.num_heads as i64,
+            head_dim: model.head_dim as i64,
+            text_tokens: model.text_tokens() as i64,
+            base_lr: model.ttt_base_lr,
+            settings: Settings { mini_batch: model.ttt_mini_batch as i64, scan_group: scan_group as i64, eps: EPS },
+            walk: Walk::new(model),
+            rotary: crate::positions::rotary(model),
+            q: slots.affine("ttt.q"),
+            k: slots.affine("ttt.k"),
+            v: slots.affine("ttt.v"),
+            o: slots.affine("ttt.o"),
+            lr: slots.affine("ttt.lr"),
+            inner_norm: slots.affine("ttt.inner_norm"),
+            post_norm: slots.affine("ttt.post_norm"),
+            inner1: slots.affine("ttt.inner1"),
+            inner2: (model.layer == Layer::TttMlp).then(|| slots.affine("ttt.inner2")),
+            gates: [gate("forward"), gate("backward")],
+        })
+    }
+
+    /// Adds the layer's output in both directions of time to tokens `[B, L, D]`, each through its gate.
+    ///
+    /// The second pass walks back over what the first one gave, so the two cannot be one call.
+    pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor) -> Tensor {
+        let there = x_bld + self.gate(p, self.gates[0]) * self.layer(p, x_bld);
+        let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there)));
+        there + self.gate(p, self.gates[1]) * back
+    }
+
+    /// The layer: tokens `[B, L, D]` in the order in which they lie, to the same.
+    pub fn layer(&self, p: &UnitParams, x_bld: &Tensor) -> Tensor {
+        let size = x_bld.size();
+        let (batch, len) = (size[0], size[1]);
+        let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, self.heads, self.head_dim]);
+        let unit = |x: Tensor| {
+            let norm = x.norm_scalaropt_dim(2.0, -1i64, true).clamp_min(1e-12);
+            rotate(&(x / norm), &self.rotary)
+        };
+        let (q, k, v) = (unit(heads(self.q)), unit(heads(self.k)), heads(self.v));
+
+        // Target: what the key lacks to the value, normalised by the unbiased deviation.
+        let norm = p.affine(self.inner_norm);
+        let lack = v - &k;
+        let centred = &lack - lack.mean_dim(-1i64, true, None::<Kind>);
+        let target = centred / (lack.std_dim(-1i64, true, true) + 1e-8) * norm.weight + norm.bias;
+
+        let lr = p.affine(self.lr);
+        let wanted = x_bld.linear(&lr.weight.squeeze_dim(1), Some(&lr.bias.squeeze_dim(1)));
+        let tokens = (self.head_dim * self.settings.mini_batch) as f64;
+        let eta = wanted.sigmoid() * (self.base_lr / tokens);
+
+        // [B, L, H, …] in the order of the walk, as one sequence per sample and head.
+        let sequences =
+            |x: &Tensor| self.walk.in_time(x).transpose(1, 2).reshape([batch * self.heads, len, self.head_dim]);
+        let eta = self.walk.rates(&eta).transpose(1, 2).reshape([batch * self.heads, len]);
+        let (first, second) = (p.affine(self.inner1), self.inner2.map(|slot| p.affine(slot)));
+        let out = scan(
+            self.settings,
+            &Inputs {
+                q: &sequences(&q),
+                k: &sequences(&k),
+                target: &sequences(&target),
+                eta: &eta,
+                norm: (norm.weight, norm.bias),
+                first: (first.weight, first.bias),
+                second: second.map(|a| (a.weight, a.bias)),
+            },
+        );
+        let merged = out.view([batch, self.heads, len, self.head_dim]).transpose(1, 2).reshape(&size);
+        let normed = p.affine(self.post_norm).layer_norm(&self.walk.as_they_lie(&merged), EPS);
+        p.affine(self.o).linear(&normed)
+    }
+
+    /// `tanh` of a direction's gates, laid over the sequence: `[1, L or 1, D]`.
+    fn gate(&self, p: &UnitParams, gate: Gate) -> Tensor {
+        let width = self.heads * self.head_dim;
+        let spread = |slot: usize, len: i64| p.tensor(slot).tanh().view([1, 1, width]).expand([1, len, width], false);
+        let video = self.rotary.size()[0] - self.text_tokens;
+        Tensor::cat(&[spread(gate.text, self.text_tokens), spread(gate.video, video)], 1)
+    }
+}
