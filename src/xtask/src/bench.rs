@@ -7,29 +7,27 @@ mod console;
 mod python;
 mod table;
 mod train;
+mod ttt;
 
 use crate::build;
 use crate::failure::{Failure, Result};
 use table::{Row, print};
 
-/// Runs the command: `bench [train|console]`.
+/// What can be measured, by name.
+const PARTS: &[(&str, fn() -> Result<Vec<Row>>)] =
+    &[("train", train::rows), ("ttt", ttt::rows), ("console", console::rows)];
+
+/// Runs the command: `bench [PART]…`; all parts when none is named.
 pub fn run(args: &[String]) -> Result<()> {
-    let (train, console) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => (true, true),
-        ["train"] => (true, false),
-        ["console"] => (false, true),
-        _ => {
-            let given = args.join(" ");
-            return Err(Failure::request("cannot bench", given, "usage: cargo xtask bench [train|console]"));
-        }
-    };
+    if let Some(unknown) = args.iter().find(|arg| !PARTS.iter().any(|(name, _)| name == arg)) {
+        let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        let fix = format!("the parts are {}", names.join(", "));
+        return Err(Failure::request("cannot bench", format!("there is no part {unknown:?}"), fix));
+    }
     build::run(&[])?;
     let mut rows: Vec<Row> = Vec::new();
-    if train {
-        rows.extend(train::rows()?);
-    }
-    if console {
-        rows.extend(console::rows()?);
+    for (_, measure) in PARTS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
+        rows.extend(measure()?);
     }
     print(&rows)
 }
