@@ -13,9 +13,11 @@ use crate::build;
 use crate::failure::{Failure, Result};
 use table::{Row, print};
 
+/// Measures something in several rounds.
+type Measure = fn() -> Result<Vec<Row>>;
+
 /// What can be measured, by name.
-const PARTS: &[(&str, fn() -> Result<Vec<Row>>)] =
-    &[("train", train::rows), ("ttt", ttt::rows), ("console", console::rows)];
+const PARTS: &[(&str, Measure)] = &[("train", train::rows), ("ttt", ttt::rows), ("console", console::rows)];
 
 /// Runs the command: `bench [PART]…`; all parts when none is named.
 pub fn run(args: &[String]) -> Result<()> {

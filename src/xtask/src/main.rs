@@ -10,6 +10,7 @@ mod fixtures;
 mod libtorch;
 mod process;
 mod progress;
+mod rig;
 mod test;
 mod workspace;
 
@@ -32,8 +33,9 @@ const COMMANDS: &[Command] = &[
     Command { name: "libtorch", args: "", does: "gets libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
     Command { name: "test", args: "[FILTER]", does: "builds and runs all tests, after getting what they need", run: test::run },
     Command { name: "ci", args: "", does: "runs fmt, clippy, all tests and docs: what must hold before a change goes in", run: ci::run },
-    Command { name: "bench", args: "[train|console]", does: "measures against PyTorch, and the console's first frame and idle cost", run: bench::run },
+    Command { name: "bench", args: "[PART]", does: "measures against PyTorch, and the console's first frame and idle cost", run: bench::run },
     Command { name: "fixtures", args: "[--clip VIDEO]", does: "makes the demo's latents and texts from its clip (needs ffmpeg)", run: fixtures::run },
+    Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts N nodes with SSH servers on this machine, or ends them", run: rig::run },
     Command { name: "decode", args: "LATENT OUT.png", does: "turns a demo latent back into a picture (needs ffmpeg)", run: decode::run },
 ];
 

@@ -13,6 +13,9 @@ const THREADS: &str = "2";
 /// Passes of one round; the first, which warms up, does not count.
 const PASSES: &str = "5";
 
+/// Seconds of the median pass, and the growth of peak memory in GiB.
+type Figures = (f64, f64);
+
 /// Measures forward plus backward: 8 heads of width 64, 64 mini-batches of 64 tokens, fp32.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
@@ -28,8 +31,8 @@ pub fn rows() -> Result<Vec<Row>> {
         let theirs = figures(&mut command(bin.join("python"), [script.as_str(), THREADS, PASSES]))?;
         rounds.push((ours, theirs));
     }
-    let row = |what: &str, unit: &'static str, pick: fn(&(f64, f64)) -> f64| {
-        let each = |side: fn(&((f64, f64), (f64, f64))) -> (f64, f64)| {
+    let row = |what: &str, unit: &'static str, pick: fn(&Figures) -> f64| {
+        let each = |side: fn(&(Figures, Figures)) -> Figures| {
             median(&rounds.iter().map(|round| pick(&side(round))).collect::<Vec<_>>())
         };
         Row {
@@ -43,8 +46,7 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(vec![row("time", "s", |f| f.0), row("growth of peak memory", "GiB", |f| f.1)])
 }
 
-/// Seconds of the median pass, and the growth of peak memory.
-fn figures(program: &mut std::process::Command) -> Result<(f64, f64)> {
+fn figures(program: &mut std::process::Command) -> Result<Figures> {
     let printed = output(program, "run it by hand")?.stdout;
     let said: Value = serde_json::from_slice(&printed)
         .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))?;
