@@ -55,6 +55,7 @@ fn sample(step: u64) -> MetricSample {
         forward_s: 0.2 + 0.003 * x,
         backward_s: 0.4 + 0.004 * x,
         optimizer_s: 0.05 + 0.001 * x,
+        checkpoint_s: 0.0,
         samples_per_s: 5.0 + x,
         tokens_per_s: 12345.0 + 100.0 * x,
         mem_gib_by_rank: vec![1.1 + x, 1.2 + x],

@@ -2,7 +2,7 @@
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir, StartFrom};
-use cluster::Placement;
+use cluster::{NodeId, Placement};
 use recipe::Mesh;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fs;
@@ -33,6 +33,22 @@ pub struct Attempt {
     pub mesh: Mesh,
     /// Where its ranks run.
     pub placement: Placement,
+    /// How its nodes are reached by SSH; empty when it was started on this machine alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logins: Vec<Login>,
+}
+
+/// How a node is reached by SSH. What is not said here, the user's SSH configuration says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Login {
+    /// The node, by the name that SSH is asked for.
+    pub node: NodeId,
+    /// Who logs in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The port of its SSH server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
 }
 
 impl Versioned for Attempt {

@@ -32,9 +32,10 @@ mod staging;
 mod state;
 mod summary;
 mod tail;
+mod whole_folder;
 
 pub use append::LineAppender;
-pub use attempt::{Attempt, AttemptWhy};
+pub use attempt::{Attempt, AttemptWhy, Login};
 pub use checkpoint::{Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, xxh3_hex};
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Error, Failure};
@@ -51,6 +52,7 @@ pub use staging::Staging;
 pub use state::{Liveness, RunFacts, RunState, derive, stall_after_s};
 pub use summary::{RunSummary, list_runs};
 pub use tail::{Batch, Tail};
+pub use whole_folder::WholeFolder;
 
 /// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
 ///

@@ -50,6 +50,9 @@ pub struct MetricSample {
     /// Seconds of clipping and the optimizer.
     #[serde(default, serialize_with = "millionth")]
     pub optimizer_s: f64,
+    /// Seconds that the step before was held up by saving; writing itself goes on beside the training.
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    pub checkpoint_s: f64,
     /// Samples per second, all ranks together.
     #[serde(default, serialize_with = "thousandth")]
     pub samples_per_s: f64,
@@ -83,6 +86,7 @@ impl Default for MetricSample {
             forward_s: 0.0,
             backward_s: 0.0,
             optimizer_s: 0.0,
+            checkpoint_s: 0.0,
             samples_per_s: 0.0,
             tokens_per_s: 0.0,
             mem_gib_by_rank: Vec::new(),
@@ -98,6 +102,10 @@ fn single<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
 
 fn maybe_single<S: Serializer>(x: &Option<f64>, s: S) -> Result<S::Ok, S::Error> {
     x.map(|x| x as f32).serialize(s)
+}
+
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
 }
 
 fn thousandth<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {

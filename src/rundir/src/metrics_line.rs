@@ -39,6 +39,10 @@ pub(crate) fn parse(line: &[u8]) -> Option<MetricSample> {
         forward_s: at.named(b",\"forward_s\":")?,
         backward_s: at.named(b",\"backward_s\":")?,
         optimizer_s: at.named(b",\"optimizer_s\":")?,
+        checkpoint_s: match at.skip(b",\"checkpoint_s\":") {
+            Some(()) => at.number()?,
+            None => 0.0,
+        },
         samples_per_s: at.named(b",\"samples_per_s\":")?,
         tokens_per_s: at.named(b",\"tokens_per_s\":")?,
         mem_gib_by_rank: at.numbers(b",\"mem_gib_by_rank\":[")?,
@@ -183,7 +187,7 @@ mod tests {
                 lr: single(numbers[1]),
                 lr_ttt: ttt.then_some(single(numbers[2])),
                 step_s: usual[1], data_s: usual[2], forward_s: numbers[3].clamp(-1e200, 1e200), backward_s: usual[3],
-                optimizer_s: usual[4], samples_per_s: usual[5], tokens_per_s: usual[6],
+                optimizer_s: usual[4], checkpoint_s: if ttt { usual[5] } else { 0.0 }, samples_per_s: usual[5], tokens_per_s: usual[6],
                 mem_gib_by_rank: ranks.clone(), mem_peak_gib_by_rank: vec![], step_s_by_rank: ranks,
             };
             let line = serde_json::to_string(&sample).unwrap();

@@ -2,12 +2,8 @@
 
 use crate::files::write_toml;
 use crate::layout::step_files;
-use crate::{Error, FileSum, Manifest, RunDir, TrainState, file_sum};
+use crate::{Error, FileSum, Manifest, RunDir, TrainState, WholeFolder, file_sum};
 use camino::{Utf8Path, Utf8PathBuf};
-use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
-use std::fs::{self, File};
-use std::io;
 
 /// A checkpoint being saved, in a folder of its own beside the finished ones.
 ///
@@ -15,19 +11,24 @@ use std::io;
 /// [`Staging::commit`] after. Until the commit's rename the finished checkpoints are untouched, also one of the same step.
 #[derive(Debug, Clone)]
 pub struct Staging {
-    run: RunDir,
-    step: u64,
+    folder: WholeFolder,
 }
 
 impl Staging {
     /// Names the staging folder of a step; touches nothing.
     pub fn new(run: &RunDir, step: u64) -> Self {
-        Staging { run: run.clone(), step }
+        let dir = run.checkpoints().join(format!("saving-{step:08}"));
+        Staging { folder: WholeFolder::new(dir, run.step_dir(step)) }
+    }
+
+    /// Names the staging folder of a checkpoint outside of any run, such as converted weights; touches nothing.
+    pub fn alone(place: &Utf8Path) -> Self {
+        Staging { folder: WholeFolder::beside(place) }
     }
 
     /// Where the ranks write.
     pub fn dir(&self) -> Utf8PathBuf {
-        self.run.checkpoints().join(format!("saving-{:08}", self.step))
+        self.folder.dir().to_owned()
     }
 
     /// Makes an empty staging folder, removing what an interrupted save left.
@@ -35,9 +36,7 @@ impl Staging {
     /// # Errors
     /// [`Error::Io`].
     pub fn prepare(&self) -> Result<(), Error> {
-        let dir = self.dir();
-        remove(&dir)?;
-        fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))
+        self.folder.prepare()
     }
 
     /// Removes the staging folder of a save that failed.
@@ -45,7 +44,7 @@ impl Staging {
     /// # Errors
     /// [`Error::Io`].
     pub fn abandon(&self) -> Result<(), Error> {
-        remove(&self.dir())
+        self.folder.abandon()
     }
 
     /// Writes state and manifest, then renames the folder into place; `manifest.files` lists the files of all ranks.
@@ -55,41 +54,14 @@ impl Staging {
     /// # Errors
     /// [`Error::Io`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.
     pub fn commit(&self, state: &TrainState, mut manifest: Manifest) -> Result<(Utf8PathBuf, u64), Error> {
-        let (dir, last) = (self.dir(), self.run.step_dir(self.step));
+        let dir = self.dir();
         write_toml(&dir.join(step_files::STATE), state)?;
         manifest.files.push(file_sum(&dir.join(step_files::STATE))?);
         manifest.check_slices().map_err(|why| Error::Incomplete { dir: dir.clone(), why })?;
         write_toml(&dir.join(step_files::MANIFEST), &manifest)?;
-        sync_dir(&dir)?;
-        replace(&dir, &last)?;
-        sync_dir(&self.run.checkpoints())?;
-        // What was replaced, if anything was.
-        remove(&dir)?;
-        Ok((last, manifest.files.iter().map(|f: &FileSum| f.bytes).sum()))
+        self.folder.commit()?;
+        Ok((self.folder.place().to_owned(), manifest.files.iter().map(|f: &FileSum| f.bytes).sum()))
     }
-}
-
-/// Puts `new` in the place of `old`, which may not exist. Where the system can, both change places at once, so that
-/// there is no moment without either.
-fn replace(new: &Utf8Path, old: &Utf8Path) -> Result<(), Error> {
-    let swapped = renameat2(AT_FDCWD, new.as_std_path(), AT_FDCWD, old.as_std_path(), RenameFlags::RENAME_EXCHANGE);
-    match swapped {
-        Ok(()) => Ok(()),
-        Err(Errno::ENOENT) => fs::rename(new, old).map_err(|e| Error::io("create", old, e)),
-        // Some network file systems cannot swap.
-        Err(_) => remove(old).and_then(|()| fs::rename(new, old).map_err(|e| Error::io("create", old, e))),
-    }
-}
-
-fn remove(dir: &Utf8Path) -> Result<(), Error> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", dir, e)),
-        _ => Ok(()),
-    }
-}
-
-fn sync_dir(dir: &Utf8Path) -> Result<(), Error> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
 }
 
 #[cfg(test)]
@@ -97,6 +69,7 @@ mod tests {
     use super::*;
     use crate::{Checkpoint, RunId, SCHEMA, checkpoints, latest};
     use recipe::Mesh;
+    use std::fs;
 
     fn state(step: u64) -> TrainState {
         TrainState {

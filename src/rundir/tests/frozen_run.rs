@@ -187,6 +187,7 @@ mod made {
             steps: None,
             mesh: MESH,
             placement: Placement { ranks: vec![place(0), place(1)] },
+            logins: Vec::new(),
         })
         .unwrap();
         let pid = 5000 + 100 * number as i32;
@@ -219,6 +220,7 @@ mod made {
             forward_s: 0.75,
             backward_s: 1.5,
             optimizer_s: 0.25,
+            checkpoint_s: 0.0,
             samples_per_s: 1.6,
             tokens_per_s: 409.6,
             mem_gib_by_rank: vec![0.625, 0.5],

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::thread::JoinHandle;
 use tch::{Kind, Tensor};
 use weights::{Header, read_range};
 
@@ -33,8 +34,6 @@ pub struct Sharded<'a> {
 
 /// Which checkpoint is saved.
 pub struct Saved<'a> {
-    /// The run it belongs to.
-    pub run: &'a RunDir,
     /// Its id.
     pub id: &'a RunId,
     /// The attempt that saves.
@@ -71,26 +70,63 @@ struct Part {
     tensors: Vec<LogicalTensor>,
 }
 
-/// Saves a checkpoint; returns its folder's size in bytes. A collective.
+/// A checkpoint that is being written while training goes on.
+///
+/// Its tensors are copies, so the next step may change the originals.
+pub struct Writing {
+    /// The state that it saves.
+    pub state: TrainState,
+    staging: Staging,
+    thread: JoinHandle<Result<Part, Failure>>,
+}
+
+impl Writing {
+    /// Whether this rank has written its part.
+    pub fn is_done(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// Copies this rank's part of a checkpoint and starts writing it. A collective, short beside the writing.
+///
+/// # Errors
+/// When the staging folder cannot be made.
+pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<Writing, Failure> {
+    let groups = sharded.fsdp.groups();
+    let staging = Staging::new(run, state.step);
+    let first = groups.world.rank() == 0;
+    agree(&groups.world, if first { staging.prepare().map_err(Failure::from) } else { Ok(()) })?;
+    let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
+        let rank = groups.world.rank();
+        let copies = |pieces: Vec<Piece>| pieces.into_iter().map(|p| Piece { values: p.values.copy(), ..p }).collect();
+        vec![
+            (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))),
+            (format!("optim-{rank:05}.safetensors"), copies(moment_pieces(sharded))),
+        ]
+    } else {
+        Vec::new()
+    };
+    let dir = staging.dir();
+    let thread = std::thread::spawn(move || write_part(files, &dir));
+    Ok(Writing { state, staging, thread })
+}
+
+/// Waits for all ranks to have written their parts, and puts the checkpoint in its place; returns its size in bytes.
+/// A collective.
 ///
 /// # Errors
 /// The first failure of any rank; the staging folder is removed then, and earlier checkpoints are as they were.
-pub fn save(sharded: &Sharded<'_>, saved: &Saved<'_>, state: &TrainState) -> Result<u64, Failure> {
-    let groups = sharded.fsdp.groups();
-    let staging = Staging::new(saved.run, state.step);
-    let first = groups.world.rank() == 0;
-    agree(&groups.world, if first { staging.prepare().map_err(Failure::from) } else { Ok(()) })?;
-    let written = if groups.replicate.rank() == 0 {
-        write_part(sharded, &staging.dir(), groups.world.rank())
-    } else {
-        Ok(Part::default())
-    };
-    let committed = agree(&groups.world, written).and_then(|parts| {
+pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>) -> Result<u64, Failure> {
+    let world = &fsdp.groups().world;
+    let first = world.rank() == 0;
+    let Writing { state, staging, thread } = writing;
+    let written = thread.join().expect("writing a checkpoint does not panic");
+    let committed = agree(world, written).and_then(|parts| {
         let commit = || {
-            let manifest = merge(parts, saved, state);
-            staging.commit(state, manifest).map(|(_, bytes)| bytes).map_err(Failure::from)
+            let manifest = merge(parts, saved, &state);
+            staging.commit(&state, manifest).map(|(_, bytes)| bytes).map_err(Failure::from)
         };
-        agree(&groups.world, if first { commit() } else { Ok(0) })
+        agree(world, if first { commit() } else { Ok(0) })
     });
     match committed {
         Ok(bytes) => Ok(bytes[0]),
@@ -186,12 +222,9 @@ fn read_slice(
     Ok(Tensor::from_data_size(&bytes, &[len as i64], kind(info.dtype)))
 }
 
-fn write_part(sharded: &Sharded<'_>, dir: &Utf8Path, rank: usize) -> Result<Part, Failure> {
+fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path) -> Result<Part, Failure> {
     let mut part = Part::default();
-    for (file, pieces) in [
-        (format!("rank-{rank:05}.safetensors"), weight_pieces(sharded)),
-        (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
-    ] {
+    for (file, pieces) in files {
         // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
         if pieces.is_empty() {
             continue;

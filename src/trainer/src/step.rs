@@ -29,7 +29,7 @@ pub struct Step<'a> {
     pub seed: u64,
 }
 
-/// What the ranks asked for.
+/// What the ranks ask for and tell each other once a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wishes {
     /// Save now.
@@ -38,6 +38,8 @@ pub struct Wishes {
     pub stop: bool,
     /// Save and stop: a supervisor is gone.
     pub orphaned: bool,
+    /// Whether the checkpoint on its way, if there is one, is written: of all ranks, where the others are of any.
+    pub written: bool,
 }
 
 /// What a step gave, the same on every rank except the times.
@@ -143,6 +145,7 @@ impl Step<'_> {
                 save: ranks.iter().any(|r| r.wishes.save),
                 stop: ranks.iter().any(|r| r.wishes.stop),
                 orphaned: ranks.iter().any(|r| r.wishes.orphaned),
+                written: ranks.iter().all(|r| r.wishes.written),
             },
             data_s,
             forward_s,
@@ -206,7 +209,7 @@ fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
     let flag = |b: bool| if b { 1.0 } else { 0.0 };
     let Told { loss, step_s, memory, wishes } = told;
     let mine =
-        [loss, step_s, memory.now_gib, memory.peak_gib, flag(wishes.save), flag(wishes.stop), flag(wishes.orphaned)];
+        [loss, step_s, memory.now_gib, memory.peak_gib, flag(wishes.save), flag(wishes.stop), flag(wishes.orphaned), flag(wishes.written)];
     let world = &fsdp.groups().world;
     let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
     world.all_gather_into(&all, &Tensor::from_slice(&mine))?.wait()?;
@@ -216,7 +219,7 @@ fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
         loss: r[0],
         step_s: r[1],
         memory: Memory { now_gib: r[2], peak_gib: r[3] },
-        wishes: Wishes { save: r[4] != 0.0, stop: r[5] != 0.0, orphaned: r[6] != 0.0 },
+        wishes: Wishes { save: r[4] != 0.0, stop: r[5] != 0.0, orphaned: r[6] != 0.0, written: r[7] != 0.0 },
     };
     Ok(flat.chunks_exact(mine.len()).map(read).collect())
 }

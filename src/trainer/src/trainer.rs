@@ -1,6 +1,6 @@
 //! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
 
-use crate::checkpoint::{self, Restore, Saved, Sharded};
+use crate::checkpoint::{self, Restore, Saved, Sharded, Writing};
 use crate::data::Data;
 use crate::exchange::agree;
 use crate::init;
@@ -44,6 +44,13 @@ pub struct Trainer {
     /// Only on rank 0.
     log: Option<RunLog>,
     progress: Progress,
+    saving: Option<Saving>,
+}
+
+/// A checkpoint on its way to the disk.
+struct Saving {
+    writing: Writing,
+    started: Instant,
 }
 
 /// Where the run stands.
@@ -57,8 +64,10 @@ struct Progress {
     seed: u64,
     /// Steps in a row whose gradient was not finite.
     bad_steps: u64,
-    /// The step of the last checkpoint.
+    /// The step of the last checkpoint, saved or on its way.
     saved: Option<u64>,
+    /// Seconds that the last step was held up by saving.
+    checkpoint_s: f64,
 }
 
 impl Trainer {
@@ -78,7 +87,8 @@ impl Trainer {
         let tables = unit_tables(&recipe);
         let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
-        let progress = Progress { step: 0, samples: 0, seed: recipe.train.seed, bad_steps: 0, saved: None };
+        let progress =
+            Progress { step: 0, samples: 0, seed: recipe.train.seed, bad_steps: 0, saved: None, checkpoint_s: 0.0 };
         let mut trainer = Trainer {
             moments: Moments::new(&fsdp, &tables, &recipe.optimizer),
             network: Network::new(&recipe.model, keep, recipe.remat.scan_group),
@@ -93,6 +103,7 @@ impl Trainer {
             signals,
             log,
             progress,
+            saving: None,
         };
         trainer.start()?;
         Ok(trainer)
@@ -182,6 +193,7 @@ impl Trainer {
                 save: self.signals.take_save(),
                 stop: self.signals.stop() || (self.log.is_some() && self.run.stop_file().exists()),
                 orphaned: self.signals.orphaned(),
+                written: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
             };
             let outcome = self.step(wishes)?;
             let interval = self.recipe.checkpoint.interval;
@@ -189,16 +201,21 @@ impl Trainer {
             if outcome.wishes.stop || outcome.wishes.orphaned {
                 let why = if outcome.wishes.stop { "asked to stop" } else { "the supervisor is gone" };
                 self.event(EventKind::Stopping { why: why.into() });
-                self.save()?;
+                self.save_now()?;
                 self.event(EventKind::Stopped { why: why.into() });
                 return Ok(Finish::Stopped(why.into()));
             }
-            if (due || outcome.wishes.save) && self.progress.step < self.recipe.train.steps {
-                // The run goes on without it, and tries again at the next interval.
-                let _ = self.save();
+            let held_up = Instant::now();
+            // A save that fails is an event, and the run goes on: it tries again at the next interval.
+            if outcome.wishes.written {
+                let _ = self.finish_save();
             }
+            if (due || outcome.wishes.save) && self.progress.step < self.recipe.train.steps {
+                let _ = self.begin_save();
+            }
+            self.progress.checkpoint_s = held_up.elapsed().as_secs_f64();
         }
-        self.save()?;
+        self.save_now()?;
         self.event(EventKind::Finished);
         Ok(Finish::Complete)
     }
@@ -241,6 +258,7 @@ impl Trainer {
             forward_s: outcome.forward_s,
             backward_s: outcome.backward_s,
             optimizer_s: outcome.optimizer_s,
+            checkpoint_s: self.progress.checkpoint_s,
             samples_per_s,
             tokens_per_s: samples_per_s * model.seq_len() as f64,
             mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
@@ -261,14 +279,24 @@ impl Trainer {
         }
     }
 
-    /// Saves a checkpoint of the present step unless there is one, and removes those that the recipe does not keep.
-    fn save(&mut self) -> Result<(), Failure> {
+    /// Saves a checkpoint of the present step unless there is one, and returns when it is there.
+    fn save_now(&mut self) -> Result<(), Failure> {
+        // One of an earlier step that failed is in the events already; this one is what counts.
+        let _ = self.finish_save();
+        self.begin_save()?;
+        self.finish_save()
+    }
+
+    /// Starts a checkpoint of the present step unless there is one. At most one is on its way: an earlier one is waited
+    /// for.
+    fn begin_save(&mut self) -> Result<(), Failure> {
         let step = self.progress.step;
         if self.progress.saved == Some(step) {
             return Ok(());
         }
+        let _ = self.finish_save();
         self.event(EventKind::CheckpointStarted);
-        let start = Instant::now();
+        let started = Instant::now();
         let (epoch, position) = self.data.position(self.progress.samples);
         let state = TrainState {
             step,
@@ -282,26 +310,38 @@ impl Trainer {
             bad_steps: self.progress.bad_steps,
         };
         let sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
-        let saved = Saved {
-            run: &self.run,
-            id: &self.id,
-            attempt: self.attempt.number,
-            mesh: self.attempt.mesh,
-            saved_s: now_s(),
-        };
-        match checkpoint::save(&sharded, &saved, &state) {
-            Ok(bytes) => {
+        match checkpoint::begin(&sharded, &self.run, state) {
+            Ok(writing) => {
+                self.saving = Some(Saving { writing, started });
                 self.progress.saved = Some(step);
-                let seconds = start.elapsed().as_secs_f64();
-                self.event(EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
+                Ok(())
+            }
+            Err(failure) => self.save_failed(step, failure),
+        }
+    }
+
+    /// Waits for the checkpoint on its way, if there is one, and removes those that the recipe does not keep.
+    fn finish_save(&mut self) -> Result<(), Failure> {
+        let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
+        let step = writing.state.step;
+        let saved = Saved { id: &self.id, attempt: self.attempt.number, mesh: self.attempt.mesh, saved_s: now_s() };
+        match checkpoint::finish(&self.fsdp, writing, &saved) {
+            Ok(bytes) => {
+                let seconds = started.elapsed().as_secs_f64();
+                self.event_at(step, EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
                 self.prune();
                 Ok(())
             }
-            Err(failure) => {
-                self.event(EventKind::CheckpointFailed { failure: failure.clone() });
-                Err(failure)
-            }
+            Err(failure) => self.save_failed(step, failure),
         }
+    }
+
+    fn save_failed(&mut self, step: u64, failure: Failure) -> Result<(), Failure> {
+        if self.progress.saved == Some(step) {
+            self.progress.saved = None;
+        }
+        self.event_at(step, EventKind::CheckpointFailed { failure: failure.clone() });
+        Err(failure)
     }
 
     fn prune(&mut self) {
@@ -319,8 +359,12 @@ impl Trainer {
     }
 
     fn event(&mut self, kind: EventKind) {
+        self.event_at(self.progress.step, kind);
+    }
+
+    fn event_at(&mut self, step: u64, kind: EventKind) {
         if let Some(log) = &mut self.log {
-            log.event(self.progress.step, kind);
+            log.event(step, kind);
         }
     }
 }

@@ -47,6 +47,7 @@ fn scene(world: usize) -> Scene {
         steps: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: world },
         placement,
+        logins: Vec::new(),
     };
     let (told, wakes) = mpsc::channel();
     // In place of SIGCHLD, which would reach every test of this process: look often.

@@ -1,0 +1,136 @@
+//! A folder that is there whole or not at all.
+
+use crate::Error;
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use std::fs::{self, File};
+use std::io;
+
+/// A folder that is filled under another name beside its place, then renamed.
+///
+/// Until [`WholeFolder::commit`] whatever is in its place is untouched.
+#[derive(Debug, Clone)]
+pub struct WholeFolder {
+    dir: Utf8PathBuf,
+    place: Utf8PathBuf,
+}
+
+impl WholeFolder {
+    /// A folder that is filled as `dir` and ends up as `place`, in the same parent. Touches nothing.
+    pub fn new(dir: Utf8PathBuf, place: Utf8PathBuf) -> Self {
+        Self { dir, place }
+    }
+
+    /// A folder that is filled under a hidden name beside its place. Touches nothing.
+    pub fn beside(place: &Utf8Path) -> Self {
+        let name = place.file_name().unwrap_or("folder");
+        Self { dir: parent(place).join(format!(".{name}.part")), place: place.to_owned() }
+    }
+
+    /// Where to write.
+    pub fn dir(&self) -> &Utf8Path {
+        &self.dir
+    }
+
+    /// Where it ends up.
+    pub fn place(&self) -> &Utf8Path {
+        &self.place
+    }
+
+    /// Makes the folder to write to, and empties it of what an interrupted attempt left.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn prepare(&self) -> Result<(), Error> {
+        let list = |e| Error::io("list", &self.dir, e);
+        fs::create_dir_all(&self.dir).map_err(|e| Error::io("create", &self.dir, e))?;
+        for entry in self.dir.read_dir_utf8().map_err(list)? {
+            let path = entry.map_err(list)?.into_path();
+            let removed =
+                if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(|e| Error::io("remove", &path, e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was written so far.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn abandon(&self) -> Result<(), Error> {
+        remove(&self.dir)
+    }
+
+    /// Puts the folder in its place, instead of what is there. Its files must have been synced.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn commit(&self) -> Result<(), Error> {
+        sync_dir(&self.dir)?;
+        replace(&self.dir, &self.place)?;
+        sync_dir(parent(&self.place))?;
+        // What was replaced, if anything was.
+        remove(&self.dir)
+    }
+}
+
+fn parent(path: &Utf8Path) -> &Utf8Path {
+    path.parent().filter(|p| !p.as_str().is_empty()).unwrap_or(Utf8Path::new("."))
+}
+
+/// Puts `new` in the place of `old`, which may not exist. Where the system can, both change places at once, so that
+/// there is no moment without either.
+fn replace(new: &Utf8Path, old: &Utf8Path) -> Result<(), Error> {
+    let swapped = renameat2(AT_FDCWD, new.as_std_path(), AT_FDCWD, old.as_std_path(), RenameFlags::RENAME_EXCHANGE);
+    match swapped {
+        Ok(()) => Ok(()),
+        Err(Errno::ENOENT) => fs::rename(new, old).map_err(|e| Error::io("create", old, e)),
+        // Some network file systems cannot swap.
+        Err(_) => remove(old).and_then(|()| fs::rename(new, old).map_err(|e| Error::io("create", old, e))),
+    }
+}
+
+fn remove(dir: &Utf8Path) -> Result<(), Error> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", dir, e)),
+        _ => Ok(()),
+    }
+}
+
+fn sync_dir(dir: &Utf8Path) -> Result<(), Error> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_appears_with_all_that_is_in_it_and_replaces_what_was_there() {
+        let keep = tempfile::tempdir().unwrap();
+        let place = Utf8Path::from_path(keep.path()).unwrap().join("out");
+        for text in ["old", "new"] {
+            let folder = WholeFolder::beside(&place);
+            folder.prepare().unwrap();
+            fs::write(folder.dir().join(text), text).unwrap();
+            folder.commit().unwrap();
+        }
+        let names: Vec<_> = place.read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned()).collect();
+        assert_eq!(names, ["new"]);
+        assert_eq!(fs::read_dir(keep.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_an_interrupted_attempt_left_is_cleared_without_following_links() {
+        let keep = tempfile::tempdir().unwrap();
+        let root = Utf8Path::from_path(keep.path()).unwrap();
+        fs::create_dir_all(root.join("precious/inner")).unwrap();
+        let folder = WholeFolder::beside(&root.join("out"));
+        fs::create_dir_all(folder.dir().join("sub/folder")).unwrap();
+        std::os::unix::fs::symlink(root.join("precious"), folder.dir().join("link")).unwrap();
+        folder.prepare().unwrap();
+        assert_eq!(fs::read_dir(folder.dir()).unwrap().count(), 0);
+        assert!(root.join("precious/inner").exists());
+    }
+}
