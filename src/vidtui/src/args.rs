@@ -1,0 +1,292 @@
+//! The command line: what can be asked for, in the words that `--help` prints.
+
+use camino::Utf8PathBuf;
+use clap::{Args as Arguments, Parser, Subcommand};
+
+/// Trains video diffusion transformers and watches them train.
+#[derive(Debug, Parser)]
+#[command(
+    name = "vidtui",
+    version,
+    after_help = "Without a command, vidtui opens the console on the runs folder.\n\
+                  RUN is an id, the start or end of one that no other run shares, or `latest`.\n\
+                  Exit code: 0 done, 1 it failed, 2 the request was wrong."
+)]
+pub struct Args {
+    /// Folder that holds the runs
+    #[arg(long, global = true, value_name = "DIR", default_value = "runs")]
+    pub runs: Utf8PathBuf,
+
+    /// Folder of the curricula that the console offers
+    #[arg(long, global = true, value_name = "DIR", default_value = "configs")]
+    pub configs: Utf8PathBuf,
+
+    /// Opens the console on this run
+    #[arg(long, value_name = "RUN")]
+    pub open: Option<String>,
+
+    /// Records what happens in the console to this file, for `vidtui replay`
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<Utf8PathBuf>,
+
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// A command; without one the console opens.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Lists the stages of a curriculum: state, what each changes, where its weights come from
+    Stages(StagesArgs),
+    /// Shows recipes
+    #[command(subcommand)]
+    Recipe(RecipeCommand),
+    /// Makes every check that a launch makes, and starts nothing
+    Check(CheckArgs),
+    /// Starts a run and prints its id; the run goes on without the console
+    Launch(LaunchArgs),
+    /// Continues a run from its newest complete checkpoint
+    Resume(ResumeArgs),
+    /// Starts the stage that follows, from this run's last checkpoint
+    Next(NextArgs),
+    /// Lists the runs
+    Runs(JsonArgs),
+    /// Shows one run: state, progress, losses, checkpoint
+    Status(RunArgs),
+    /// Prints what a rank printed
+    Logs(LogsArgs),
+    /// Lists the checkpoints of a run
+    Checkpoints(RunArgs),
+    /// Stops a run after it has saved a checkpoint
+    Stop(StopArgs),
+    /// Ends a run now, without a checkpoint
+    Kill(KillArgs),
+    /// Writes the curves of a run as SVG, PNG or CSV
+    Export(ExportArgs),
+    /// Plays a recorded session of the console
+    Replay(ReplayArgs),
+    /// Prints the completions of a shell
+    Completions {
+        /// The shell to complete in
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `vidtui recipe …`.
+#[derive(Debug, Subcommand)]
+pub enum RecipeCommand {
+    /// Prints the complete recipe: every key, with its value
+    Show(RecipeShowArgs),
+}
+
+/// The machine-readable output of commands that take nothing else.
+#[derive(Debug, Arguments)]
+pub struct JsonArgs {
+    /// Prints one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `vidtui stages`.
+#[derive(Debug, Arguments)]
+pub struct StagesArgs {
+    /// The curriculum: its TOML file, or the folder that holds `curriculum.toml`
+    pub curriculum: Utf8PathBuf,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui recipe show`.
+#[derive(Debug, Arguments)]
+pub struct RecipeShowArgs {
+    /// A recipe file, or CURRICULUM:STAGE
+    pub recipe: String,
+    /// Overrides one key
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Adds the file and line, or the flag, that each value came from
+    #[arg(long)]
+    pub why: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui check`.
+#[derive(Debug, Arguments)]
+pub struct CheckArgs {
+    /// A recipe file, or CURRICULUM:STAGE
+    pub recipe: String,
+    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
+    #[arg(long, value_name = "N")]
+    pub local: Option<usize>,
+    /// Overrides one key
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Starts from these weights: a step folder of a checkpoint, or a run
+    #[arg(long, value_name = "PATH")]
+    pub init: Option<String>,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui launch`.
+#[derive(Debug, Arguments)]
+pub struct LaunchArgs {
+    /// A recipe file, or CURRICULUM:STAGE
+    pub recipe: String,
+    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
+    #[arg(long, value_name = "N")]
+    pub local: Option<usize>,
+    /// Overrides one key
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Starts from these weights: a step folder of a checkpoint, or a run
+    #[arg(long, value_name = "PATH")]
+    pub init: Option<String>,
+    /// Names the run (default: the name in the recipe)
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Shows what would be started, and starts nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Waits until the run has ended; its end decides the exit code
+    #[arg(long)]
+    pub wait: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui resume`.
+#[derive(Debug, Arguments)]
+pub struct ResumeArgs {
+    /// The run
+    pub run: String,
+    /// Continues from this step instead of the newest checkpoint
+    #[arg(long)]
+    pub step: Option<u64>,
+    /// Takes only the weights: fresh optimizer, fresh data order
+    #[arg(long, conflicts_with = "fresh_data")]
+    pub weights_only: bool,
+    /// Keeps the optimizer, begins the data again
+    #[arg(long)]
+    pub fresh_data: bool,
+    /// Continues in another number of ranks
+    #[arg(long, visible_alias = "local", value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Trains longer than the recipe says
+    #[arg(long, value_name = "train.steps=N")]
+    pub set: Vec<String>,
+    /// Shows what would be started, and starts nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Waits until the run has ended; its end decides the exit code
+    #[arg(long)]
+    pub wait: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui next`.
+#[derive(Debug, Arguments)]
+pub struct NextArgs {
+    /// The run whose stage is done
+    pub run: String,
+    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
+    #[arg(long, value_name = "N")]
+    pub local: Option<usize>,
+    /// Overrides one key of the next stage
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Shows what would be started, and starts nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Waits until the run has ended; its end decides the exit code
+    #[arg(long)]
+    pub wait: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// A run and how to print it.
+#[derive(Debug, Arguments)]
+pub struct RunArgs {
+    /// The run
+    pub run: String,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui logs`.
+#[derive(Debug, Arguments)]
+pub struct LogsArgs {
+    /// The run
+    pub run: String,
+    /// The rank whose output to print (default: all, each line with its rank)
+    #[arg(long)]
+    pub rank: Option<usize>,
+    /// Prints the last N lines only
+    #[arg(long, value_name = "N")]
+    pub tail: Option<usize>,
+    /// Goes on printing until the run has ended
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Prints one JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `vidtui stop`.
+#[derive(Debug, Arguments)]
+pub struct StopArgs {
+    /// The run
+    pub run: String,
+    /// Waits until the run has stopped
+    #[arg(long)]
+    pub wait: bool,
+    /// Shows what would be signalled, and signals nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui kill`.
+#[derive(Debug, Arguments)]
+pub struct KillArgs {
+    /// The run
+    pub run: String,
+    /// Shows what would be signalled, and signals nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Does not ask
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui export`.
+#[derive(Debug, Arguments)]
+pub struct ExportArgs {
+    /// The run
+    pub run: String,
+    /// The file to write; its ending decides the format: .svg, .png or .csv
+    #[arg(long, value_name = "FILE")]
+    pub out: Utf8PathBuf,
+    /// A curve to draw (may be repeated; default: loss for a picture, all for a table)
+    #[arg(long, value_name = "METRIC")]
+    pub metric: Vec<String>,
+}
+
+/// `vidtui replay`.
+#[derive(Debug, Arguments)]
+pub struct ReplayArgs {
+    /// The recording
+    pub file: Utf8PathBuf,
+    /// Prints the last screen as text at this size instead of playing
+    #[arg(long, value_name = "COLSxROWS")]
+    pub screen: Option<String>,
+    /// Plays this many times faster
+    #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
+    pub speed: f64,
+}

@@ -1,0 +1,419 @@
+//! Draws charts into files with plotters: SVG and PNG, one panel per metric.
+//!
+//! A chart is plain data made by the caller; nothing here knows what a run is.
+
+use camino::Utf8Path;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::{FontStyle, register_font};
+use rundir::Failure;
+use std::error::Error;
+use std::ops::Range;
+use std::sync::Once;
+use ui::units::{Unit, ticks};
+
+/// Pixels of one panel; charts grow downwards with the number of panels.
+const PANEL: (u32, u32) = (1200, 420);
+/// Pixels above the first panel for the title.
+const HEADER: u32 = 76;
+/// Pixels above the axes of a panel for its legend.
+const LEGEND: u32 = 34;
+/// Points kept per curve: the extremes of each of this many columns, which is finer than the pixels.
+const COLUMNS: usize = 1600;
+
+const FONT: &str = "sans-serif";
+const INK: RGBColor = RGBColor(0x22, 0x2b, 0x38);
+const FAINT: RGBColor = RGBColor(0x6b, 0x75, 0x85);
+const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xee);
+const BAD: RGBColor = RGBColor(0xd5, 0x2b, 0x1e);
+/// Distinguishable with any colour vision (Okabe and Ito), darkest first for white paper.
+const PALETTE: [RGBColor; 6] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0xe6, 0x9f, 0x00),
+];
+
+/// What to draw.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// The first line: the run.
+    pub title: String,
+    /// The second line: what was trained and how far.
+    pub subtitle: String,
+    /// The x axis.
+    pub x_label: String,
+    /// What is along it.
+    pub x_unit: Unit,
+    /// One above the other, sharing the x axis.
+    pub panels: Vec<Panel>,
+}
+
+/// One pair of axes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Panel {
+    /// The y axis.
+    pub label: String,
+    /// What is along it.
+    pub unit: Unit,
+    /// How values become heights.
+    pub scale: Scale,
+    /// What is drawn in it.
+    pub curves: Vec<Curve>,
+}
+
+/// One line of a panel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Curve {
+    /// Its name in the legend.
+    pub label: String,
+    /// In the order of x.
+    pub points: Vec<Point>,
+    /// How it is drawn.
+    pub weight: Weight,
+}
+
+/// x and value; a missing value is a gap.
+pub type Point = (f64, Option<f64>);
+
+/// How values become heights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// In proportion.
+    Linear,
+    /// By their logarithm; values that have none are left out.
+    Log,
+}
+
+/// How much a curve stands out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// What counts.
+    Full,
+    /// The values under a smoothed curve.
+    Raw,
+    /// What a later attempt replaced.
+    Superseded,
+}
+
+/// Draws `chart` to `to`, as its ending says; the file appears complete or not at all.
+///
+/// # Errors
+/// When the ending is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
+pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
+    let cannot = |why: String, fix: &str| Failure::new(format!("cannot export to {to}"), why, fix);
+    let drawable = |curve: &Curve| curve.points.iter().any(|(_, value)| value.is_some());
+    if !chart.panels.iter().any(|panel| panel.curves.iter().any(drawable)) {
+        return Err(cannot("no step has been logged yet".into(), "wait for the first step and export again"));
+    }
+    let height = HEADER + PANEL.1 * chart.panels.len() as u32;
+    let size = (PANEL.0, height);
+    let bytes = match to.extension() {
+        Some("svg") => svg(chart, size),
+        Some("png") => png(chart, size),
+        other => {
+            let why = format!("'{}' is not a format of pictures", other.unwrap_or_default());
+            return Err(cannot(why, "end the file name in .svg or .png"));
+        }
+    }
+    .map_err(|error| cannot(format!("drawing failed: {error}"), "export as .csv and draw it elsewhere"))?;
+    rundir::write_atomic(to, &bytes).map_err(Failure::from)
+}
+
+type Drawn<T = ()> = Result<T, Box<dyn Error>>;
+
+fn svg(chart: &Chart, size: (u32, u32)) -> Drawn<Vec<u8>> {
+    let mut text = String::new();
+    let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+    draw(chart, &area)?;
+    drop(area);
+    Ok(text.into_bytes())
+}
+
+fn png(chart: &Chart, size: (u32, u32)) -> Drawn<Vec<u8>> {
+    let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
+    let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+    draw(chart, &area)?;
+    drop(area);
+    encode_png(&pixels, size)
+}
+
+fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Drawn<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.write_header()?.write_image_data(pixels)?;
+    Ok(bytes)
+}
+
+fn draw<B: DrawingBackend>(chart: &Chart, area: &DrawingArea<B, Shift>) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    install_font();
+    area.fill(&WHITE)?;
+    let (header, panels) = area.split_vertically(HEADER);
+    header.draw(&Text::new(chart.title.clone(), (28, 20), (FONT, 26).into_font().color(&INK)))?;
+    header.draw(&Text::new(chart.subtitle.clone(), (28, 56), (FONT, 17).into_font().color(&FAINT)))?;
+    let x = Axis { range: x_range(chart), unit: chart.x_unit, scale: Scale::Linear };
+    for (panel, area) in chart.panels.iter().zip(panels.split_evenly((chart.panels.len(), 1))) {
+        let y = Axis { range: y_range(panel), unit: panel.unit, scale: panel.scale };
+        draw_panel(panel, &chart.x_label, x.clone(), y, &area)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn draw_panel<B: DrawingBackend>(panel: &Panel, x_label: &str, x: Axis, y: Axis, area: &DrawingArea<B, Shift>) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    let (x_labels, y_labels) = (x.labels(), y.labels());
+    let heights = y.range.clone();
+    let mut axes = ChartBuilder::on(area)
+        .margin(12)
+        .margin_top(LEGEND)
+        .margin_right(36)
+        .x_label_area_size(52)
+        .y_label_area_size(104)
+        .build_cartesian_2d(x, y)?;
+    axes.configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(FAINT)
+        .label_style((FONT, 15).into_font().color(&INK))
+        .axis_desc_style((FONT, 17).into_font().color(&INK))
+        .x_desc(x_label)
+        .y_desc(panel.label.as_str())
+        .x_label_formatter(&|value| label_at(&x_labels, *value))
+        .y_label_formatter(&|value| label_at(&y_labels, *value))
+        .draw()?;
+    let mut colours = PALETTE.iter().cycle();
+    let mut legend = Vec::new();
+    for curve in &panel.curves {
+        let style = match curve.weight {
+            Weight::Full => colours.next().copied().unwrap_or(INK).stroke_width(2),
+            Weight::Raw => FAINT.mix(0.5).stroke_width(1),
+            Weight::Superseded => PALETTE[3].mix(0.7).stroke_width(1),
+        };
+        draw_curve(curve, style, &heights, &mut axes)?;
+        legend.push((curve.label.as_str(), style));
+    }
+    if legend.len() > 1 { draw_legend(&legend, area) } else { Ok(()) }
+}
+
+/// Names the curves in one line above them, where it hides nothing.
+fn draw_legend<B: DrawingBackend>(entries: &[(&str, ShapeStyle)], area: &DrawingArea<B, Shift>) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    let style = (FONT, 15).into_font().color(&INK);
+    let mut right = PANEL.0 as i32 - 36;
+    for (label, line) in entries.iter().rev() {
+        let (width, _) = area.estimate_text_size(label, &style)?;
+        let left = right - width as i32;
+        area.draw(&Text::new(*label, (left, 8), style.clone()))?;
+        area.draw(&PathElement::new([(left - 32, 13), (left - 8, 13)], line.stroke_width(line.stroke_width + 1)))?;
+        right = left - 56;
+    }
+    Ok(())
+}
+
+fn draw_curve<'a, B: DrawingBackend + 'a>(
+    curve: &Curve,
+    style: ShapeStyle,
+    heights: &Range<f64>,
+    axes: &mut ChartContext<'a, B, Cartesian2d<Axis, Axis>>,
+) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    for piece in thinned(&curve.points).split(|(_, value)| value.is_none()) {
+        // Only superseded points lie outside, since the others make the range.
+        let inside = |value: f64| value.clamp(heights.start, heights.end);
+        let piece: Vec<(f64, f64)> = piece.iter().filter_map(|&(step, value)| Some((step, inside(value?)))).collect();
+        match piece[..] {
+            [] => {}
+            [lonely] => drop(axes.draw_series([Circle::new(lonely, 2, style.filled())])?),
+            _ => drop(axes.draw_series(LineSeries::new(piece, style))?),
+        }
+    }
+    // A loss that is not a number leaves a gap; the mark on the upper edge says that the gap is not a missing line.
+    let lost = curve.points.iter().filter(|(_, value)| value.is_none()).map(|&(step, _)| (step, heights.end));
+    axes.draw_series(lost.map(|at| TriangleMarker::new(at, 6, BAD.filled())))?;
+    Ok(())
+}
+
+/// An axis with the round values and the labels that the screen would choose.
+#[derive(Clone)]
+struct Axis {
+    range: Range<f64>,
+    unit: Unit,
+    scale: Scale,
+}
+
+impl Axis {
+    fn labels(&self) -> Vec<(f64, String)> {
+        ticks(self.range.start, self.range.end, 7, self.unit, self.scale == Scale::Log).marks
+    }
+
+    /// How far along the axis a value lies, from 0 to 1.
+    fn along(&self, value: f64) -> f64 {
+        let Range { start, end } = self.range;
+        match self.scale {
+            Scale::Linear => (value - start) / (end - start),
+            Scale::Log => (value / start).ln() / (end / start).ln(),
+        }
+    }
+}
+
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        from + (self.along(*value) * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.labels().into_iter().map(|(value, _)| value).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Axis {}
+
+fn label_at(labels: &[(f64, String)], value: f64) -> String {
+    labels.iter().find(|(at, _)| *at == value).map(|(_, label)| label.clone()).unwrap_or_default()
+}
+
+/// Keeps the first, lowest, highest and last point of each column, and every gap, so that spikes survive.
+fn thinned(points: &[Point]) -> Vec<Point> {
+    if points.len() <= 4 * COLUMNS {
+        return points.to_vec();
+    }
+    let mut kept = Vec::with_capacity(4 * COLUMNS);
+    for column in points.chunks(points.len().div_ceil(COLUMNS)) {
+        let by_value =
+            |&a: &usize, &b: &usize| column[a].1.partial_cmp(&column[b].1).unwrap_or(std::cmp::Ordering::Equal);
+        let finite = || (0..column.len()).filter(|&i| column[i].1.is_some());
+        let mut chosen: Vec<usize> = (0..column.len()).filter(|&i| column[i].1.is_none()).collect();
+        chosen.extend([0, column.len() - 1]);
+        chosen.extend(finite().min_by(by_value));
+        chosen.extend(finite().max_by(by_value));
+        chosen.sort_unstable();
+        chosen.dedup();
+        kept.extend(chosen.into_iter().map(|i| column[i]));
+    }
+    kept
+}
+
+fn x_range(chart: &Chart) -> Range<f64> {
+    let steps =
+        chart.panels.iter().flat_map(|panel| &panel.curves).flat_map(|curve| &curve.points).map(|&(step, _)| step);
+    let (low, high) = extent(steps).unwrap_or((0.0, 1.0));
+    if low == high { low - 1.0..high + 1.0 } else { low..high }
+}
+
+fn y_range(panel: &Panel) -> Range<f64> {
+    // Superseded points may lie far off; they do not decide the scale unless there is nothing else.
+    let values = |counts: fn(Weight) -> bool| {
+        let curves = panel.curves.iter().filter(move |curve| counts(curve.weight));
+        let values = curves.flat_map(|curve| &curve.points).filter_map(|&(_, value)| value);
+        extent(values.filter(|value| panel.scale == Scale::Linear || *value > 0.0))
+    };
+    let (low, high) = values(|weight| weight != Weight::Superseded).or_else(|| values(|_| true)).unwrap_or((0.1, 1.0));
+    if panel.scale == Scale::Log {
+        return low / 1.15..high * 1.15;
+    }
+    // A constant has room above and below, so that its axis has labels that differ.
+    let room = if low == high { low.abs().max(1e-9) * 0.5 } else { (high - low) * 0.06 };
+    // Nothing drawn here can be negative, so the room below never shows a negative axis.
+    let floor = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
+    floor..high + room
+}
+
+fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values.filter(|value| value.is_finite()).fold(None, |range, value| match range {
+        None => Some((value, value)),
+        Some((low, high)) => Some((low.min(value), high.max(value))),
+    })
+}
+
+fn install_font() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // It can only fail when the bytes are no font, and the tests draw with it.
+        let _ = register_font(FONT, FontStyle::Normal, include_bytes!("../../../assets/DejaVuSans.ttf"));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one_curve(points: Vec<Point>) -> Chart {
+        let curve = Curve { label: "loss".into(), points, weight: Weight::Full };
+        let panels = vec![Panel { label: "loss".into(), unit: Unit::Plain, scale: Scale::Linear, curves: vec![curve] }];
+        Chart { title: "demo".into(), subtitle: "2 ranks".into(), x_label: "step".into(), x_unit: Unit::Step, panels }
+    }
+
+    #[test]
+    fn thinning_a_long_curve_keeps_its_spike_and_its_gap() {
+        let mut points: Vec<_> = (0..100_000).map(|i| (i as f64, Some(1.0))).collect();
+        points[54_321].1 = Some(99.0);
+        points[77_777].1 = None;
+        let kept = thinned(&points);
+        assert!(kept.len() < 8 * COLUMNS, "{}", kept.len());
+        assert!(kept.contains(&(54_321.0, Some(99.0))));
+        assert!(kept.contains(&(77_777.0, None)));
+        assert!(kept.is_sorted_by(|a, b| a.0 < b.0));
+    }
+
+    #[test]
+    fn an_svg_holds_title_axes_and_legend_as_text() {
+        let mut chart = one_curve((0..50).map(|i| (f64::from(i), Some(1.0 / f64::from(i + 1)))).collect());
+        let old = Curve { label: "attempt 1".into(), points: vec![(3.0, Some(0.2))], weight: Weight::Superseded };
+        chart.panels[0].curves.push(old);
+        let text = String::from_utf8(svg(&chart, (1200, 504)).unwrap()).unwrap();
+        for part in ["demo", "2 ranks", "step", "loss", "attempt 1"] {
+            assert!(text.contains(part), "{part} is not in the picture");
+        }
+    }
+
+    #[test]
+    fn a_png_has_the_size_of_its_panels() {
+        let chart = one_curve(vec![(1.0, Some(0.5)), (2.0, None), (3.0, Some(0.4))]);
+        let bytes = png(&chart, (1200, 504)).unwrap();
+        assert_eq!(&bytes[..8], b"\x89PNG\r\n\x1a\n");
+        assert_eq!(&bytes[16..24], [0, 0, 0x04, 0xb0, 0, 0, 0x01, 0xf8]);
+    }
+
+    #[test]
+    fn an_empty_curve_is_refused_with_a_hint() {
+        let failure = write(&one_curve(vec![]), "/nowhere/x.svg".into()).unwrap_err();
+        assert_eq!(failure.why, "no step has been logged yet");
+    }
+
+    #[test]
+    fn a_constant_curve_and_a_single_point_have_axes_too() {
+        for points in [vec![(1.0, Some(0.0))], vec![(1.0, Some(2.0)), (2.0, Some(2.0))]] {
+            assert!(svg(&one_curve(points), (1200, 504)).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_logarithmic_axis_has_labels_even_within_one_decade() {
+        let axis = Axis { range: 0.2..0.8, unit: Unit::Plain, scale: Scale::Log };
+        assert_eq!(axis.labels().len(), 2);
+        assert!((axis.along(0.4) - 0.5).abs() < 1e-12, "0.4 is as far from 0.2 as from 0.8");
+    }
+}

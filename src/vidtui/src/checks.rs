@@ -1,0 +1,152 @@
+//! The checks that a launch makes, one after the other, so that nothing is started that cannot be finished.
+
+use crate::desk::{self, Desk, Wish};
+use crate::refusal::Refusal;
+use recipe::Recipe;
+use rundir::{Checkpoint, Failure};
+use serde::Serialize;
+
+/// One row of the table.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What was looked at.
+    pub what: String,
+    /// What was found.
+    #[serde(flatten)]
+    pub found: Found,
+}
+
+/// What a check found.
+#[derive(Debug, Serialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub enum Found {
+    /// It holds; with what.
+    Good {
+        /// In a few words.
+        detail: String,
+    },
+    /// It does not hold.
+    Bad(Failure),
+    /// It was not looked at, because something before it does not hold.
+    Skipped {
+        /// What it needs.
+        needs: String,
+    },
+}
+
+/// Makes every check on a launch; each row stands for itself, so that one look shows all that is wrong.
+pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
+    let recipe = &wish.subject.resolved().recipe;
+    let ranks = wish.ranks.unwrap_or(recipe.mesh.world());
+    let mut rows = vec![
+        good("recipe", format!("{}: every key known, every rule holds", recipe.name)),
+        row("mesh", mesh(recipe, ranks)),
+        row("data", dataset(recipe)),
+        row("weights", weights(desk, wish)),
+        row(
+            "trainer",
+            remote::find_trainer().map(|trainer| {
+                let device = if trainer.cuda { "GPU" } else { "CPU" };
+                format!("{} {}, libtorch {} for {device}", trainer.path, trainer.version, trainer.libtorch)
+            }),
+        ),
+    ];
+    if rows.iter().all(Row::holds) {
+        // A launch looks at some things once more; they have their row.
+        let new = |row: &Row| rows.iter().all(|known| known.what != row.what);
+        let machine: Vec<Row> = machine(desk, wish).into_iter().filter(new).collect();
+        rows.extend(machine);
+    } else {
+        let needs = "the checks above".to_owned();
+        rows.push(Row { what: "disk and run folder".into(), found: Found::Skipped { needs } });
+    }
+    rows
+}
+
+/// Checks that the data set is there and that every latent and text has the shape that the model wants.
+///
+/// # Errors
+/// Names the first line that is wrong.
+pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
+    let index = weights::Index::open(&recipe.data.index)?;
+    let info = index.check(&recipe.model)?;
+    Ok(format!("{} samples, {}, every shape right", info.samples, ui::units::bytes(info.bytes)))
+}
+
+fn mesh(recipe: &Recipe, ranks: usize) -> Result<String, Failure> {
+    let mesh = &recipe.mesh;
+    mesh.check_world(ranks).map_err(|error| desk::recipe_failure(error).into_failure())?;
+    Ok(format!("dp_replicate {} × dp_shard {} = {}", mesh.dp_replicate, mesh.dp_shard, ui::words::ranks(ranks)))
+}
+
+fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {
+    let recipe = &wish.subject.resolved().recipe;
+    let Some(weights) = desk.weights_of(wish).map_err(Refusal::into_failure)? else {
+        return Ok(format!("random, from seed {}", recipe.train.seed));
+    };
+    let checkpoint = Checkpoint::open(&weights.path)?;
+    plan::check_weights("cannot start from these weights", &checkpoint.manifest, recipe)?;
+    Ok(match weights.lineage {
+        Some(lineage) => format!("step {} of {}, complete", lineage.step, lineage.run),
+        None => format!("{}, complete", weights.path),
+    })
+}
+
+/// What only a whole plan can be asked: disk, the run folder, and whatever else the node says.
+fn machine(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
+    let plan = match desk.plan_launch(wish) {
+        Ok(plan) => plan,
+        Err(refusal) => return vec![Row { what: "plan".into(), found: Found::Bad(refusal.into_failure()) }],
+    };
+    match desk::transports() {
+        Ok(mut nodes) => remote::checks(&plan, &mut nodes).into_iter().map(|c| row(&c.what, c.result)).collect(),
+        Err(failure) => vec![Row { what: "node".into(), found: Found::Bad(failure) }],
+    }
+}
+
+impl Row {
+    /// Whether it holds.
+    pub fn holds(&self) -> bool {
+        matches!(self.found, Found::Good { .. })
+    }
+
+    /// Why it does not hold.
+    pub fn failure(&self) -> Option<&Failure> {
+        match &self.found {
+            Found::Bad(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+fn good(what: &str, detail: String) -> Row {
+    Row { what: what.into(), found: Found::Good { detail } }
+}
+
+fn row(what: &str, result: Result<String, Failure>) -> Row {
+    match result {
+        Ok(detail) => good(what, detail),
+        Err(failure) => Row { what: what.into(), found: Found::Bad(failure) },
+    }
+}
+
+/// Shows the table, each failure with its hint below.
+pub fn table(rows: &[Row], unicode: bool) -> String {
+    let marks = if unicode { ["✓", "✗", "·"] } else { ["ok", "no", "--"] };
+    let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in rows {
+        let (mark, said) = match &row.found {
+            Found::Good { detail } => (marks[0], detail.clone()),
+            Found::Bad(failure) => (marks[1], format!("{}: {}", failure.what, failure.why)),
+            Found::Skipped { needs } => (marks[2], format!("not looked at, it needs {needs}")),
+        };
+        text += &format!("{mark} {:<width$}  {said}\n", row.what);
+        if let Found::Bad(Failure { fix, .. }) = &row.found
+            && !fix.is_empty()
+        {
+            text += &format!("{:indent$}hint: {fix}\n", "", indent = mark.chars().count() + 1 + width + 2);
+        }
+    }
+    text
+}

@@ -1,0 +1,30 @@
+//! `vidtui check`.
+
+use crate::args::CheckArgs;
+use crate::checks;
+use crate::console::symbols_are_unicode;
+use crate::desk::{Desk, Wish};
+use crate::output;
+use crate::refusal::Refusal;
+use rundir::Failure;
+
+/// Makes every check that a launch makes, and starts nothing.
+pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
+    let subject = desk.subject(&args.recipe, &args.set)?;
+    let wish = Wish { subject: &subject, ranks: args.local, name: None, init: args.init.as_deref().into() };
+    let rows = checks::all(desk, &wish);
+    let bad = rows.iter().filter(|row| row.failure().is_some()).count();
+    if args.output.json {
+        output::json(&serde_json::json!({ "recipe": args.recipe, "ready": bad == 0, "checks": rows }))?;
+    } else {
+        output::text(&checks::table(&rows, symbols_are_unicode()))?;
+    }
+    match rows.iter().find_map(|row| row.failure()) {
+        None => Ok(()),
+        Some(failure) => {
+            let what = format!("{} cannot be launched", args.recipe);
+            let why = format!("{} of {} checks failed, the first is '{}'", bad, rows.len(), failure.what);
+            Err(Failure::new(what, why, failure.fix.clone()).into())
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! `vidtui checkpoints`.
+
+use crate::args::RunArgs;
+use crate::console::now_s;
+use crate::desk::Desk;
+use crate::documents::CheckpointDocument;
+use crate::output::{self, Side};
+use crate::refusal::Refusal;
+use rundir::CheckpointEntry;
+
+/// Lists the checkpoints of a run, complete or not.
+pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
+    let dir = desk.find(&args.run)?;
+    let entries = rundir::checkpoints(&dir)?;
+    if args.output.json {
+        let documents: Vec<_> = entries.iter().map(CheckpointDocument::new).collect();
+        return output::json(&serde_json::json!({ "run": dir.name(), "checkpoints": documents }));
+    }
+    if entries.is_empty() {
+        return output::line(&format!("{} has no checkpoints yet", dir.name()));
+    }
+    let row = |entry: &CheckpointEntry| match entry {
+        CheckpointEntry::Complete(c) => {
+            vec![c.step.to_string(), ui::units::bytes(c.bytes), ui::units::ago(now_s(), c.saved_s), c.dir.to_string()]
+        }
+        CheckpointEntry::Incomplete { step, why, .. } => {
+            vec![step.to_string(), "incomplete".into(), String::new(), why.clone()]
+        }
+    };
+    let rows: Vec<_> = entries.iter().map(row).collect();
+    output::text(&output::table(
+        &[("step", Side::Right), ("size", Side::Right), ("saved", Side::Left), ("folder", Side::Left)],
+        &rows,
+    ))
+}

@@ -1,0 +1,96 @@
+//! `vidtui stop` and `vidtui kill`: what will be signalled is shown before it is.
+
+use crate::args::{KillArgs, StopArgs};
+use crate::commands::waiting;
+use crate::desk::{Desk, report_in_words};
+use crate::documents::RunDocument;
+use crate::output;
+use crate::refusal::Refusal;
+use plan::{KillHow, KillPlan};
+use remote::Patience;
+use rundir::Failure;
+use std::io::{self, BufRead, IsTerminal, Write};
+
+/// Asks a run to save and stop.
+pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
+    let dir = desk.find(&args.run)?;
+    let plan = desk.plan_kill(&dir, KillHow::Stop)?;
+    if args.dry_run {
+        return show(&plan, args.output.json);
+    }
+    desk.signal(&plan, &Patience::default(), &mut |_| {})?;
+    if args.wait {
+        let summary = waiting::until_ended(desk, &dir)?;
+        if args.output.json {
+            return output::json(&RunDocument::new(&summary));
+        }
+        let saved = match &summary.checkpoint {
+            Some(checkpoint) => format!("its checkpoint is of step {}", checkpoint.step),
+            None => "it has no checkpoint".into(),
+        };
+        return output::line(&format!("{} has ended; {saved}", plan.run));
+    }
+    if args.output.json {
+        return output::json(&serde_json::json!({ "run": plan.run, "stopping": true }));
+    }
+    output::line(&format!("{} saves a checkpoint and stops; see: vidtui status {0}", plan.run))
+}
+
+/// Ends a run now.
+pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
+    let dir = desk.find(&args.run)?;
+    let plan = desk.plan_kill(&dir, KillHow::Kill)?;
+    if args.dry_run {
+        return show(&plan, args.output.json);
+    }
+    if !args.yes {
+        eprint!("{}", in_words(&plan));
+        if !confirmed(&plan)? {
+            return Err(Failure::new(format!("{} goes on", plan.run), "nobody said yes", "").into());
+        }
+    }
+    let report = desk.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
+    if args.output.json {
+        return output::json(
+            &serde_json::json!({ "run": plan.run, "killed": true, "report": report_in_words(&report) }),
+        );
+    }
+    output::line(&report_in_words(&report))
+}
+
+/// Asks on the terminal; what is not a clear yes is a no.
+fn confirmed(plan: &KillPlan) -> Result<bool, Refusal> {
+    if !io::stdin().is_terminal() {
+        let why = "it asks first, and there is no terminal to ask on";
+        let fix = format!("say yes beforehand: vidtui kill {} --yes", plan.run);
+        return Err(Refusal::request(Failure::new(format!("cannot kill {}", plan.run), why, fix)));
+    }
+    eprint!("Steps since the last checkpoint are lost. Kill? [y/N] ");
+    // A question that cannot be shown is not answered with yes.
+    let _ = io::stderr().flush();
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn show(plan: &KillPlan, json: bool) -> Result<(), Refusal> {
+    if !json {
+        return output::text(&in_words(plan));
+    }
+    let nodes: Vec<_> = plan
+        .nodes
+        .iter()
+        .map(|node| {
+            let ranks: Vec<_> =
+                node.ranks.iter().map(|rank| serde_json::json!({ "rank": rank.rank, "pid": rank.pid })).collect();
+            serde_json::json!({ "node": node.node, "pid": node.pid, "pgid": node.pgid, "ranks": ranks, "why": node.why })
+        })
+        .collect();
+    let how = if plan.how == KillHow::Stop { "stop" } else { "kill" };
+    output::json(&serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes }))
+}
+
+fn in_words(plan: &KillPlan) -> String {
+    let lines = plan.nodes.iter().map(|node| format!("{}: {}\n", node.node, node.why));
+    format!("{}\n{}", plan.run, lines.collect::<String>())
+}

@@ -1,0 +1,90 @@
+//! `vidtui logs`.
+
+use crate::args::LogsArgs;
+use crate::desk::Desk;
+use crate::documents::has_ended;
+use crate::output;
+use crate::refusal::Refusal;
+use rundir::{Attempt, Error, Failure, RunDir, Tail};
+use std::thread;
+use std::time::Duration;
+
+/// How often growing files are looked at.
+const FOLLOW: Duration = Duration::from_millis(300);
+
+/// A rank's log, and how far it has been read.
+struct Log {
+    rank: usize,
+    tail: Tail<String>,
+}
+
+/// Prints what the ranks of the newest attempt printed.
+pub fn run(desk: &Desk, args: &LogsArgs) -> Result<(), Refusal> {
+    let dir = desk.find(&args.run)?;
+    let Some(mut attempt) = dir.latest_attempt()? else {
+        let fix = format!("see its state: vidtui status {}", dir.name());
+        return Err(Failure::new(format!("{} has no logs", dir.name()), "it was never started", fix).into());
+    };
+    let mut logs = open(&dir, &attempt, args.rank)?;
+    let mut first = true;
+    loop {
+        // Whether it has ended is asked before the last look at the files, so that no line is missed.
+        let ended = !args.follow || has_ended(&desk.summary(&dir)?.0.state);
+        for log in &mut logs {
+            let lines = read(log)?;
+            let from = args.tail.filter(|_| first).map_or(0, |most| lines.len().saturating_sub(most));
+            print(args, &attempt, log.rank, &lines[from..])?;
+        }
+        if ended {
+            return Ok(());
+        }
+        first = false;
+        thread::sleep(FOLLOW);
+        match dir.latest_attempt()? {
+            Some(newer) if newer.number != attempt.number => {
+                attempt = newer;
+                logs = open(&dir, &attempt, args.rank)?;
+            }
+            _ => {}
+        }
+    }
+}
+
+fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>, Refusal> {
+    let places = attempt.placement.ranks.iter().filter(|place| only.is_none_or(|rank| rank == place.rank));
+    let logs: Vec<Log> = places
+        .map(|place| Log { rank: place.rank, tail: Tail::new(dir.rank_log(&place.node, attempt.number, place.rank)) })
+        .collect();
+    match (logs.is_empty(), only) {
+        (true, Some(rank)) => {
+            let last = attempt.placement.world().saturating_sub(1);
+            let why = format!("attempt {} has ranks 0 to {last}", attempt.number);
+            Err(Refusal::request(Failure::new(format!("{} has no rank {rank}", dir.name()), why, "name one of them")))
+        }
+        _ => Ok(logs),
+    }
+}
+
+/// All lines that were added since the last time.
+fn read(log: &mut Log) -> Result<Vec<String>, Refusal> {
+    let mut lines = Vec::new();
+    loop {
+        let path = log.tail.path().to_owned();
+        let batch = log.tail.poll().map_err(|source| Error::Io { action: "read", path, source })?;
+        lines.extend(batch.items);
+        if !batch.more {
+            return Ok(lines);
+        }
+    }
+}
+
+fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> Result<(), Refusal> {
+    if args.json {
+        for line in lines {
+            output::json_line(&serde_json::json!({ "attempt": attempt.number, "rank": rank, "line": line }))?;
+        }
+        return Ok(());
+    }
+    let prefix = if args.rank.is_some() { String::new() } else { format!("{rank}: ") };
+    output::text(&lines.iter().map(|line| format!("{prefix}{line}\n")).collect::<String>())
+}

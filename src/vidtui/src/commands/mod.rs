@@ -1,0 +1,46 @@
+//! What each command does: every key of the console has its twin here.
+
+mod check;
+mod checkpoints;
+mod completions;
+mod ending;
+mod export;
+mod launch;
+mod logs;
+mod recipe;
+mod replay;
+mod runs;
+mod stages;
+mod status;
+mod waiting;
+
+use crate::args::{Args, Command, RecipeCommand};
+use crate::console::{self, End};
+use crate::desk::Desk;
+use crate::refusal::Refusal;
+
+/// Does what the command line asks.
+pub fn run(args: &Args) -> Result<End, Refusal> {
+    let desk = Desk::new(&args.runs, &args.configs)?;
+    let Some(command) = &args.command else {
+        return console::open(desk, args.open.as_deref(), args.record.as_deref());
+    };
+    match command {
+        Command::Stages(args) => stages::run(&desk, args),
+        Command::Recipe(RecipeCommand::Show(args)) => recipe::show(&desk, args),
+        Command::Check(args) => check::run(&desk, args),
+        Command::Launch(args) => launch::launch(&desk, args),
+        Command::Resume(args) => launch::resume(&desk, args),
+        Command::Next(args) => launch::next(&desk, args),
+        Command::Runs(args) => runs::run(&desk, args),
+        Command::Status(args) => status::run(&desk, args),
+        Command::Logs(args) => logs::run(&desk, args),
+        Command::Checkpoints(args) => checkpoints::run(&desk, args),
+        Command::Stop(args) => ending::stop(&desk, args),
+        Command::Kill(args) => ending::kill(&desk, args),
+        Command::Export(args) => export::run(&desk, args),
+        Command::Replay(args) => return replay::run(args),
+        Command::Completions { shell } => completions::run(*shell),
+    }?;
+    Ok(End::Quit)
+}

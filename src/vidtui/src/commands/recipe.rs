@@ -1,0 +1,30 @@
+//! `vidtui recipe show`.
+
+use crate::args::RecipeShowArgs;
+use crate::desk::Desk;
+use crate::output;
+use crate::refusal::Refusal;
+use recipe::Origin;
+
+/// Prints the complete recipe, as TOML that loads again.
+pub fn show(desk: &Desk, args: &RecipeShowArgs) -> Result<(), Refusal> {
+    let subject = desk.subject(&args.recipe, &args.set)?;
+    let resolved = subject.resolved();
+    match (args.output.json, args.why) {
+        (false, why) => output::text(&resolved.show(why)),
+        (true, false) => output::json(&resolved.table),
+        (true, true) => {
+            let origins: serde_json::Map<_, _> =
+                resolved.origins.iter().map(|(key, origin)| (key.clone(), in_words(origin).into())).collect();
+            output::json(&serde_json::json!({ "recipe": resolved.table, "origins": origins }))
+        }
+    }
+}
+
+fn in_words(origin: &Origin) -> String {
+    match origin {
+        Origin::Default => "default".into(),
+        Origin::File { path, line } => format!("{path}:{line}"),
+        Origin::Flag(flag) => format!("--set {flag}"),
+    }
+}

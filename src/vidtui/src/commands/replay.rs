@@ -1,0 +1,69 @@
+//! `vidtui replay`: a recorded session, played in the terminal or printed as its last screen.
+
+use crate::args::ReplayArgs;
+use crate::console::{self, End};
+use crate::record::{self, Moment};
+use crate::refusal::Refusal;
+use crate::terminal::Screen;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use rundir::Failure;
+use ui::{Model, Msg, Size};
+
+/// Plays a recording.
+pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
+    let (header, moments) = record::open(&args.file)?;
+    if let Some(size) = &args.screen {
+        let size = parse_size(size)?;
+        let mut model = Model::new(header.setup(size));
+        for moment in moments {
+            // The size is the one that was asked for, not the one of the recording's window.
+            match moment?.msg {
+                Msg::Resize(_) => {}
+                msg => drop(ui::update(&mut model, msg)),
+            }
+        }
+        return print_screen(&model, size).map(|()| End::Quit);
+    }
+    if !Screen::available() {
+        let fix = "print its last screen instead: vidtui replay FILE --screen 80x24";
+        return Err(Refusal::request(Failure::new("cannot play here", "this is not a terminal", fix)));
+    }
+    if !(args.speed.is_finite() && args.speed > 0.0) {
+        let why = format!("--speed {} is not a positive number", args.speed);
+        return Err(Refusal::request(Failure::new(
+            format!("cannot replay {}", args.file),
+            why,
+            "for twice as fast: --speed 2",
+        )));
+    }
+    // Read before the terminal is taken, so that a line that cannot be read is told where it can be seen.
+    let moments: Vec<Moment> = moments.collect::<Result<_, _>>()?;
+    console::replay(&header, moments.into_iter(), args.speed)
+}
+
+fn print_screen(model: &Model, size: Size) -> Result<(), Refusal> {
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(size.width, size.height));
+    let Ok(_) = terminal.draw(|frame| ui::view(model, frame));
+    let buffer = terminal.backend().buffer();
+    let mut text = String::new();
+    for y in 0..size.height {
+        let line: String = (0..size.width).map(|x| buffer[(x, y)].symbol()).collect();
+        text += line.trim_end();
+        text.push('\n');
+    }
+    crate::output::text(&text)
+}
+
+fn parse_size(text: &str) -> Result<Size, Refusal> {
+    let size = text.split_once('x').and_then(|(width, height)| Some((width.parse().ok()?, height.parse().ok()?)));
+    match size {
+        Some((width, height)) if width > 0 && height > 0 && width <= 1000 && height <= 1000 => {
+            Ok(Size { width, height })
+        }
+        _ => {
+            let what = format!("'{text}' is not the size of a screen");
+            Err(Refusal::request(Failure::new(what, "it must be columns x rows", "for example --screen 80x24")))
+        }
+    }
+}

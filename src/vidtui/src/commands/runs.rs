@@ -1,0 +1,48 @@
+//! `vidtui runs`.
+
+use crate::args::JsonArgs;
+use crate::console::now_s;
+use crate::desk::Desk;
+use crate::documents::RunDocument;
+use crate::output::{self, Side};
+use crate::refusal::Refusal;
+use rundir::RunSummary;
+use ui::words::StateKind;
+
+/// Lists the runs, the newest first.
+pub fn run(desk: &Desk, args: &JsonArgs) -> Result<(), Refusal> {
+    let (mut runs, unreadable) = desk.summaries();
+    runs.reverse();
+    if args.json {
+        let runs: Vec<_> = runs.iter().map(RunDocument::new).collect();
+        return output::json(&serde_json::json!({ "runs": runs, "unreadable": unreadable }));
+    }
+    for failure in &unreadable {
+        eprintln!("{failure}");
+    }
+    if runs.is_empty() {
+        return output::line(&format!("no runs in {}; start one with: vidtui launch RECIPE", desk.runs));
+    }
+    const COLUMNS: [(&str, Side); 6] = [
+        ("run", Side::Left),
+        ("state", Side::Left),
+        ("step", Side::Right),
+        ("loss", Side::Right),
+        ("left", Side::Right),
+        ("started", Side::Left),
+    ];
+    let rows: Vec<_> = runs.iter().map(row).collect();
+    output::text(&output::table(&COLUMNS, &rows))
+}
+
+fn row(summary: &RunSummary) -> Vec<String> {
+    let loss = summary.last.as_ref().and_then(|sample| sample.loss);
+    vec![
+        summary.run.id.to_string(),
+        StateKind::of(&summary.state).word().into(),
+        format!("{}/{}", summary.step, summary.steps_total),
+        loss.map(ui::units::number).unwrap_or_default(),
+        summary.eta_s.map(ui::units::duration).unwrap_or_default(),
+        ui::units::ago(now_s(), summary.run.created_s),
+    ]
+}

@@ -1,0 +1,136 @@
+//! `vidtui stages`.
+
+use crate::args::StagesArgs;
+use crate::desk::{self, Desk};
+use crate::output;
+use crate::refusal::Refusal;
+use recipe::{Curriculum, StageSpec, StageStart};
+use rundir::{RunState, RunSummary};
+use serde::Serialize;
+use std::fmt::Write;
+use ui::StageView;
+use ui::units;
+use ui::words::{self, StateKind};
+
+/// A stage, with the run that is furthest in it.
+struct Stage<'a> {
+    spec: &'a StageSpec,
+    view: StageView,
+    run: Option<&'a RunSummary>,
+}
+
+/// Lists the stages of a curriculum.
+pub fn run(desk: &Desk, args: &StagesArgs) -> Result<(), Refusal> {
+    let curriculum = desk::curriculum(&args.curriculum, &[])?;
+    let (runs, _) = desk.summaries();
+    let stages: Vec<Stage<'_>> = curriculum
+        .stages
+        .iter()
+        .map(|spec| Stage { spec, view: desk::stage_view(spec), run: run_of(&curriculum, spec, &runs) })
+        .collect();
+    if args.output.json {
+        let documents: Vec<_> = stages.iter().map(document).collect();
+        return output::json(&serde_json::json!({
+            "curriculum": curriculum.path,
+            "title": curriculum.title,
+            "stages": documents,
+        }));
+    }
+    output::text(&in_words(&curriculum, &stages))
+}
+
+/// The run that tells the state of a stage: a finished one before others, then the newest.
+fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
+    let of_stage = |summary: &&RunSummary| {
+        summary.run.curriculum.as_ref() == Some(&curriculum.path) && summary.run.stage.as_ref() == Some(&stage.name)
+    };
+    // Of several that are as good, the last, and they come oldest first.
+    runs.iter().filter(of_stage).max_by_key(|summary| summary.state == RunState::Finished)
+}
+
+fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
+    let mut text = format!("{}  ({})\n", curriculum.title, curriculum.path);
+    for (number, stage) in stages.iter().enumerate() {
+        let state = stage.run.map_or("not started".to_owned(), |run| {
+            let word = StateKind::of(&run.state).word();
+            format!("{word}, step {} of {}, run {}", run.step, run.steps_total, run.run.id)
+        });
+        let view = &stage.view;
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
+        let _ = writeln!(
+            text,
+            "   {} parameters, {} latent frames, {} tokens, {} steps of {}, {}",
+            units::count(view.params),
+            view.latent_frames,
+            units::grouped(view.seq_len as u64),
+            units::grouped(view.steps),
+            words::counted(view.global_batch, "sample"),
+            words::ranks(view.ranks),
+        );
+        let _ = writeln!(text, "   weights: {}", start_in_words(&stage.spec.start));
+        let width = view.changes.iter().map(|change| change.key.len()).max().unwrap_or(0);
+        for change in view.changes.iter().filter(|_| number > 0) {
+            let from = change.from.as_deref().unwrap_or("none");
+            let _ = writeln!(text, "   {:<width$}  {from} -> {}", change.key, change.to);
+        }
+    }
+    text
+}
+
+fn start_in_words(start: &StageStart) -> String {
+    match start {
+        StageStart::Random => "random".into(),
+        StageStart::Previous => "the last checkpoint of the stage before".into(),
+        StageStart::Path(path) => path.to_string(),
+    }
+}
+
+#[derive(Serialize)]
+struct StageDocument<'a> {
+    name: &'a str,
+    state: &'static str,
+    run: Option<String>,
+    step: u64,
+    steps: u64,
+    params: u64,
+    latent_frames: usize,
+    seq_len: usize,
+    global_batch: usize,
+    ranks: usize,
+    start: String,
+    changes: Vec<ChangeDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct ChangeDocument<'a> {
+    key: &'a str,
+    from: Option<&'a str>,
+    to: &'a str,
+}
+
+fn document<'a>(stage: &'a Stage<'_>) -> StageDocument<'a> {
+    let view = &stage.view;
+    StageDocument {
+        name: &view.name,
+        state: stage.run.map_or("not started", |run| StateKind::of(&run.state).word()),
+        run: stage.run.map(|run| run.run.id.to_string()),
+        step: stage.run.map_or(0, |run| run.step),
+        steps: view.steps,
+        params: view.params,
+        latent_frames: view.latent_frames,
+        seq_len: view.seq_len,
+        global_batch: view.global_batch,
+        ranks: view.ranks,
+        start: match &stage.spec.start {
+            StageStart::Random => "random".into(),
+            StageStart::Previous => "previous".into(),
+            StageStart::Path(path) => path.to_string(),
+        },
+        changes: view
+            .changes
+            .iter()
+            .map(|change| ChangeDocument { key: &change.key, from: change.from.as_deref(), to: &change.to })
+            .collect(),
+    }
+}

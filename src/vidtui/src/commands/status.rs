@@ -1,0 +1,71 @@
+//! `vidtui status`.
+
+use crate::args::RunArgs;
+use crate::console::now_s;
+use crate::desk::Desk;
+use crate::documents::RunDocument;
+use crate::output;
+use crate::refusal::Refusal;
+use rundir::{AttemptWhy, RunSummary};
+use ui::units;
+use ui::words::{self, StateKind};
+
+/// Shows one run: state, progress, loss, checkpoint.
+pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
+    let (summary, _) = desk.summary(&desk.find(&args.run)?)?;
+    if args.output.json {
+        return output::json(&RunDocument::new(&summary));
+    }
+    output::text(&output::facts(&facts(&summary, now_s())))
+}
+
+/// The facts about a run, as a person asks for them.
+fn facts(summary: &RunSummary, now: f64) -> Vec<(String, String)> {
+    let run = &summary.run;
+    let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
+    if let Some(failure) = summary.failure() {
+        facts.push(("", format!("{}: {}", failure.what, failure.why)));
+        facts.push(("", format!("hint: {}", failure.fix)));
+    }
+    if let (Some(stage), Some(curriculum)) = (&run.stage, &run.curriculum) {
+        facts.push(("stage", format!("{stage} of {curriculum}")));
+    }
+    if let Some(parent) = &run.lineage {
+        facts.push(("weights", format!("of step {} of {}", parent.step, parent.run)));
+    }
+    let mut progress = format!("{} of {}", units::grouped(summary.step), units::grouped(summary.steps_total));
+    if let Some(left) = summary.eta_s {
+        progress += &format!(", {} left", units::duration(left));
+    }
+    facts.push(("step", progress));
+    if let Some(sample) = &summary.last {
+        facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
+        facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
+        if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
+            facts.push(("memory", format!("{} at most in a rank", units::value(most, units::Unit::Gib))));
+        }
+    }
+    if let Some(attempt) = &summary.attempt {
+        let nodes: Vec<String> = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect();
+        let why = match attempt.why {
+            AttemptWhy::Launch => "launched",
+            AttemptWhy::Resume => "resumed",
+            AttemptWhy::Requeue => "started again by the queue",
+        };
+        let ranks = words::ranks(attempt.placement.world());
+        let ago = units::ago(now, attempt.started_s);
+        facts.push((
+            "attempt",
+            format!("{}: {ranks} on {}, {why} {ago} by {}", attempt.number, nodes.join(", "), attempt.by),
+        ));
+    }
+    facts.push((
+        "checkpoint",
+        match &summary.checkpoint {
+            Some(c) => format!("step {}, {}, {}", c.step, units::bytes(c.bytes), units::ago(now, c.saved_s)),
+            None => "none yet".into(),
+        },
+    ));
+    facts.push(("folder", summary.dir.root.to_string()));
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,294 @@
+//! The curves of a run: from its metrics to charts and tables.
+
+use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
+use crate::refusal::Refusal;
+use rundir::{Error, Failure, History, MetricSample, RunDir, RunSummary, Tail};
+use std::fmt::Write;
+use ui::units::Unit;
+use ui::{ChartSpec, XAxis};
+
+/// One thing that can be drawn or tabulated, under the name it has in `metrics.jsonl`.
+pub struct Metric {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The y axis.
+    label: &'static str,
+    unit: Unit,
+    values: Values,
+}
+
+/// Where the values of a metric are in a sample.
+enum Values {
+    One(fn(&MetricSample) -> Option<f64>),
+    PerRank(fn(&MetricSample) -> &[f64]),
+}
+
+/// Every metric, in the order of the columns of a table.
+pub const METRICS: &[Metric] = &[
+    one("loss", "loss", Unit::Plain, |s| s.loss),
+    one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
+    one("lr", "learning rate", Unit::Rate, |s| Some(s.lr)),
+    one("lr_ttt", "learning rate of TTT layers", Unit::Rate, |s| s.lr_ttt),
+    one("step_s", "step time", Unit::Seconds, |s| Some(s.step_s)),
+    one("data_s", "waiting for data", Unit::Seconds, |s| Some(s.data_s)),
+    one("forward_s", "forward", Unit::Seconds, |s| Some(s.forward_s)),
+    one("backward_s", "backward", Unit::Seconds, |s| Some(s.backward_s)),
+    one("optimizer_s", "optimizer", Unit::Seconds, |s| Some(s.optimizer_s)),
+    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| Some(s.checkpoint_s)),
+    one("samples_per_s", "samples per second", Unit::Plain, |s| Some(s.samples_per_s)),
+    one("tokens_per_s", "tokens per second", Unit::Plain, |s| Some(s.tokens_per_s)),
+    per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
+    per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
+    per_rank("rank_step_s", "step time of each rank", Unit::Seconds, |s| &s.step_s_by_rank),
+];
+
+const fn one(name: &'static str, label: &'static str, unit: Unit, value: fn(&MetricSample) -> Option<f64>) -> Metric {
+    Metric { name, label, unit, values: Values::One(value) }
+}
+
+const fn per_rank(name: &'static str, label: &'static str, unit: Unit, values: fn(&MetricSample) -> &[f64]) -> Metric {
+    Metric { name, label, unit, values: Values::PerRank(values) }
+}
+
+/// Finds a metric by its name.
+pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
+    METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
+        let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
+        let why = format!("the metrics are {}", names.join(", "));
+        Refusal::request(Failure::new(format!("no metric '{name}'"), why, "name one of them, or leave out --metric"))
+    })
+}
+
+/// Reads all metrics of a run.
+pub fn read(dir: &RunDir) -> Result<History, Failure> {
+    let mut history = History::new();
+    let mut tail = Tail::<MetricSample>::new(dir.metrics());
+    loop {
+        let batch = tail.poll().map_err(|source| Error::Io { action: "read", path: dir.metrics(), source })?;
+        history.extend(batch.items);
+        if !batch.more {
+            return Ok(history);
+        }
+    }
+}
+
+/// The chart of some metrics over all steps, one panel each.
+pub fn of_metrics(summary: &RunSummary, history: &History, metrics: &[&Metric]) -> Chart {
+    let over_steps = |sample: &MetricSample| sample.step as f64;
+    let panels = metrics.iter().map(|metric| Panel {
+        label: metric.label.into(),
+        unit: metric.unit,
+        scale: Scale::Linear,
+        curves: curves(metric, metric.name, history, &over_steps),
+    });
+    Chart {
+        title: title(summary),
+        subtitle: subtitle(summary, history),
+        x_label: "step".into(),
+        x_unit: Unit::Step,
+        panels: panels.collect(),
+    }
+}
+
+/// The chart that is on the screen, as it is on the screen.
+pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, history: &History) -> Chart {
+    let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
+    let x = |sample: &MetricSample| match spec.x {
+        XAxis::Step => sample.step as f64,
+        XAxis::Time => sample.t - start_s,
+    };
+    let (label, unit, parts): (&str, Unit, &[(&str, &str)]) = match spec.chart {
+        ui::Chart::Loss => ("loss", Unit::Plain, &[("loss", "loss")]),
+        ui::Chart::LearningRate => ("learning rate", Unit::Rate, &[("lr", "weights"), ("lr_ttt", "TTT layers")]),
+        ui::Chart::GradNorm => ("gradient norm", Unit::Plain, &[("grad_norm", "gradient norm")]),
+        ui::Chart::StepTime => ("step time", Unit::Seconds, &[("step_s", "step"), ("data_s", "waiting for data")]),
+        ui::Chart::Memory => ("memory", Unit::Gib, &[("mem_gib", "memory")]),
+    };
+    let mut drawn = Vec::new();
+    for (name, label) in parts {
+        let metric = METRICS.iter().find(|metric| metric.name == *name).expect("the names above are in the table");
+        for mut curve in curves(metric, label, history, &x) {
+            if let Some((from, to)) = spec.window {
+                curve.points.retain(|(x, _)| (from..=to).contains(x));
+            }
+            match spec.smoothing {
+                Some(weight) if curve.weight == Weight::Full => {
+                    let smooth = smoothed(&curve, weight);
+                    drawn.extend([
+                        Curve { weight: Weight::Raw, label: format!("{} (raw)", curve.label), ..curve },
+                        smooth,
+                    ]);
+                }
+                _ => drawn.push(curve),
+            }
+        }
+    }
+    let panel =
+        Panel { label: label.into(), unit, scale: if spec.log_y { Scale::Log } else { Scale::Linear }, curves: drawn };
+    let (x_label, x_unit) = match spec.x {
+        XAxis::Step => ("step", Unit::Step),
+        XAxis::Time => ("time since the first step", Unit::Elapsed),
+    };
+    let (title, subtitle) = (title(summary), subtitle(summary, history));
+    Chart { title, subtitle, x_label: x_label.into(), x_unit, panels: vec![panel] }
+}
+
+/// The table of all steps that count, with a title line, as RFC 4180 has it; a value that is missing is empty.
+pub fn csv(history: &History, metrics: &[&Metric]) -> String {
+    let samples = history.effective();
+    let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
+    let mut text = String::from("attempt,step,t");
+    for metric in metrics {
+        match metric.values {
+            Values::One(_) => text.extend([",", metric.name]),
+            Values::PerRank(values) => text.extend((0..ranks(values)).map(|r| format!(",{}_rank_{r}", metric.name))),
+        }
+    }
+    text += "\r\n";
+    for sample in samples {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{},{},{:.3}", sample.attempt, sample.step, sample.t);
+        for metric in metrics {
+            match metric.values {
+                Values::One(value) => cell(&mut text, value(sample)),
+                Values::PerRank(values) => {
+                    (0..ranks(values)).for_each(|rank| cell(&mut text, values(sample).get(rank).copied()));
+                }
+            }
+        }
+        text += "\r\n";
+    }
+    text
+}
+
+fn cell(text: &mut String, value: Option<f64>) {
+    text.push(',');
+    if let Some(value) = value {
+        let _ = write!(text, "{value}");
+    }
+}
+
+/// A metric's curves: one, or one per rank, and the parts that later attempts replaced.
+fn curves(metric: &Metric, label: &str, history: &History, x: &dyn Fn(&MetricSample) -> f64) -> Vec<Curve> {
+    let point = |sample: &MetricSample, value: Option<f64>| (x(sample), value.filter(|value| value.is_finite()));
+    match metric.values {
+        Values::One(value) => {
+            let counted: Vec<_> = history.effective().iter().map(|sample| point(sample, value(sample))).collect();
+            // A metric that this run never logs, such as the learning rate of TTT layers, is not a curve.
+            if counted.iter().all(|(_, value)| value.is_none()) && metric.name != "loss" {
+                return Vec::new();
+            }
+            let mut curves = replaced(history, value, &point);
+            curves.push(Curve { label: label.into(), points: counted, weight: Weight::Full });
+            curves
+        }
+        Values::PerRank(values) => {
+            let ranks = history.effective().iter().map(|sample| values(sample).len()).max().unwrap_or(0);
+            let curve = |rank| {
+                let points = history.effective().iter().map(|s| point(s, values(s).get(rank).copied()));
+                Curve { label: format!("rank {rank}"), points: points.collect(), weight: Weight::Full }
+            };
+            (0..ranks).map(curve).collect()
+        }
+    }
+}
+
+/// What later attempts replaced, a curve per attempt.
+fn replaced(
+    history: &History,
+    value: fn(&MetricSample) -> Option<f64>,
+    point: &dyn Fn(&MetricSample, Option<f64>) -> Point,
+) -> Vec<Curve> {
+    let of_attempt = |samples: &[MetricSample]| {
+        let mut points: Vec<_> = samples.iter().map(|sample| point(sample, value(sample))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let label = format!("attempt {}, done again later", samples.first().map_or(0, |sample| sample.attempt));
+        Curve { label, points, weight: Weight::Superseded }
+    };
+    history.superseded().chunk_by(|a, b| a.attempt == b.attempt).map(of_attempt).collect()
+}
+
+/// The exponential moving average, corrected for its start, as TensorBoard draws it; gaps stay gaps.
+fn smoothed(curve: &Curve, weight: f64) -> Curve {
+    let (mut average, mut total) = (0.0, 0.0);
+    let points = curve.points.iter().map(|&(x, value)| {
+        let value = value?;
+        average = weight * average + (1.0 - weight) * value;
+        total = weight * total + (1.0 - weight);
+        Some((x, Some(average / total)))
+    });
+    Curve { label: curve.label.clone(), points: points.flatten().collect(), weight: Weight::Full }
+}
+
+fn title(summary: &RunSummary) -> String {
+    match &summary.run.stage {
+        Some(stage) => format!("{}, stage {stage}", summary.run.name),
+        None => summary.run.name.clone(),
+    }
+}
+
+fn subtitle(summary: &RunSummary, history: &History) -> String {
+    let ranks = summary.attempt.as_ref().map_or(0, |attempt| attempt.placement.world());
+    let ranks = format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
+    let loss = history.effective().iter().rev().find_map(|sample| sample.loss);
+    let loss = loss.map(|loss| format!(", last loss {}", ui::units::number(loss))).unwrap_or_default();
+    format!("{}: step {} of {}, {ranks}{loss}", summary.run.id, summary.step, summary.steps_total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(attempt: u32, step: u64, loss: Option<f64>) -> MetricSample {
+        MetricSample {
+            attempt,
+            step,
+            loss,
+            t: step as f64,
+            mem_gib_by_rank: vec![1.5, 1.25],
+            ..MetricSample::default()
+        }
+    }
+
+    fn history(samples: impl IntoIterator<Item = MetricSample>) -> History {
+        let mut history = History::new();
+        history.extend(samples);
+        history
+    }
+
+    #[test]
+    fn a_table_has_a_column_per_rank_and_an_empty_cell_for_a_lost_loss() {
+        let history = history([sample(1, 1, Some(0.5)), sample(1, 2, None)]);
+        let metrics = [metric("loss").unwrap(), metric("mem_gib").unwrap()];
+        let text = csv(&history, &metrics);
+        assert_eq!(
+            text,
+            "attempt,step,t,loss,mem_gib_rank_0,mem_gib_rank_1\r\n1,1,1.000,0.5,1.5,1.25\r\n1,2,2.000,,1.5,1.25\r\n"
+        );
+    }
+
+    #[test]
+    fn a_resumed_run_has_its_replaced_steps_as_a_curve_of_their_own() {
+        let first = (1..=5).map(|step| sample(1, step, Some(1.0)));
+        let second = (4..=6).map(|step| sample(2, step, Some(2.0)));
+        let history = history(first.chain(second));
+        let curves = curves(metric("loss").unwrap(), "loss", &history, &|sample| sample.step as f64);
+        let [old, new] = &curves[..] else { panic!("{} curves", curves.len()) };
+        assert_eq!((old.weight, old.points.len()), (Weight::Superseded, 2));
+        assert_eq!((new.weight, new.points.len()), (Weight::Full, 6));
+        assert_eq!(new.points[3], (4.0, Some(2.0)));
+    }
+
+    #[test]
+    fn smoothing_a_constant_gives_the_constant_from_the_first_step() {
+        let points = (0..5).map(|i| (f64::from(i), Some(3.0))).collect();
+        let smooth = smoothed(&Curve { label: "loss".into(), points, weight: Weight::Full }, 0.9);
+        assert!(smooth.points.iter().all(|(_, value)| value.is_some_and(|value| (value - 3.0).abs() < 1e-12)));
+    }
+
+    #[test]
+    fn an_unknown_metric_is_answered_with_the_list_of_them() {
+        let failure = metric("los").err().unwrap().into_failure();
+        assert!(failure.why.contains("loss, grad_norm"));
+    }
+}

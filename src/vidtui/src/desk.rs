@@ -1,0 +1,374 @@
+//! Joins the pure plans with this machine: the runs folder, the clock, dice, the user, the trainer.
+//!
+//! Keys of the console and commands of the shell both come through here, so that they cannot differ.
+
+use crate::refusal::Refusal;
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::unistd::{Uid, User};
+use plan::{
+    Context, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest, Weights,
+};
+use recipe::{Curriculum, Resolved, Role, StageSpec, StageStart};
+use remote::{KillProgress, KillReport, Patience};
+use rundir::{Failure, Lineage, RunDir, RunFacts, RunId, RunSummary};
+use std::hash::{BuildHasher, RandomState};
+use ui::StageView;
+
+/// Where we are: every path of a request is relative to this.
+pub struct Desk {
+    /// The working folder, absolute.
+    pub here: Utf8PathBuf,
+    /// The folder of all runs, absolute.
+    pub runs: Utf8PathBuf,
+    /// The folder that curricula are looked for in, absolute.
+    pub configs: Utf8PathBuf,
+}
+
+/// What to train, as a command names it.
+pub enum Subject {
+    /// A recipe file.
+    Recipe(Box<Resolved>),
+    /// A stage of a curriculum.
+    Stage(Box<Curriculum>, String),
+}
+
+/// A launch as it is wished for.
+pub struct Wish<'a> {
+    /// What to train.
+    pub subject: &'a Subject,
+    /// Number of ranks on this machine; as many as the mesh has, when nobody said.
+    pub ranks: Option<usize>,
+    /// The name of the run; the recipe's, when nobody said.
+    pub name: Option<&'a str>,
+    /// Where the weights come from; as the stage says, when nobody said.
+    pub init: Init<'a>,
+}
+
+/// Where the weights of a launch come from.
+pub enum Init<'a> {
+    /// As the stage says; random without a stage.
+    ByStage,
+    /// From a step folder, or the newest checkpoint of a run.
+    Given(&'a str),
+    /// From the newest checkpoint of this run.
+    Run(&'a RunId),
+}
+
+impl<'a> From<Option<&'a str>> for Init<'a> {
+    fn from(given: Option<&'a str>) -> Self {
+        given.map_or(Self::ByStage, Self::Given)
+    }
+}
+
+impl Desk {
+    /// Sets up the desk in the working folder.
+    pub fn new(runs: &Utf8Path, configs: &Utf8Path) -> Result<Self, Refusal> {
+        let here = std::env::current_dir().map_err(|error| error.to_string());
+        let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
+        let here = here.map_err(|why| {
+            Refusal::request(Failure::new("cannot use the working folder", why, "change into a folder that exists: cd"))
+        })?;
+        Ok(Self { runs: here.join(runs), configs: here.join(configs), here })
+    }
+
+    /// The folder of a run.
+    pub fn dir(&self, run: &RunId) -> RunDir {
+        RunDir::of(&self.runs, run)
+    }
+
+    /// Finds the run that a person means: its id, the unique beginning or end of one, or `latest`.
+    pub fn find(&self, name: &str) -> Result<RunDir, Refusal> {
+        let runs: Vec<RunDir> = rundir::list_runs(&self.runs).into_iter().flatten().collect();
+        let unknown =
+            |why: String, fix: String| Err(Refusal::request(Failure::new(format!("no run '{name}'"), why, fix)));
+        if runs.is_empty() {
+            let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
+            return unknown(format!("{} has no runs", self.runs), fix.into());
+        }
+        // Ids sort by the minute only, so that the file is asked.
+        let created_s = |dir: &RunDir| dir.read_run().map_or(0.0, |run| run.created_s);
+        if name == "latest"
+            && let Some(latest) = runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
+        {
+            return Ok(latest.clone());
+        }
+        if let Some(exact) = runs.iter().find(|run| run.name() == name) {
+            return Ok(exact.clone());
+        }
+        let meant: Vec<&RunDir> =
+            runs.iter().filter(|run| run.name().starts_with(name) || run.name().ends_with(name)).collect();
+        match meant[..] {
+            [one] => Ok(one.clone()),
+            [] => {
+                let last: Vec<&str> = runs.iter().rev().take(3).map(RunDir::name).collect();
+                unknown(
+                    format!("no id in {} begins or ends so", self.runs),
+                    format!("the newest are {}", last.join(", ")),
+                )
+            }
+            _ => {
+                let some: Vec<&str> = meant.iter().rev().take(3).map(|run| run.name()).collect();
+                let why = format!(
+                    "{} ids begin or end so: {}{}",
+                    meant.len(),
+                    some.join(", "),
+                    more(meant.len() - some.len())
+                );
+                unknown(why, "write more of the id".into())
+            }
+        }
+    }
+
+    /// Sums up a run: its files, and what its processes do.
+    pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
+        let run = dir.read_run()?;
+        let facts = remote::read_facts(dir, &run)?;
+        Ok((RunSummary::new(run, dir.clone(), &facts, crate::console::now_s())?, facts))
+    }
+
+    /// Sums up all runs, oldest first; then why others cannot be read.
+    pub fn summaries(&self) -> (Vec<RunSummary>, Vec<Failure>) {
+        let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
+        for dir in rundir::list_runs(&self.runs) {
+            match dir.and_then(|dir| self.summary(&dir)) {
+                Ok((summary, _)) => runs.push(summary),
+                Err(failure) => unreadable.push(failure),
+            }
+        }
+        runs.sort_by(|a, b| a.run.created_s.total_cmp(&b.run.created_s));
+        (runs, unreadable)
+    }
+
+    /// Reads what a command names: a recipe file, or CURRICULUM:STAGE.
+    pub fn subject(&self, text: &str, sets: &[String]) -> Result<Subject, Refusal> {
+        if let Some((path, stage)) = text.rsplit_once(':')
+            && !Utf8Path::new(text).exists()
+        {
+            let curriculum = curriculum(Utf8Path::new(path), sets)?;
+            named_stage(&curriculum, stage)?;
+            return Ok(Subject::Stage(Box::new(curriculum), stage.to_owned()));
+        }
+        let path = Utf8Path::new(text);
+        if path.is_dir() || path.file_name() == Some("curriculum.toml") {
+            let curriculum = curriculum(path, sets)?;
+            let first = curriculum.stages.first().map_or("STAGE", |stage| stage.name.as_str());
+            let why = "it is a curriculum, and one stage is trained at a time";
+            return Err(Refusal::request(Failure::new(
+                format!("cannot use {text}"),
+                why,
+                format!("name the stage: {text}:{first}"),
+            )));
+        }
+        Ok(Subject::Recipe(Box::new(recipe::load(path, sets).map_err(recipe_failure)?)))
+    }
+
+    /// Plans a launch; starts nothing.
+    pub fn plan_launch(&self, wish: &Wish<'_>) -> Result<LaunchPlan, Refusal> {
+        let recipe = &wish.subject.resolved().recipe;
+        let stage = wish.subject.stage();
+        let init = self.weights_of(wish)?;
+        let context = self.context(wish.ranks.unwrap_or(recipe.mesh.world()))?;
+        plan::launch(&LaunchRequest { recipe, name: wish.name, stage, init }, &context).map_err(Refusal::request)
+    }
+
+    /// Finds the weights that a launch begins from; none when they are random.
+    pub fn weights_of(&self, wish: &Wish<'_>) -> Result<Option<Weights>, Refusal> {
+        Ok(match (&wish.init, wish.subject.stage()) {
+            (Init::Given(given), _) => Some(remote::find_weights(given, &self.runs)?),
+            (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
+            (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
+                StageStart::Random => None,
+                StageStart::Path(path) => Some(remote::find_weights(path.as_str(), &self.runs)?),
+                StageStart::Previous => Some(self.weights_of_stage_before(curriculum, stage)?),
+            },
+            (Init::ByStage, None) => None,
+        })
+    }
+
+    /// Plans to continue a run; starts nothing.
+    pub fn plan_resume(
+        &self,
+        dir: &RunDir,
+        ranks: Option<usize>,
+        options: ResumeOptions,
+    ) -> Result<LaunchPlan, Refusal> {
+        let (summary, facts) = self.summary(dir)?;
+        let checkpoints = rundir::checkpoints(dir)?;
+        let ranks = ranks.unwrap_or_else(|| plan::last_ranks(&summary.run, summary.attempt.as_ref()));
+        let context = self.context(ranks)?;
+        let latest = summary.checkpoint.as_ref();
+        let request =
+            ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
+        Ok(plan::resume(&request, &context)?)
+    }
+
+    /// Plans the stage after a run's; starts nothing.
+    pub fn plan_next(&self, dir: &RunDir, ranks: Option<usize>, sets: &[String]) -> Result<LaunchPlan, Refusal> {
+        let (summary, facts) = self.summary(dir)?;
+        let Some(path) = &summary.run.curriculum else {
+            let why = "it was launched from a recipe file, not as a stage of a curriculum";
+            let fix = format!("launch what is to follow with --init {}", dir.root);
+            return Err(Refusal::request(Failure::new(format!("nothing follows {}", summary.run.id), why, fix)));
+        };
+        let curriculum = curriculum(path, sets)?;
+        let following = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
+        let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
+        let context = self.context(ranks.unwrap_or(world))?;
+        let latest = summary.checkpoint.as_ref();
+        let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
+        let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
+        plan::next(&request, &context).map_err(refuse)
+    }
+
+    /// Plans which processes to signal; signals nothing.
+    pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
+        let run = dir.read_run()?;
+        plan::kill(&run.id, dir, how, &remote::pid_files(dir)?)
+    }
+
+    /// Starts what a plan says, after every check that has to do with files.
+    pub fn launch(&self, plan: &LaunchPlan) -> Result<RunDir, Failure> {
+        crate::checks::dataset(&plan.run.recipe()?)?;
+        remote::execute_launch(plan, &mut transports()?)
+    }
+
+    /// Signals what a plan says.
+    pub fn signal(
+        &self,
+        plan: &KillPlan,
+        patience: &Patience,
+        progress: &mut dyn FnMut(KillProgress),
+    ) -> Result<KillReport, Failure> {
+        let report = remote::execute_kill(plan, &mut transports()?, patience, progress);
+        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
+    }
+
+    /// What a plan needs from outside.
+    fn context(&self, ranks: usize) -> Result<Context, Failure> {
+        let here = remote::here().map_err(|error| error.failure("cannot plan on this machine"))?;
+        let user = User::from_uid(Uid::effective()).ok().flatten();
+        let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
+        Ok(Context {
+            now_s: crate::console::now_s(),
+            // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
+            random: RandomState::new().hash_one(std::process::id()) as u32,
+            by: format!("{user}@{}", here.node),
+            runs_root: self.runs.clone(),
+            git_commit: git_commit(&self.here),
+            trainer: remote::find_trainer()?,
+            place: Place::local(here.node.as_str(), ranks),
+        })
+    }
+
+    /// The newest complete checkpoint of a run, as weights for another.
+    fn newest_weights(&self, dir: &RunDir) -> Result<Weights, Failure> {
+        let run = dir.read_run()?;
+        let Some(checkpoint) = rundir::latest(dir) else {
+            let what = format!("cannot start from {}", run.id);
+            let fix = format!("let it reach a checkpoint: vidtui resume {}", run.id);
+            return Err(Failure::new(what, "it has no complete checkpoint", fix));
+        };
+        Ok(Weights { path: checkpoint.dir, lineage: Some(Lineage { run: run.id, step: checkpoint.step }) })
+    }
+
+    fn weights_of_stage_before(&self, curriculum: &Curriculum, spec: &StageSpec) -> Result<Weights, Failure> {
+        let (runs, _) = self.summaries();
+        match plan::parent_of(curriculum, &spec.name, &runs) {
+            Some(parent) => self.newest_weights(&parent.dir),
+            None => Err(Failure::new(
+                format!("cannot launch stage {}", spec.name),
+                format!("it starts from the stage before it, and no run in {} has a checkpoint of that", self.runs),
+                "train the stage before it first, or name a checkpoint: --init PATH",
+            )),
+        }
+    }
+}
+
+impl Subject {
+    /// The recipe, with where its values come from.
+    pub fn resolved(&self) -> &Resolved {
+        match self {
+            Self::Recipe(resolved) => resolved,
+            Self::Stage(curriculum, name) => {
+                &curriculum.stage(name).expect("checked when the subject was made").resolved
+            }
+        }
+    }
+
+    /// The stage, when it is one.
+    pub fn stage(&self) -> Option<(&Curriculum, &StageSpec)> {
+        match self {
+            Self::Recipe(_) => None,
+            Self::Stage(curriculum, name) => curriculum.stage(name).map(|stage| (&**curriculum, stage)),
+        }
+    }
+}
+
+/// Reads a curriculum from its file, or from the `curriculum.toml` of its folder.
+pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusal> {
+    let file = if path.is_dir() { path.join("curriculum.toml") } else { path.to_owned() };
+    // Its absolute path is what runs remember, and by which a stage finds its runs.
+    let file = file.canonicalize_utf8().unwrap_or(file);
+    Curriculum::load(&file, sets).map_err(recipe_failure)
+}
+
+/// A stage as the screen shows it.
+pub fn stage_view(stage: &StageSpec) -> StageView {
+    let recipe = &stage.resolved.recipe;
+    let trained = recipe::param_specs(&recipe.model);
+    StageView {
+        name: stage.name.clone(),
+        params: trained.iter().filter(|spec| spec.role == Role::Trained).map(recipe::ParamSpec::len).sum(),
+        seq_len: recipe.model.seq_len(),
+        latent_frames: recipe.model.latent_frames,
+        steps: recipe.train.steps,
+        global_batch: recipe.train.global_batch,
+        ranks: recipe.mesh.world(),
+        start: stage.start.clone(),
+        changes: stage.changes.clone(),
+    }
+}
+
+/// Finds a stage by name.
+pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a StageSpec, Refusal> {
+    curriculum.stage(name).ok_or_else(|| {
+        let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
+        let what = format!("{} has no stage '{name}'", curriculum.path);
+        Refusal::request(Failure::new(what, format!("its stages are {}", names.join(", ")), "name one of them"))
+    })
+}
+
+/// A recipe that cannot be used is a wrong request, whatever the state of the machine.
+pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
+    Refusal::request(Failure::new(error.what, error.why, error.fix))
+}
+
+/// The ways to this machine's processes.
+pub fn transports() -> Result<Vec<Box<dyn remote::Transport>>, Failure> {
+    remote::local_transports().map_err(|error| error.failure("cannot reach this machine"))
+}
+
+/// How a kill went, in one line: `3 processes ended on devbox`.
+pub fn report_in_words(report: &KillReport) -> String {
+    let of_node = |node: &remote::NodeReport| {
+        let gone = node.signalled.saturating_sub(node.left.len());
+        format!("{} ended on {}", ui::words::counted(gone, "process"), node.node)
+    };
+    report.nodes.iter().map(of_node).collect::<Vec<_>>().join(", ")
+}
+
+fn more(count: usize) -> String {
+    if count == 0 { String::new() } else { format!(" and {count} more") }
+}
+
+/// The commit that the folder, or one above it, has checked out; read from git's files, so that git need not exist.
+fn git_commit(folder: &Utf8Path) -> Option<String> {
+    let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.is_dir())?;
+    let head = std::fs::read_to_string(git.join("HEAD")).ok()?;
+    let Some(reference) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
+    if let Ok(commit) = std::fs::read_to_string(git.join(reference)) {
+        return Some(commit.trim().to_owned());
+    }
+    let packed = std::fs::read_to_string(git.join("packed-refs")).ok()?;
+    packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
+}

@@ -1,0 +1,119 @@
+//! The JSON that scripts read: its field names are a promise, so they are written down here and not derived from
+//! whatever the types inside are called.
+
+use camino::Utf8PathBuf;
+use rundir::{CheckpointEntry, Failure, RunState, RunSummary};
+use serde::Serialize;
+use ui::words::StateKind;
+
+/// A run, in `runs`, `status`, `launch`, `resume`, `next` and `stop`.
+#[derive(Debug, Serialize)]
+pub struct RunDocument {
+    id: String,
+    name: String,
+    dir: Utf8PathBuf,
+    state: &'static str,
+    /// Why it failed or crashed.
+    failure: Option<Failure>,
+    step: u64,
+    steps_total: u64,
+    loss: Option<f64>,
+    step_s: Option<f64>,
+    eta_s: Option<f64>,
+    curriculum: Option<Utf8PathBuf>,
+    stage: Option<String>,
+    parent: Option<ParentDocument>,
+    created_s: f64,
+    attempt: Option<AttemptDocument>,
+    checkpoint: Option<CheckpointDocument>,
+}
+
+/// The run whose weights another began from.
+#[derive(Debug, Serialize)]
+struct ParentDocument {
+    run: String,
+    step: u64,
+}
+
+/// The newest attempt of a run.
+#[derive(Debug, Serialize)]
+struct AttemptDocument {
+    number: u32,
+    started_s: f64,
+    start_step: u64,
+    ranks: usize,
+    nodes: Vec<String>,
+}
+
+/// A checkpoint, complete or not.
+#[derive(Debug, Serialize)]
+pub struct CheckpointDocument {
+    step: u64,
+    dir: Utf8PathBuf,
+    complete: bool,
+    bytes: Option<u64>,
+    saved_s: Option<f64>,
+    /// Why it cannot be used.
+    why: Option<String>,
+}
+
+impl RunDocument {
+    /// Describes a run.
+    pub fn new(summary: &RunSummary) -> Self {
+        let run = &summary.run;
+        let attempt = summary.attempt.as_ref().map(|attempt| AttemptDocument {
+            number: attempt.number,
+            started_s: attempt.started_s,
+            start_step: attempt.start_step,
+            ranks: attempt.placement.world(),
+            nodes: attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect(),
+        });
+        Self {
+            id: run.id.to_string(),
+            name: run.name.clone(),
+            dir: summary.dir.root.clone(),
+            state: StateKind::of(&summary.state).word(),
+            failure: summary.failure().cloned(),
+            step: summary.step,
+            steps_total: summary.steps_total,
+            loss: summary.last.as_ref().and_then(|sample| sample.loss),
+            step_s: summary.last.as_ref().map(|sample| sample.step_s),
+            eta_s: summary.eta_s,
+            curriculum: run.curriculum.clone(),
+            stage: run.stage.clone(),
+            parent: run.lineage.as_ref().map(|l| ParentDocument { run: l.run.to_string(), step: l.step }),
+            created_s: run.created_s,
+            attempt,
+            checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
+        }
+    }
+}
+
+impl CheckpointDocument {
+    /// Describes a checkpoint.
+    pub fn new(entry: &CheckpointEntry) -> Self {
+        match entry {
+            CheckpointEntry::Complete(summary) => Self {
+                step: summary.step,
+                dir: summary.dir.clone(),
+                complete: true,
+                bytes: Some(summary.bytes),
+                saved_s: Some(summary.saved_s),
+                why: None,
+            },
+            CheckpointEntry::Incomplete { step, dir, why } => Self {
+                step: *step,
+                dir: dir.clone(),
+                complete: false,
+                bytes: None,
+                saved_s: None,
+                why: Some(why.clone()),
+            },
+        }
+    }
+}
+
+/// Whether a run has come to an end, so that nothing more is to be waited for.
+pub fn has_ended(state: &RunState) -> bool {
+    matches!(state, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
+}

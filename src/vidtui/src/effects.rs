@@ -1,0 +1,114 @@
+//! Does what the screen asks for: one thread per effect, one answer per job.
+
+use crate::chart_export;
+use crate::console::Item;
+use crate::curves;
+use crate::desk::{self, Desk, Init, Subject, Wish, report_in_words};
+use crate::queue::Queue;
+use crate::refusal::Refusal;
+use plan::{KillHow, ResumeOptions};
+use remote::Patience;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use ui::{Effect, JobId, JobMsg, Msg, Outcome};
+
+/// Starts effects.
+pub struct Runner {
+    desk: Arc<Desk>,
+    queue: Arc<Queue<Item>>,
+    /// What changes something outside, and must not be cut off in the middle.
+    begun: Vec<JoinHandle<()>>,
+}
+
+impl Runner {
+    /// A runner that answers through `queue`.
+    pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
+        Self { desk, queue, begun: Vec::new() }
+    }
+
+    /// Starts an effect that answers a job; the others are the console's own.
+    pub fn start(&mut self, effect: Effect) {
+        let Some(job) = job_of(&effect) else { return };
+        let only_looks = matches!(
+            effect,
+            Effect::PlanLaunch { .. } | Effect::PlanResume { .. } | Effect::PlanNext { .. } | Effect::PlanKill { .. }
+        );
+        let (desk, queue) = (self.desk.clone(), self.queue.clone());
+        let thread = thread::spawn(move || {
+            // Once the console has closed, nobody asks for answers.
+            let tell = |what| drop(queue.push_urgent(Item::Msg(Msg::Job { job, what })));
+            let answer = run(&desk, effect, &|line| tell(JobMsg::Progress(line)));
+            tell(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
+        });
+        self.begun.retain(|thread| !thread.is_finished());
+        if !only_looks {
+            self.begun.push(thread);
+        }
+    }
+
+    /// Waits for what was begun: a launch needs a moment, a kill some seconds.
+    pub fn finish(self) {
+        let unfinished: Vec<_> = self.begun.into_iter().filter(|thread| !thread.is_finished()).collect();
+        if !unfinished.is_empty() {
+            eprintln!("finishing what was begun (Ctrl-C leaves it)");
+        }
+        for thread in unfinished {
+            // A thread that panicked has ended the program by now.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn job_of(effect: &Effect) -> Option<JobId> {
+    match effect {
+        Effect::PlanLaunch { job, .. }
+        | Effect::PlanResume { job, .. }
+        | Effect::PlanNext { job, .. }
+        | Effect::PlanKill { job, .. }
+        | Effect::Launch { job, .. }
+        | Effect::Stop { job, .. }
+        | Effect::Kill { job, .. }
+        | Effect::Export { job, .. } => Some(*job),
+        Effect::Copy(_) | Effect::Suspend | Effect::Quit => None,
+    }
+}
+
+fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, Refusal> {
+    Ok(match effect {
+        Effect::PlanLaunch { curriculum, stage, from, .. } => {
+            let curriculum = desk::curriculum(&curriculum, &[])?;
+            desk::named_stage(&curriculum, &stage)?;
+            let subject = Subject::Stage(Box::new(curriculum), stage);
+            let init = from.as_ref().map_or(Init::ByStage, Init::Run);
+            let wish = Wish { subject: &subject, ranks: None, name: None, init };
+            JobMsg::LaunchPlanned(Box::new(at.plan_launch(&wish)?))
+        }
+        Effect::PlanResume { run, .. } => {
+            let plan = at.plan_resume(&at.dir(&run), None, ResumeOptions::default())?;
+            JobMsg::LaunchPlanned(Box::new(plan))
+        }
+        Effect::PlanNext { run, .. } => JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &[])?)),
+        Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
+        Effect::Launch { plan, .. } => {
+            progress("checking data and disk".into());
+            at.launch(&plan)?;
+            JobMsg::Done(Outcome::Launched(plan.run.id.clone()))
+        }
+        Effect::Stop { run, .. } => {
+            let plan = at.plan_kill(&at.dir(&run), KillHow::Stop)?;
+            at.signal(&plan, &Patience::default(), &mut |_| {})?;
+            JobMsg::Done(Outcome::StopSent(run))
+        }
+        Effect::Kill { plan, confirmed: _, .. } => {
+            let report = at.signal(&plan, &Patience::default(), &mut |step| progress(step.text))?;
+            JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
+        }
+        Effect::Export { chart, to, .. } => {
+            let (summary, _) = at.summary(&at.dir(&chart.run))?;
+            let history = curves::read(&summary.dir)?;
+            chart_export::write(&curves::of_screen(&chart, &summary, &history), &to)?;
+            JobMsg::Done(Outcome::Exported(to))
+        }
+        Effect::Copy(_) | Effect::Suspend | Effect::Quit => unreachable!("start lets only jobs through"),
+    })
+}

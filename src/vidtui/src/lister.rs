@@ -1,0 +1,186 @@
+//! What the screen is told of runs and curricula: made anew only when the files behind it have changed.
+//!
+//! The console looks every second or two, at folders that may hold hundreds of old runs. What has not changed costs
+//! a few `stat` calls; only a run that lives is read.
+
+use crate::desk::{self, Desk};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{Failure, RunDir, RunFacts, RunSummary};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+use ui::words::StateKind;
+use ui::{CurriculumView, RunList, RunRow, RunStatus};
+
+/// When a file was last written and how long it is; none when it does not exist.
+pub type Look = Option<(SystemTime, u64)>;
+
+/// Lists the runs, again and again.
+pub struct Lister {
+    desk: Arc<Desk>,
+    folders: BTreeMap<Utf8PathBuf, Look>,
+    runs: Vec<Result<RunDir, Failure>>,
+    known: BTreeMap<RunDir, Known>,
+}
+
+/// One run as it was when something about it last changed.
+#[derive(Default)]
+pub struct Known {
+    looks: Vec<Look>,
+    status: Option<Result<RunStatus, Failure>>,
+}
+
+impl Known {
+    /// The run as it is now.
+    pub fn status(&mut self, desk: &Desk, dir: &RunDir) -> &Result<RunStatus, Failure> {
+        let looks = files_of(dir);
+        // Nothing but its files can change a run that has ended: no process, no clock.
+        let kept = self.status.take().filter(|status| self.looks == looks && is_settled(status));
+        self.looks = looks;
+        self.status.insert(kept.unwrap_or_else(|| status(desk, dir)))
+    }
+}
+
+impl Lister {
+    /// A lister that knows nothing yet.
+    pub fn new(desk: Arc<Desk>) -> Self {
+        Self { desk, folders: BTreeMap::new(), runs: Vec::new(), known: BTreeMap::new() }
+    }
+
+    /// All runs as they are now.
+    pub fn list(&mut self) -> RunList {
+        let folders = folders(&self.desk.runs);
+        if folders != self.folders || self.runs.is_empty() {
+            self.folders = folders;
+            self.runs = rundir::list_runs(&self.desk.runs);
+        }
+        let mut list = RunList::default();
+        let mut still = BTreeMap::new();
+        for run in &self.runs {
+            let dir = match run {
+                Ok(dir) => dir,
+                Err(failure) => {
+                    list.unreadable.push(failure.clone());
+                    continue;
+                }
+            };
+            let mut known = self.known.remove(dir).unwrap_or_default();
+            match known.status(&self.desk, dir) {
+                Ok(status) => list.rows.push(status.row.clone()),
+                Err(failure) => list.unreadable.push(failure.clone()),
+            }
+            still.insert(dir.clone(), known);
+        }
+        self.known = still;
+        list
+    }
+}
+
+fn status(desk: &Desk, dir: &RunDir) -> Result<RunStatus, Failure> {
+    let (summary, facts) = desk.summary(dir)?;
+    let row = row(&summary, &facts);
+    Ok(RunStatus { row, dir: dir.root.clone(), start: summary.run.start, attempt: summary.attempt })
+}
+
+fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
+    let run = &summary.run;
+    let written = [
+        summary.attempt.as_ref().map(|attempt| attempt.started_s),
+        summary.last.as_ref().map(|sample| sample.t),
+        facts.last_event.as_ref().map(|event| event.t),
+        facts.exits.iter().map(|exit| exit.ended_s).reduce(f64::max),
+    ];
+    RunRow {
+        run: run.id.clone(),
+        name: run.name.clone(),
+        curriculum: run.curriculum.clone(),
+        stage: run.stage.clone(),
+        lineage: run.lineage.clone(),
+        state: summary.state.clone(),
+        step: summary.step,
+        steps_total: summary.steps_total,
+        loss: summary.last.as_ref().and_then(|sample| sample.loss),
+        step_s: facts.median_step_s,
+        eta_s: summary.eta_s,
+        ranks: summary.attempt.as_ref().map_or(0, |attempt| attempt.placement.world()),
+        created_s: run.created_s,
+        updated_s: written.into_iter().flatten().fold(run.created_s, f64::max),
+        checkpoint_step: summary.checkpoint.as_ref().map(|checkpoint| checkpoint.step),
+    }
+}
+
+fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
+    let ended = [StateKind::Finished, StateKind::Stopped, StateKind::Failed, StateKind::Crashed];
+    status.as_ref().is_ok_and(|status| ended.contains(&StateKind::of(&status.row.state)))
+}
+
+fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {
+    let folders = runs.read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
+    folders.map(|folder| (folder.clone(), look(&RunDir::new(folder).run_toml()))).collect()
+}
+
+/// When a run's checkpoints last changed: a folder changes when its manifest appears in it.
+pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, Look> {
+    let folders =
+        dir.checkpoints().read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
+    folders.map(|folder| (folder.clone(), look(&folder))).collect()
+}
+
+/// Everything that is written when something happens to a run.
+fn files_of(dir: &RunDir) -> Vec<Look> {
+    let mut files = vec![dir.run_toml(), dir.metrics(), dir.events(), dir.attempts(), dir.checkpoints()];
+    for node in dir.node_ids().unwrap_or_default() {
+        files.extend([dir.node_dir(&node), dir.node_events(&node)]);
+    }
+    files.iter().map(|file| look(file)).collect()
+}
+
+fn look(file: &Utf8Path) -> Look {
+    let found = file.metadata().ok()?;
+    Some((found.modified().ok()?, found.len()))
+}
+
+/// Lists the curricula, again and again.
+#[derive(Default)]
+pub struct Curricula {
+    files: BTreeMap<Utf8PathBuf, Look>,
+    views: Vec<CurriculumView>,
+}
+
+impl Curricula {
+    /// All curricula under a folder as they are now: `curriculum.toml` in it or in a folder of it.
+    pub fn list(&mut self, configs: &Utf8Path) -> Vec<CurriculumView> {
+        // Recipes build on each other, so that any file may change any stage.
+        let files = toml_files(configs);
+        if files != self.files {
+            let curricula = files.keys().filter(|file| file.file_name() == Some("curriculum.toml"));
+            self.views = curricula.map(|file| view(file)).collect();
+            self.files = files;
+        }
+        self.views.clone()
+    }
+}
+
+fn toml_files(configs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {
+    let in_folder =
+        |folder: &Utf8Path| folder.read_dir_utf8().into_iter().flatten().flatten().map(|e| e.path().to_owned());
+    let top: Vec<Utf8PathBuf> = in_folder(configs).collect();
+    let below = top.iter().filter(|path| path.is_dir()).flat_map(|folder| in_folder(folder).collect::<Vec<_>>());
+    let files = below.chain(top.iter().cloned()).filter(|path| path.extension() == Some("toml"));
+    files.map(|file| (file.clone(), look(&file))).collect()
+}
+
+fn view(file: &Utf8Path) -> CurriculumView {
+    match desk::curriculum(file, &[]) {
+        Ok(curriculum) => CurriculumView {
+            path: curriculum.path,
+            title: curriculum.title,
+            stages: Ok(curriculum.stages.iter().map(desk::stage_view).collect()),
+        },
+        Err(refusal) => CurriculumView {
+            path: file.to_owned(),
+            title: file.parent().and_then(Utf8Path::file_name).unwrap_or("curriculum").to_owned(),
+            stages: Err(refusal.into_failure()),
+        },
+    }
+}

@@ -1,0 +1,32 @@
+//! `vidtui`: the console, and a command for everything that it can do.
+
+mod args;
+mod chart_export;
+mod checks;
+mod commands;
+mod console;
+mod curves;
+mod desk;
+mod documents;
+mod effects;
+mod lister;
+mod output;
+mod queue;
+mod record;
+mod refusal;
+mod terminal;
+mod watches;
+
+use clap::Parser;
+use console::End;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Before anything else is printed: clap ends the process with 2 when the request is wrong.
+    let args = args::Args::parse();
+    match commands::run(&args) {
+        Ok(End::Signal(signal)) => console::die_of(signal),
+        Ok(End::Quit | End::Gone) => ExitCode::SUCCESS,
+        Err(refusal) => refusal.report(),
+    }
+}

@@ -1,0 +1,92 @@
+//! Standard output: text for people, JSON for scripts, and no complaint when the reader of a pipe has had enough.
+
+use crate::refusal::Refusal;
+use rundir::Failure;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Prints text as it is.
+pub fn text(text: &str) -> Result<(), Refusal> {
+    written(io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()))
+}
+
+/// Prints one line.
+pub fn line(line: &str) -> Result<(), Refusal> {
+    text(&format!("{line}\n"))
+}
+
+/// Prints one JSON document, indented.
+pub fn json(document: &impl Serialize) -> Result<(), Refusal> {
+    let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
+    line(&document)
+}
+
+/// Prints one JSON object on one line, for streams.
+pub fn json_line(object: &impl Serialize) -> Result<(), Refusal> {
+    line(&serde_json::to_string(object).map_err(unserializable)?)
+}
+
+fn written(result: io::Result<()>) -> Result<(), Refusal> {
+    match result {
+        // `vidtui logs RUN | head` has got what it wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            Err(Failure::new("cannot write to standard output", error.to_string(), "is the disk full?").into())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+fn unserializable(error: serde_json::Error) -> Refusal {
+    Failure::new("cannot print JSON", error.to_string(), "this is a bug; leave out --json").into()
+}
+
+/// On which side a column is aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Lines up cells in columns, two spaces apart, under a title for each.
+pub fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
+    let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    let width = |column: usize| {
+        let cells = rows.iter().chain([&titles]).filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let mut text = String::new();
+    for row in [&titles].into_iter().chain(rows) {
+        let mut line = String::new();
+        for ((cell, width), (_, side)) in row.iter().zip(&widths).zip(columns) {
+            match side {
+                Side::Left => line += &format!("{cell:<width$}  "),
+                Side::Right => line += &format!("{cell:>width$}  "),
+            }
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// Lines up names and values, for one thing shown alone.
+pub fn facts(facts: &[(String, String)]) -> String {
+    let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    facts.iter().map(|(name, value)| format!("{name:<width$}  {value}").trim_end().to_owned() + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_line_up_on_the_right_and_words_on_the_left() {
+        let rows = [vec!["a".into(), "7".into()], vec!["longer".into(), "1200".into()]];
+        let text = table(&[("run", Side::Left), ("step", Side::Right)], &rows);
+        assert_eq!(text, "run     step\na          7\nlonger  1200\n");
+    }
+}

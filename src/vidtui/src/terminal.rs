@@ -1,0 +1,219 @@
+//! The terminal: taken for the console, and given back whatever happens.
+//!
+//! Everything is restored by [`restore`], which is called when the screen is dropped, by the panic hook, by the signal
+//! thread and before suspending. It may be called twice.
+
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::{self, Pid};
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
+use ratatui::crossterm::style::ResetColor;
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::crossterm::{cursor, execute, queue};
+use ratatui::style::Color;
+use ratatui::{Frame, Terminal};
+
+/// Whether the terminal is ours at the moment, so that restoring twice does nothing the second time.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the console may use colours; `NO_COLOR` with any text says no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colours {
+    /// As the theme says.
+    On,
+    /// None at all: bold, reverse and glyphs carry the meaning.
+    Off,
+}
+
+impl Colours {
+    /// Reads the wish of the user: <https://no-color.org>.
+    pub fn from_env() -> Self {
+        if std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty()) { Self::Off } else { Self::On }
+    }
+}
+
+/// The alternate screen in raw mode; dropping it gives the terminal back.
+pub struct Screen {
+    terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
+    colours: Colours,
+}
+
+impl Screen {
+    /// Says whether both ends are a terminal, which the console needs.
+    pub fn available() -> bool {
+        io::stdin().is_terminal() && io::stdout().is_terminal()
+    }
+
+    /// Takes the terminal.
+    pub fn open(colours: Colours) -> io::Result<Self> {
+        let terminal = fresh_terminal()?;
+        enter()?;
+        Ok(Self { terminal, colours })
+    }
+
+    /// Draws one frame; only cells that changed are sent, and none while the terminal is given back.
+    pub fn draw(&mut self, view: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
+        if !TAKEN.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let colours = self.colours;
+        self.terminal.draw(|frame| {
+            view(frame);
+            if colours == Colours::Off {
+                // Not left to the theme alone: crossterm under NO_COLOR turns a colour into a bare `CSI m`, which
+                // would also undo bold and reverse.
+                for cell in &mut frame.buffer_mut().content {
+                    (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    /// The size in columns and rows.
+    pub fn size(&self) -> io::Result<(u16, u16)> {
+        let size = self.terminal.size()?;
+        Ok((size.width, size.height))
+    }
+
+    /// Asks the terminal to put `text` on the clipboard (OSC 52), which also works over SSH.
+    pub fn copy(&mut self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        write!(out, "\x1b]52;c;{}\x07", base64(text.as_bytes()))?;
+        out.flush()
+    }
+
+    /// Gives the terminal back, stops this process as the shell expects, and takes the terminal again after `fg`.
+    pub fn stop_until_continued(&mut self) -> io::Result<()> {
+        restore();
+        signal::raise(Signal::SIGSTOP)?;
+        self.retake()
+    }
+
+    /// Takes the terminal again and draws everything from nothing.
+    pub fn retake(&mut self) -> io::Result<()> {
+        enter()?;
+        self.terminal = fresh_terminal()?;
+        Ok(())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Gives the terminal back and asks for this process and its job to be suspended: SIGTSTP then arrives like any signal,
+/// and [`Screen::stop_until_continued`] is its answer.
+///
+/// The whole process group is signalled, because `cargo run` and `cargo xtask demo` wait in it and the shell only
+/// comes back when they stop too. The terminal is given back first, because the shell may come back at once.
+///
+/// # Errors
+/// `Unsupported` when there is no shell to come back to (the console is the first process of a terminal window).
+pub fn request_suspend() -> io::Result<()> {
+    if !shell_is_waiting() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "no shell is waiting behind the console"));
+    }
+    restore();
+    Ok(signal::killpg(unistd::getpgrp(), Signal::SIGTSTP)?)
+}
+
+/// Gives the terminal back: main screen, cursor, line mode, no colours.
+pub fn restore() {
+    if TAKEN.swap(false, Ordering::SeqCst) {
+        // A terminal that has gone away cannot be restored, and nobody is there to read why.
+        let mut out = io::stdout();
+        let _ = write_leave_sequences(&mut out);
+        let _ = disable_raw_mode();
+    }
+}
+
+/// Makes every panic, in any thread, restore the terminal before its message is printed, and end the console.
+pub fn install_panic_hook() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        restore();
+        report(panic);
+        eprintln!("vidtui: this is a bug in the console; runs go on without it, `vidtui` opens it again");
+        std::process::exit(101);
+    }));
+}
+
+fn enter() -> io::Result<()> {
+    enable_raw_mode()?;
+    TAKEN.store(true, Ordering::SeqCst);
+    let taken = execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste, cursor::Hide, Clear(ClearType::All));
+    taken.inspect_err(|_| restore())
+}
+
+fn write_leave_sequences(out: &mut impl Write) -> io::Result<()> {
+    queue!(out, DisableBracketedPaste, ResetColor, LeaveAlternateScreen, cursor::Show)?;
+    out.flush()
+}
+
+fn fresh_terminal() -> io::Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>> {
+    Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, io::stdout())))
+}
+
+/// Whether some process outside our group, in our session, would notice that we stopped: the kernel's rule for a group
+/// that is not orphaned.
+fn shell_is_waiting() -> bool {
+    let (group, session) = (unistd::getpgrp(), unistd::getsid(None).ok());
+    let mut parent = Some(unistd::getppid());
+    while let Some(pid) = parent {
+        if unistd::getpgid(Some(pid)) != Ok(group) {
+            return session.is_some() && unistd::getsid(Some(pid)).ok() == session;
+        }
+        parent = parent_of(pid);
+    }
+    false
+}
+
+fn parent_of(pid: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name stands in parentheses and may hold anything; the parent is the second field after it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(1)?.parse().ok().map(Pid::from_raw)
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().enumerate().fold(0u32, |bits, (i, &byte)| bits | u32::from(byte) << (16 - 8 * i));
+        for i in 0..4 {
+            let letter = ALPHABET[(bits >> (18 - 6 * i) & 63) as usize];
+            text.push(if i <= group.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaving_shows_the_cursor_and_the_main_screen_and_ends_bracketed_paste() {
+        let mut out = Vec::new();
+        write_leave_sequences(&mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        for sequence in ["\x1b[?2004l", "\x1b[?1049l", "\x1b[?25h"] {
+            assert!(out.contains(sequence), "{sequence:?} is missing in {out:?}");
+        }
+    }
+
+    #[test]
+    fn base64_pads_as_rfc_4648_shows() {
+        for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+            assert_eq!(base64(plain.as_bytes()), coded);
+        }
+    }
+}

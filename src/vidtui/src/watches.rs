@@ -1,0 +1,270 @@
+//! The streams that the screen wants: one thread each, started and stopped by comparing wanted with running.
+//!
+//! Files are polled by size rather than watched: it costs a few system calls a second, and works on every file system,
+//! NFS too.
+
+use crate::console::Item;
+use crate::desk::Desk;
+use crate::lister::{self, Curricula, Known, Lister};
+use crate::queue::Queue;
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use rundir::{Event, Failure, MetricSample, RunDir, RunId, Tail};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+use ui::{LogChunk, Msg, RunMsg, Watch};
+
+/// How often a growing file is looked at: new lines are on screen before one wonders where they are.
+const FOLLOW: Duration = Duration::from_millis(300);
+/// How often folders are listed anew.
+const LIST: Duration = Duration::from_secs(1);
+/// How often recipes are read again; people edit them while the console is open.
+const CURRICULA: Duration = Duration::from_secs(2);
+/// Samples in one message: large enough to open a long run fast, small enough that keys get through between two.
+const SAMPLES: usize = 10_000;
+/// The end of a log that is read when it is opened: more than the screen keeps.
+const LOG_TAIL_BYTES: u64 = 1 << 20;
+
+/// The running streams.
+pub struct Watcher {
+    desk: Arc<Desk>,
+    queue: Arc<Queue<Item>>,
+    running: BTreeMap<Watch, Stop>,
+}
+
+impl Watcher {
+    /// A watcher with nothing running.
+    pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
+        Self { desk, queue, running: BTreeMap::new() }
+    }
+
+    /// Starts what is wanted and not running, stops what is running and not wanted.
+    pub fn reconcile(&mut self, wanted: &BTreeSet<Watch>) {
+        self.running.retain(|watch, stop| {
+            let keep = wanted.contains(watch);
+            if !keep {
+                stop.request();
+            }
+            keep
+        });
+        for watch in wanted {
+            if !self.running.contains_key(watch) {
+                let stop = Stop::default();
+                let stream = Stream { desk: self.desk.clone(), queue: self.queue.clone(), stop: stop.clone() };
+                let what = watch.clone();
+                thread::spawn(move || stream.run(what));
+                self.running.insert(watch.clone(), stop);
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.running.values().for_each(Stop::request);
+    }
+}
+
+/// Asks one stream to end, and wakes it for that.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<(Mutex<bool>, Condvar)>);
+
+impl Stop {
+    /// Asks.
+    pub fn request(&self) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.1.notify_all();
+    }
+
+    /// Whether it was asked.
+    pub fn requested(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps; says whether to go on.
+    fn pause(&self, time: Duration) -> bool {
+        let requested = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let woken = self.0.1.wait_timeout_while(requested, time, |requested| !*requested);
+        !*woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// What a stream says when it is to end; the reader has gone or does not want it any more.
+struct Ended;
+
+/// One stream's end of the queue.
+struct Stream {
+    desk: Arc<Desk>,
+    queue: Arc<Queue<Item>>,
+    stop: Stop,
+}
+
+impl Stream {
+    fn run(self, watch: Watch) {
+        // Every stream ends by being told to, so there is nothing to report.
+        let Err(Ended) = match watch {
+            Watch::Runs => self.runs(),
+            Watch::Curricula => self.curricula(),
+            Watch::Run(run) => self.one_run(&run),
+            Watch::Log { run, node, rank } => self.log(&run, &node, rank),
+        };
+    }
+
+    fn runs(&self) -> Result<std::convert::Infallible, Ended> {
+        let mut lister = Lister::new(self.desk.clone());
+        self.repeat(LIST, || Ok(lister.list()), Msg::Runs)
+    }
+
+    fn curricula(&self) -> Result<std::convert::Infallible, Ended> {
+        let mut curricula = Curricula::default();
+        self.repeat(CURRICULA, || curricula.list(&self.desk.configs), Msg::Curricula)
+    }
+
+    /// Looks again and again, and tells what changed.
+    fn repeat<T: PartialEq + Clone>(
+        &self,
+        every: Duration,
+        mut look: impl FnMut() -> T,
+        tell: impl Fn(T) -> Msg,
+    ) -> Result<std::convert::Infallible, Ended> {
+        let mut told = None;
+        loop {
+            let now = look();
+            if told.as_ref() != Some(&now) {
+                self.send(tell(now.clone()))?;
+                told = Some(now);
+            }
+            self.pause(every)?;
+        }
+    }
+
+    fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
+        let dir = self.desk.dir(run);
+        let tell = |what| self.send(Msg::Run { run: run.clone(), what });
+        tell(RunMsg::Opened)?;
+        let (mut known, mut told, mut lost) = (Known::default(), None, false);
+        let mut folders = None;
+        let mut metrics = Tail::<MetricSample>::new(dir.metrics());
+        let mut events = EventFiles::default();
+        loop {
+            match known.status(&self.desk, &dir) {
+                Ok(status) if told.as_ref() != Some(status) => {
+                    tell(RunMsg::State(Box::new(told.insert(status.clone()).clone())))?;
+                    lost = false;
+                }
+                // Said once, not once a second.
+                Err(failure) if !lost => {
+                    tell(RunMsg::Lost(failure.clone()))?;
+                    lost = true;
+                }
+                _ => {}
+            }
+            let found = lister::checkpoint_folders(&dir);
+            if folders.as_ref() != Some(&found)
+                && let Ok(checkpoints) = rundir::checkpoints(&dir)
+            {
+                tell(RunMsg::Checkpoints(checkpoints))?;
+                folders = Some(found);
+            }
+            // Files grow faster than states change: several looks at the files for one at the state.
+            for _ in 0..3 {
+                loop {
+                    let batch = self.or_lost(run, metrics.poll())?;
+                    let Some(batch) = batch else { break };
+                    if batch.restarted {
+                        tell(RunMsg::Opened)?;
+                        (told, folders, events) = (None, None, EventFiles::default());
+                    }
+                    for samples in batch.items.chunks(SAMPLES) {
+                        tell(RunMsg::Metrics(samples.to_vec()))?;
+                    }
+                    if !batch.more {
+                        break;
+                    }
+                }
+                let new = events.poll(&dir);
+                if !new.is_empty() {
+                    tell(RunMsg::Events(new))?;
+                }
+                self.pause(FOLLOW)?;
+            }
+        }
+    }
+
+    fn log(&self, run: &RunId, node: &NodeId, rank: usize) -> Result<std::convert::Infallible, Ended> {
+        let dir = self.desk.dir(run);
+        let mut open: Option<(u32, Tail<String>)> = None;
+        loop {
+            let newest = dir.attempt_numbers().ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
+            let mut skipped_bytes = 0;
+            let mut from_start = false;
+            if open.as_ref().is_none_or(|(attempt, _)| *attempt != newest) {
+                let path = dir.rank_log(node, newest, rank);
+                let Some(tail) = self.or_lost(run, Tail::near_end(&path, LOG_TAIL_BYTES))? else {
+                    self.pause(LIST)?;
+                    continue;
+                };
+                (from_start, skipped_bytes) = (open.is_none(), tail.offset());
+                open = Some((newest, tail));
+            }
+            if let Some((attempt, tail)) = &mut open
+                && let Some(batch) = self.or_lost(run, tail.poll())?
+                && (from_start || batch.restarted || !batch.items.is_empty())
+            {
+                let from_start = from_start || batch.restarted;
+                let chunk = LogChunk { rank, attempt: *attempt, from_start, skipped_bytes, lines: batch.items };
+                self.send(Msg::Run { run: run.clone(), what: RunMsg::Log(chunk) })?;
+                if batch.more {
+                    continue;
+                }
+            }
+            self.pause(FOLLOW)?;
+        }
+    }
+
+    /// Reports an error of reading as news of the run.
+    fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                let what = format!("cannot read {run}");
+                let failure = Failure::new(what, error.to_string(), "check that the runs folder is still mounted");
+                self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) })?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn send(&self, msg: Msg) -> Result<(), Ended> {
+        if self.stop.requested() {
+            return Err(Ended);
+        }
+        self.queue.push(Item::Stream(self.stop.clone(), msg)).map_err(|_| Ended)
+    }
+
+    fn pause(&self, time: Duration) -> Result<(), Ended> {
+        if self.stop.pause(time) { Ok(()) } else { Err(Ended) }
+    }
+}
+
+/// The event files of a run: rank 0's and each node's; nodes appear while it runs.
+#[derive(Default)]
+struct EventFiles {
+    tails: BTreeMap<Utf8PathBuf, Tail<Event>>,
+}
+
+impl EventFiles {
+    fn poll(&mut self, dir: &RunDir) -> Vec<Event> {
+        let nodes = dir.node_ids().unwrap_or_default();
+        for path in nodes.iter().map(|node| dir.node_events(node)).chain([dir.events()]) {
+            self.tails.entry(path.clone()).or_insert_with(|| Tail::new(path));
+        }
+        // A file that cannot be read now may be readable the next time; the state says when the run is lost.
+        let mut new: Vec<Event> =
+            self.tails.values_mut().filter_map(|tail| tail.poll().ok()).flat_map(|b| b.items).collect();
+        new.sort_by(|a, b| a.t.total_cmp(&b.t));
+        new
+    }
+}

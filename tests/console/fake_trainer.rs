@@ -1,0 +1,240 @@
+//! A stand-in for `vidtui-train`: a supervisor with ranks that write what the real ones write, and compute nothing.
+//!
+//! It is this test program again: a script named `vidtui-train` runs the ignored test [`act`] with the arguments in
+//! `FAKE_TRAINER_ARGS`. So it needs no other binary and no other language, and it writes its files with the crate that
+//! the console reads them with.
+//!
+//! `FAKE_STEP_MS` is the time of a step, and `FAKE_DIES_AT` a step at which rank 1 dies.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use rundir::{
+    Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, LogicalTensor, Manifest, MetricSample,
+    PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom,
+};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The longest that a forgotten fake lives.
+const LIFE: Duration = Duration::from_secs(300);
+
+/// Writes the script `vidtui-train` into `folder` and returns its path.
+pub fn install(folder: &Utf8Path) -> Utf8PathBuf {
+    let script = folder.join("vidtui-train");
+    let me = std::env::current_exe().unwrap();
+    let text = format!(
+        "#!/bin/sh\n\
+         if [ \"$1\" = version ]; then\n\
+         echo '{{\"version\":\"0.1.0\",\"tch\":\"0.24.0\",\"libtorch\":\"2.11.0\",\"cuda\":false}}'\n\
+         exit\n\
+         fi\n\
+         FAKE_TRAINER_ARGS=\"$*\" exec '{}' --exact fake_trainer::act --ignored --nocapture\n",
+        me.display()
+    );
+    std::fs::write(&script, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, mode).unwrap();
+    script
+}
+
+#[test]
+#[ignore = "not a test: the stand-in for vidtui-train, run by its script"]
+fn act() {
+    let args = std::env::var("FAKE_TRAINER_ARGS").unwrap();
+    // `supervise --run-dir DIR --attempt N --node NAME`; folders of tests have no spaces.
+    let words: Vec<&str> = args.split(' ').collect();
+    let after = |flag: &str| words.iter().position(|word| *word == flag).map(|at| words[at + 1]).unwrap();
+    assert_eq!(words[0], "supervise");
+    let dir = RunDir::new(after("--run-dir"));
+    supervise(&dir, after("--attempt").parse().unwrap(), &NodeId::new(after("--node")).unwrap());
+}
+
+struct Fake<'a> {
+    dir: &'a RunDir,
+    run: Run,
+    attempt: Attempt,
+    events: LineAppender,
+}
+
+fn supervise(dir: &RunDir, number: u32, node: &NodeId) {
+    // A script that the shell started as a job leads its group already; then there is nothing to leave.
+    let _ = nix::unistd::setsid();
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.clone()).unwrap();
+    let attempt = dir.read_attempt(number).unwrap();
+    std::fs::create_dir_all(dir.log_dir(node)).unwrap();
+    let mut ranks = spawn_ranks(dir, &attempt, node);
+    let me = std::process::id() as i32;
+    let rank_pids = ranks.iter().enumerate().map(|(rank, child)| {
+        let pid = child.id() as i32;
+        RankPid { rank, pid, start_ticks: start_ticks(pid) }
+    });
+    dir.write_pid(&PidFile {
+        schema: SCHEMA,
+        attempt: number,
+        node: node.clone(),
+        pid: me,
+        pgid: nix::unistd::getpgrp().as_raw(),
+        boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned(),
+        start_ticks: start_ticks(me),
+        started_s: now_s(),
+        ranks: rank_pids.collect(),
+    })
+    .unwrap();
+    let events = LineAppender::open(&dir.events()).unwrap();
+    let mut fake = Fake { dir, run: dir.read_run().unwrap(), attempt, events };
+    let (reason, step) = fake.train(&stop, &mut ranks);
+    for rank in &mut ranks {
+        let _ = rank.kill();
+        let _ = rank.wait();
+    }
+    fake.write_exit(node, reason, step);
+}
+
+/// Processes that sleep, so that there is something to signal.
+fn spawn_ranks(dir: &RunDir, attempt: &Attempt, node: &NodeId) -> Vec<Child> {
+    let spawn = |rank: usize| {
+        let log = std::fs::File::create(dir.rank_log(node, attempt.number, rank)).unwrap();
+        let script = format!("echo rank {rank} begins; exec sleep {}", LIFE.as_secs());
+        Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).stdout(log).spawn().unwrap()
+    };
+    (0..attempt.placement.world()).map(spawn).collect()
+}
+
+impl Fake<'_> {
+    fn train(&mut self, stop: &AtomicBool, ranks: &mut [Child]) -> (ExitReason, u64) {
+        let recipe = self.run.recipe().unwrap();
+        let (seed, interval) = (recipe.train.seed as f64, recipe.checkpoint.interval);
+        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let step_time = Duration::from_millis(number("FAKE_STEP_MS").unwrap_or(50));
+        let dies_at = number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1);
+        let mut step = self.attempt.start_step;
+        self.tell(step, EventKind::Started { world: ranks.len() });
+        match self.attempt.start.clone() {
+            StartFrom::Random => {}
+            StartFrom::Weights { path } => self.tell(step, EventKind::WeightsLoaded { from: path }),
+            StartFrom::Checkpoint { run, step: from_step }
+            | StartFrom::CheckpointFreshData { run, step: from_step } => {
+                self.tell(step, EventKind::Resumed { from_step, of_run: run });
+            }
+        }
+        let mut metrics = LineAppender::open(&self.dir.metrics()).unwrap();
+        let total = self.attempt.steps.unwrap_or(recipe.train.steps);
+        let lives_until = now_s() + LIFE.as_secs_f64();
+        while step < total && now_s() < lives_until {
+            thread::sleep(step_time);
+            if stop.load(Ordering::SeqCst) {
+                self.tell(step, EventKind::SignalReceived { signal: 15 });
+                self.tell(step, EventKind::Stopping { why: "received TERM".into() });
+                self.save(step);
+                self.tell(step, EventKind::Stopped { why: "received TERM".into() });
+                return (ExitReason::Stopped, step);
+            }
+            if dies_at == Some(step) {
+                return (ExitReason::Failed, step);
+            }
+            step += 1;
+            metrics.append(&self.sample(step, seed, step_time.as_secs_f64())).unwrap();
+            if interval > 0 && step.is_multiple_of(interval) && step < total {
+                self.save(step);
+            }
+        }
+        self.save(step);
+        self.tell(step, EventKind::Finished);
+        (ExitReason::Finished, step)
+    }
+
+    /// A loss that falls like real ones do, with a little noise that is the same every time.
+    fn sample(&self, step: u64, seed: f64, step_s: f64) -> MetricSample {
+        let t = step as f64;
+        let noise = ((t * 12.9898 + seed).sin() * 43_758.545).fract() * 0.04;
+        MetricSample {
+            attempt: self.attempt.number,
+            step,
+            t: now_s(),
+            loss: Some(0.1 + 0.9 * (-t / 25.0).exp() + noise * 0.5),
+            grad_norm: Some(0.4 + noise.abs()),
+            lr: 1e-4,
+            step_s,
+            mem_gib_by_rank: vec![1.21, 1.19],
+            mem_peak_gib_by_rank: vec![1.5, 1.4],
+            ..MetricSample::default()
+        }
+    }
+
+    /// A checkpoint that is complete by every rule, with tensors of the right names and shapes and one byte of data.
+    fn save(&mut self, step: u64) {
+        self.tell(step, EventKind::CheckpointStarted);
+        let recipe = self.run.recipe().unwrap();
+        let folder = self.dir.step_dir(step);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("rank-00000.safetensors"), [0]).unwrap();
+        std::fs::write(folder.join("state.toml"), format!("step = {step}\n")).unwrap();
+        let names = ["rank-00000.safetensors", "state.toml"];
+        let files = names.map(|name| rundir::file_sum(&folder.join(name)).unwrap()).to_vec();
+        let specs = recipe::param_specs(&recipe.model);
+        let tensors = specs.iter().map(|spec| LogicalTensor {
+            name: spec.name.clone(),
+            dtype: "F32".into(),
+            shape: spec.shape.clone(),
+            slices: vec![Slice { file: names[0].into(), key: spec.name.clone(), start: 0, len: spec.len() }],
+        });
+        let manifest = Manifest {
+            format: SCHEMA,
+            run: self.run.id.clone(),
+            attempt: self.attempt.number,
+            step,
+            saved_s: now_s(),
+            params: specs.iter().map(recipe::ParamSpec::len).sum(),
+            mesh: self.attempt.mesh,
+            files,
+            tensors: tensors.collect(),
+        };
+        rundir::write_toml(&folder.join("manifest.toml"), &manifest).unwrap();
+        self.tell(step, EventKind::CheckpointSaved { path: folder, bytes: 1, seconds: 0.01 });
+    }
+
+    fn tell(&mut self, step: u64, kind: EventKind) {
+        let event = Event::new(now_s(), self.attempt.number, Some(step), kind).by_rank(0);
+        self.events.append(&event).unwrap();
+    }
+
+    fn write_exit(&self, node: &NodeId, reason: ExitReason, step: u64) {
+        let failed = reason == ExitReason::Failed;
+        let rank = |rank| RankExit {
+            rank,
+            code: (!failed).then_some(0),
+            signal: failed.then_some(9),
+            last_step: Some(step),
+            ended_s: now_s(),
+            stderr_tail: Vec::new(),
+        };
+        let failure = || {
+            let why = format!("it was ended by signal KILL at step {step}; the kernel does that when memory runs out");
+            Failure::new(format!("rank 1 died on node {node}"), why, "free memory on the node, then resume")
+        };
+        let exit = ExitFile {
+            schema: SCHEMA,
+            attempt: self.attempt.number,
+            node: node.clone(),
+            ended_s: now_s(),
+            reason,
+            first_failure: failed.then_some(1),
+            failure: failed.then(failure),
+            ranks: (0..self.attempt.placement.world()).map(rank).collect(),
+        };
+        self.dir.write_exit(&exit).unwrap();
+    }
+}
+
+fn start_ticks(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+pub fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}

@@ -1,0 +1,11 @@
+//! Drives the real `vidtui`: its commands without a terminal, and the console in a pseudo-terminal.
+
+#![allow(clippy::unwrap_used, reason = "everything here is a test, and a panic is how a test fails")]
+
+mod commands;
+mod fake_trainer;
+mod place;
+mod pty;
+mod real_trainer;
+mod session;
+mod terminal;

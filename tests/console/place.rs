@@ -1,0 +1,247 @@
+//! A place to run `vidtui` in: a folder with a small curriculum, its data, a stand-in trainer, and no runs yet.
+
+use crate::fake_trainer;
+use crate::pty::Pty;
+use camino::Utf8PathBuf;
+use rundir::{Liveness, RunDir};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
+
+/// A folder of its own; whatever still runs in it ends with it.
+pub struct Place {
+    pub root: Utf8PathBuf,
+    env: Vec<(String, String)>,
+    _folder: TempDir,
+}
+
+/// What a command did.
+pub struct Done {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Place {
+    /// Makes a folder with everything that a launch needs.
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("vidtui-test-").tempdir().unwrap();
+        let root = Utf8PathBuf::from_path_buf(folder.path().canonicalize().unwrap()).unwrap();
+        let trainer = fake_trainer::install(&root);
+        let env = vec![("VIDTUI_TRAIN".to_owned(), trainer.to_string()), ("USER".to_owned(), "ada".to_owned())];
+        let place = Self { root, env, _folder: folder };
+        place.write("configs/small/curriculum.toml", CURRICULUM);
+        place.write("configs/small/short.toml", SHORT);
+        place.write("configs/small/long.toml", LONG);
+        for (name, frames) in [("short", 3), ("long", 5)] {
+            place.write(&format!("data/{name}.jsonl"), &index(name));
+            place.write_tensor(&format!("data/{name}.latent.safetensors"), "latent", &[frames, 16, 4, 4]);
+            place.write_tensor(&format!("data/{name}.text.safetensors"), "text", &[4, 8]);
+        }
+        place
+    }
+
+    /// Sets a variable for what is started from now on.
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Writes a file.
+    pub fn write(&self, path: &str, text: &str) {
+        let path = self.root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn write_tensor(&self, path: &str, name: &str, shape: &[usize]) {
+        let bytes = 4 * shape.iter().product::<usize>();
+        let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#);
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend(vec![0; bytes]);
+        std::fs::write(self.root.join(path), file).unwrap();
+    }
+
+    /// Runs a command to its end, without a terminal.
+    pub fn vidtui(&self, args: &[&str]) -> Done {
+        self.command(args).stdin(Stdio::null()).finish()
+    }
+
+    /// Runs a command that must work, and returns what it printed.
+    pub fn works(&self, args: &[&str]) -> String {
+        let done = self.vidtui(args);
+        assert_eq!(done.code, 0, "vidtui {args:?} failed:\n{}{}", done.stdout, done.stderr);
+        done.stdout
+    }
+
+    /// Runs a command that must work and print one JSON document.
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.works(args)).unwrap()
+    }
+
+    /// Runs a command that must fail; returns its exit code and what it said, with all that changes replaced.
+    pub fn refuses(&self, args: &[&str]) -> String {
+        let done = self.vidtui(args);
+        assert_ne!(done.code, 0, "vidtui {args:?} did not fail:\n{}", done.stdout);
+        format!("exit code {}\n{}{}", done.code, self.redacted(&done.stdout), self.redacted(&done.stderr))
+    }
+
+    /// A command that is yet to be started.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(VIDTUI);
+        command.args(args).current_dir(&self.root);
+        for name in ["NO_COLOR", "VIDTUI_RUN"] {
+            command.env_remove(name);
+        }
+        command.env("LC_ALL", "C.UTF-8").env("COLUMNS", "100");
+        command.envs(self.env.iter().cloned());
+        command
+    }
+
+    /// Opens the console in a terminal.
+    pub fn console(&self, size: (u16, u16), args: &[&str], env: &[(&str, &str)]) -> Pty {
+        let own = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let env: Vec<_> = own.chain(env.iter().copied()).collect();
+        Pty::start(size, VIDTUI, args, &env, &self.root)
+    }
+
+    /// Opens a shell in a terminal, as a person has one.
+    pub fn shell(&self, size: (u16, u16)) -> Pty {
+        let env: Vec<_> = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let env = [&env[..], &[("PS1", "$ ")]].concat();
+        Pty::start(size, "bash", &["--norc", "--noprofile", "-i"], &env, &self.root)
+    }
+
+    /// The folders of all runs, oldest first.
+    pub fn runs(&self) -> Vec<RunDir> {
+        rundir::list_runs(&self.root.join("runs")).into_iter().flatten().collect()
+    }
+
+    /// Waits until something is so.
+    pub fn until(&self, what: &str, is: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !is() {
+            assert!(started.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until a run has done some steps.
+    pub fn until_step(&self, run: &str, step: u64) {
+        self.until(&format!("{run} to reach step {step}"), || self.has_done(run, step));
+    }
+
+    /// Whether a run has done some steps.
+    pub fn has_done(&self, run: &str, step: u64) -> bool {
+        self.json(&["status", run, "--json"])["step"].as_u64().is_some_and(|done| done >= step)
+    }
+
+    /// Text with everything replaced that differs between two runs of a test.
+    pub fn redacted(&self, text: &str) -> String {
+        let mut text = text.replace(self.root.as_str(), "[HERE]").replace(VIDTUI, "[VIDTUI]");
+        let node = remote::here().unwrap().node;
+        for run in self.runs() {
+            text = text.replace(run.name(), "[RUN]");
+        }
+        text = text.replace(&format!("ada@{node}"), "ada@[NODE]").replace(&format!(" {node}"), " [NODE]");
+        text.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for run in self.runs() {
+            let alive =
+                remote::pid_files(&run).is_ok_and(|files| files.iter().any(|(_, live)| *live == Liveness::Alive));
+            if alive {
+                let _ =
+                    self.command(&["kill", run.name(), "--yes"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            }
+        }
+    }
+}
+
+/// Runs a command to its end.
+pub trait Finish {
+    /// Collects all it prints.
+    fn finish(&mut self) -> Done;
+}
+
+impl Finish for Command {
+    fn finish(&mut self) -> Done {
+        let output = self.output().unwrap();
+        Done {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+fn index(name: &str) -> String {
+    let line = format!(
+        r#"{{"vid_emb": "{name}.latent.safetensors", "text_chunk_emb": ["{name}.text.safetensors"], "caption": "a {name} clip"}}"#
+    );
+    format!("{line}\n{line}\n")
+}
+
+const CURRICULUM: &str = r#"title = "Small: short, then long"
+
+[[stage]]
+name = "short"
+recipe = "short.toml"
+start = "random"
+
+[[stage]]
+name = "long"
+recipe = "long.toml"
+start = "previous"
+"#;
+
+const SHORT: &str = r#"name = "small-short"
+
+[model]
+num_layers = 1
+num_heads = 1
+time_embed_dim = 16
+text_dim = 8
+text_len = 4
+latent_frames = 3
+latent_height = 4
+latent_width = 4
+
+[data]
+index = "../../data/short.jsonl"
+
+[train]
+steps = 600
+global_batch = 2
+
+[mesh]
+dp_shard = 2
+
+[checkpoint]
+interval = 20
+keep_last = 0
+"#;
+
+const LONG: &str = r#"name = "small-long"
+base = "short.toml"
+
+[model]
+latent_frames = 5
+
+[data]
+index = "../../data/long.jsonl"
+
+[train]
+steps = 40
+
+[optimizer]
+lr = 1e-5
+"#;

@@ -1,0 +1,66 @@
+//! The same session with the real `vidtui-train` on the demo's own data, cut short. Skipped aloud where either is missing.
+
+use crate::place::{Place, VIDTUI};
+use crate::pty::ENTER;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{History, MetricSample, RunDir, Tail};
+
+/// Finds the trainer beside the console, or among the release binaries: it is always built for release.
+fn trainer() -> Option<Utf8PathBuf> {
+    let folder = Utf8Path::new(VIDTUI).parent().unwrap();
+    let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
+    places.into_iter().find(|place| place.exists())
+}
+
+fn history(run: &RunDir) -> History {
+    let mut history = History::new();
+    history.extend(Tail::<MetricSample>::new(run.metrics()).poll().unwrap().items);
+    history
+}
+
+#[test]
+fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage() {
+    let Some(trainer) = trainer() else {
+        eprintln!("SKIPPED: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
+        return;
+    };
+    let project = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
+    let demo = project.join("configs/demo");
+    if !project.join("assets/demo").exists() {
+        eprintln!("SKIPPED: no assets/demo; `cargo xtask fixtures` makes it");
+        return;
+    }
+    let place = Place::new().with("VIDTUI_TRAIN", trainer.as_str());
+    std::fs::remove_dir_all(place.root.join("configs")).unwrap();
+    let stage = |name: &str, steps: u32| {
+        let recipe = format!("name = \"demo-{name}\"\nbase = \"{demo}/{name}.toml\"\n[train]\nsteps = {steps}\n");
+        place.write(&format!("configs/demo/{name}.toml"), &format!("{recipe}[checkpoint]\ninterval = 2\n"));
+    };
+    stage("2s", 12);
+    stage("4s", 6);
+    place.write("configs/demo/curriculum.toml", &std::fs::read_to_string(demo.join("curriculum.toml")).unwrap());
+
+    let mut console = place.console((100, 30), &[], &[]);
+    console.shows(&["No runs yet"]).press("2").shows(&["2s", "4s"]).press(ENTER).shows(&["Start 2s?"]).press(ENTER);
+    console.shows(&["demo-2s", "running", "Gradient norm"]);
+    let first = place.runs()[0].clone();
+    console.meanwhile("the second step", || history(&first).last().is_some_and(|sample| sample.step >= 2));
+    console.press("s").shows(&["resume from step"]);
+    let saved = rundir::latest(&first).unwrap().step;
+    assert!(saved >= 2);
+    console.press("r").shows(&["running"]).shows(&["finished"]);
+    let losses = history(&first);
+    let steps: Vec<u64> = losses.effective().iter().map(|sample| sample.step).collect();
+    assert_eq!(steps, (1..=12).collect::<Vec<_>>(), "every step once, in order, over both attempts");
+    assert!(losses.effective().iter().all(|sample| sample.loss.is_some_and(f64::is_finite)));
+    assert!(losses.effective().iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
+
+    console.press("e").shows(&[".svg"]);
+    console.press("n").shows(&["Start 4s?"]).press(ENTER).shows_no("Start 4s?");
+    console.meanwhile("the second run", || place.runs().len() == 2);
+    console.shows(&["demo-4s", "step 6 of 6", "finished"]);
+    let second = place.json(&["status", "latest", "--json"]);
+    assert_eq!((second["stage"].as_str(), second["parent"]["step"].as_u64()), (Some("4s"), Some(12)));
+    console.press("q");
+    assert_eq!(console.ended(), 0);
+}

@@ -1,0 +1,181 @@
+//! What the console does to the terminal, and that it always gives it back.
+
+use crate::place::Place;
+use crate::pty::{CTRL_C, CTRL_Z, ENTER, ESC, Pty, colour_codes};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const SIZE: (u16, u16) = (100, 30);
+
+fn open(place: &Place) -> Pty {
+    let console = place.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]);
+    console.until("the alternate screen", |screen| screen.alternate_screen() && screen.hide_cursor());
+    console
+}
+
+#[test]
+fn quitting_gives_the_terminal_back() {
+    for key in ["q", CTRL_C] {
+        let place = Place::new();
+        let mut console = open(&place);
+        console.press(key);
+        assert_eq!(console.ended(), 0);
+        console.assert_restored();
+    }
+}
+
+#[test]
+fn signals_that_end_it_give_the_terminal_back_and_are_seen_by_the_parent() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        let place = Place::new();
+        let mut console = open(&place);
+        kill(Pid::from_raw(console.pid() as i32), signal).unwrap();
+        assert_ne!(console.ended(), 0, "a shell must see that {signal} ended it");
+        console.assert_restored();
+    }
+}
+
+#[test]
+fn ctrl_z_suspends_it_and_fg_draws_everything_again() {
+    let place = Place::new();
+    let mut shell = place.shell(SIZE);
+    shell.prompts();
+    shell.press(&format!("{} --runs runs\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    shell.press(CTRL_Z).shows(&["Stopped"]).prompts();
+    shell.until("the main screen and the cursor", |screen| !screen.alternate_screen() && !screen.hide_cursor());
+    shell.press("echo at the shell\r").shows(&["at the shell\n"]).prompts();
+    shell.press("fg\r").shows(&["No runs yet"]);
+    shell.until("the alternate screen", |screen| screen.alternate_screen());
+    shell.press("?").shows(&["Keys"]);
+    shell.press(ESC).press("q").prompts();
+    shell.until("the main screen", |screen| !screen.alternate_screen() && !screen.hide_cursor());
+    shell.press("exit 0\r");
+    assert_eq!(shell.ended(), 0);
+}
+
+#[test]
+fn suspending_takes_the_programs_along_that_started_it() {
+    // As under `cargo run`: the shell waits for a program that waits for the console.
+    let place = Place::new();
+    let shell = place.shell(SIZE);
+    shell.prompts();
+    shell.press(&format!("sh -c '{} --runs runs; echo it has ended'\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    shell.press(CTRL_Z).shows(&["Stopped"]).prompts();
+    shell.press("fg\r").shows(&["No runs yet"]);
+    shell.press("q").shows(&["it has ended"]);
+}
+
+#[test]
+fn without_a_shell_to_return_to_ctrl_z_does_nothing() {
+    let place = Place::new();
+    let mut console = open(&place);
+    console.press(CTRL_Z).press("?").shows(&["Keys"]);
+    console.press(ESC).press("q");
+    assert_eq!(console.ended(), 0);
+}
+
+#[test]
+fn a_stop_signal_from_outside_suspends_it_too() {
+    let place = Place::new();
+    let shell = place.shell(SIZE);
+    shell.prompts();
+    shell.press(&format!("{} --runs runs\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    let shell_pid = shell.pid();
+    let children = std::fs::read_to_string(format!("/proc/{shell_pid}/task/{shell_pid}/children")).unwrap();
+    kill(Pid::from_raw(children.trim().parse().unwrap()), Signal::SIGTSTP).unwrap();
+    shell.shows(&["Stopped"]).prompts();
+    shell.press("fg\r").shows(&["No runs yet"]).press("q").prompts();
+}
+
+#[test]
+fn no_color_means_not_one_colour_code() {
+    let place = Place::new().with("FAKE_STEP_MS", "1");
+    place.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    let tour = |env: &[(&str, &str)]| {
+        let mut console = place.console(SIZE, &[], env);
+        console.shows(&["small-short"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]);
+        console.press(ESC).press("2").shows(&["Small"]).press("q");
+        console.ended();
+        console.raw()
+    };
+    assert_eq!(colour_codes(&tour(&[("NO_COLOR", "1")])), [""; 0]);
+    assert!(!colour_codes(&tour(&[])).is_empty(), "with colours there are some");
+}
+
+#[test]
+fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
+    let place = Place::new();
+    let console = open(&place);
+    for size in [(1, 1), (7, 2), (300, 3), (2, 100), (40, 10)] {
+        console.resize(size);
+        // Each size is drawn before the next: the console has answered when help has opened and closed.
+        console.press("?").press(ESC);
+    }
+    console.resize((80, 24)).shows(&["No runs yet"]);
+}
+
+#[test]
+fn pasted_text_presses_no_keys() {
+    let place = Place::new();
+    let mut console = open(&place);
+    console.press("\x1b[200~q2?\x1b[201~").press("?").shows(&["Keys"]);
+    console.press(ESC).shows(&["No runs yet"]).press("q");
+    assert_eq!(console.ended(), 0);
+}
+
+#[test]
+fn a_panic_gives_the_terminal_back_before_it_is_told() {
+    let place = Place::new();
+    let me = std::env::current_exe().unwrap();
+    let args = ["--exact", "terminal::panic_with_the_terminal_taken", "--ignored", "--nocapture"];
+    let mut child = Pty::start(SIZE, me.to_str().unwrap(), &args, &[], &place.root);
+    assert_eq!(child.ended(), 101);
+    child.assert_restored();
+    let raw = child.raw();
+    let (left, told) = (raw.find("\x1b[?1049l").unwrap(), raw.find("on purpose").unwrap());
+    assert!(left < told, "the message would be lost with the alternate screen: {raw:?}");
+    assert!(raw.contains("runs go on without it"));
+}
+
+#[test]
+fn a_replay_plays_in_the_terminal_and_gives_it_back() {
+    let place = Place::new();
+    let mut console = place.console(SIZE, &["--record", "session.jsonl"], &[]);
+    console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press("q");
+    console.ended();
+    let mut replay = place.console(SIZE, &["replay", "session.jsonl", "--speed", "4"], &[]);
+    replay.shows(&["Small"]);
+    kill(Pid::from_raw(replay.pid() as i32), Signal::SIGTERM).unwrap();
+    assert_ne!(replay.ended(), 0);
+    replay.assert_restored();
+}
+
+#[test]
+fn kill_on_a_terminal_asks_and_takes_no_for_an_answer() {
+    let place = Place::new();
+    let run = place.works(&["launch", "configs/small:short"]);
+    let run = run.trim();
+    for (answer, state) in [("\r", "running"), ("no\r", "running"), ("y\r", "stopped")] {
+        place.until_step(run, 1);
+        let mut shell = place.console(SIZE, &["kill", run], &[]);
+        shell.shows(&["supervisor", "Kill? [y/N]"]).press(answer);
+        assert_eq!(shell.ended() == 0, state == "stopped");
+        assert_eq!(place.json(&["status", run, "--json"])["state"], state);
+    }
+}
+
+/// The console's own module, so that what is tested is what runs.
+#[path = "../../src/vidtui/src/terminal.rs"]
+#[allow(dead_code, reason = "the console uses the rest")]
+mod of_the_console;
+
+#[test]
+#[ignore = "not a test: the program that panics, run by the test above in a terminal of its own"]
+fn panic_with_the_terminal_taken() {
+    of_the_console::install_panic_hook();
+    let screen = of_the_console::Screen::open(of_the_console::Colours::On).unwrap();
+    // In a thread, where it would not end the program by itself.
+    let _ = std::thread::spawn(|| panic!("on purpose")).join();
+    drop(screen);
+}
