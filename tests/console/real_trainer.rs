@@ -48,7 +48,7 @@ fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage
     console.press("s").shows(&["resume from step"]);
     let saved = rundir::latest(&first).unwrap().step;
     assert!(saved >= 2);
-    console.press("r").shows(&["running"]).shows(&["finished"]);
+    console.press("r").shows(&["running"]).shows(&["n start next stage"]);
     let losses = history(&first);
     let steps: Vec<u64> = losses.effective().iter().map(|sample| sample.step).collect();
     assert_eq!(steps, (1..=12).collect::<Vec<_>>(), "every step once, in order, over both attempts");

@@ -72,7 +72,7 @@ fn the_second_stage_starts_from_the_first_ones_checkpoint() {
     let place = Place::new().with("FAKE_STEP_MS", "2");
     place.works(&["launch", "configs/small:short", "--set", "train.steps=40", "--wait"]);
     let console = place.console(SIZE, &[], &[]);
-    console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]);
+    console.shows(&["finished"]).press(ENTER).shows(&["n start next stage long"]);
     console.press("n").shows(&["Start long?"]).press(ENTER).shows(&["small-long", "finished"]);
     console.meanwhile("the second run", || place.runs().len() == 2);
     let runs: Vec<_> = place.runs().iter().map(|dir| dir.read_run().unwrap()).collect();
@@ -119,10 +119,10 @@ fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not
 
 #[test]
 fn a_failed_run_says_on_screen_why_and_what_to_do() {
-    let place = Place::new().with("FAKE_STEP_MS", "2").with("FAKE_DIES_AT", "30");
+    let place = Place::new().with("FAKE_DIES_AT", "22");
     let console = place.console(SIZE, &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER).shows(&["Start short?"]).press(ENTER);
-    console.shows(&["failed", "Rank 1 died"]);
+    console.shows(&["failed", "Rank 1 died", "r resume from step 20"]);
     console.press("r").shows(&["running"]);
 }
 

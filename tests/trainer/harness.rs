@@ -161,6 +161,7 @@ impl RunUnderTest {
                 steps: None,
                 mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1] },
                 placement,
+                logins: Vec::new(),
             })
             .unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

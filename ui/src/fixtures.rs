@@ -126,6 +126,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         steps: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
         placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
+        logins: vec![],
     }
 }
 

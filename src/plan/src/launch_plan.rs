@@ -74,6 +74,7 @@ impl Draft<'_> {
             start_step: self.start_step,
             start: self.start,
             steps: self.steps,
+            logins: Vec::new(),
             mesh: self.mesh,
             placement: self.placement,
         };

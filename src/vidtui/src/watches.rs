@@ -185,10 +185,15 @@ impl Stream {
                     }
                 }
                 let new = events.poll(&dir);
-                if !new.is_empty() {
+                let eventful = !new.is_empty();
+                if eventful {
                     tell(RunMsg::Events(new))?;
                 }
                 self.pause(FOLLOW)?;
+                if eventful {
+                    // The state is likely to have changed with it.
+                    break;
+                }
             }
         }
     }
