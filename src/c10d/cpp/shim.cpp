@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -60,13 +61,17 @@ char* guarded(F&& body) noexcept {
   }
 }
 
+// Held while a collective begins. libtorch keeps one record of collectives per process, and adds a group to it without a
+// lock: two threads that use their first group at once crashed (2.11, FlightRecorder). Beginning never waits for a peer.
+std::mutex& starting() {
+  static std::mutex one_at_a_time;
+  return one_at_a_time;
+}
+
 template <typename F>
 char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
   return guarded([&] {
-    // libtorch keeps one record of collectives per process, and adds a group to it without a lock: two threads that
-    // use their first group at once crashed (2.11, FlightRecorder). Starting never waits for a peer.
-    static std::mutex one_at_a_time;
-    const std::lock_guard<std::mutex> lock(one_at_a_time);
+    const std::lock_guard<std::mutex> lock(starting());
     // Collectives are not part of any graph, whatever their tensors require.
     at::NoGradGuard no_grad;
     auto handle = std::make_unique<WorkHandle>();
@@ -79,6 +84,73 @@ char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
 c10d::ReduceOp reduce_op(int op) {
   return op == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
 }
+
+// ---- differentiable collectives, by their Megatron names
+
+using Group = c10::intrusive_ptr<c10d::Backend>;
+
+template <typename F>
+void run_now(F&& begin) {
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    const std::lock_guard<std::mutex> lock(starting());
+    work = begin();
+  }
+  work->wait();
+}
+
+at::Tensor sum_over(const Group& group, const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sum{x.detach().clone(at::MemoryFormat::Contiguous)};
+  run_now([&] { return group->allreduce(sum); });
+  return sum[0];
+}
+
+at::Tensor gather_last(const Group& group, const at::Tensor& x) {
+  at::NoGradGuard no_grad;
+  at::Tensor part = x.detach().contiguous();
+  std::vector<int64_t> size = part.sizes().vec();
+  size.insert(size.begin(), group->getSize());
+  at::Tensor all = at::empty({group->getSize() * part.numel()}, part.options()), flat = part.view(-1);
+  run_now([&] { return group->_allgather_base(all, flat); });
+  return at::cat(all.view(size).unbind(0), -1);
+}
+
+at::Tensor slice_last(const Group& group, const at::Tensor& x) {
+  const int64_t len = x.size(-1) / group->getSize();
+  return x.narrow(-1, group->getRank() * len, len).contiguous();
+}
+
+enum class Collective { CopyTo, ReduceFrom, GatherFrom, ScatterTo };
+
+template <Collective kind>
+struct Parallel : torch::autograd::Function<Parallel<kind>> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group) {
+    // The graph keeps the group alive.
+    ctx->saved_data["group"] = c10::IValue::make_capsule(group);
+    switch (kind) {
+      case Collective::CopyTo: return x.detach();
+      case Collective::ReduceFrom: return sum_over(group, x);
+      case Collective::GatherFrom: return gather_last(group, x);
+      case Collective::ScatterTo: return slice_last(group, x);
+    }
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    const Group group = c10::static_intrusive_pointer_cast<c10d::Backend>(ctx->saved_data["group"].toCapsule());
+    const auto grad = [&]() -> at::Tensor {
+      switch (kind) {
+        case Collective::CopyTo: return sum_over(group, grads[0]);
+        case Collective::ReduceFrom: return grads[0];
+        case Collective::GatherFrom: return slice_last(group, grads[0]);
+        case Collective::ScatterTo: return gather_last(group, grads[0]);
+      }
+      return {};
+    };
+    return {grad(), at::Tensor()};
+  }
+};
 
 // The coefficients of one AdamW step.
 struct AdamW {
@@ -234,6 +306,19 @@ char* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
     std::unique_ptr<WorkHandle> owned(work);
     for (auto& part : owned->works) part->wait();
+  });
+}
+
+// `kind` is 0 copy to, 1 reduce from, 2 gather from, 3 scatter to the group; the result is a new tensor.
+char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
+  return guarded([&] {
+    const Group& backend = group->backend;
+    switch (static_cast<Collective>(kind)) {
+      case Collective::CopyTo: *out = new at::Tensor(Parallel<Collective::CopyTo>::apply(*x, backend)); break;
+      case Collective::ReduceFrom: *out = new at::Tensor(Parallel<Collective::ReduceFrom>::apply(*x, backend)); break;
+      case Collective::GatherFrom: *out = new at::Tensor(Parallel<Collective::GatherFrom>::apply(*x, backend)); break;
+      case Collective::ScatterTo: *out = new at::Tensor(Parallel<Collective::ScatterTo>::apply(*x, backend)); break;
+    }
   });
 }
 

@@ -86,6 +86,12 @@ unsafe extern "C" {
         root: c_int,
         out: *mut *mut WorkHandle,
     ) -> Status;
+    pub fn vidtui_group_parallel(
+        group: *mut GroupHandle,
+        x: *const C_tensor,
+        kind: c_int,
+        out: *mut *mut C_tensor,
+    ) -> Status;
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
     pub fn vidtui_work_wait(work: *mut WorkHandle) -> Status;
 

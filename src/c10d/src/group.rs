@@ -185,6 +185,41 @@ impl Group {
         Pending::new(work, doing(), Finish::Nothing, Vec::new()).wait()
     }
 
+    /// Copies a tensor that all ranks have to each: itself, and its gradient is the sum of all ranks' gradients.
+    ///
+    /// These four are Megatron's differentiable collectives; they wait, and a group of one rank leaves out the network.
+    pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
+        self.parallel(x, 0)
+    }
+
+    /// Sums the ranks' tensors; each rank's gradient is that of the sum.
+    pub fn reduce_from(&self, x: &Tensor) -> Result<Tensor> {
+        self.parallel(x, 1)
+    }
+
+    /// Joins the ranks' tensors along the last dimension; each rank's gradient is its part.
+    pub fn gather_from(&self, x: &Tensor) -> Result<Tensor> {
+        self.parallel(x, 2)
+    }
+
+    /// Takes this rank's part of the last dimension; the gradient is joined from all ranks.
+    pub fn scatter_to(&self, x: &Tensor) -> Result<Tensor> {
+        self.parallel(x, 3)
+    }
+
+    fn parallel(&self, x: &Tensor, kind: i32) -> Result<Tensor> {
+        let Some(network) = &self.network else { return Ok(x.shallow_clone()) };
+        let doing = || {
+            let what = ["copy to", "reduce from", "gather from", "scatter to"][kind as usize];
+            format!("{what} {} ranks a tensor of {:?}", self.size, x.size())
+        };
+        let mut out = std::ptr::null_mut();
+        // SAFETY: group and tensor are alive; the shim writes a new tensor on success.
+        check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, &mut out) }, doing)?;
+        // SAFETY: made by the call above, which gives it up to us.
+        Ok(unsafe { Tensor::from_ptr(out) })
+    }
+
     /// Starts a collective on the network, if there is one.
     fn start(
         &self,

@@ -160,3 +160,40 @@ fn sizes_that_do_not_fit_are_refused_with_the_arithmetic() {
     let error = group.all_reduce(&Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr(), Reduce::Sum);
     assert!(error.err().expect("a transposed tensor").to_string().contains("not contiguous"));
 }
+
+/// Two linear layers, the first split by columns and the second by rows, are the whole layers, and so are all gradients.
+#[test]
+fn split_linear_layers_are_the_whole_ones_forward_and_back() -> Result<()> {
+    let whole = |shape: &[i64], seed: f64| {
+        (Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)) * seed).sin().view(shape)
+    };
+    for size in SIZES {
+        let errors = on_ranks(size, |group, _| {
+            let (x, up, down) = (whole(&[3, 8], 0.7), whole(&[8, 8], 0.3), whole(&[8, 8], 0.5));
+            let weights = whole(&[3, 8], 1.1);
+            let leaf = |t: &Tensor| t.detach().set_requires_grad(true);
+            let (x0, up0, down0) = (leaf(&x), leaf(&up), leaf(&down));
+            let want = x0.linear(&up0, None::<&Tensor>).tanh().linear(&down0, None::<&Tensor>);
+            let want_grads =
+                Tensor::run_backward(&[(&want * &weights).sum(Kind::Float)], &[&x0, &up0, &down0], false, false);
+
+            let (rank, part) = (group.rank() as i64, 8 / size as i64);
+            let mine = |t: &Tensor, dim: i64| t.narrow(dim, rank * part, part);
+            let (x1, up1, down1) = (leaf(&x), leaf(&mine(&up, 0)), leaf(&mine(&down, 1)));
+            let hidden = group.copy_to(&x1)?.linear(&up1, None::<&Tensor>).tanh();
+            // There and back, so that gathering and scattering are in the graph too.
+            let hidden = group.scatter_to(&group.gather_from(&hidden)?)?;
+            let got = group.reduce_from(&hidden.linear(&down1, None::<&Tensor>))?;
+            let grads = Tensor::run_backward(&[(&got * &weights).sum(Kind::Float)], &[&x1, &up1, &down1], false, false);
+            let off = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
+            Ok([
+                off(&got, &want),
+                off(&grads[0], &want_grads[0]),
+                off(&grads[1], &mine(&want_grads[1], 0)),
+                off(&grads[2], &mine(&want_grads[2], 1)),
+            ])
+        })?;
+        assert!(errors.iter().flatten().all(|e| *e < 1e-5), "{size} ranks: {errors:?}");
+    }
+    Ok(())
+}

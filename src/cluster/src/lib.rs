@@ -1,7 +1,17 @@
-//! Where to train: nodes, ranks, and which rank goes to which node.
+//! Where to train: nodes, ranks, which rank goes to which node, and what nodes, GPUs and Slurm say of themselves.
+//!
+//! Nothing here reads a file or starts a program: texts come in, facts go out.
 
+pub mod gpu;
+pub mod hostfile;
+pub mod hostlist;
 mod node;
+pub mod nvidia_smi;
 mod placement;
+pub mod probe;
+pub mod slurm;
 
+pub use gpu::{Absent, GpuProcess, GpuSample, ProcessOwner, Reading, ThrottleReasons};
+pub use hostfile::{Hostfile, HostfileError};
 pub use node::{Node, NodeId, NodeIdError, Rank};
 pub use placement::{Placement, PlacementError, RankPlace};

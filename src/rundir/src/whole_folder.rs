@@ -2,8 +2,6 @@
 
 use crate::Error;
 use camino::{Utf8Path, Utf8PathBuf};
-use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs::{self, File};
 use std::io;
 
@@ -40,9 +38,14 @@ impl WholeFolder {
 
     /// Makes the folder to write to, and empties it of what an interrupted attempt left.
     ///
+    /// If that attempt ended while it replaced a folder, the old one is put back.
+    ///
     /// # Errors
     /// [`Error::Io`].
     pub fn prepare(&self) -> Result<(), Error> {
+        if !self.place.exists() {
+            move_if_there(&self.aside(), &self.place)?;
+        }
         let list = |e| Error::io("list", &self.dir, e);
         fs::create_dir_all(&self.dir).map_err(|e| Error::io("create", &self.dir, e))?;
         for entry in self.dir.read_dir_utf8().map_err(list)? {
@@ -64,14 +67,23 @@ impl WholeFolder {
 
     /// Puts the folder in its place, instead of what is there. Its files must have been synced.
     ///
+    /// What was there is moved aside first and removed last: at no time is there less than one whole folder on the disk.
+    ///
     /// # Errors
     /// [`Error::Io`].
     pub fn commit(&self) -> Result<(), Error> {
         sync_dir(&self.dir)?;
-        replace(&self.dir, &self.place)?;
+        let aside = self.aside();
+        remove(&aside)?;
+        move_if_there(&self.place, &aside)?;
+        fs::rename(&self.dir, &self.place).map_err(|e| Error::io("create", &self.place, e))?;
         sync_dir(parent(&self.place))?;
-        // What was replaced, if anything was.
-        remove(&self.dir)
+        remove(&aside)
+    }
+
+    /// Where a folder waits that is being replaced.
+    fn aside(&self) -> Utf8PathBuf {
+        parent(&self.place).join(format!(".{}.replaced", self.place.file_name().unwrap_or("folder")))
     }
 }
 
@@ -79,15 +91,10 @@ fn parent(path: &Utf8Path) -> &Utf8Path {
     path.parent().filter(|p| !p.as_str().is_empty()).unwrap_or(Utf8Path::new("."))
 }
 
-/// Puts `new` in the place of `old`, which may not exist. Where the system can, both change places at once, so that
-/// there is no moment without either.
-fn replace(new: &Utf8Path, old: &Utf8Path) -> Result<(), Error> {
-    let swapped = renameat2(AT_FDCWD, new.as_std_path(), AT_FDCWD, old.as_std_path(), RenameFlags::RENAME_EXCHANGE);
-    match swapped {
-        Ok(()) => Ok(()),
-        Err(Errno::ENOENT) => fs::rename(new, old).map_err(|e| Error::io("create", old, e)),
-        // Some network file systems cannot swap.
-        Err(_) => remove(old).and_then(|()| fs::rename(new, old).map_err(|e| Error::io("create", old, e))),
+fn move_if_there(from: &Utf8Path, to: &Utf8Path) -> Result<(), Error> {
+    match fs::rename(from, to) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("replace", from, e)),
+        _ => Ok(()),
     }
 }
 
@@ -119,6 +126,15 @@ mod tests {
         let names: Vec<_> = place.read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned()).collect();
         assert_eq!(names, ["new"]);
         assert_eq!(fs::read_dir(keep.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_replacement_that_was_interrupted_between_its_renames_is_undone() {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = WholeFolder::beside(&Utf8Path::from_path(keep.path()).unwrap().join("out"));
+        fs::create_dir_all(folder.aside().join("old")).unwrap();
+        folder.prepare().unwrap();
+        assert!(folder.place().join("old").exists() && !folder.aside().exists());
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod python;
 mod table;
 mod train;
 mod ttt;
+mod weights;
 
 use crate::build;
 use crate::failure::{Failure, Result};
@@ -17,7 +18,8 @@ use table::{Row, print};
 type Measure = fn() -> Result<Vec<Row>>;
 
 /// What can be measured, by name.
-const PARTS: &[(&str, Measure)] = &[("train", train::rows), ("ttt", ttt::rows), ("console", console::rows)];
+const PARTS: &[(&str, Measure)] =
+    &[("train", train::rows), ("ttt", ttt::rows), ("weights", weights::rows), ("console", console::rows)];
 
 /// Runs the command: `bench [PART]…`; all parts when none is named.
 pub fn run(args: &[String]) -> Result<()> {

@@ -1,0 +1,410 @@
+//! Hostfiles: the nodes that a person has, one to a line.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::hostlist::{self, HostlistError};
+use crate::{Node, NodeId};
+
+/// The nodes of a hostfile, in its order: the first is where rank 0 runs.
+///
+/// ```text
+/// # what `colossalai run` takes:      a name, an address or an alias of ~/.ssh/config
+/// gpu01
+/// gpu02 slots=8                       # and what DeepSpeed and Open MPI take
+/// gpu03:8                             # MPI: 8 slots
+/// gpu[004-024,030] slots=8            # Slurm's ranges
+/// me@gpu31                            # a user, and
+/// me@gpu32:2222                       # after a user a port
+/// gpu33:port=2222 slots=8             # a port without a user
+/// ```
+///
+/// A number after a colon means slots, as for MPI, unless a user stands before it or `port=` before the number. 22 and
+/// numbers above 256 look like ports, so they are refused there with a hint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hostfile {
+    /// A node each.
+    pub entries: Vec<Entry>,
+}
+
+/// A node as a hostfile lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name, as SSH is asked for it.
+    pub node: NodeId,
+    /// How many ranks it takes, where that is said.
+    pub slots: Option<usize>,
+    /// Who logs in, where that is said; else the SSH configuration decides.
+    pub user: Option<String>,
+    /// The port of its SSH server, where that is said; else the SSH configuration decides.
+    pub port: Option<u16>,
+    /// The line it stands in, from 1.
+    pub line: usize,
+}
+
+/// Says why a hostfile cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct HostfileError {
+    /// The line, from 1; none when it is about the whole file.
+    pub line: Option<usize>,
+    /// What is wrong, with the values.
+    pub why: String,
+    /// What to write instead.
+    pub fix: String,
+}
+
+impl fmt::Display for HostfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.why),
+            None => write!(f, "{}", self.why),
+        }
+    }
+}
+
+/// Which nodes of a hostfile are wanted, as lists of names: `gpu[001-004],gpu009`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only these.
+    pub include: Option<String>,
+    /// All but these.
+    pub exclude: Option<String>,
+}
+
+impl Hostfile {
+    /// Reads the text of a hostfile.
+    ///
+    /// # Errors
+    /// At the first line that is not understood or lists a node again, and when there is no node at all.
+    pub fn parse(text: &str) -> Result<Hostfile, HostfileError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut line_of: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for (line, text) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
+            let read = read_line(text).map_err(|(why, fix)| HostfileError { line: Some(line), why, fix })?;
+            for entry in read.into_iter().map(|entry| Entry { line, ..entry }) {
+                if let Some(first) = line_of.insert(entry.node.clone(), line) {
+                    let why = format!("node {} is listed again, first in line {first}", entry.node);
+                    let fix = format!("list it once, with its ranks: `{} slots=8`", entry.node);
+                    return Err(HostfileError { line: Some(line), why, fix });
+                }
+                entries.push(entry);
+            }
+        }
+        if entries.is_empty() {
+            let fix = "write a node to each line, such as `gpu01 slots=8`";
+            return Err(HostfileError { line: None, why: "it lists no nodes".into(), fix: fix.into() });
+        }
+        Ok(Hostfile { entries })
+    }
+
+    /// Keeps the nodes that a filter wants, in the file's order.
+    ///
+    /// # Errors
+    /// When the filter is not a list of names, names a node that is not there, or leaves none.
+    pub fn select(&self, filter: &Filter) -> Result<Hostfile, HostfileError> {
+        let include = filter.include.as_deref().map(|list| self.named(list, "--include")).transpose()?;
+        let exclude = filter.exclude.as_deref().map(|list| self.named(list, "--exclude")).transpose()?;
+        let wanted = |entry: &&Entry| {
+            let name = entry.node.as_str();
+            include.as_ref().is_none_or(|names| names.contains(name))
+                && !exclude.as_ref().is_some_and(|names| names.contains(name))
+        };
+        let entries: Vec<Entry> = self.entries.iter().filter(wanted).cloned().collect();
+        if entries.is_empty() {
+            let why = format!("of the {} nodes in the hostfile none is left", self.entries.len());
+            return Err(HostfileError { line: None, why, fix: "change --include and --exclude".into() });
+        }
+        Ok(Hostfile { entries })
+    }
+
+    fn named(&self, list: &str, flag: &str) -> Result<BTreeSet<String>, HostfileError> {
+        let error = |why: String, fix: String| HostfileError { line: None, why: format!("{flag} {list}: {why}"), fix };
+        let names = hostlist::expand(list).map_err(|e| error(e.to_string(), fix_of(&e)))?;
+        let known: Vec<&str> = self.entries.iter().map(|entry| entry.node.as_str()).collect();
+        if let Some(stranger) = names.iter().find(|name| !known.contains(&name.as_str())) {
+            let fix = format!("the hostfile lists {}", hostlist::compress(&known));
+            return Err(error(format!("{stranger} is not in the hostfile"), fix));
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// Returns the nodes; those whose slots are not said take `slots` ranks.
+    pub fn nodes(&self, slots: usize) -> Vec<Node> {
+        self.entries.iter().map(|e| Node { id: e.node.clone(), slots: e.slots.unwrap_or(slots) }).collect()
+    }
+}
+
+/// What is wrong with a line, and what to write instead.
+type Wrong = (String, String);
+
+fn wrong<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Wrong> {
+    Err((why.into(), fix.into()))
+}
+
+/// Reads a line without its number; a range is several entries, an empty line none.
+fn read_line(line: &str) -> Result<Vec<Entry>, Wrong> {
+    let line = without_comment(line);
+    // Open MPI takes blanks around `=`.
+    let line = line.split('=').map(str::trim).collect::<Vec<_>>().join("=");
+    let mut words = line.split_whitespace();
+    let Some(target) = words.next() else { return Ok(Vec::new()) };
+    let Target { user, list, mut slots, mut port } = read_target(target)?;
+    for word in words {
+        let Some((key, value)) = word.split_once('=') else {
+            return wrong(format!("{word:?} is not understood"), "write one node per line, as in `gpu01 slots=8`");
+        };
+        match key {
+            "slots" if slots.is_some() => return wrong("slots are given twice", "give them once"),
+            "slots" => slots = Some(read_slots(value)?),
+            "port" if port.is_some() => return wrong("the port is given twice", "give it once"),
+            "port" => port = Some(read_port(value)?),
+            // Open MPI's bound for oversubscription, which there is none of here.
+            "max_slots" | "max-slots" => {}
+            _ => return wrong(format!("{key:?} is not known"), "a node may have slots= and port="),
+        }
+    }
+    let names = hostlist::expand(list).map_err(|e| (e.to_string(), fix_of(&e)))?;
+    let entry = |name: String| {
+        let node = NodeId::new(name).map_err(|e| (e.to_string(), "write a name as `ssh` takes it".to_owned()))?;
+        Ok(Entry { node, slots, user: user.map(Into::into), port, line: 0 })
+    };
+    names.into_iter().map(entry).collect()
+}
+
+/// A comment begins at the line's start or after a blank.
+fn without_comment(line: &str) -> &str {
+    let begins = |at: &usize| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+    let comment = line.match_indices('#').map(|(at, _)| at).find(begins);
+    &line[..comment.unwrap_or(line.len())]
+}
+
+/// The first word of a line: `user@list:number`.
+struct Target<'a> {
+    user: Option<&'a str>,
+    list: &'a str,
+    slots: Option<usize>,
+    port: Option<u16>,
+}
+
+fn read_target(word: &str) -> Result<Target<'_>, Wrong> {
+    let (user, rest) = match word.split_once('@') {
+        Some((user, rest)) if is_user(user) => (Some(user), rest),
+        Some((user, _)) => return wrong(format!("{user:?} is not a user's name"), "write `user@node`"),
+        None => (None, word),
+    };
+    let Some((list, number)) = rest.split_once(':') else {
+        return Ok(Target { user, list: rest, slots: None, port: None });
+    };
+    if number.contains(':') {
+        let fix = "give the node a name in ~/.ssh/config, with the address as its HostName";
+        return wrong(format!("{word:?} has more than one colon"), fix);
+    }
+    let target = Target { user, list, slots: None, port: None };
+    if let Some(port) = number.strip_prefix("port=") {
+        return Ok(Target { port: Some(read_port(port)?), ..target });
+    }
+    if user.is_some() {
+        return Ok(Target { port: Some(read_port(number)?), ..target });
+    }
+    let slots = read_slots(number)?;
+    if slots == 22 || slots > 256 {
+        let fix = format!("write `{list}:port={slots}` for a port, or `{list} slots={slots}` for ranks");
+        return wrong(format!("{slots} after a colon would be slots, as for MPI, but looks like a port"), fix);
+    }
+    Ok(Target { slots: Some(slots), ..target })
+}
+
+/// What `ssh -l` takes, less what could be taken for an option or an address.
+fn is_user(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '$' | '\\');
+    !name.is_empty() && !name.starts_with('-') && name.chars().all(allowed)
+}
+
+fn read_slots(text: &str) -> Result<usize, Wrong> {
+    match text.parse() {
+        Ok(0) => wrong("a node with 0 slots takes no ranks", "leave the node out"),
+        Ok(slots) if slots <= 65_536 => Ok(slots),
+        _ => wrong(format!("{text:?} is not a number of slots"), "write the node's GPUs, as in slots=8"),
+    }
+}
+
+fn read_port(text: &str) -> Result<u16, Wrong> {
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => wrong(format!("{text:?} is not a port"), "write a number from 1 to 65535"),
+    }
+}
+
+fn fix_of(error: &HostlistError) -> String {
+    match error {
+        HostlistError::NoName { .. } => "write a name before and after each comma",
+        HostlistError::Brackets { .. } => "write ranges as in gpu[001-024,030]",
+        HostlistError::NotARange { .. } => "write ranges of whole numbers, as in gpu[001-024,030]",
+        HostlistError::Backwards { .. } => "write the smaller number first",
+        HostlistError::TooMany { .. } => "check the range's ends",
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use insta::assert_snapshot;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shown(text: &str) -> Vec<String> {
+        let show = |e: &Entry| {
+            let slots = e.slots.map_or("-".into(), |slots| slots.to_string());
+            let port = e.port.map_or("-".into(), |port| port.to_string());
+            format!("{} slots {slots} user {} port {port}", e.node, e.user.as_deref().unwrap_or("-"))
+        };
+        Hostfile::parse(text).unwrap().entries.iter().map(show).collect()
+    }
+
+    #[test]
+    fn every_common_way_to_list_a_node_is_read() {
+        let cases = [
+            ("gpu01", "gpu01 slots - user - port -"),
+            ("  10.0.0.7\t", "10.0.0.7 slots - user - port -"),
+            ("gpu01 slots=8", "gpu01 slots 8 user - port -"),
+            ("gpu01 slots = 8 max_slots=16  # ours", "gpu01 slots 8 user - port -"),
+            ("gpu01:8", "gpu01 slots 8 user - port -"),
+            ("me@gpu01", "gpu01 slots - user me port -"),
+            ("me@gpu01:8", "gpu01 slots - user me port 8"),
+            ("me@gpu01:2222 slots=8\r", "gpu01 slots 8 user me port 2222"),
+            ("gpu01:port=2222", "gpu01 slots - user - port 2222"),
+            ("gpu01 port=22 slots=4", "gpu01 slots 4 user - port 22"),
+        ];
+        for (line, entry) in cases {
+            assert_eq!(shown(line), [entry], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_as_many_nodes_and_each_has_its_lines_settings() {
+        assert_eq!(
+            shown("# ours\nme@gpu[09-10,12]:22 slots=8\n\nlogin"),
+            [
+                "gpu09 slots 8 user me port 22",
+                "gpu10 slots 8 user me port 22",
+                "gpu12 slots 8 user me port 22",
+                "login slots - user - port -",
+            ]
+        );
+        let lines: Vec<usize> =
+            Hostfile::parse("# ours\na[1-2]\n\nb").unwrap().entries.iter().map(|e| e.line).collect();
+        assert_eq!(lines, [2, 2, 4]);
+    }
+
+    #[test]
+    fn nodes_whose_slots_are_not_said_get_as_many_as_the_caller_says() {
+        let nodes = Hostfile::parse("a\nb slots=4").unwrap().nodes(8);
+        assert_eq!(nodes.iter().map(|n| (n.id.as_str(), n.slots)).collect::<Vec<_>>(), [("a", 8), ("b", 4)]);
+    }
+
+    #[test]
+    fn every_mistake_is_named_with_its_line_and_a_way_out() {
+        let mistakes = [
+            "",
+            "# nothing\n\n",
+            "a\nb\na slots=8",
+            "gpu[1-3]\ngpu2",
+            "gpu[3-1]",
+            "gpu[1-3",
+            "gpu[1-x]",
+            "gpu[1-99999999]",
+            "gpu01:22",
+            "gpu01:2222",
+            "gpu01:eight",
+            "gpu01 slots=0",
+            "gpu01 slots=",
+            "gpu01 slots=8 slots=8",
+            "gpu01:8 slots=8",
+            "gpu01 gpus=8",
+            "gpu01 gpu02",
+            "me@gpu01:0",
+            "me@gpu01:99999",
+            "me@:22",
+            "@gpu01",
+            "-oProxyCommand=x@gpu01",
+            "gpu/01",
+            "[::1]",
+            "a,,b",
+        ];
+        let said = mistakes.map(|text| {
+            let error = Hostfile::parse(text).unwrap_err();
+            format!("{text:?}\n  {error}\n  hint: {}", error.fix)
+        });
+        assert_snapshot!(said.join("\n"));
+    }
+
+    #[test]
+    fn a_filter_keeps_the_files_order() {
+        let file = Hostfile::parse("gpu[01-04]\nlogin").unwrap();
+        let names = |include: &str, exclude: &str| {
+            let some = |list: &str| (!list.is_empty()).then(|| list.to_owned());
+            let selected = file.select(&Filter { include: some(include), exclude: some(exclude) });
+            selected.map(|f| f.entries.iter().map(|e| e.node.to_string()).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(names("", "").unwrap(), "gpu01 gpu02 gpu03 gpu04 login");
+        assert_eq!(names("login,gpu[01-02]", "").unwrap(), "gpu01 gpu02 login");
+        assert_eq!(names("", "login").unwrap(), "gpu01 gpu02 gpu03 gpu04");
+        assert_eq!(names("gpu[01-03]", "gpu02").unwrap(), "gpu01 gpu03");
+        let errors = [("gpu09", ""), ("", "gpu[1-x]"), ("gpu01", "gpu01")].map(|(include, exclude)| {
+            let error = names(include, exclude).unwrap_err();
+            format!("{error} | {}", error.fix)
+        });
+        assert_eq!(
+            errors,
+            [
+                "--include gpu09: gpu09 is not in the hostfile | the hostfile lists gpu[01-04],login",
+                "--exclude gpu[1-x]: \"1-x\" is not a number or a range such as 001-024 | write ranges of whole numbers, as in gpu[001-024,030]",
+                "of the 5 nodes in the hostfile none is left | change --include and --exclude",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_hostfiles_that_come_with_the_program_are_read() {
+        let slots = ["one-node", "rig", "lambda-24-nodes"].map(|name| {
+            let file = Hostfile::parse(&fs::read_to_string(format!("../../hostfiles/{name}.txt")).unwrap()).unwrap();
+            file.nodes(0).iter().map(|node| node.slots).sum::<usize>()
+        });
+        assert_eq!(slots, [8, 4, 192]);
+    }
+
+    prop_compose! {
+        fn any_entry()(name in "[a-z][a-z0-9.-]{0,8}", slots in prop::option::of(1usize..=256), user in prop::option::of("[a-z][a-z0-9_-]{0,6}"),
+                       port in prop::option::of(1u16..)) -> (String, Option<usize>, Option<String>, Option<u16>) {
+            (name, slots, user, port)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_out_is_read_back(entries in prop::collection::btree_map("[a-z][a-z0-9.-]{0,8}", any_entry(), 1..20)) {
+            let mut text = String::new();
+            for (name, (_, slots, user, port)) in &entries {
+                text += &user.as_ref().map_or(String::new(), |user| format!("{user}@"));
+                text += name;
+                text += &port.map_or(String::new(), |port| format!(":port={port}"));
+                text += &slots.map_or(String::new(), |slots| format!(" slots={slots}"));
+                text += "\n";
+            }
+            let read = Hostfile::parse(&text).unwrap().entries;
+            prop_assert_eq!(read.len(), entries.len());
+            for (entry, (name, (_, slots, user, port))) in read.iter().zip(&entries) {
+                prop_assert_eq!((entry.node.as_str(), entry.slots, &entry.user, entry.port), (name.as_str(), *slots, user, *port));
+            }
+        }
+
+        #[test]
+        fn no_text_panics(text in r"([a-c@:=#\[\],\-0-9 ]|slots|port|\n|é){0,30}|.{0,80}") {
+            let _ = Hostfile::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Slurm's way to write many names: `gpu[001-024,030],login`.
+
+/// The most names that a list may stand for. A longer one is a slip of the finger, and would fill the memory.
+const MOST: usize = 65_536;
+
+/// Says why a list of names cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostlistError {
+    /// A name is missing between two commas, or altogether.
+    #[error("a name is missing in {list:?}")]
+    NoName {
+        /// The list as it was given.
+        list: String,
+    },
+    /// Brackets do not pair up, or one is inside another.
+    #[error("the brackets in {list:?} do not pair up")]
+    Brackets {
+        /// The list as it was given.
+        list: String,
+    },
+    /// What is in brackets is not a number or a range of numbers.
+    #[error("{range:?} is not a number or a range such as 001-024")]
+    NotARange {
+        /// The part between commas.
+        range: String,
+    },
+    /// A range ends before it begins.
+    #[error("the range {range} runs backwards")]
+    Backwards {
+        /// The range as it was given.
+        range: String,
+    },
+    /// The list stands for more names than anyone has nodes.
+    #[error("{list:?} stands for more than {MOST} names")]
+    TooMany {
+        /// The list as it was given.
+        list: String,
+    },
+}
+
+/// Writes out the names that a list stands for, in its order.
+///
+/// Numbers keep the leading zeros of the range's first: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may hold several
+/// brackets.
+///
+/// # Errors
+/// When a name is missing, brackets do not pair up, a range is not one, or the list is absurdly long.
+pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
+    let mut names = Vec::new();
+    for item in items(list)? {
+        names.append(&mut expand_item(item.trim(), list)?);
+        if names.len() > MOST {
+            return Err(HostlistError::TooMany { list: list.into() });
+        }
+    }
+    Ok(names)
+}
+
+/// Splits at the commas that are outside brackets.
+fn items(list: &str) -> Result<Vec<&str>, HostlistError> {
+    let (mut items, mut begin, mut inside) = (Vec::new(), 0, false);
+    for (at, c) in list.char_indices() {
+        match (c, inside) {
+            ('[', false) | (']', true) => inside = !inside,
+            ('[' | ']', _) => return Err(HostlistError::Brackets { list: list.into() }),
+            (',', false) => {
+                items.push(&list[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if inside {
+        return Err(HostlistError::Brackets { list: list.into() });
+    }
+    items.push(&list[begin..]);
+    Ok(items)
+}
+
+fn expand_item(item: &str, list: &str) -> Result<Vec<String>, HostlistError> {
+    if item.is_empty() {
+        return Err(HostlistError::NoName { list: list.into() });
+    }
+    let mut names = vec![String::new()];
+    let mut rest = item;
+    while let Some((before, after)) = rest.split_once('[') {
+        let (ranges, after) = after.split_once(']').ok_or_else(|| HostlistError::Brackets { list: list.into() })?;
+        let mut numbers = Vec::new();
+        for range in ranges.split(',') {
+            numbers.append(&mut expand_range(range.trim(), list)?);
+        }
+        if names.len().saturating_mul(numbers.len()) > MOST {
+            return Err(HostlistError::TooMany { list: list.into() });
+        }
+        let with = |name: &String| numbers.iter().map(|n| format!("{name}{before}{n}")).collect::<Vec<_>>();
+        names = names.iter().flat_map(with).collect();
+        rest = after;
+    }
+    names.iter_mut().for_each(|name| name.push_str(rest));
+    Ok(names)
+}
+
+fn expand_range(range: &str, list: &str) -> Result<Vec<String>, HostlistError> {
+    let (from, to) = range.split_once('-').unwrap_or((range, range));
+    let number = |text: &str| -> Result<u64, HostlistError> {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let number = digits.then(|| text.parse().ok()).flatten();
+        number.ok_or_else(|| HostlistError::NotARange { range: range.into() })
+    };
+    let (first, last, width) = (number(from)?, number(to)?, from.len());
+    if last < first {
+        return Err(HostlistError::Backwards { range: range.into() });
+    }
+    if last - first >= MOST as u64 {
+        return Err(HostlistError::TooMany { list: list.into() });
+    }
+    Ok((first..=last).map(|number| format!("{number:0width$}")).collect())
+}
+
+/// Writes names as a list that [`expand`] writes out again: neighbours that count up become a range.
+pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
+    let mut parts: Vec<Part> = Vec::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        let (prefix, digits) = split_number(name);
+        match parts.last_mut() {
+            Some(part) if part.prefix == prefix && !digits.is_empty() && !part.ranges.is_empty() => part.push(digits),
+            _ => parts.push(Part::new(prefix, digits)),
+        }
+    }
+    parts.iter().map(Part::write).collect::<Vec<_>>().join(",")
+}
+
+/// Names that differ in the number at their end alone.
+struct Part<'a> {
+    prefix: &'a str,
+    /// First and last number, as they are written.
+    ranges: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Part<'a> {
+    fn new(prefix: &'a str, digits: &'a str) -> Self {
+        Part { prefix, ranges: if digits.is_empty() { Vec::new() } else { vec![(digits, digits)] } }
+    }
+
+    fn push(&mut self, digits: &'a str) {
+        match self.ranges.last_mut() {
+            Some((first, last)) if follows(last, digits, first.len()) => *last = digits,
+            _ => self.ranges.push((digits, digits)),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self.ranges[..] {
+            [] => self.prefix.into(),
+            [(first, last)] if first == last => format!("{}{first}", self.prefix),
+            _ => {
+                let range = |(first, last): &(&str, &str)| {
+                    if first == last { (*first).to_owned() } else { format!("{first}-{last}") }
+                };
+                format!("{}[{}]", self.prefix, self.ranges.iter().map(range).collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+}
+
+fn follows(last: &str, next: &str, width: usize) -> bool {
+    last.parse::<u64>().is_ok_and(|last| last.checked_add(1).is_some_and(|n| format!("{n:0width$}") == next))
+}
+
+/// Splits a name before the number at its end.
+fn split_number(name: &str) -> (&str, &str) {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    // A longer number than a u64 holds is not one to count with.
+    if digits > 18 { (name, "") } else { name.split_at(name.len() - digits) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranges_lists_and_several_brackets_are_written_out_in_order() {
+        let cases = [
+            ("node01", "node01"),
+            ("node[01-03,07],login", "node01 node02 node03 node07 login"),
+            ("gpu[8-11]", "gpu8 gpu9 gpu10 gpu11"),
+            ("gpu[008-010]", "gpu008 gpu009 gpu010"),
+            ("rack[1-2]-n[01-02].lan", "rack1-n01.lan rack1-n02.lan rack2-n01.lan rack2-n02.lan"),
+            ("a, b", "a b"),
+            ("[1-2]", "1 2"),
+        ];
+        for (list, names) in cases {
+            assert_eq!(expand(list).unwrap().join(" "), names, "{list}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused_with_the_part_that_is_wrong() {
+        let said = |list: &str| expand(list).unwrap_err().to_string();
+        let lists = ["", "a,,b", "gpu[1-3", "gpu1-3]", "gpu[[1]]", "gpu[]", "gpu[1-]", "gpu[a-b]", "gpu[9-1]"];
+        assert_eq!(
+            lists.map(said),
+            [
+                "a name is missing in \"\"",
+                "a name is missing in \"a,,b\"",
+                "the brackets in \"gpu[1-3\" do not pair up",
+                "the brackets in \"gpu1-3]\" do not pair up",
+                "the brackets in \"gpu[[1]]\" do not pair up",
+                "\"\" is not a number or a range such as 001-024",
+                "\"1-\" is not a number or a range such as 001-024",
+                "\"a-b\" is not a number or a range such as 001-024",
+                "the range 9-1 runs backwards",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_list_that_would_fill_the_memory_is_refused() {
+        for list in ["n[1-999999999999]", "n[0-65536]", "n[1-999][1-999]", "n[1-99999999999999999999]"] {
+            assert!(
+                matches!(expand(list), Err(HostlistError::TooMany { .. } | HostlistError::NotARange { .. })),
+                "{list}"
+            );
+        }
+        assert_eq!(expand("n[1-65536]").unwrap().len(), 65_536);
+    }
+
+    #[test]
+    fn neighbours_become_ranges() {
+        let cases = [
+            ("node01 node02 node03 node07 login", "node[01-03,07],login"),
+            ("gpu8 gpu9 gpu10", "gpu[8-10]"),
+            ("gpu09 gpu10 gpu011", "gpu[09-10,011]"),
+            ("a1 b1 a2", "a1,b1,a2"),
+            ("one", "one"),
+            ("", ""),
+        ];
+        for (names, list) in cases {
+            assert_eq!(compress(&names.split_whitespace().collect::<Vec<_>>()), list);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn compressed_names_are_written_out_again(names in prop::collection::vec("[a-z.-]{0,3}[0-9]{0,3}[a-z]?[0-9]{1,2}|[a-z]{1,4}", 1..40)) {
+            prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
+        }
+
+        #[test]
+        fn no_text_panics(list in r"[a-c0-9\[\],\-é ]{0,24}|.{0,40}") {
+            let _ = expand(&list);
+            let _ = compress(&[list]);
+        }
+    }
+}

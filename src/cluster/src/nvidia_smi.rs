@@ -1,0 +1,231 @@
+//! What to ask nvidia-smi, and how to read its answers, odd ones included.
+//!
+//! Rows are read by position, since headers do not carry the names that were asked for. Errors and rows come mixed, on
+//! either stream, so both are read as one text, line by line.
+
+use std::fmt;
+
+use crate::gpu::{Absent, GpuProcess, GpuSample, Reading, ThrottleReasons};
+
+mod trouble;
+
+pub use trouble::{GpuName, SmiTrouble};
+
+/// How both questions want their answers.
+pub const FORMAT: &str = "--format=csv,noheader,nounits";
+
+/// Asks for the processes that compute, one to a row and GPU.
+pub const COMPUTE_APPS: &str = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory";
+
+/// A question about all GPUs: fields, in the order of the answer's cells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuQuery {
+    fields: Vec<Field>,
+}
+
+/// A field of the question, and what it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Field {
+    cell: Cell,
+    name: &'static str,
+    /// What older drivers call it.
+    former: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cell {
+    Index,
+    Uuid,
+    Name,
+    BusId,
+    Power,
+    PowerLimit,
+    MemUsed,
+    MemTotal,
+    Util,
+    Temp,
+    SmClock,
+    Ecc,
+    Throttle,
+    Mig,
+}
+
+const fn field(cell: Cell, name: &'static str) -> Field {
+    Field { cell, name, former: None }
+}
+
+#[rustfmt::skip]
+const FIELDS: [Field; 14] = [
+    field(Cell::Index, "index"),
+    field(Cell::Uuid, "uuid"),
+    field(Cell::Name, "name"),
+    field(Cell::BusId, "pci.bus_id"),
+    field(Cell::Power, "power.draw"),
+    field(Cell::PowerLimit, "power.limit"),
+    field(Cell::MemUsed, "memory.used"),
+    field(Cell::MemTotal, "memory.total"),
+    field(Cell::Util, "utilization.gpu"),
+    field(Cell::Temp, "temperature.gpu"),
+    field(Cell::SmClock, "clocks.sm"),
+    field(Cell::Ecc, "ecc.errors.uncorrected.volatile.total"),
+    Field { cell: Cell::Throttle, name: "clocks_event_reasons.active", former: Some("clocks_throttle_reasons.active") },
+    field(Cell::Mig, "mig.mode.current"),
+];
+
+impl Default for GpuQuery {
+    /// Asks for everything that a [`GpuSample`] holds.
+    fn default() -> Self {
+        GpuQuery { fields: FIELDS.to_vec() }
+    }
+}
+
+impl GpuQuery {
+    /// Returns the question to ask after one whose answer was that a field is not known: with its former name, or else
+    /// without it. `None` when there is nothing to change.
+    pub fn without(&self, unknown: &str) -> Option<GpuQuery> {
+        let at = self.fields.iter().position(|field| field.name == unknown)?;
+        let mut fields = self.fields.clone();
+        match fields[at].former {
+            Some(former) => fields[at] = Field { name: former, former: None, ..fields[at] },
+            None => drop(fields.remove(at)),
+        }
+        (!fields.is_empty()).then_some(GpuQuery { fields })
+    }
+
+    /// Reads the answer: both output streams as one, and the exit status where it is known.
+    ///
+    /// A last line without its end is half a row, and not read.
+    pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Answer<GpuSample> {
+        Answer::read(text, status, |line, place| {
+            let cells = cells(line, self.fields.len(), self.fields.iter().position(|f| f.cell == Cell::Name))?;
+            // A message with as many commas as a row is not a row.
+            let numbered = cells[0].bytes().all(|b| b.is_ascii_digit()) || cells[0].starts_with('[');
+            (numbered && !cells[0].is_empty()).then(|| self.sample(&cells, place, t))
+        })
+    }
+
+    fn sample(&self, cells: &[&str], place: usize, t: f64) -> GpuSample {
+        let of = |cell| self.fields.iter().position(|field| field.cell == cell).map(|at| cells[at]);
+        let text = |cell| of(cell).filter(|text| !text.is_empty() && !text.starts_with('[')).map(str::to_owned);
+        GpuSample {
+            t,
+            index: of(Cell::Index).and_then(|cell| cell.parse().ok()).unwrap_or(place as u32),
+            uuid: text(Cell::Uuid),
+            name: text(Cell::Name),
+            bus_id: text(Cell::BusId),
+            power_w: number(of(Cell::Power)),
+            power_limit_w: number(of(Cell::PowerLimit)),
+            mem_used_mib: whole(of(Cell::MemUsed)),
+            mem_total_mib: whole(of(Cell::MemTotal)),
+            util_pct: number(of(Cell::Util)),
+            temp_c: number(of(Cell::Temp)),
+            sm_clock_mhz: number(of(Cell::SmClock)),
+            ecc_uncorrected: whole(of(Cell::Ecc)),
+            throttle_reasons: read_cell(of(Cell::Throttle), |cell| {
+                u64::from_str_radix(cell.strip_prefix("0x")?, 16).ok().map(ThrottleReasons)
+            }),
+            mig: of(Cell::Mig) == Some("Enabled"),
+            processes: Vec::new(),
+        }
+    }
+}
+
+/// The argument of nvidia-smi: `--query-gpu=index,…`.
+impl fmt::Display for GpuQuery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.fields.iter().map(|field| field.name).collect();
+        write!(f, "--query-gpu={}", names.join(","))
+    }
+}
+
+/// An answer: its rows, and everything that was wrong with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer<T> {
+    /// What could be read.
+    pub rows: Vec<T>,
+    /// What could not, and what nvidia-smi said was wrong.
+    pub troubles: Vec<SmiTrouble>,
+}
+
+impl<T> Answer<T> {
+    fn read(text: &str, status: Option<i32>, mut row: impl FnMut(&str, usize) -> Option<T>) -> Self {
+        let (mut rows, mut others) = (Vec::new(), Vec::new());
+        for line in text.split_inclusive('\n') {
+            let trimmed = line.trim();
+            let whole = line.ends_with('\n');
+            match row(trimmed, rows.len()).filter(|_| whole) {
+                Some(read) => rows.push(read),
+                None if trimmed.is_empty() => {}
+                None if whole => others.push(trimmed),
+                None => others.push(line),
+            }
+        }
+        Answer { rows, troubles: trouble::all(&others, status) }
+    }
+}
+
+/// A process with the GPU that it computes on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ComputeApp {
+    /// The GPU; under MIG, the one that the instance is part of.
+    pub gpu_uuid: Option<String>,
+    /// The process.
+    pub process: GpuProcess,
+}
+
+/// Reads the answer to [`COMPUTE_APPS`], as [`GpuQuery::read`] does its own.
+///
+/// A program's name may hold commas, so the memory is read from the right.
+pub fn read_compute_apps(text: &str, status: Option<i32>) -> Answer<ComputeApp> {
+    Answer::read(text, status, |line, _| {
+        let cells = cells(line, 4, Some(2))?;
+        let listed = cells[0].starts_with("GPU-") || cells[0].starts_with("MIG-") || cells[0].starts_with('[');
+        listed.then(|| ComputeApp {
+            gpu_uuid: (!cells[0].starts_with('[')).then(|| cells[0].into()),
+            process: GpuProcess {
+                pid: read_cell(Some(cells[1]), |cell| cell.parse().ok()),
+                name: cells[2].into(),
+                mem_used_mib: whole(Some(cells[3])),
+                owner: None,
+            },
+        })
+    })
+}
+
+/// Splits a row into its cells; what is too many belongs to the one that holds free text.
+fn cells(line: &str, count: usize, free: Option<usize>) -> Option<Vec<&str>> {
+    let commas: Vec<usize> = line.match_indices(',').map(|(at, _)| at).collect();
+    let extra = (commas.len() + 1).checked_sub(count).filter(|&extra| extra == 0 || free.is_some())?;
+    let free = free.unwrap_or(count);
+    let mut cells = Vec::with_capacity(count);
+    let mut begin = 0;
+    for cell in 0..count {
+        // The comma after this cell: those inside the free text are passed over.
+        let comma = if cell < free { cell } else { cell + extra };
+        let end = commas.get(comma).copied().unwrap_or(line.len());
+        cells.push(line[begin..end].trim());
+        begin = end + 1;
+    }
+    Some(cells)
+}
+
+fn number(cell: Option<&str>) -> Reading<f64> {
+    read_cell(cell, |cell| cell.parse().ok().filter(|number: &f64| number.is_finite()))
+}
+
+fn whole(cell: Option<&str>) -> Reading<u64> {
+    read_cell(cell, |cell| cell.parse().ok())
+}
+
+/// Reads a cell, without its unit where there is one; a cell that is none was not asked for.
+fn read_cell<T>(cell: Option<&str>, read: impl Fn(&str) -> Option<T>) -> Reading<T> {
+    let Some(cell) = cell else { return Reading::Absent(Absent::NotAsked) };
+    let bare = cell.rsplit_once(' ').filter(|(_, unit)| matches!(*unit, "W" | "MiB" | "%" | "MHz" | "C"));
+    match read(bare.map_or(cell, |(number, _)| number)) {
+        Some(value) => Reading::Value(value),
+        None => Reading::Absent(Absent::from(cell.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+use std::fs;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FIXTURES: &str = "../../tests/fixtures/nvidia-smi";
+
+/// A captured or hand-written answer: `#` lines say the command, where it is from, and the exit status.
+struct Fixture {
+    name: String,
+    status: Option<i32>,
+    text: String,
+}
+
+fn fixtures() -> Vec<Fixture> {
+    let files = fs::read_dir(FIXTURES).unwrap().map(|entry| entry.unwrap().path());
+    let mut fixtures: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "txt")).collect();
+    fixtures.sort();
+    let read = |path: std::path::PathBuf| {
+        let whole = fs::read_to_string(&path).unwrap();
+        let comments = whole.split_inclusive('\n').take_while(|line| line.starts_with('#'));
+        let (mut text, mut status) = (&whole[..], None);
+        for comment in comments {
+            text = &text[comment.len()..];
+            status = comment.strip_prefix("# exit ").map_or(status, |status| status.trim().parse().ok());
+        }
+        Fixture { name: path.file_stem().unwrap().to_string_lossy().into(), status, text: text.into() }
+    };
+    fixtures.into_iter().map(read).collect()
+}
+
+fn fixture(name: &str) -> Fixture {
+    fixtures().into_iter().find(|fixture| fixture.name == name).unwrap()
+}
+
+fn samples(name: &str) -> Answer<GpuSample> {
+    let Fixture { status, text, .. } = fixture(name);
+    GpuQuery::default().read(&text, status, 1.0)
+}
+
+fn shown(fixture: &Fixture) -> String {
+    let sample = |s: &GpuSample| {
+        let text = |text: &Option<String>| text.clone().unwrap_or("-".into());
+        let cells = [
+            s.index.to_string(),
+            text(&s.uuid),
+            text(&s.name),
+            text(&s.bus_id),
+            format!("{} of {} W", s.power_w, s.power_limit_w),
+            format!("{} of {} MiB", s.mem_used_mib, s.mem_total_mib),
+            format!("{} %", s.util_pct),
+            format!("{} C", s.temp_c),
+            format!("{} MHz", s.sm_clock_mhz),
+            format!("{} ecc", s.ecc_uncorrected),
+            format!("({})", s.throttle_reasons),
+        ];
+        cells.join("  ") + if s.mig { "  mig" } else { "" }
+    };
+    let app = |app: &ComputeApp| {
+        let ComputeApp { gpu_uuid, process } = app;
+        let gpu = gpu_uuid.as_deref().unwrap_or("-");
+        format!("{gpu}  pid {}  {} MiB  {}", process.pid, process.mem_used_mib, process.name)
+    };
+    let (rows, troubles) = if fixture.name.starts_with("apps") {
+        let Answer { rows, troubles } = read_compute_apps(&fixture.text, fixture.status);
+        (rows.iter().map(app).collect::<Vec<_>>(), troubles)
+    } else {
+        let Answer { rows, troubles } = GpuQuery::default().read(&fixture.text, fixture.status, 1.0);
+        (rows.iter().map(sample).collect(), troubles)
+    };
+    let troubles = troubles.iter().map(|trouble| format!("! {trouble}\n  hint: {}", trouble.fix()));
+    rows.into_iter().chain(troubles).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_answer_is_read_as_its_snapshot_says() {
+    let fixtures = fixtures();
+    assert!(fixtures.len() >= 30, "the fixtures have moved: {} in {FIXTURES}", fixtures.len());
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../../../../tests/fixtures/nvidia-smi");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| {
+        for fixture in fixtures {
+            insta::assert_snapshot!(fixture.name.clone(), shown(&fixture));
+        }
+    });
+}
+
+#[test]
+fn a_busy_node_is_eight_numbers_for_each_of_eight_gpus() {
+    let Answer { rows, troubles } = samples("busy");
+    assert_eq!((rows.len(), troubles.len()), (8, 0));
+    assert_eq!(rows[3].power_w, Reading::Value(665.21));
+    assert_eq!(rows[3].throttle_reasons, Reading::Value(ThrottleReasons(0)));
+}
+
+#[test]
+fn a_cell_without_a_number_is_never_zero() {
+    for fixture in fixtures().iter().filter(|f| !f.name.starts_with("apps")) {
+        for row in GpuQuery::default().read(&fixture.text, fixture.status, 1.0).rows {
+            for reading in [&row.power_w, &row.power_limit_w, &row.temp_c, &row.sm_clock_mhz] {
+                assert_ne!(reading.value(), Some(0.0), "{}", fixture.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_sample_survives_being_written_down() {
+    for fixture in fixtures() {
+        for sample in GpuQuery::default().read(&fixture.text, fixture.status, 1763612345.125).rows {
+            let json = serde_json::to_string(&sample).unwrap();
+            assert_eq!(serde_json::from_str::<GpuSample>(&json).unwrap(), sample, "{}", fixture.name);
+        }
+    }
+}
+
+#[test]
+fn a_lost_gpu_costs_its_own_row_alone() {
+    for name in ["lost_row", "lost_device"] {
+        let Answer { rows, troubles } = samples(name);
+        let powers: Vec<_> = rows.iter().filter_map(|row| row.power_w.value()).collect();
+        assert_eq!(powers, [655.1, 661.84], "{name}");
+        let lost = rows.iter().any(|row| row.index == 1 && row.power_w == Reading::Absent(Absent::GpuIsLost));
+        let said =
+            troubles.iter().any(|t| matches!(t, SmiTrouble::GpuLost { gpu, .. } if gpu.is_at("00000000:2d:00.0")));
+        assert!(lost || said, "{name}");
+    }
+}
+
+#[test]
+fn a_field_that_a_driver_does_not_know_is_asked_for_by_its_former_name_and_then_left_out() {
+    let Answer { troubles, .. } = samples("unknown_field");
+    let [SmiTrouble::UnknownField(field)] = &troubles[..] else { panic!("{troubles:?}") };
+    let former = GpuQuery::default().without(field).unwrap();
+    assert!(former.to_string().ends_with(",clocks_throttle_reasons.active,mig.mode.current"));
+    let none = former.without("clocks_throttle_reasons.active").unwrap();
+    assert_eq!(none.without("clocks_throttle_reasons.active"), None);
+
+    let row = "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, Disabled\n";
+    let Answer { rows, troubles } = none.read(row, Some(0), 1.0);
+    assert_eq!(troubles, []);
+    assert_eq!(rows[0].throttle_reasons, Reading::Absent(Absent::NotAsked));
+    assert_eq!(rows[0].sm_clock_mhz, Reading::Value(345.0));
+}
+
+#[test]
+fn the_question_names_every_field_once() {
+    let question = GpuQuery::default().to_string();
+    assert_eq!(
+        question,
+        "--query-gpu=index,uuid,name,pci.bus_id,power.draw,power.limit,memory.used,memory.total,utilization.gpu,temperature.gpu,\
+         clocks.sm,ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,mig.mode.current"
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_answer_panics(text in any::<String>(), status in any::<Option<i32>>()) {
+        GpuQuery::default().read(&text, status, 0.0);
+        read_compute_apps(&text, status);
+    }
+
+    #[test]
+    fn no_damage_to_a_real_answer_panics(which in 0usize..30, at in any::<prop::sample::Index>(), with in r"[,\[\]\n0-9 ]{0,6}|GPU|.{0,3}", cut in any::<bool>()) {
+        let fixtures = fixtures();
+        let text = &fixtures[which % fixtures.len()].text;
+        let mut at = at.index(text.len() + 1);
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        let damaged = format!("{}{with}{}", &text[..at], if cut { "" } else { &text[at..] });
+        GpuQuery::default().read(&damaged, None, 0.0);
+        read_compute_apps(&damaged, None);
+    }
+
+    #[test]
+    fn a_torn_answer_never_has_a_value_that_the_whole_one_has_not(at in any::<prop::sample::Index>()) {
+        let text = fixture("busy").text;
+        let whole = GpuQuery::default().read(&text, None, 0.0).rows;
+        let torn = GpuQuery::default().read(&text[..at.index(text.len())], None, 0.0).rows;
+        prop_assert_eq!(&torn[..], &whole[..torn.len()]);
+    }
+}

@@ -1,0 +1,259 @@
+//! Watching a node: a script that prints frames of what it does, and the parser of those frames.
+//!
+//! One shell per node prints all frames, so that watching costs a node no logins and nvidia-smi is never asked anew while
+//! an earlier one hangs. A frame is
+//!
+//! ```text
+//! #frame 17 1763612345.123456789       its number, and the node's clock
+//! #host                                boot id, /proc/loadavg, lines of /proc/meminfo
+//! #gpus                                rows, or what is wrong
+//!                                      (an empty line: the rows before are whole)
+//! #exit 0
+//! #apps                                the same for processes
+//!
+//! #exit 0
+//! #processes                           pid, user, age, command of those
+//! #environment                         /proc/PID/environ:RANK=3
+//! #end 17
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
+use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
+
+/// A line longer than this is cut, and a frame longer than this is given up: no node has that much to say.
+const LONGEST_LINE: usize = 16 * 1024;
+const LONGEST_FRAME: usize = 1024 * 1024;
+
+/// Writes the script that a node runs, for `sh -c`. It ends with its standard input.
+pub fn script(query: &GpuQuery, every_s: f64) -> String {
+    format!("query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s}\n{}", include_str!("probe.sh"))
+}
+
+/// What a node did at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// Its number since the stream began.
+    pub number: u64,
+    /// The node's clock, in Unix seconds.
+    pub t: f64,
+    /// The machine.
+    pub host: HostSample,
+    /// Its GPUs, with their processes.
+    pub gpus: Vec<GpuSample>,
+    /// Processes on GPUs that have no row: lost ones, or when only the list of processes is to be had.
+    pub elsewhere: Vec<GpuProcess>,
+    /// What is wrong.
+    pub troubles: Vec<SmiTrouble>,
+}
+
+/// What a machine did at one moment, its GPUs apart.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HostSample {
+    /// Another one since the last frame means that the node was started anew.
+    pub boot_id: Option<String>,
+    /// Processes that ran or waited to run, averaged over a minute.
+    pub load: Option<f64>,
+    /// Memory that programs could still have.
+    pub mem_available_mib: Option<u64>,
+    /// Memory there is.
+    pub mem_total_mib: Option<u64>,
+}
+
+/// The part of a frame that lines belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Section {
+    Host,
+    Gpus,
+    Apps,
+    Processes,
+    Environment,
+}
+
+const SECTIONS: [(&str, Section); 5] = [
+    ("#host", Section::Host),
+    ("#gpus", Section::Gpus),
+    ("#apps", Section::Apps),
+    ("#processes", Section::Processes),
+    ("#environment", Section::Environment),
+];
+
+/// Reads frames out of a stream of bytes, however it is cut into pieces.
+#[derive(Debug, Clone)]
+pub struct Frames {
+    query: GpuQuery,
+    /// The line that is not yet whole.
+    line: Vec<u8>,
+    open: Option<Open>,
+    torn: u64,
+}
+
+/// A frame whose end has not come.
+#[derive(Debug, Clone)]
+struct Open {
+    number: u64,
+    t: f64,
+    section: Option<Section>,
+    texts: BTreeMap<Section, String>,
+    exits: BTreeMap<Section, i32>,
+    length: usize,
+}
+
+impl Frames {
+    /// Begins to read the output of the [script] with this question.
+    pub fn new(query: GpuQuery) -> Self {
+        Frames { query, line: Vec::new(), open: None, torn: 0 }
+    }
+
+    /// Takes the next bytes and returns the frames that they complete.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
+            self.keep(&bytes[..end]);
+            bytes = &bytes[end + 1..];
+            let line = std::mem::take(&mut self.line);
+            frames.extend(self.line(&String::from_utf8_lossy(&line)));
+        }
+        self.keep(bytes);
+        frames
+    }
+
+    /// Returns whether a frame has begun and not ended: a node that stays so hangs in nvidia-smi.
+    pub fn is_waiting(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Returns how many frames began and were never whole.
+    pub fn torn(&self) -> u64 {
+        self.torn
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        let room = LONGEST_LINE.saturating_sub(self.line.len());
+        self.line.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    fn line(&mut self, line: &str) -> Option<Frame> {
+        if let Some(begin) = line.strip_prefix("#frame ") {
+            let open = read_begin(begin);
+            // Anything else is a program's own output that happens to begin so.
+            if open.is_some() {
+                self.torn += u64::from(self.open.is_some());
+                self.open = open;
+            }
+            return None;
+        }
+        let open = self.open.as_mut()?;
+        if let Some((_, section)) = SECTIONS.iter().find(|(name, _)| *name == line) {
+            open.section = Some(*section);
+            open.texts.entry(*section).or_default();
+        } else if let Some(status) = line.strip_prefix("#exit ").and_then(|status| status.parse().ok()) {
+            if let Some(section) = open.section {
+                open.exits.insert(section, status);
+            }
+            open.section = None;
+        } else if line.strip_prefix("#end ").and_then(|number| number.parse().ok()) == Some(open.number) {
+            return self.open.take().map(|open| open.close(&self.query));
+        } else if let Some(section) = open.section {
+            open.length += line.len() + 1;
+            if open.length > LONGEST_FRAME {
+                self.torn += 1;
+                self.open = None;
+                return None;
+            }
+            let text = open.texts.entry(section).or_default();
+            text.push_str(line);
+            text.push('\n');
+        }
+        None
+    }
+}
+
+fn read_begin(begin: &str) -> Option<Open> {
+    let (number, clock) = begin.split_once(' ')?;
+    let t: f64 = clock.parse().ok().filter(|t: &f64| t.is_finite())?;
+    let (texts, exits) = (BTreeMap::new(), BTreeMap::new());
+    Some(Open { number: number.parse().ok()?, t, section: None, texts, exits, length: 0 })
+}
+
+impl Open {
+    fn close(self, query: &GpuQuery) -> Frame {
+        let text = |section| self.texts.get(&section).map_or("", String::as_str);
+        let status = |section| self.exits.get(&section).copied();
+        let gpus = query.read(rows(text(Section::Gpus)), status(Section::Gpus), self.t);
+        let apps = read_compute_apps(rows(text(Section::Apps)), status(Section::Apps));
+        let owners = read_owners(text(Section::Processes), text(Section::Environment));
+        let mut frame = Frame {
+            number: self.number,
+            t: self.t,
+            host: read_host(text(Section::Host)),
+            gpus: gpus.rows,
+            elsewhere: Vec::new(),
+            troubles: gpus.troubles,
+        };
+        for ComputeApp { gpu_uuid, mut process } in apps.rows {
+            process.owner = process.pid.value().and_then(|pid| owners.get(&pid).cloned());
+            match frame.gpus.iter_mut().find(|gpu| gpu_uuid.is_some() && gpu.uuid == gpu_uuid) {
+                Some(gpu) => gpu.processes.push(process),
+                None => frame.elsewhere.push(process),
+            }
+        }
+        // Both questions fail for the same reasons.
+        let news: Vec<_> = apps.troubles.into_iter().filter(|trouble| !frame.troubles.contains(trouble)).collect();
+        frame.troubles.extend(news);
+        frame
+    }
+}
+
+/// Takes off the line end that the script adds: what is left ends with one only if the last row is whole.
+fn rows(text: &str) -> &str {
+    text.strip_suffix('\n').unwrap_or(text)
+}
+
+fn read_host(text: &str) -> HostSample {
+    let mut host = HostSample::default();
+    for line in text.lines() {
+        let mib = |rest: &str| Some(rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? / 1024);
+        if let Some(rest) = line.strip_prefix("MemTotal:") {
+            host.mem_total_mib = mib(rest);
+        } else if let Some(rest) = line.strip_prefix("MemAvailable:") {
+            host.mem_available_mib = mib(rest);
+        } else if line.len() == 36 && !line.contains(' ') {
+            host.boot_id = Some(line.into());
+        } else if let Some(load) = line.split(' ').next().and_then(|load| load.parse().ok()) {
+            host.load = Some(load);
+        }
+    }
+    host
+}
+
+/// Reads lines of `ps`, `4100 me 3600 python3 train.py`, and of the processes' environments.
+fn read_owners(processes: &str, environment: &str) -> BTreeMap<u32, ProcessOwner> {
+    let mut owners = BTreeMap::new();
+    for line in processes.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(pid), Some(user), Some(age)) = (words.next(), words.next(), words.next()) else { continue };
+        let (Ok(pid), Ok(age_s)) = (pid.parse(), age.parse()) else { continue };
+        let command = words.collect::<Vec<_>>().join(" ");
+        owners.insert(pid, ProcessOwner { user: user.into(), age_s, command, run: None, rank: None });
+    }
+    let mut told = BTreeSet::new();
+    for line in environment.lines() {
+        let read = line.strip_prefix("/proc/").and_then(|rest| rest.split_once("/environ:"));
+        let Some((pid, (key, value))) = read.and_then(|(pid, set)| Some((pid, set.split_once('=')?))) else { continue };
+        let Some((pid, owner)) = pid.parse().ok().and_then(|pid| Some((pid, owners.get_mut(&pid)?))) else { continue };
+        // A variable that is set twice counts as programs read it: the first time.
+        if told.insert((pid, key.to_owned())) {
+            match key {
+                "VIDTUI_RUN" => owner.run = Some(value.into()),
+                "RANK" => owner.rank = value.parse().ok(),
+                _ => {}
+            }
+        }
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Absent, Reading};
+
+const STREAM: &str = "\
+a word from the site: maintenance on Sunday
+#frame 1 1763612345.5
+#host
+1c2d3e4f-0000-4000-8000-123456789abc
+3.50 2.00 1.00 3/900 4711
+MemTotal:       2113331240 kB
+MemAvailable:   1900000000 kB
+#gpus
+0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0000000000000000, Disabled
+1, GPU-b, NVIDIA H100 80GB HBM3, 00000000:2D:00.0, [Unknown Error], 700.00, 0, 81559, 0, 31, 345, 0, 0x0000000000000001, Disabled
+
+#exit 0
+#apps
+GPU-a, 4100, /opt/venv/bin/python3, 70210
+GPU-gone, 4101, /opt/venv/bin/python3, 5
+
+#exit 0
+#processes
+   4100 me                                3600 python3 -m train  --steps 10
+   4101 you                                 12 jupyter
+#environment
+/proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2
+/proc/4100/environ:RANK=3
+/proc/4100/environ:RANK=7
+#end 1
+#frame 2 1763612347.5
+#host
+#gpus
+timeout: failed to run command 'nvidia-smi': No such file or directory
+
+#exit 127
+#end 2
+";
+
+fn frames(text: &str) -> Vec<Frame> {
+    Frames::new(GpuQuery::default()).push(text.as_bytes())
+}
+
+#[test]
+fn a_frame_has_gpus_with_their_processes_and_those_with_their_owners() {
+    let frame = &frames(STREAM)[0];
+    assert_eq!((frame.number, frame.t, frame.gpus.len()), (1, 1763612345.5, 2));
+    assert_eq!(frame.gpus[1].power_w, Reading::Absent(Absent::UnknownError));
+    let [process] = &frame.gpus[0].processes[..] else { panic!("{frame:?}") };
+    let owner = ProcessOwner {
+        user: "me".into(),
+        age_s: 3600,
+        command: "python3 -m train --steps 10".into(),
+        run: Some("2026-11-20T0340-demo-2s-k7f2".into()),
+        rank: Some(3),
+    };
+    assert_eq!((process.pid.value(), &process.owner), (Some(4100), &Some(owner)));
+    assert_eq!(frame.elsewhere[0].owner.as_ref().unwrap().user, "you");
+    assert_eq!(
+        frame.host,
+        HostSample {
+            boot_id: Some("1c2d3e4f-0000-4000-8000-123456789abc".into()),
+            load: Some(3.5),
+            mem_available_mib: Some(1_855_468),
+            mem_total_mib: Some(2_063_800),
+        }
+    );
+}
+
+#[test]
+fn a_node_without_gpus_still_has_frames() {
+    let frame = &frames(STREAM)[1];
+    assert_eq!((frame.number, frame.gpus.len(), &frame.troubles[..]), (2, 0, &[SmiTrouble::NotFound][..]));
+}
+
+#[test]
+fn a_frame_that_breaks_off_is_not_read_and_the_next_one_is() {
+    let middle = STREAM.find("NVIDIA H100").unwrap();
+    let text = format!("{}\n{STREAM}", &STREAM[..middle]);
+    let mut stream = Frames::new(GpuQuery::default());
+    assert_eq!((stream.push(text.as_bytes()), stream.torn()), (frames(STREAM), 1));
+}
+
+#[test]
+fn a_row_that_breaks_off_within_a_whole_frame_is_not_read() {
+    let text = STREAM.replace(", 0x0000000000000001, Disabled\n\n", ", 0x0000000000000001, Disabl\n");
+    let frame = &frames(&text)[0];
+    assert_eq!(frame.gpus.len(), 1);
+    assert!(matches!(&frame.troubles[..], [SmiTrouble::HalfRow(_)]), "{:?}", frame.troubles);
+}
+
+#[test]
+fn a_frame_that_hangs_is_waited_for() {
+    let mut stream = Frames::new(GpuQuery::default());
+    stream.push(b"#frame 1 1763612345.5\n#gpus\n");
+    assert!(stream.is_waiting());
+    stream.push(b"\n#exit 124\n#end 1\n");
+    assert!(!stream.is_waiting());
+}
+
+#[test]
+fn noise_without_end_does_not_fill_the_memory() {
+    let mut stream = Frames::new(GpuQuery::default());
+    stream.push(b"#frame 1 1763612345.5\n#gpus\n");
+    for _ in 0..300 {
+        stream.push(&[b'x'; 16 * 1024]);
+    }
+    assert!(stream.line.len() <= LONGEST_LINE);
+    for _ in 0..300 {
+        stream.push(&[&[b'x'; 16 * 1024][..], b"\n"].concat());
+    }
+    assert!(!stream.is_waiting());
+    assert_eq!(stream.push(STREAM.as_bytes()).len(), 2);
+}
+
+#[test]
+fn the_script_asks_what_is_read() {
+    let script = script(&GpuQuery::default(), 2.0);
+    assert!(script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2\n"), "{script}");
+}
+
+proptest! {
+    #[test]
+    fn frames_are_the_same_however_the_stream_is_cut(sizes in prop::collection::vec(1usize..200, 1..200)) {
+        let mut stream = Frames::new(GpuQuery::default());
+        let (mut read, mut rest) = (Vec::new(), STREAM.as_bytes());
+        for size in sizes.into_iter().cycle() {
+            let (piece, after) = rest.split_at(size.min(rest.len()));
+            read.extend(stream.push(piece));
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        prop_assert_eq!(read, frames(STREAM));
+    }
+
+    #[test]
+    fn no_stream_panics(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..20), lines in r"(#(frame|end|exit) [0-9. ]{0,9}\n|#(host|gpus|apps|processes|environment)\n|[0-9a-z,: /]{0,40}\n){0,30}") {
+        let mut stream = Frames::new(GpuQuery::default());
+        for piece in pieces {
+            stream.push(&piece);
+        }
+        stream.push(lines.as_bytes());
+        stream.push(STREAM.as_bytes());
+    }
+}

@@ -1,0 +1,120 @@
+use std::fmt::Debug;
+use std::fs;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FIXTURES: &str = "../../tests/fixtures/slurm";
+
+/// Reads an answer without the two lines that say where it is from.
+fn fixture(name: &str) -> String {
+    let whole = fs::read_to_string(format!("{FIXTURES}/{name}.txt")).unwrap();
+    let comments: usize = whole.split_inclusive('\n').take_while(|line| line.starts_with("# ")).map(str::len).sum();
+    whole[comments..].to_owned()
+}
+
+fn lines(rows: Vec<impl Debug>, odd: Vec<String>) -> String {
+    let rows = rows.iter().map(|row| format!("{row:?}"));
+    rows.chain(odd.iter().map(|line| format!("! {line}"))).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_answer_is_read_as_its_snapshot_says() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../../../../tests/fixtures/slurm");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let mut count = 0;
+    settings.bind(|| {
+        for entry in fs::read_dir(FIXTURES).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            if path.extension().is_none_or(|extension| extension != "txt") {
+                continue;
+            }
+            count += 1;
+            let text = fixture(&name);
+            let read = match name.split('_').next().unwrap() {
+                "queue" => read_queue(&text).shown(),
+                "nodes" => read_nodes(&text).shown(),
+                "accounting" => read_accounting(&text).shown(),
+                "job" => format!("{:#?}", read_job(&text).unwrap()),
+                _ => panic!("{name} is no kind of answer"),
+            };
+            insta::assert_snapshot!(name, read);
+        }
+    });
+    assert!(count >= 12, "the fixtures have moved");
+}
+
+impl<T: Debug> Rows<T> {
+    fn shown(self) -> String {
+        lines(self.rows, self.odd)
+    }
+}
+
+#[test]
+fn a_name_may_hold_the_separator() {
+    let names: Vec<_> = read_queue(&fixture("queue")).rows.into_iter().map(|job| (job.id, job.name)).collect();
+    assert!(names.contains(&("2".into(), "a|b c".into())), "{names:?}");
+}
+
+#[test]
+fn a_running_job_has_nodes_and_one_that_waits_has_a_reason() {
+    let queue = read_queue(&fixture("queue")).rows;
+    let job = |id: &str| queue.iter().find(|job| job.id == id).unwrap();
+    assert_eq!(job("1").nodes().unwrap(), ["node01", "node02"]);
+    assert_eq!((job("1").limit_s, job("1").gpus_per_node), (Some(600), Some(8)));
+    assert_eq!((job("9").nodes().unwrap().len(), job("9").reason.as_deref()), (0, Some("JobHeldUser")));
+    assert!(job("9").state.is_waiting() && job("3").state.is_over() && !job("1").state.is_over());
+}
+
+#[test]
+fn times_without_a_zone_are_kept_as_text() {
+    let job = read_queue(&fixture("queue_without_the_time_format")).rows.remove(0);
+    assert_eq!(job.start, Some(SlurmTime::Local("2026-11-20T06:02:07".into())));
+    assert_eq!(job.start.unwrap().unix_s(), None);
+}
+
+#[test]
+fn a_job_that_was_requeued_says_so() {
+    let job = read_job(&fixture("job_requeued")).unwrap();
+    assert_eq!((job.restarts, job.state, job.reason.as_deref()), (1, JobState::Pending, Some("BeginTime")));
+    assert_eq!(job.comment.as_deref(), Some("run=2026-11-20T0340-demo-2s-k7f2"));
+}
+
+#[test]
+fn a_node_that_does_not_answer_takes_no_jobs() {
+    let text = fixture("nodes") + &fixture("nodes_down") + &fixture("nodes_of_a_cloud");
+    let takes = read_nodes(&text).rows.into_iter().filter(|node| node.state.takes_jobs());
+    let names: Vec<_> = takes.map(|node| node.node.to_string()).collect();
+    assert_eq!(names, ["node01", "node01", "node03", "node01", "node01", "node03", "gpu001", "gpu002", "gpu004"]);
+}
+
+proptest! {
+    #[test]
+    fn no_answer_panics(text in r"([0-9]{1,3}|[|:=*(),\-~ \n]|RUNNING|JobId=|gpu|[A-Z]){0,60}|.{0,200}") {
+        read_queue(&text);
+        read_nodes(&text);
+        read_accounting(&text);
+        read_job(&text);
+        read_job(&format!("JobId=1{text}"));
+        trouble(&text);
+        read_submitted(&text);
+        let _ = SlurmSpec::parse(&text);
+    }
+
+    #[test]
+    fn no_damage_to_a_real_answer_panics(at in any::<prop::sample::Index>(), with in r"[|\n=]{0,4}|.{0,3}") {
+        for name in ["queue", "nodes_of_a_cloud", "accounting", "job_running"] {
+            let text = fixture(name);
+            let at = (0..=at.index(text.len() + 1)).rev().find(|&at| text.is_char_boundary(at)).unwrap();
+            let damaged = format!("{}{with}{}", &text[..at], &text[at..]);
+            read_queue(&damaged);
+            read_nodes(&damaged);
+            read_accounting(&damaged);
+            read_job(&damaged);
+        }
+    }
+}

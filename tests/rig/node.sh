@@ -1,0 +1,24 @@
+# What runs as PID 1 of a node, in namespaces of its own.
+
+inside_node() { # NAME
+    local number node address folder=$RIG/nodes/$1
+    name "$1"
+    hostname "$node"
+    {
+        echo "link set lo up"
+        echo "addr replace $address/16 dev eth0"
+        echo "link set eth0 up"
+    } | ip -batch -
+    mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/sshd
+    mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    mount --bind "$folder" "$RIG/self"
+    mount -t tmpfs -o size=64m tmpfs "$RIG/self/disk"
+    mount --bind "$folder/hostname" /etc/hostname
+    # Each start of a node is a boot of its own.
+    echo "$(</proc/sys/kernel/random/uuid)" >"$folder/boot_id"
+    mount --bind "$folder/boot_id" /proc/sys/kernel/random/boot_id
+    [ ! -e "$RIG/slurm" ] || start_slurm_node
+    /usr/sbin/sshd -D -f "$folder/sshd_config" -E "$folder/sshd.log" &
+    # bash takes in the orphans; the loop outlives `kill -9 -1`, as a machine does.
+    while :; do sleep infinity & wait $!; done
+}

@@ -1,0 +1,45 @@
+# What a rig needs of the machine.
+
+# The program by which a Debian package is known.
+PACKAGES=(ssh:openssh-client sshd:openssh-server ip:iproute2 nft:nftables ps:procps unshare:util-linux awk:mawk)
+SLURM_PACKAGES=(slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge)
+
+missing() { # the packages that are missing, in one line
+    local entry names=() wanted=("${PACKAGES[@]}")
+    [ -z "${SLURM:-}" ] || wanted+=("${SLURM_PACKAGES[@]}")
+    for entry in "${wanted[@]}"; do
+        type -P "${entry%%:*}" >/dev/null || names+=("${entry#*:}")
+    done
+    echo "${names[*]}"
+}
+
+impossible() { # says why a rig is not possible here; fails when it is
+    [ "$(id -u)" = 0 ] || { echo "it makes namespaces, which takes root" && return; }
+    local names
+    names=$(missing)
+    [ -z "$names" ] || { echo "packages are missing: $names; \`cargo xtask rig install${SLURM:+ --slurm}\` installs them" && return; }
+    nsenter --help | grep -q -- --wdns || { echo "util-linux is older than 2.38" && return; }
+    "${NEW[@]}" ip link add rig0 type bridge 2>/dev/null || { echo "namespaces or bridges are not permitted here" && return; }
+    return 1
+}
+
+install_packages() {
+    local names
+    names=$(missing)
+    [ -n "$names" ] || { echo "nothing is missing" && return; }
+    [ "$(id -u)" = 0 ] || die "installing $names takes root"
+    type -P apt-get >/dev/null || die "this is not Debian; install what has the programs of: $names"
+    # Without this, the packages would start servers of theirs on this machine, an SSH server on port 22 among them.
+    local policy=/usr/sbin/policy-rc.d ours=''
+    if [ ! -e $policy ]; then
+        printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy && ours=yes
+    fi
+    echo "installing $names"
+    # shellcheck disable=SC2086  # a list of words
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $names; } >/tmp/rig-install.$$ 2>&1
+    local status=$?
+    [ $status = 0 ] || cat /tmp/rig-install.$$ >&2
+    rm -f /tmp/rig-install.$$
+    [ -z "$ours" ] || rm -f $policy
+    return $status
+}

@@ -1,0 +1,120 @@
+use std::io::Read;
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
+use cluster::probe::{Frame, Frames, script};
+use rig::{Options, Rig};
+
+use crate::ssh;
+
+/// A node's stream of frames, over SSH.
+struct Stream {
+    session: Child,
+    frames: Frames,
+}
+
+impl Stream {
+    fn open(rig: &Rig, query: GpuQuery) -> Stream {
+        let mut ssh = rig.command("ssh");
+        ssh.arg("node01").arg(format!("sh -c {}", quoted(&script(&query, 0.1))));
+        let session = ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        Stream { session, frames: Frames::new(query) }
+    }
+
+    /// Reads on until a frame is as it is waited for.
+    fn wait_for(&mut self, is: impl Fn(&Frame) -> bool) -> Frame {
+        let mut buffer = [0; 4096];
+        loop {
+            let read = self.session.stdout.as_mut().unwrap().read(&mut buffer).unwrap();
+            assert!(read > 0, "the stream ended");
+            if let Some(frame) = self.frames.push(&buffer[..read]).into_iter().find(&is) {
+                return frame;
+            }
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.session.kill().unwrap();
+        self.session.wait().unwrap();
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[test]
+fn a_rank_shows_with_its_run_and_user_and_goes_when_it_ends() {
+    let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
+    let mut stream = Stream::open(&rig, GpuQuery::default());
+    let idle = stream.wait_for(|_| true);
+    assert_eq!((idle.gpus.len(), idle.troubles.len(), idle.gpus[1].processes.len()), (2, 0, 0));
+    assert!(idle.host.load.is_some() && idle.host.mem_available_mib < idle.host.mem_total_mib);
+    let boot = ssh(&rig, "node01", "cat /proc/sys/kernel/random/boot_id").unwrap();
+    assert_eq!(idle.host.boot_id, Some(boot));
+
+    ssh(&rig, "node01", "VIDTUI_RUN=some-run RANK=9 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &")
+        .unwrap();
+    // The process list is asked for after the GPUs, so the first frame with the process may still have an idle GPU.
+    let busy = stream.wait_for(|frame| {
+        let owned = frame.gpus[1].processes.iter().any(|process| process.owner.is_some());
+        owned && frame.gpus[1].power_w.value() > Some(500.0)
+    });
+    let owner = busy.gpus[1].processes[0].owner.as_ref().unwrap();
+    assert_eq!((owner.user.as_str(), owner.command.as_str()), ("root", "sleep 1000"));
+    assert_eq!((owner.run.as_deref(), owner.rank), (Some("some-run"), Some(9)));
+    assert!(busy.gpus[0].power_w.value() < Some(100.0));
+
+    ssh(&rig, "node01", "pkill -f '^sleep 1000'").unwrap();
+    stream.wait_for(|frame| frame.gpus[1].processes.is_empty());
+}
+
+#[test]
+fn what_is_wrong_shows_and_what_is_right_again_too() {
+    let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
+    let mut stream = Stream::open(&rig, GpuQuery::default());
+    stream.wait_for(|frame| frame.troubles.is_empty());
+    rig.verb("smi node01 lost 00000000:2A:00.0").unwrap();
+    let lost = stream.wait_for(|frame| !frame.troubles.is_empty());
+    assert_eq!(
+        (lost.gpus.len(), lost.troubles[0].to_string().as_str()),
+        (1, "GPU 1 at 0000:2A:00.0 does not answer: GPU is lost")
+    );
+    rig.verb("smi node01 missing").unwrap();
+    stream.wait_for(|frame| frame.troubles == [SmiTrouble::NotFound]);
+    rig.verb("smi node01 garbage").unwrap();
+    stream.wait_for(|frame| frame.gpus.is_empty() && frame.troubles != [SmiTrouble::NotFound]);
+    rig.verb("smi node01 ok").unwrap();
+    stream.wait_for(|frame| frame.gpus.len() == 2 && frame.troubles.is_empty());
+}
+
+#[test]
+fn an_old_driver_is_asked_by_the_names_that_it_knows() {
+    let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
+    rig.verb("smi node01 old").unwrap();
+    let query = GpuQuery::default();
+    let refused = Stream::open(&rig, query.clone()).wait_for(|_| true);
+    let [SmiTrouble::UnknownField(field)] = &refused.troubles[..] else { panic!("{refused:?}") };
+    let answered = Stream::open(&rig, query.without(field).unwrap()).wait_for(|_| true);
+    assert_eq!((answered.gpus.len(), answered.troubles.len()), (1, 0));
+    assert!(answered.gpus[0].throttle_reasons.value().is_some());
+}
+
+#[test]
+fn nothing_of_it_is_left_on_the_node_when_the_connection_ends() {
+    let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
+    let mut stream = Stream::open(&rig, GpuQuery::default());
+    stream.wait_for(|_| true);
+    let running = || ssh(&rig, "node01", "pgrep -fc '^sh -c query='").unwrap_or("0".into()) != "0";
+    assert!(running());
+    drop(stream);
+    let began = Instant::now();
+    while running() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it lives on");
+        sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,127 @@
+# What can be done to a node. `##` lines are what `rig verbs` shows.
+
+list_verbs() { sed -n 's/^verb_\([a-z]*\)() *{* *##/  \1/p' "$RIG_SCRIPTS/verbs.sh"; }
+
+inside_verb() { # VERB NODE [ARGUMENT]
+    local verb=$1 node=${2:-}
+    [ "$(type -t "verb_$verb")" = function ] || die "$verb is not a verb; \`rig verbs\` lists them"
+    if [ "$verb" != slurmctld ]; then
+        [ -n "$node" ] && [ -d "$RIG/nodes/$node" ] || die "$verb wants a node, and ${node:-none} is none"
+    fi
+    "verb_$verb" "${@:2}"
+}
+
+# A table of its own in the node's own network, so that `heal` need only remove it.
+filter() { ip netns exec "$1" nft "add table inet fault; add chain inet fault in { type filter hook input priority 0; $3 }; $2"; }
+sshd_pid() { cat "$RIG/nodes/$1/sshd.pid"; }
+
+verb_linkdown() { ## NODE           pulls its cable: silence
+    ip link set "v$1" down
+}
+verb_linkup() { ## NODE             plugs it in again
+    ip link set "v$1" up
+}
+verb_drop() { ## NODE               drops every packet, in and out
+    filter "$1" "add chain inet fault out { type filter hook output priority 0; policy drop; }" "policy drop;"
+}
+verb_refuse() { ## NODE             refuses new SSH connections
+    filter "$1" "add rule inet fault in tcp dport 22 tcp flags & (syn|ack) == syn reject with tcp reset" ""
+}
+verb_reset() { ## NODE              resets SSH connections at their next packet, and refuses new ones
+    filter "$1" "add rule inet fault in tcp dport 22 reject with tcp reset" ""
+}
+verb_loss() { ## NODE PERCENT       loses packets on their way in
+    [[ ${2:-} =~ ^[0-9]{1,2}$ ]] || die "loss wants a percentage"
+    filter "$1" "add rule inet fault in numgen random mod 100 < $2 drop" ""
+}
+verb_heal() { ## NODE               undoes all of the above
+    ip link set "v$1" up
+    ip netns exec "$1" nft 'delete table inet fault' 2>/dev/null || :
+}
+verb_stop() { ## NODE               stops all processes (SIGSTOP); the kernel still answers
+    inside_on "$1" sh -c 'kill -STOP -1'
+}
+verb_cont() { ## NODE               lets them go on
+    inside_on "$1" sh -c 'kill -CONT -1'
+}
+verb_stopsshd() { ## NODE           stops the SSH server; sessions go on
+    inside_on "$1" kill -STOP "$(sshd_pid "$1")"
+}
+verb_contsshd() { ## NODE           lets it go on
+    inside_on "$1" kill -CONT "$(sshd_pid "$1")"
+}
+verb_killsshd() { ## NODE           ends the SSH server; sessions go on
+    inside_on "$1" kill -KILL "$(sshd_pid "$1")"
+}
+verb_startsshd() { ## NODE          starts the SSH server
+    rm -f "$RIG/nodes/$1/sshd.pid"
+    inside_on "$1" /usr/sbin/sshd -f "$RIG/nodes/$1/sshd_config" -E "$RIG/nodes/$1/sshd.log" && wait_for_sshd "$1"
+}
+verb_dropsessions() { ## NODE       ends the SSH sessions that there are; the server goes on
+    inside_on "$1" pkill -KILL -P "$(sshd_pid "$1")" || :
+}
+verb_poweroff() { ## NODE           cuts its power: silence first, then every process is gone
+    ip link set "v$1" down && end_node "$1"
+}
+verb_panic() { ## NODE              ends every process; its connections are closed, as by a kernel that still works
+    end_node "$1"
+}
+verb_poweron() { ## NODE            starts it again, with a new boot id
+    ! node_is_on "$1" || die "node $1 is on"
+    verb_heal "$1"
+    start_node "$1"
+    wait_for_sshd "$1"
+}
+verb_newkey() { ## NODE             gives it another host key than the one that is known
+    make_host_key "$1" && verb_killsshd "$1" && verb_startsshd "$1"
+}
+verb_nologin() { ## NODE            no longer accepts the key
+    mv "$RIG/nodes/$1/home/.ssh/authorized_keys" "$RIG/nodes/$1/home/.ssh/authorized_keys.off"
+}
+verb_login() { ## NODE              accepts it again
+    mv "$RIG/nodes/$1/home/.ssh/authorized_keys.off" "$RIG/nodes/$1/home/.ssh/authorized_keys"
+}
+verb_smi() { ## NODE MODE           breaks nvidia-smi: nodriver, nodevices, mismatch, lost BUS_ID, slow SECONDS, hang…; ok, missing
+    local bin=$RIG/nodes/$1/bin gpus=$RIG/nodes/$1/gpus
+    case ${2:-} in
+        '') die "smi wants a mode" ;;
+        missing) rm -f "$bin/nvidia-smi" ;;
+        *) ln -sf "$RIG_SCRIPTS/nvidia-smi" "$bin/" && rm -f "$gpus/mode" && { [ "$2" = ok ] || echo "${@:2}" >"$gpus/mode"; } ;;
+    esac
+}
+verb_gpu() { ## NODE INDEX FIELD VALUE   changes what nvidia-smi says of a GPU: power.draw ~120:5, temperature.gpu [N/A]
+    local table=$RIG/nodes/$1/gpus/table.tsv
+    awk -F'\t' -v OFS='\t' -v index_=${2:-} -v field="${3:-}" -v value="${*:4}" '
+        NR == 1 { for (i = 1; i <= NF; i++) if ($i == field) at = i }
+        NR > 1 && $1 == index_ && at { $at = value; done = 1 }
+        { print }
+        END { exit !done }' "$table" >"$table.new" || die "gpu wants a GPU that is there, one of its fields, and a value"
+    mv "$table.new" "$table"
+}
+verb_xid() { ## NODE NUMBER         adds an error of the NVIDIA driver to what `dmesg` says
+    local folder=$RIG/nodes/$1
+    [[ ${2:-} =~ ^[0-9]+$ ]] || die "xid wants a number, such as 79"
+    echo "NVRM: Xid (PCI:0000:19:00): $2, pid='<unknown>', name=<unknown>" >>"$folder/gpus/dmesg"
+    printf '#!/bin/sh\n/bin/dmesg "$@"\ncat "%s"\n' "$folder/gpus/dmesg" >"$folder/bin/dmesg"
+    chmod +x "$folder/bin/dmesg"
+}
+verb_fill() { ## NODE               fills its own disk, $RIG/self/disk
+    inside_on "$1" sh -c "cat /dev/zero >$RIG/self/disk/full" 2>/dev/null || :
+}
+verb_unfill() { ## NODE             makes room on it again
+    inside_on "$1" rm -f "$RIG/self/disk/full"
+}
+verb_clock() { ## NODE SECONDS      puts what its `date` says ahead, or back
+    [[ ${2:-} =~ ^-?[0-9]+(\.[0-9]+)?$ ]] || die "clock wants seconds"
+    printf '#!/bin/sh\nexec /bin/date -d "%s seconds" "$@"\n' "$2" >"$RIG/nodes/$1/bin/date"
+    chmod +x "$RIG/nodes/$1/bin/date"
+}
+verb_slurmctld() { ## stop|cont|kill|start   does it to Slurm's controller
+    case ${1:-} in
+        stop) pkill -STOP -x slurmctld ;;
+        cont) pkill -CONT -x slurmctld ;;
+        kill) pkill -KILL -x slurmctld ;;
+        start) start_slurmctld ;;
+        *) die "slurmctld wants stop, cont, kill or start" ;;
+    esac
+}
