@@ -9,3 +9,4 @@ mod pty;
 mod real_trainer;
 mod session;
 mod terminal;
+mod weights;

@@ -58,7 +58,8 @@ impl Place {
         std::fs::write(path, text).unwrap();
     }
 
-    fn write_tensor(&self, path: &str, name: &str, shape: &[usize]) {
+    /// Writes a file of one tensor of zeros.
+    pub fn write_tensor(&self, path: &str, name: &str, shape: &[usize]) {
         let bytes = 4 * shape.iter().product::<usize>();
         let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#);
         let mut file = (header.len() as u64).to_le_bytes().to_vec();

@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{History, MetricSample, RunDir, Tail};
 
 /// Finds the trainer beside the console, or among the release binaries: it is always built for release.
-fn trainer() -> Option<Utf8PathBuf> {
+pub fn trainer() -> Option<Utf8PathBuf> {
     let folder = Utf8Path::new(VIDTUI).parent().unwrap();
     let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
     places.into_iter().find(|place| place.exists())

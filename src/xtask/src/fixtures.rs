@@ -20,18 +20,15 @@ use captions::{TEXT_DIM, TEXT_LEN};
 use tensor_file::TensorFile;
 use transform::{CHANNELS, Frames};
 
-/// One of the demo's datasets: windows of the clip, spread evenly over it, each told in as many texts as it has segments.
+/// One of the demo's datasets: windows of the clip, spread evenly over it.
 struct Dataset {
     name: &'static str,
     frames: usize,
     windows: usize,
-    segments: usize,
 }
 
-const DATASETS: [Dataset; 2] = [
-    Dataset { name: "2s", frames: 49, windows: 24, segments: 1 },
-    Dataset { name: "4s", frames: 97, windows: 12, segments: 2 },
-];
+const DATASETS: [Dataset; 2] =
+    [Dataset { name: "2s", frames: 49, windows: 24 }, Dataset { name: "4s", frames: 97, windows: 12 }];
 
 /// Runs the command: `fixtures [--clip VIDEO]`; with a clip, cuts the demo's from it first.
 pub fn run(args: &[String]) -> Result<()> {
@@ -76,18 +73,6 @@ impl Dataset {
         (0..self.windows).map(move |i| i * last / gaps)
     }
 
-    /// Returns what is seen in each segment of the window that begins at `start`.
-    ///
-    /// A segment is 48 frames; the first has the one more that a window begins with.
-    fn captions(&self, start: usize) -> Vec<String> {
-        let span = (self.frames - 1) / self.segments;
-        let segment = |i: usize| {
-            let first = if i == 0 { start } else { start + 1 + i * span };
-            captions::caption(first, start + 1 + (i + 1) * span)
-        };
-        (0..self.segments).map(segment).collect()
-    }
-
     fn latent_name(&self, start: usize) -> String {
         format!("latents/{}-{start:03}.safetensors", self.name)
     }
@@ -99,23 +84,20 @@ fn text_files(clip_frames: usize) -> BTreeMap<String, Vec<u8>> {
     for dataset in &DATASETS {
         let mut index = String::new();
         for start in dataset.starts(clip_frames) {
-            let captions = dataset.captions(start);
-            // Segments that show the same share a text.
-            let names: Vec<String> =
-                captions.iter().map(|c| format!("text/{}.safetensors", c.replace(' ', "-"))).collect();
+            let caption = captions::caption(start, start + dataset.frames);
+            // Windows that show the same share a text.
+            let text_name = format!("text/{}.safetensors", caption.replace(' ', "-"));
             let line = json!({
-                "caption": captions.join(", then "), "text_chunk_emb": names, "vid_emb": dataset.latent_name(start)
+                "caption": caption, "text_chunk_emb": [text_name], "vid_emb": dataset.latent_name(start)
             });
             index += &format!("{line}\n");
-            for (name, caption) in names.into_iter().zip(captions) {
-                let text = TensorFile {
-                    name: "text".into(),
-                    shape: vec![TEXT_LEN, TEXT_DIM],
-                    values: captions::embed(&caption),
-                    metadata: vec![("caption".into(), caption)],
-                };
-                files.insert(name, text.to_bytes());
-            }
+            let text = TensorFile {
+                name: "text".into(),
+                shape: vec![TEXT_LEN, TEXT_DIM],
+                values: captions::embed(&caption),
+                metadata: vec![("caption".into(), caption)],
+            };
+            files.insert(text_name, text.to_bytes());
         }
         files.insert(format!("{}.jsonl", dataset.name), index.into_bytes());
     }

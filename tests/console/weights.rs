@@ -1,0 +1,90 @@
+//! `vidtui convert` and `vidtui inspect`: from a diffusers folder to a run that starts from it, and back.
+
+use crate::place::Place;
+use crate::real_trainer::trainer;
+use camino::{Utf8Path, Utf8PathBuf};
+
+fn model() -> Utf8PathBuf {
+    let folder = "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_tiny/transformer";
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).canonicalize_utf8().unwrap()
+}
+
+/// A recipe for weights that were converted to `inner`, and data of their shape.
+fn recipe(place: &Place) {
+    place.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 8, 12]);
+    place.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
+    let line = r#"{"vid_emb": "tiny.latent.safetensors", "text_chunk_emb": ["tiny.text.safetensors"]}"#;
+    place.write("data/tiny.jsonl", &format!("{line}\n"));
+    let rest = "[data]\nindex = \"data/tiny.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\ndtype = \"float32\"\n";
+    place.write("tiny.toml", &format!("base = \"inner/model.toml\"\n{rest}"));
+}
+
+#[test]
+fn a_diffusers_folder_is_converted_and_launched_from() {
+    let place = Place::new();
+    let model = model();
+    let printed = place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    assert_eq!(printed.trim(), "inner");
+    recipe(&place);
+    let shown = place.works(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
+    assert!(shown.contains("-converted-inner-"), "{shown}");
+    let seen = place.json(&["inspect", "inner", "--json"]);
+    assert_eq!((seen["kind"].as_str(), seen["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
+    assert_eq!((seen["complete"].as_bool(), seen["layers"].as_u64()), (Some(true), Some(2)));
+    let found = place.json(&["inspect", model.as_str(), "inner", "--json"]);
+    assert_eq!(found["difference"]["same"], 64);
+}
+
+#[test]
+fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
+    let place = Place::new();
+    let args =
+        ["convert", model().as_str(), "inner", "--to", "internal", "--layer", "ttt_linear", "--in-channels", "9"]
+            .map(str::to_owned);
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    args.push("--dry-run");
+    let shown = place.works(&args);
+    insta::assert_snapshot!(shown.replace(model().as_str(), "MODEL"));
+    assert!(!place.root.join("inner").exists());
+    args.push("--json");
+    let document = place.json(&args);
+    assert_eq!(document["report"]["initialized"].as_array().unwrap().len(), 40);
+    assert_eq!(document["done"], false);
+}
+
+#[test]
+fn what_cannot_be_converted_is_refused_with_a_way_out() {
+    let place = Place::new();
+    let model = model();
+    place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    let said = [
+        place.refuses(&["convert", model.as_str(), "inner", "--to", "internal"]),
+        place.refuses(&["convert", "nowhere", "outer", "--to", "diffusers"]),
+        place.refuses(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
+        place.refuses(&["convert", "data", "outer", "--to", "diffusers"]),
+        place.refuses(&["inspect", "configs"]),
+    ];
+    insta::assert_snapshot!(said.join("\n").replace(model.as_str(), "MODEL"));
+}
+
+#[test]
+fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffusers_model() {
+    let Some(trainer) = trainer() else {
+        eprintln!("SKIPPED: no vidtui-train; `cargo xtask test` builds it");
+        return;
+    };
+    let place = Place::new().with("VIDTUI_TRAIN", trainer.as_str());
+    let model = model();
+    place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    recipe(&place);
+    // So small a step that the weights stay what they were, up to its size.
+    let launch = ["launch", "tiny.toml", "--init", "inner", "--set", "optimizer.lr=1e-9", "--wait"];
+    let run = place.works(&launch);
+    place.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
+    let found = place.json(&["inspect", model.as_str(), "outer", "--json"]);
+    let found = &found["difference"];
+    assert_eq!((found["missing"].as_array().unwrap().len(), found["extra"].as_array().unwrap().len()), (0, 0));
+    for changed in found["changed"].as_array().unwrap() {
+        assert!(changed["largest"].as_f64().unwrap() <= 1e-8, "{changed}");
+    }
+}
