@@ -208,8 +208,16 @@ struct Told {
 fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
     let flag = |b: bool| if b { 1.0 } else { 0.0 };
     let Told { loss, step_s, memory, wishes } = told;
-    let mine =
-        [loss, step_s, memory.now_gib, memory.peak_gib, flag(wishes.save), flag(wishes.stop), flag(wishes.orphaned), flag(wishes.written)];
+    let mine = [
+        loss,
+        step_s,
+        memory.now_gib,
+        memory.peak_gib,
+        flag(wishes.save),
+        flag(wishes.stop),
+        flag(wishes.orphaned),
+        flag(wishes.written),
+    ];
     let world = &fsdp.groups().world;
     let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
     world.all_gather_into(&all, &Tensor::from_slice(&mine))?.wait()?;
