@@ -1,5 +1,7 @@
 use recipe::{Curriculum, Recipe, StageStart, param_specs};
-use rundir::{CheckpointSummary, Failure, Lineage, Liveness, Manifest, Run, RunFacts, RunState, RunSummary};
+use rundir::{
+    CheckpointSummary, Event, EventKind, Failure, Lineage, Liveness, Manifest, Run, RunFacts, RunState, RunSummary,
+};
 
 use crate::launch::{NewRun, from_weights};
 use crate::{Context, LaunchPlan, LaunchRequest, Weights, launch};
@@ -68,7 +70,9 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
 
 fn warnings_about(request: &NextRequest<'_>, checkpoint: &CheckpointSummary) -> Vec<String> {
     let mut warnings = Vec::new();
-    if request.facts.alive == Liveness::Alive {
+    // A run that has said its last word may still have a process or two on their way out.
+    let over = |e: &Event| matches!(e.kind, EventKind::Finished | EventKind::Stopped { .. });
+    if request.facts.alive == Liveness::Alive && !request.facts.last_event.as_ref().is_some_and(over) {
         warnings.push(format!("{} is still training: both will share this place", request.parent.id));
     }
     if checkpoint.step < request.facts.steps_total {
