@@ -63,6 +63,10 @@ pub enum Command {
     Kill(KillArgs),
     /// Writes the curves of a run as SVG, PNG or CSV
     Export(ExportArgs),
+    /// Turns weights into a checkpoint to start from, or into a diffusers model
+    Convert(ConvertArgs),
+    /// Shows what weights are: family, size, whether complete; with a second path, how they differ
+    Inspect(InspectArgs),
     /// Plays a recorded session of the console
     Replay(ReplayArgs),
     /// Prints the completions of a shell
@@ -289,4 +293,104 @@ pub struct ReplayArgs {
     /// Plays this many times faster
     #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
     pub speed: f64,
+}
+
+/// `vidtui convert`.
+#[derive(Debug, Arguments)]
+pub struct ConvertArgs {
+    /// A diffusers model or pipeline, a checkpoint, a run, a .pt file or distributed checkpoint of ttt-video-dit, or a
+    /// LoRA adapter
+    pub source: String,
+    /// The folder to make
+    pub target: Utf8PathBuf,
+    /// What to make
+    #[arg(long, value_enum)]
+    pub to: FormArg,
+    /// Layers besides attention (default: as the source has them); new ones get fresh values
+    #[arg(long, value_enum)]
+    pub layer: Option<LayerArg>,
+    /// Input channels, for image-to-video (32) or inpainting (33); new ones are zero
+    #[arg(long, value_name = "N")]
+    pub in_channels: Option<usize>,
+    /// Type of the parameters (default: as the source has them)
+    #[arg(long, value_enum)]
+    pub dtype: Option<DtypeArg>,
+    /// Seed of the values of new layers
+    #[arg(long, default_value_t = 42, value_name = "N")]
+    pub seed: u64,
+    /// A tensor of the source that need not be used; a `*` at the end stands for any rest (may be repeated)
+    #[arg(long, value_name = "NAME")]
+    pub allow_unused: Vec<String>,
+    /// A LoRA adapter to add to the weights
+    #[arg(long, value_name = "ADAPTER")]
+    pub merge: Option<Utf8PathBuf>,
+    /// How much of the adapter is added
+    #[arg(long, default_value_t = 1.0, requires = "merge", allow_negative_numbers = true)]
+    pub scale: f64,
+    /// Largest size of a file (default: 5 for diffusers, 1 for a checkpoint)
+    #[arg(long, value_name = "GB")]
+    pub shard_gb: Option<f64>,
+    /// Replaces an earlier conversion at TARGET
+    #[arg(long)]
+    pub force: bool,
+    /// Shows what would become of every tensor, and writes nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// What weights are converted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FormArg {
+    /// A checkpoint, for `launch --init`
+    Internal,
+    /// A folder that diffusers loads
+    Diffusers,
+    /// A LoRA adapter as diffusers saves it
+    LoraDiffusers,
+    /// A LoRA adapter as PEFT saves it
+    LoraPeft,
+    /// A LoRA adapter with kohya's names
+    LoraKohya,
+}
+
+/// The layers that a model has besides attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum LayerArg {
+    /// None
+    None,
+    /// TTT layers whose inner model is a matrix
+    TttLinear,
+    /// TTT layers whose inner model is a small MLP
+    TttMlp,
+}
+
+/// The type of parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DtypeArg {
+    /// 4 bytes
+    Float32,
+    /// 2 bytes, the range of float32
+    Bfloat16,
+    /// 2 bytes, more digits and less range
+    Float16,
+}
+
+/// `vidtui inspect`.
+#[derive(Debug, Arguments)]
+pub struct InspectArgs {
+    /// Whatever `convert` takes, or any .safetensors file
+    pub path: String,
+    /// Other weights, to show how they differ
+    pub other: Option<String>,
+    /// Lists every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Reads every number and adds smallest, largest, mean, and how many are none
+    #[arg(long, conflicts_with = "other")]
+    pub stats: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
 }

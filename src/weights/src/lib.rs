@@ -1,13 +1,47 @@
-//! Tensor files on disk: safetensors headers and ranges, and the index of a latent dataset. No libtorch.
+//! Tensor files on disk: reading, inspecting and converting them, and the index of a latent dataset. No libtorch.
 //!
 //! Files are read with `read_exact_at`, never mapped: a file that shrinks under us is an error, not a dead process.
 
+mod archive;
+mod cast;
+mod compare;
+mod config;
+mod convert;
+#[cfg(test)]
+mod corpus;
 mod dataset;
+mod dcp;
+mod destination;
 mod dtype;
 #[cfg(test)]
 mod fixtures;
+mod inspect;
+mod lora;
+mod made;
+mod merge;
+mod naming;
+mod pickle;
+mod pieces;
+mod report;
 mod safetensors;
+mod shards;
+mod source;
+mod stored;
+mod stream;
+mod torch_file;
+#[cfg(test)]
+mod torch_tests;
+mod write;
 
+pub use compare::{Changed, Difference, compare};
+pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
+pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dataset::{DatasetInfo, Index, LATENT, Sample, TEXT};
 pub use dtype::Dtype;
+pub use inspect::{Inspection, Stats, TensorRow, inspect};
+pub use lora::{Lora, LoraForm, LoraLayer};
+pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
+pub use source::{Found, Kind, Names, Source, TTT_FILE, identify};
+pub use stored::{Span, Stored, Tensors};
+pub use write::{OnProgress, Progress};

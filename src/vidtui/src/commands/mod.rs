@@ -3,8 +3,10 @@
 mod check;
 mod checkpoints;
 mod completions;
+mod convert;
 mod ending;
 mod export;
+mod inspect;
 mod launch;
 mod logs;
 mod recipe;
@@ -12,6 +14,7 @@ mod replay;
 mod runs;
 mod stages;
 mod status;
+mod transfer;
 mod waiting;
 
 use crate::args::{Args, Command, RecipeCommand};
@@ -39,6 +42,8 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Stop(args) => ending::stop(&desk, args),
         Command::Kill(args) => ending::kill(&desk, args),
         Command::Export(args) => export::run(&desk, args),
+        Command::Convert(args) => convert::run(&desk, args),
+        Command::Inspect(args) => inspect::run(&desk, args),
         Command::Replay(args) => return replay::run(args),
         Command::Completions { shell } => completions::run(*shell),
     }?;

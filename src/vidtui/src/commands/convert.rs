@@ -1,0 +1,133 @@
+//! `vidtui convert`: what becomes of every tensor is known before anything is written.
+
+use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
+use crate::commands::transfer::{Transfer, find};
+use crate::console::now_s;
+use crate::desk::Desk;
+use crate::output::{self, Side};
+use crate::refusal::Refusal;
+use recipe::Layer;
+use rundir::Failure;
+use std::hash::{BuildHasher, RandomState};
+use ui::units;
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
+
+/// Converts weights, or shows what would be converted.
+pub fn run(desk: &Desk, args: &ConvertArgs) -> Result<(), Refusal> {
+    let request = request(desk, args)?;
+    let plan = weights::plan_conversion(&request)?;
+    if !args.output.json {
+        let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };
+        // The report is what was asked for in a dry run, and news about the work otherwise.
+        if args.dry_run { output::text(&text)? } else { eprint!("{text}") }
+    }
+    if args.dry_run {
+        if args.output.json {
+            output::json(&document(&plan, false))?;
+        }
+        return Ok(plan.check(args.force)?);
+    }
+    let mut transfer = Transfer::begin("converting");
+    let random = RandomState::new().hash_one(std::process::id()) as u32;
+    let done = plan.execute(args.force, now_s(), random, &mut |progress| transfer.step(progress));
+    transfer.end();
+    let done = done?;
+    if args.output.json {
+        return output::json(&document(&plan, true));
+    }
+    output::line(done.target.as_str())
+}
+
+fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
+    let shard_bytes = match args.shard_gb {
+        Some(gb) if gb > 0.0 && gb.is_finite() => Some((gb * 1e9) as u64),
+        Some(gb) => {
+            let failure = Failure::new("cannot use --shard-gb", format!("{gb} is not a size"), "give a number above 0");
+            return Err(Refusal::request(failure));
+        }
+        None => None,
+    };
+    Ok(ConvertRequest {
+        source: find(desk, &args.source)?,
+        target: args.target.clone(),
+        to: match args.to {
+            FormArg::Internal => Form::Internal,
+            FormArg::Diffusers => Form::Diffusers,
+            FormArg::LoraDiffusers => Form::Lora(LoraForm::Diffusers),
+            FormArg::LoraPeft => Form::Lora(LoraForm::Peft),
+            FormArg::LoraKohya => Form::Lora(LoraForm::Kohya),
+        },
+        layer: args.layer.map(|layer| match layer {
+            LayerArg::None => Layer::None,
+            LayerArg::TttLinear => Layer::TttLinear,
+            LayerArg::TttMlp => Layer::TttMlp,
+        }),
+        in_channels: args.in_channels,
+        dtype: args.dtype.map(|dtype| match dtype {
+            DtypeArg::Float32 => Dtype::F32,
+            DtypeArg::Bfloat16 => Dtype::BF16,
+            DtypeArg::Float16 => Dtype::F16,
+        }),
+        seed: args.seed,
+        allow_unused: args.allow_unused.clone(),
+        force: args.force,
+        shard_bytes,
+        merge: args.merge.clone(),
+        scale: args.scale,
+    })
+}
+
+fn in_short(plan: &ConvertPlan) -> String {
+    let Report { mapped, unused, waived, initialized, missing, notes } = &plan.report;
+    let source = &plan.source;
+    let family = source.family.map_or(String::new(), |family| format!("{family}, "));
+    let counted = |names: usize| units::grouped(names as u64);
+    let mut facts = vec![
+        ("from".into(), format!("{} ({family}{})", source.found.path, source.found.kind)),
+        (
+            "to".into(),
+            format!(
+                "{}, {} in {}",
+                plan.target,
+                units::bytes(plan.bytes()),
+                ui::words::counted(plan.file_count(), "file")
+            ),
+        ),
+        ("mapped".into(), counted(mapped.len())),
+        ("unused".into(), counted(unused.len())),
+        ("initialized".into(), counted(initialized.len())),
+    ];
+    if !waived.is_empty() {
+        facts.push(("waived".into(), counted(waived.len())));
+    }
+    if !missing.is_empty() {
+        facts.push(("missing".into(), counted(missing.len())));
+    }
+    facts.extend(notes.iter().map(|note| ("note".into(), note.clone())));
+    output::facts(&facts)
+}
+
+fn in_full(plan: &ConvertPlan) -> String {
+    let mut rows: Vec<Vec<String>> =
+        plan.report.patterns().into_iter().map(|row| vec![row.count.to_string(), row.source, row.target]).collect();
+    let lists =
+        [("(unused)", &plan.report.unused), ("(waived)", &plan.report.waived), ("(missing)", &plan.report.missing)];
+    for (word, names) in lists {
+        rows.extend(names.iter().map(|name| vec!["1".into(), name.clone(), word.into()]));
+    }
+    let columns = [("", Side::Right), ("source", Side::Left), ("target", Side::Left)];
+    format!("{}\n{}", in_short(plan), output::table(&columns, &rows))
+}
+
+fn document(plan: &ConvertPlan, done: bool) -> serde_json::Value {
+    let source = &plan.source;
+    serde_json::json!({
+        "source": { "path": source.found.path, "kind": source.found.kind, "family": source.family },
+        "target": plan.target,
+        "to": plan.to,
+        "bytes": plan.bytes(),
+        "files": plan.file_count(),
+        "report": plan.report,
+        "done": done,
+    })
+}

@@ -1,0 +1,112 @@
+//! Work on many gigabytes: where they are, how far it is, and what happens when somebody loses patience.
+
+use crate::console::die_of;
+use crate::desk::Desk;
+use crate::refusal::Refusal;
+use camino::{Utf8Path, Utf8PathBuf};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use ui::units;
+use weights::Progress;
+
+/// How often a bar is drawn on a terminal.
+const DRAW: Duration = Duration::from_millis(100);
+/// How often a line is written into a log.
+const LOG: Duration = Duration::from_secs(10);
+/// The width of the bar.
+const WIDTH: u64 = 24;
+
+/// Finds weights: a path, or else a run as other commands name it.
+pub fn find(desk: &Desk, given: &str) -> Result<Utf8PathBuf, Refusal> {
+    let path = Utf8Path::new(given);
+    if path.exists() || given.contains('/') {
+        return Ok(path.to_owned());
+    }
+    Ok(desk.find(given)?.root)
+}
+
+/// The progress of one piece of work, shown on standard error.
+pub struct Transfer {
+    what: &'static str,
+    signal: Arc<AtomicUsize>,
+    began: Instant,
+    shown: Option<Instant>,
+    bar: bool,
+}
+
+impl Transfer {
+    /// Begins; from now on a signal stops the work instead of the process.
+    pub fn begin(what: &'static str) -> Self {
+        let signal = Arc::new(AtomicUsize::new(0));
+        for number in [SIGINT, SIGTERM, SIGHUP] {
+            // Without the handler the process ends at once, and what it leaves is cleared next time.
+            let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
+        }
+        Self { what, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
+    }
+
+    /// Shows how far the work is; breaks when a signal came.
+    pub fn step(&mut self, progress: Progress) -> ControlFlow<()> {
+        let pause = if self.bar { DRAW } else { LOG };
+        if self.shown.unwrap_or(self.began).elapsed() >= pause {
+            self.shown = Some(Instant::now());
+            let line = line(self.what, progress, self.began.elapsed());
+            // Nobody may be there to read it.
+            let _ = if self.bar { write!(io::stderr(), "\r{line}\x1b[K") } else { writeln!(io::stderr(), "{line}") };
+        }
+        if self.signal.load(Ordering::Relaxed) == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    /// Ends: clears the bar, and dies of the signal that stopped the work.
+    pub fn end(self) {
+        if self.bar && self.shown.is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+        match self.signal.load(Ordering::Relaxed) {
+            0 => {}
+            signal => die_of(i32::try_from(signal).unwrap_or(SIGTERM)),
+        }
+    }
+}
+
+fn line(what: &str, progress: Progress, since: Duration) -> String {
+    let Progress { done, total } = progress;
+    let full = (done * WIDTH).checked_div(total).unwrap_or(WIDTH);
+    let bar: String = (0..WIDTH).map(|n| if n < full { '#' } else { '.' }).collect();
+    let rate = done as f64 / since.as_secs_f64().max(1e-3);
+    let left = total.saturating_sub(done) as f64 / rate.max(1.0);
+    format!(
+        "{what} [{bar}] {:>3} %  {} of {}  {}/s  {} left",
+        (done * 100).checked_div(total).unwrap_or(100),
+        units::bytes(done),
+        units::bytes(total),
+        units::bytes(rate as u64),
+        units::duration(left)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_shows_rate_and_time_left() {
+        let half = Progress { done: 2_000_000_000, total: 4_000_000_000 };
+        let line = line("converting", half, Duration::from_secs(2));
+        assert_eq!(
+            line,
+            format!(
+                "converting [############............]  50 %  {} of {}  {}/s  {} left",
+                units::bytes(2_000_000_000),
+                units::bytes(4_000_000_000),
+                units::bytes(1_000_000_000),
+                units::duration(2.0)
+            )
+        );
+        assert!(super::line("x", Progress { done: 0, total: 0 }, Duration::ZERO).contains("100 %"));
+    }
+}

@@ -1,0 +1,191 @@
+//! What differs between two sets of weights, whatever the form of each.
+
+use crate::pieces::pieces;
+use crate::source::Source;
+use crate::stored::{Files, Stored, Tensors};
+use crate::write::Progress;
+use crate::{Error, cast};
+use rundir::Failure;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+/// What differs between two sets of weights.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Difference {
+    /// Tensors of the first that the second does not have.
+    pub missing: Vec<String>,
+    /// Tensors of the second that the first does not have.
+    pub extra: Vec<String>,
+    /// Tensors of both that differ.
+    pub changed: Vec<Changed>,
+    /// The number of tensors that are the same.
+    pub same: usize,
+    /// The norm of the difference over all tensors that have the same shape.
+    pub norm: f64,
+}
+
+/// A tensor that differs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Changed {
+    /// Its name.
+    pub name: String,
+    /// Its type and shape in the first.
+    pub first: String,
+    /// Its type and shape in the second.
+    pub second: String,
+    /// The norm of the difference; none for other shapes.
+    pub norm: Option<f64>,
+    /// The norm of the difference over that of the first.
+    pub relative: Option<f64>,
+    /// The largest difference of two numbers.
+    pub largest: Option<f64>,
+}
+
+/// Compares two sets of weights number by number.
+///
+/// # Errors
+/// When one cannot be read, or the work was stopped.
+pub fn compare(
+    first: &Source,
+    second: &Source,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Difference, Failure> {
+    let (ours, theirs) = match first.names == second.names {
+        true => (first.tensors.clone(), second.tensors.clone()),
+        false => (internal(first), internal(second)),
+    };
+    let (mut missing, mut extra, mut both) = (Vec::new(), Vec::new(), Vec::new());
+    for name in ours.keys().chain(theirs.keys()).collect::<BTreeSet<_>>() {
+        match (ours.get(name), theirs.get(name)) {
+            (Some(a), Some(b)) => both.push((name, a, b)),
+            (Some(_), None) => missing.push(name.clone()),
+            _ => extra.push(name.clone()),
+        }
+    }
+    let total = both.iter().map(|(_, a, b)| a.bytes() + b.bytes()).sum();
+    let (mut files, mut changed, mut squares, mut done) = (Files::default(), Vec::new(), 0.0, 0);
+    for (name, a, b) in &both {
+        if let Some((row, square)) = changed_tensor(&mut files, name, a, b)? {
+            changed.push(row);
+            squares += square;
+        }
+        done += a.bytes() + b.bytes();
+        if progress(Progress { done, total }).is_break() {
+            return Err(Failure::new("cannot compare", "it was interrupted", "run it again"));
+        }
+    }
+    Ok(Difference { same: both.len() - changed.len(), missing, extra, changed, norm: f64::sqrt(squares) })
+}
+
+/// The tensors under our names, as far as the model says which is which.
+fn internal(source: &Source) -> Tensors {
+    let mut tensors = source.tensors.clone();
+    if let Ok(model) = source.model() {
+        for spec in recipe::param_specs(model) {
+            if let Some(tensor) = tensors.remove(&source.name_of(&spec)) {
+                tensors.insert(spec.name, tensor);
+            }
+        }
+    }
+    tensors
+}
+
+fn changed_tensor(files: &mut Files, name: &str, a: &Stored, b: &Stored) -> Result<Option<(Changed, f64)>, Error> {
+    let words = |tensor: &Stored| format!("{} {:?}", tensor.dtype, tensor.shape);
+    let mut row =
+        Changed { name: name.to_owned(), first: words(a), second: words(b), norm: None, relative: None, largest: None };
+    if a.shape != b.shape {
+        return Ok(Some((row, 0.0)));
+    }
+    let (mut square, mut of_first, mut largest, mut same) = (0.0, 0.0, 0f64, a.dtype == b.dtype);
+    pieces(files, [a, b], |[x, y]| {
+        if a.dtype == b.dtype && x == y {
+            of_first += cast::values(a.dtype, x).map(|v| v * v).sum::<f64>();
+            return;
+        }
+        same = false;
+        for (x, y) in cast::values(a.dtype, x).zip(cast::values(b.dtype, y)) {
+            // Two that are no numbers are as equal as they can be.
+            let apart = if x == y || (x.is_nan() && y.is_nan()) { 0.0 } else { (x - y).abs() };
+            square += apart * apart;
+            of_first += x * x;
+            largest = if apart.is_nan() { f64::INFINITY } else { largest.max(apart) };
+        }
+    })?;
+    if same {
+        return Ok(None);
+    }
+    row.norm = Some(square.sqrt());
+    row.relative = Some(square.sqrt() / f64::sqrt(of_first)).filter(|ratio| ratio.is_finite());
+    row.largest = Some(largest);
+    Ok(Some((row, square)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{temp, write};
+    use crate::{ConvertRequest, Dtype, Form, Header, plan_conversion};
+    use camino::Utf8Path;
+    use std::fs;
+
+    fn go(a: &Utf8Path, b: &Utf8Path) -> Difference {
+        let open = |path| Source::open(path).unwrap();
+        compare(&open(a), &open(b), &mut |_| ControlFlow::Continue(())).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_extra_or_changed_is_listed_with_the_norm() {
+        let (_keep, folder) = temp();
+        let (a, b) = (folder.join("a.safetensors"), folder.join("b.safetensors"));
+        write(
+            &a,
+            &[
+                ("same", Dtype::F32, &[4]),
+                ("gone", Dtype::F32, &[4]),
+                ("moved", Dtype::F32, &[2, 2]),
+                ("w", Dtype::F32, &[2]),
+            ],
+        );
+        write(
+            &b,
+            &[
+                ("same", Dtype::F32, &[4]),
+                ("new", Dtype::F32, &[4]),
+                ("moved", Dtype::F32, &[4]),
+                ("w", Dtype::F32, &[2]),
+            ],
+        );
+        for (path, numbers) in [(&a, [3.0f32, 4.0]), (&b, [3.0, 6.0])] {
+            let at = Header::read(path).unwrap().tensors["w"].begin as usize;
+            let mut bytes = fs::read(path).unwrap();
+            bytes[at..at + 4].copy_from_slice(&numbers[0].to_le_bytes());
+            bytes[at + 4..at + 8].copy_from_slice(&numbers[1].to_le_bytes());
+            fs::write(path, bytes).unwrap();
+        }
+        let found = go(&a, &b);
+        assert_eq!(
+            (&found.missing[..], &found.extra[..], found.same),
+            (&["gone".to_owned()][..], &["new".to_owned()][..], 1)
+        );
+        assert_eq!(found.changed[0].second, "F32 [4]");
+        let w = &found.changed[1];
+        assert_eq!((w.norm, w.relative, w.largest, found.norm), (Some(2.0), Some(0.4), Some(2.0), 2.0));
+    }
+
+    #[test]
+    fn weights_are_compared_across_forms() {
+        let (_keep, folder) = temp();
+        let model = Utf8Path::new("../../tests/fixtures/oracle/cogvideox/cogvideox_2b_tiny");
+        let request = ConvertRequest::new(model, folder.join("inner"), Form::Internal);
+        plan_conversion(&request).unwrap().execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+        let found = go(model, &folder.join("inner"));
+        assert_eq!((found.same, found.changed.len(), found.missing.len(), found.extra.len()), (64, 0, 0, 0));
+        let short = ConvertRequest { dtype: Some(Dtype::BF16), target: folder.join("short"), ..request };
+        plan_conversion(&short).unwrap().execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+        let found = go(model, &folder.join("short"));
+        assert_eq!(found.changed.len(), 64);
+        assert!(found.changed.iter().all(|row| row.relative.is_none_or(|r| r < 1.0 / 256.0)));
+    }
+}

@@ -1,0 +1,371 @@
+//! `config.json` of a diffusers transformer, as the shape of a model and back.
+
+use camino::Utf8Path;
+use recipe::{Layer, Model, Positions};
+use rundir::Failure;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::fmt;
+use std::fs;
+
+/// The class whose configurations are read and written.
+const CLASS: &str = "CogVideoXTransformer3DModel";
+/// Frames of video per latent frame, of every CogVideoX.
+const FRAMES_PER_LATENT: usize = 4;
+/// ε of the norms of queries and keys, which diffusers writes into its code.
+const QK_NORM_EPS: f64 = 1e-6;
+/// A configuration is a page of text.
+const MAX_CONFIG: u64 = 1_000_000;
+
+/// The keys that the shape of a model depends on; what is left out has the default of diffusers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names and meanings are those of diffusers")]
+pub struct Config {
+    #[serde(rename = "_class_name")]
+    pub class_name: String,
+    pub num_attention_heads: i64,
+    pub attention_head_dim: i64,
+    pub in_channels: i64,
+    pub out_channels: Option<i64>,
+    pub flip_sin_to_cos: bool,
+    pub freq_shift: f64,
+    pub time_embed_dim: i64,
+    pub ofs_embed_dim: Option<i64>,
+    pub text_embed_dim: i64,
+    pub num_layers: i64,
+    pub attention_bias: bool,
+    pub sample_width: i64,
+    pub sample_height: i64,
+    pub sample_frames: i64,
+    pub patch_size: i64,
+    pub patch_size_t: Option<i64>,
+    pub temporal_compression_ratio: i64,
+    pub max_text_seq_length: i64,
+    pub activation_fn: String,
+    pub timestep_activation_fn: String,
+    pub norm_elementwise_affine: bool,
+    pub norm_eps: f64,
+    pub spatial_interpolation_scale: f64,
+    pub temporal_interpolation_scale: f64,
+    pub use_rotary_positional_embeddings: bool,
+    pub use_learned_positional_embeddings: bool,
+    pub patch_bias: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            class_name: String::new(),
+            num_attention_heads: 30,
+            attention_head_dim: 64,
+            in_channels: 16,
+            out_channels: Some(16),
+            flip_sin_to_cos: true,
+            freq_shift: 0.0,
+            time_embed_dim: 512,
+            ofs_embed_dim: None,
+            text_embed_dim: 4096,
+            num_layers: 30,
+            attention_bias: true,
+            sample_width: 90,
+            sample_height: 60,
+            sample_frames: 49,
+            patch_size: 2,
+            patch_size_t: None,
+            temporal_compression_ratio: 4,
+            max_text_seq_length: 226,
+            activation_fn: "gelu-approximate".into(),
+            timestep_activation_fn: "silu".into(),
+            norm_elementwise_affine: true,
+            norm_eps: 1e-5,
+            spatial_interpolation_scale: 1.875,
+            temporal_interpolation_scale: 1.0,
+            use_rotary_positional_embeddings: false,
+            use_learned_positional_embeddings: false,
+            patch_bias: true,
+        }
+    }
+}
+
+/// A member of the CogVideoX family, named after the published model that it is built like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Family {
+    /// Sine and cosine positions.
+    #[serde(rename = "CogVideoX-2B")]
+    CogVideoX2B,
+    /// Rotary positions.
+    #[serde(rename = "CogVideoX-5B")]
+    CogVideoX5B,
+    /// Rotary and learned positions, and a latent of the first image.
+    #[serde(rename = "CogVideoX-5B-I2V")]
+    CogVideoX5BI2V,
+    /// Patches of two frames.
+    #[serde(rename = "CogVideoX1.5-5B")]
+    CogVideoX15,
+    /// Patches of two frames, a latent of the first image, and an embedding of its offset.
+    #[serde(rename = "CogVideoX1.5-5B-I2V")]
+    CogVideoX15I2V,
+    /// A mask and a masked latent beside the latent.
+    #[serde(rename = "CogVideoX-Fun-InP")]
+    FunInP,
+    /// A second latent beside the latent: that of an image, or of a control video.
+    #[serde(rename = "CogVideoX-Fun-Control")]
+    FunControl,
+}
+
+impl Family {
+    /// The family's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CogVideoX2B => "CogVideoX-2B",
+            Self::CogVideoX5B => "CogVideoX-5B",
+            Self::CogVideoX5BI2V => "CogVideoX-5B-I2V",
+            Self::CogVideoX15 => "CogVideoX1.5-5B",
+            Self::CogVideoX15I2V => "CogVideoX1.5-5B-I2V",
+            Self::FunInP => "CogVideoX-Fun-InP",
+            Self::FunControl => "CogVideoX-Fun-Control",
+        }
+    }
+
+    /// The family of a model that the trainer trains.
+    pub fn of(model: &Model) -> Self {
+        let extra = model.in_channels.saturating_sub(model.out_channels);
+        match model.positions {
+            Positions::Learned => Self::CogVideoX5BI2V,
+            _ if extra > model.out_channels => Self::FunInP,
+            _ if extra > 0 => Self::FunControl,
+            Positions::SinCos => Self::CogVideoX2B,
+            Positions::Rope => Self::CogVideoX5B,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Config {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// When it is missing, not JSON, or the configuration of something else.
+    pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
+        let value = read_json(path)?;
+        let what = || format!("cannot use {path}");
+        let config: Self = serde_json::from_value(value)
+            .map_err(|e| Failure::new(what(), e.to_string(), "copy it again from where the weights came"))?;
+        if config.class_name != CLASS {
+            let why = match config.class_name.as_str() {
+                "" => "it does not say what it configures: _class_name is missing".into(),
+                other => format!("it configures a {other}, and only a {CLASS} is understood"),
+            };
+            return Err(Failure::new(what(), why, "give the transformer/ folder of a CogVideoX model"));
+        }
+        Ok(config)
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        let out = self.out_channels.unwrap_or(16);
+        match (self.patch_size_t.is_some(), self.use_learned_positional_embeddings) {
+            (true, _) if self.ofs_embed_dim.is_some() || self.in_channels > out => Family::CogVideoX15I2V,
+            (true, _) => Family::CogVideoX15,
+            (false, true) => Family::CogVideoX5BI2V,
+            (false, false) if self.in_channels > out.saturating_mul(2) => Family::FunInP,
+            (false, false) if self.in_channels > out => Family::FunControl,
+            (false, false) if self.use_rotary_positional_embeddings => Family::CogVideoX5B,
+            (false, false) => Family::CogVideoX2B,
+        }
+    }
+}
+
+/// Reads a small JSON file.
+pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
+    let what = || format!("cannot read {path}");
+    let meta = fs::metadata(path).map_err(|e| Failure::new(what(), e.to_string(), "check the path"))?;
+    if meta.len() > MAX_CONFIG {
+        return Err(Failure::new(
+            what(),
+            format!("it has {} bytes, too many for a configuration", meta.len()),
+            "check the path",
+        ));
+    }
+    let text = fs::read(path).map_err(|e| Failure::new(what(), e.to_string(), "check its permissions"))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Failure::new(what(), format!("it is not JSON: {e}"), "copy it again from where it came"))
+}
+
+/// The model that a configuration describes.
+///
+/// # Errors
+/// When the trainer cannot hold such a model, saying which part of it is not supported.
+pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
+    let what = || format!("cannot use a {} model", config.family());
+    let unsupported = |key: &str, value: String| {
+        let why = format!("{key} = {value} in its config.json is something that the trainer does not have");
+        Err(Failure::new(what(), why, "use a CogVideoX 1.0 or CogVideoX-Fun 1.x model"))
+    };
+    let rules: [(&str, bool, String); 10] = [
+        ("patch_size_t", config.patch_size_t.is_none(), format!("{:?}", config.patch_size_t.unwrap_or(0))),
+        ("ofs_embed_dim", config.ofs_embed_dim.is_none(), format!("{:?}", config.ofs_embed_dim.unwrap_or(0))),
+        ("activation_fn", config.activation_fn == "gelu-approximate", config.activation_fn.clone()),
+        ("timestep_activation_fn", config.timestep_activation_fn == "silu", config.timestep_activation_fn.clone()),
+        ("attention_bias", config.attention_bias, "false".into()),
+        ("norm_elementwise_affine", config.norm_elementwise_affine, "false".into()),
+        ("flip_sin_to_cos", config.flip_sin_to_cos, "false".into()),
+        ("freq_shift", config.freq_shift == 0.0, config.freq_shift.to_string()),
+        ("patch_bias", config.patch_bias, "false".into()),
+        (
+            "use_rotary_positional_embeddings",
+            config.use_rotary_positional_embeddings || !config.use_learned_positional_embeddings,
+            "false with learned positions".into(),
+        ),
+    ];
+    if let Some((key, _, value)) = rules.into_iter().find(|(_, holds, _)| !holds) {
+        return unsupported(key, value);
+    }
+    let positions = match (config.use_learned_positional_embeddings, config.use_rotary_positional_embeddings) {
+        (true, _) => "learned",
+        (_, true) => "rope",
+        _ => "sincos",
+    };
+    let ratio = config.temporal_compression_ratio;
+    if ratio < 1 || config.sample_frames < 1 {
+        return unsupported("temporal_compression_ratio, sample_frames", format!("{ratio}, {}", config.sample_frames));
+    }
+    let mut table = toml::Table::new();
+    let mut set = |key: &str, value: toml::Value| drop(table.insert(key.to_owned(), value));
+    set("positions", positions.into());
+    set("num_layers", config.num_layers.into());
+    set("num_heads", config.num_attention_heads.into());
+    set("head_dim", config.attention_head_dim.into());
+    set("time_embed_dim", config.time_embed_dim.into());
+    set("text_dim", config.text_embed_dim.into());
+    set("text_len", config.max_text_seq_length.into());
+    set("in_channels", config.in_channels.into());
+    set("out_channels", config.out_channels.unwrap_or(16).into());
+    set("patch_size", config.patch_size.into());
+    set("latent_frames", ((config.sample_frames - 1) / ratio + 1).into());
+    set("latent_height", config.sample_height.into());
+    set("latent_width", config.sample_width.into());
+    set("norm_eps", config.norm_eps.into());
+    set("qk_norm_eps", QK_NORM_EPS.into());
+    set("spatial_interpolation", config.spatial_interpolation_scale.into());
+    set("temporal_interpolation", config.temporal_interpolation_scale.into());
+    Model::from_table(&table)
+        .map_err(|e| Failure::new(what(), format!("its config.json does not fit: {}", e.why), "check its config.json"))
+}
+
+/// The `config.json` of a model, and what of the model has no place in it.
+pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
+    let config = json!({
+        "_class_name": CLASS,
+        "activation_fn": "gelu-approximate",
+        "attention_bias": true,
+        "attention_head_dim": model.head_dim,
+        "dropout": 0.0,
+        "flip_sin_to_cos": true,
+        "freq_shift": 0,
+        "in_channels": model.in_channels,
+        "max_text_seq_length": model.text_len,
+        "norm_elementwise_affine": true,
+        "norm_eps": model.norm_eps,
+        "num_attention_heads": model.num_heads,
+        "num_layers": model.num_layers,
+        "ofs_embed_dim": null,
+        "out_channels": model.out_channels,
+        "patch_bias": true,
+        "patch_size": model.patch_size,
+        "patch_size_t": null,
+        "sample_frames": (model.latent_frames - 1) * FRAMES_PER_LATENT + 1,
+        "sample_height": model.latent_height,
+        "sample_width": model.latent_width,
+        "spatial_interpolation_scale": model.spatial_interpolation,
+        "temporal_compression_ratio": FRAMES_PER_LATENT,
+        "temporal_interpolation_scale": model.temporal_interpolation,
+        "text_embed_dim": model.text_dim,
+        "time_embed_dim": model.time_embed_dim,
+        "timestep_activation_fn": "silu",
+        "use_learned_positional_embeddings": model.positions == Positions::Learned,
+        "use_rotary_positional_embeddings": model.positions != Positions::SinCos,
+    });
+    let mut notes = Vec::new();
+    if model.qk_norm_eps != QK_NORM_EPS {
+        notes.push(format!(
+            "diffusers uses qk_norm_eps {QK_NORM_EPS:e}, this model was trained with {:e}",
+            model.qk_norm_eps
+        ));
+    }
+    if model.layer != Layer::None {
+        notes.push(format!("diffusers has no place for TTT layers: they are in {}", crate::TTT_FILE));
+    }
+    if model.latent_scale != 1.0 {
+        notes.push(format!("latents were multiplied by {}: that is the VAE's scaling_factor", model.latent_scale));
+    }
+    (config, notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(change: &str) -> Config {
+        let mut value = json!({ "_class_name": CLASS });
+        let change: Value = serde_json::from_str(change).unwrap();
+        value.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_published_models_are_told_apart() {
+        let cases = [
+            ("{}", Family::CogVideoX2B),
+            (r#"{"use_rotary_positional_embeddings":true}"#, Family::CogVideoX5B),
+            (
+                r#"{"use_rotary_positional_embeddings":true,"use_learned_positional_embeddings":true,"in_channels":32}"#,
+                Family::CogVideoX5BI2V,
+            ),
+            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true}"#, Family::CogVideoX15),
+            (r#"{"patch_size_t":2,"in_channels":32,"ofs_embed_dim":512}"#, Family::CogVideoX15I2V),
+            (r#"{"in_channels":33}"#, Family::FunInP),
+            (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, Family::FunControl),
+        ];
+        for (text, family) in cases {
+            assert_eq!(config(text).family(), family, "{text}");
+            if let Ok(model) = model_from_diffusers(&config(text)) {
+                assert_eq!(Family::of(&model), family, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_configuration_is_the_same_after_there_and_back() {
+        for text in ["{}", r#"{"use_rotary_positional_embeddings":true,"num_layers":42,"num_attention_heads":48}"#] {
+            let model = model_from_diffusers(&config(text)).unwrap();
+            let (back, notes) = model_to_diffusers(&model);
+            assert_eq!(serde_json::from_value::<Config>(back).unwrap(), config(text));
+            assert_eq!(notes, [""; 0]);
+        }
+    }
+
+    #[test]
+    fn what_the_trainer_does_not_have_is_named() {
+        let cases = [
+            (r#"{"patch_size_t":2}"#, "patch_size_t = 2 in its config.json"),
+            (r#"{"ofs_embed_dim":512}"#, "ofs_embed_dim = 512"),
+            (r#"{"activation_fn":"geglu"}"#, "activation_fn = geglu"),
+            (r#"{"attention_bias":false}"#, "attention_bias = false"),
+            (r#"{"use_learned_positional_embeddings":true}"#, "false with learned positions"),
+            (r#"{"num_layers":-3}"#, "model.num_layers: expected a whole number from 1 to 10000, found the number -3"),
+            (r#"{"sample_frames":0}"#, "temporal_compression_ratio, sample_frames = 4, 0"),
+            (r#"{"sample_height":9223372036854775807}"#, "model.latent_height"),
+        ];
+        for (text, wanted) in cases {
+            let failure = model_from_diffusers(&config(text)).unwrap_err();
+            assert!(failure.why.contains(wanted), "{failure} does not say {wanted}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Converting weights: planned from headers alone, so that it can be looked at, then carried out as planned.
+
+mod lora;
+mod model;
+
+use crate::lora::{Lora, LoraForm};
+use crate::report::Report;
+use crate::source::{Kind, Source};
+use crate::write::{NewFile, OnProgress, write_files};
+use crate::{Dtype, destination};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Layer, Mesh, Model};
+use rundir::{
+    Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder, write_atomic,
+};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// What weights are converted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// A checkpoint that the trainer starts from.
+    Internal,
+    /// A folder that diffusers loads.
+    Diffusers,
+    /// An adapter, from an adapter.
+    Lora(LoraForm),
+}
+
+/// A conversion as it is wished for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConvertRequest {
+    /// What to convert.
+    pub source: Utf8PathBuf,
+    /// The folder to make.
+    pub target: Utf8PathBuf,
+    /// What to convert it to.
+    pub to: Form,
+    /// The layers that the target has besides attention; as the source has them, when nobody said.
+    pub layer: Option<Layer>,
+    /// The input channels of the target; as many as the source has, when nobody said.
+    pub in_channels: Option<usize>,
+    /// The type of the parameters; that of the source, when nobody said.
+    pub dtype: Option<Dtype>,
+    /// Seeds the values of new layers.
+    pub seed: u64,
+    /// Tensors of the source that need not be used; `*` at the end stands for any rest.
+    pub allow_unused: Vec<String>,
+    /// Whether an earlier conversion may be replaced.
+    pub force: bool,
+    /// The size that files are kept to; a good one, when nobody said.
+    pub shard_bytes: Option<u64>,
+    /// An adapter that is added to the weights.
+    pub merge: Option<Utf8PathBuf>,
+    /// How much of the adapter is added.
+    pub scale: f64,
+}
+
+impl ConvertRequest {
+    /// A conversion that changes nothing but the form.
+    pub fn new(source: impl Into<Utf8PathBuf>, target: impl Into<Utf8PathBuf>, to: Form) -> Self {
+        Self {
+            source: source.into(),
+            target: target.into(),
+            to,
+            layer: None,
+            in_channels: None,
+            dtype: None,
+            seed: 42,
+            allow_unused: Vec::new(),
+            force: false,
+            shard_bytes: None,
+            merge: None,
+            scale: 1.0,
+        }
+    }
+}
+
+/// A conversion, down to every byte: what is shown is what is done.
+#[derive(Debug, Clone)]
+pub struct ConvertPlan {
+    /// What is converted.
+    pub source: Source,
+    /// The folder that is made.
+    pub target: Utf8PathBuf,
+    /// What it is converted to.
+    pub to: Form,
+    /// The model that the target is; none for an adapter.
+    pub model: Option<Model>,
+    /// What becomes of every tensor.
+    pub report: Report,
+    files: Vec<NewFile>,
+    /// Small files beside them.
+    texts: Vec<(String, String)>,
+}
+
+/// A conversion that was carried out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Converted {
+    /// The folder that was made.
+    pub target: Utf8PathBuf,
+    /// The size of its files.
+    pub bytes: u64,
+    /// The number of its files with tensors.
+    pub files: usize,
+}
+
+/// Plans a conversion. Reads headers only, writes nothing.
+///
+/// # Errors
+/// When the source cannot be read or its tensors contradict its configuration. Tensors that are left over or missing are
+/// no error yet: [`Report::check`] says so, and the report can be shown first.
+pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
+    let source = Source::open(&request.source)?;
+    let refuse = |why: &str, fix: &str| Err(Failure::new(format!("cannot convert {}", request.source), why, fix));
+    match (request.to, source.found.kind == Kind::Lora) {
+        (Form::Lora(form), true) => lora::plan(request, source, form),
+        (Form::Lora(_), false) => refuse("it is a model, and a model cannot become an adapter", "choose another --to"),
+        (_, true) => refuse("it is an adapter", "convert its model and add it: --merge ADAPTER"),
+        (_, false) => {
+            let merge = request.merge.as_deref().map(Lora::open).transpose()?;
+            model::plan(request, source, merge.as_ref())
+        }
+    }
+}
+
+impl ConvertPlan {
+    /// The bytes that will be written.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(NewFile::bytes).sum()
+    }
+
+    /// The number of files with tensors.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Makes every check that needs no tensor to be read: the report, the target's place, the space on its disk.
+    ///
+    /// # Errors
+    /// The first that does not hold.
+    pub fn check(&self, force: bool) -> Result<(), Failure> {
+        self.report.check(self.source.found.path.as_str())?;
+        destination::check(&self.target, &self.source.found.path, force)?;
+        destination::check_space(&self.target, self.bytes())
+    }
+
+    /// Carries the plan out: the target is there whole afterwards, or as it was before.
+    ///
+    /// `now_s` and `random` make the id that the new checkpoint carries.
+    ///
+    /// # Errors
+    /// What [`ConvertPlan::check`] says, a checksum of the source that is wrong, or what the disk said.
+    pub fn execute(
+        &self,
+        force: bool,
+        now_s: f64,
+        random: u32,
+        progress: OnProgress<'_>,
+    ) -> Result<Converted, Failure> {
+        self.check(force)?;
+        self.verify_source()?;
+        let folder = WholeFolder::beside(&self.target);
+        let _lock = destination::lock(&folder)?;
+        folder.prepare()?;
+        let done = self.fill(&folder, now_s, random, progress);
+        if done.is_err() {
+            // The failure is what matters; what is left is cleared by the next attempt.
+            let _ = folder.abandon();
+        }
+        done
+    }
+
+    /// A checkpoint says what its files' checksums are, so damage is found before it is passed on.
+    fn verify_source(&self) -> Result<(), Failure> {
+        let Some(checkpoint) = &self.source.checkpoint else { return Ok(()) };
+        let used: BTreeSet<&Utf8Path> =
+            self.source.tensors.values().flat_map(|t| &t.spans).map(|span| &*span.file).collect();
+        for wanted in &checkpoint.manifest.files {
+            let path = checkpoint.dir.join(&wanted.name);
+            if !used.contains(path.as_path()) {
+                continue;
+            }
+            let found = rundir::file_sum(&path)?.xxh3;
+            if found != wanted.xxh3 {
+                return Err(rundir::Error::Checksum { path, found, wanted: wanted.xxh3.clone() }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(
+        &self,
+        folder: &WholeFolder,
+        now_s: f64,
+        random: u32,
+        progress: OnProgress<'_>,
+    ) -> Result<Converted, Failure> {
+        let dir = folder.dir();
+        let sums = write_files(dir, &self.files, progress)?;
+        let bytes = sums.iter().map(|sum| sum.bytes).sum();
+        let mut files = sums;
+        for (name, text) in &self.texts {
+            write_atomic(&dir.join(name), text.as_bytes())?;
+            files.push(rundir::file_sum(&dir.join(name))?);
+        }
+        match self.to {
+            Form::Diffusers | Form::Lora(_) => folder.commit()?,
+            Form::Internal => {
+                let id =
+                    RunId::new(now_s, &format!("converted-{}", self.target.file_name().unwrap_or("weights")), random);
+                Staging::alone(&self.target).commit(&untrained(), self.manifest(id, now_s, files))?;
+            }
+        }
+        Ok(Converted { target: self.target.clone(), bytes, files: self.files.len() })
+    }
+
+    fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> Manifest {
+        let tensors: Vec<LogicalTensor> = self
+            .files
+            .iter()
+            .flat_map(|file| file.tensors.iter().map(move |tensor| (file, tensor)))
+            .map(|(file, tensor)| LogicalTensor {
+                name: tensor.name.clone(),
+                dtype: tensor.to.name().to_owned(),
+                shape: tensor.shape.clone(),
+                slices: vec![Slice {
+                    file: file.name.clone(),
+                    key: tensor.name.clone(),
+                    start: 0,
+                    len: tensor.shape.iter().map(|&d| d as u64).product(),
+                }],
+            })
+            .collect();
+        Manifest {
+            format: SCHEMA,
+            run,
+            attempt: 1,
+            step: 0,
+            saved_s: now_s,
+            params: tensors.iter().filter_map(LogicalTensor::elements).sum(),
+            mesh: Mesh { dp_replicate: 1, dp_shard: 1 },
+            files,
+            tensors,
+        }
+    }
+}
+
+/// The state of weights that were not trained here.
+fn untrained() -> TrainState {
+    TrainState {
+        step: 0,
+        samples_seen: 0,
+        epoch: 0,
+        position: 0,
+        seed: 0,
+        adam_step: 0,
+        global_batch: 0,
+        data_fingerprint: String::new(),
+        bad_steps: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

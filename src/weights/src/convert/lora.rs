@@ -1,0 +1,113 @@
+//! Planning the conversion of an adapter from one form to another.
+
+use super::{ConvertPlan, ConvertRequest, Form, model::stands_for};
+use crate::Dtype;
+use crate::lora::{self, Lora, LoraForm, LoraLayer};
+use crate::report::{Mapped, Report};
+use crate::source::Source;
+use crate::stored::Stored;
+use crate::stream::{Segment, Target};
+use crate::write::NewFile;
+use rundir::Failure;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Plans to write an adapter in another form.
+pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> Result<ConvertPlan, Failure> {
+    let lora = Lora::of_found(&source.found)?;
+    let mut report = Report::default();
+    let mut tensors = Vec::new();
+    for (module, layer) in &lora.layers {
+        let theirs = lora.form.names(module);
+        let ours = form.names(module);
+        for ((from, to), stored) in theirs.iter().zip(&ours).zip([&layer.down, &layer.up]) {
+            let dtype = request.dtype.unwrap_or(stored.dtype);
+            report.mapped.push(Mapped::new(from, to, &stored.shape, stored.dtype, dtype));
+            tensors.push(target(to, stored, dtype));
+        }
+        if form == LoraForm::Kohya {
+            let name = format!("{}.alpha", ours[0].trim_end_matches(".lora_down.weight"));
+            let alpha = Segment::Given((layer.alpha as f32).to_le_bytes().to_vec());
+            tensors.push(Target::new(&name, &[], Dtype::F32, Dtype::F32, vec![alpha]));
+        }
+    }
+    let left = lora.unused.iter().cloned();
+    (report.waived, report.unused) =
+        left.partition(|name| request.allow_unused.iter().any(|known| stands_for(known, name)));
+    report.note_changes();
+    let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let mut texts = Vec::new();
+    let name = match form {
+        LoraForm::Diffusers => {
+            let config = config(&lora).into_iter().map(|(key, value)| (format!("transformer.{key}"), value));
+            metadata.insert(lora::METADATA.into(), format!("{:#}", Value::Object(config.collect())));
+            if lora.layers.values().any(|layer| layer.alpha != layer.rank() as f64) {
+                report.notes.push(
+                    "alpha is not the rank: load it with diffusers 0.35 or later, which reads it from the header"
+                        .into(),
+                );
+            }
+            lora::DIFFUSERS_FILE
+        }
+        LoraForm::Peft => {
+            texts.push((lora::PEFT_CONFIG.into(), format!("{:#}\n", Value::Object(config(&lora)))));
+            lora::PEFT_FILE
+        }
+        LoraForm::Kohya => lora::KOHYA_FILE,
+    };
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.to.size()));
+    let files = vec![NewFile { name: name.into(), metadata, tensors }];
+    let target = request.target.clone();
+    Ok(ConvertPlan { source, target, to: Form::Lora(form), model: None, report, files, texts })
+}
+
+fn target(name: &str, stored: &Stored, dtype: Dtype) -> Target {
+    let segments = stored.spans.iter().cloned().map(Segment::File).collect();
+    Target::new(name, &stored.shape, stored.dtype, dtype, segments)
+}
+
+/// Ranks and alphas as PEFT writes them: the most frequent ones, and whoever differs.
+fn config(lora: &Lora) -> Map<String, Value> {
+    let of = |value: fn(&LoraLayer) -> f64| {
+        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+        lora.layers.values().for_each(|layer| *counts.entry(value(layer).to_bits()).or_default() += 1);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map_or(1.0, |(bits, _)| f64::from_bits(bits));
+        let others = lora.layers.iter().filter(|(_, layer)| value(layer) != most);
+        (number(most), others.map(|(module, layer)| (module.clone(), number(value(layer)))).collect::<Map<_, _>>())
+    };
+    let (rank, ranks) = of(|layer| layer.rank() as f64);
+    let (alpha, alphas) = of(|layer| layer.alpha);
+    let modules: BTreeSet<&str> = lora
+        .layers
+        .keys()
+        .map(|module| match module.strip_prefix("transformer_blocks.").and_then(|rest| rest.split_once('.')) {
+            Some((_, rest)) => rest,
+            None => module,
+        })
+        .collect();
+    let config = json!({
+        "peft_type": "LORA",
+        "auto_mapping": null,
+        "base_model_name_or_path": null,
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": true,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": null,
+        "r": rank,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "target_modules": modules,
+        "task_type": null,
+        "use_dora": false,
+        "use_rslora": false,
+    });
+    config.as_object().cloned().unwrap_or_default()
+}
+
+/// A number without a fraction where it has none.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
+}

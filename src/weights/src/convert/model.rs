@@ -1,0 +1,260 @@
+//! Planning the conversion of a whole model.
+
+use super::{ConvertPlan, ConvertRequest, Form};
+use crate::config::model_to_diffusers;
+use crate::lora::Lora;
+use crate::made::Made;
+use crate::report::{Initialized, Mapped, Report};
+use crate::source::{CONFIG_FILE, MODEL_FILE, Names, Source, TTT_FILE, TTT_MODEL};
+use crate::stored::Stored;
+use crate::stream::{Segment, Target};
+use crate::write::{NewFile, pack};
+use crate::{Dtype, cast};
+use recipe::{Layer, Model, ParamSpec, param_specs};
+use rundir::Failure;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Size of the files of a checkpoint; ranks share the checking of checksums out by file.
+const CHECKPOINT_SHARD: u64 = 1 << 30;
+/// Size of the files of a diffusers model.
+const DIFFUSERS_SHARD: u64 = 5 << 30;
+/// How diffusers names the files of a model.
+const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
+
+/// Plans the conversion of a model; `merge` is added to it.
+pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora>) -> Result<ConvertPlan, Failure> {
+    let model = target_model(&source, request)?;
+    let mut report = Report::default();
+    let (mut body, mut ttt, mut used, mut merged) = (Vec::new(), Vec::new(), BTreeSet::new(), BTreeSet::new());
+    let default = source.tensors.values().next().map_or(Dtype::F32, |tensor| tensor.dtype);
+    for spec in param_specs(&model) {
+        let from = source.name_of(&spec);
+        let (list, to) = match (request.to, &spec.diffusers) {
+            (Form::Internal, _) => (&mut body, &spec.name),
+            (_, Some(name)) => (&mut body, name),
+            (_, None) => (&mut ttt, &spec.name),
+        };
+        if let Some(stored) = source.tensors.get(&from) {
+            let (mut target, mapped) = mapped(&source, &spec, stored, &from, to, request.dtype)?;
+            if let Some(lora) = merge {
+                target.merge = lora.for_parameter(&spec, request.scale, &mut merged)?;
+            }
+            used.insert(from);
+            report.mapped.push(mapped);
+            list.push(target);
+        } else if let Some(target) = added(&source, &spec, &model, to, request.dtype.unwrap_or(default), request.seed) {
+            report.initialized.push(Initialized {
+                target: to.clone(),
+                shape: spec.shape.clone(),
+                to: target.to.name(),
+                values: Made::words(spec.init),
+            });
+            list.push(target);
+        } else {
+            report.missing.push(from);
+        }
+    }
+    let left = source.tensors.keys().filter(|name| !used.contains(*name)).cloned();
+    (report.waived, report.unused) =
+        left.partition(|name| request.allow_unused.iter().any(|known| stands_for(known, name)));
+    if let Some(lora) = merge {
+        report.unused.extend(lora.names_except(&merged));
+        report.notes.push(format!("{} layers of {} are merged, scaled by {}", merged.len(), lora.path, request.scale));
+    }
+    report.note_changes();
+    if !source.optimizer.is_empty() {
+        report.notes.push(format!("{} tensors of the state of training stay behind", source.optimizer.len()));
+    }
+    if source.names == Names::TttVideo {
+        report.notes.push("the size of the video is not in the weights: model.toml says 49 frames of 480 × 720".into());
+        report
+            .notes
+            .push("weights trained upstream on several segments want model.ttt_lr_alignment = \"upstream\"".into());
+    }
+    if request.to == Form::Internal && !source.latent_scale_known {
+        let why = "no vae/config.json beside the source: set model.latent_scale to the VAE's scaling_factor";
+        report.notes.push(format!("{why} (CogVideoX-2B 1.15258426, 5B 0.7)"));
+    }
+    let files = new_files(request, &model, body, ttt);
+    let texts = match request.to {
+        Form::Internal => vec![(MODEL_FILE.into(), model_toml(&source, &model))],
+        _ => {
+            let (config, notes) = model_to_diffusers(&model);
+            report.notes.extend(notes);
+            let index = index(&files).map(|index| (format!("{DIFFUSERS_STEM}.safetensors.index.json"), pretty(&index)));
+            [(CONFIG_FILE.into(), pretty(&config))].into_iter().chain(index).collect()
+        }
+    };
+    let target = request.target.clone();
+    Ok(ConvertPlan { source, target, to: request.to, model: Some(model), report, files, texts })
+}
+
+pub(super) fn stands_for(known: &str, name: &str) -> bool {
+    known == name || known.strip_suffix('*').is_some_and(|start| name.starts_with(start))
+}
+
+/// The model of the source, with what the request adds to it.
+fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Failure> {
+    let mut model = source.model()?.clone();
+    let refuse = |why: String, fix: String| Err(Failure::new(format!("cannot convert {}", request.source), why, fix));
+    if let Some(channels) = request.in_channels {
+        if channels < model.in_channels {
+            let why = format!("it has {} input channels, {channels} were asked for", model.in_channels);
+            return refuse(why, format!("ask for {} or more: --in-channels {}", model.in_channels, model.in_channels));
+        }
+        model.in_channels = channels;
+    }
+    if let Some(layer) = request.layer
+        && layer != model.layer
+    {
+        if model.layer != Layer::None && layer != Layer::None {
+            return refuse(
+                format!("its layers are {}, which cannot become {}", word(model.layer), word(layer)),
+                "convert from weights without TTT layers".into(),
+            );
+        }
+        model.layer = layer;
+        // What the reference trains with.
+        (model.ttt_mini_batch, model.ttt_base_lr) = match layer {
+            Layer::None => (0, model.ttt_base_lr),
+            Layer::TttLinear => (16, 1.0),
+            Layer::TttMlp => (64, 0.1),
+        };
+    }
+    // The table that a recipe is checked by says how large a model may be.
+    match Model::from_table(&model.to_table()) {
+        Ok(model) => Ok(model),
+        Err(error) => refuse(error.why, error.fix),
+    }
+}
+
+/// A layer as recipes write it.
+pub(super) fn word(layer: Layer) -> &'static str {
+    match layer {
+        Layer::None => "none",
+        Layer::TttLinear => "ttt_linear",
+        Layer::TttMlp => "ttt_mlp",
+    }
+}
+
+/// A tensor that goes from the source to the target.
+fn mapped(
+    source: &Source,
+    spec: &ParamSpec,
+    stored: &Stored,
+    from: &str,
+    to: &str,
+    dtype: Option<Dtype>,
+) -> Result<(Target, Mapped), Failure> {
+    let bad = |why: String| {
+        let fix = "use the configuration that belongs to these weights, or copy both again";
+        Failure::new(format!("cannot convert {}", source.found.path), why, fix)
+    };
+    if !cast::FLOATS.contains(&stored.dtype) {
+        return Err(bad(format!(
+            "{from} in {} is {}, and parameters are F32, BF16 or F16",
+            stored.file(),
+            stored.dtype
+        )));
+    }
+    let dtype = dtype.unwrap_or(stored.dtype);
+    let mut row = Mapped::new(from, to, &spec.shape, stored.dtype, dtype);
+    let segments = if stored.shape == spec.shape {
+        stored.spans.iter().cloned().map(Segment::File).collect()
+    } else if let Some(segments) = grown(source, spec, stored) {
+        row.new_channels = spec.shape[1] - stored.shape[1];
+        segments
+    } else {
+        return Err(bad(format!(
+            "{from} is {:?} in {}, and its configuration says {:?}",
+            stored.shape,
+            stored.file(),
+            spec.shape
+        )));
+    };
+    let target = Target::new(to, &spec.shape, stored.dtype, dtype, segments);
+    Ok((target, row))
+}
+
+/// The weight of the patch embedding with more input channels: zeros after each row's own.
+fn grown(source: &Source, spec: &ParamSpec, stored: &Stored) -> Option<Vec<Segment>> {
+    let own = source.model().ok()?.in_channels;
+    let ([rows, had, side, other], [wanted_rows, wanted, ..]) = (&stored.shape[..], &spec.shape[..]) else {
+        return None;
+    };
+    let same =
+        spec.name == "patch_embed.video.weight" && (rows, side, other) == (wanted_rows, &spec.shape[2], &spec.shape[3]);
+    if !same || *had != own || wanted <= had {
+        return None;
+    }
+    let channel = (side * other * stored.dtype.size()) as u64;
+    let (row, zeros) = (*had as u64 * channel, (wanted - had) as u64 * channel);
+    let segments = (0..*rows as u64).flat_map(|n| {
+        let own = stored.cut(n * row, row).into_iter().map(Segment::File);
+        own.chain([Segment::Zeros(zeros)])
+    });
+    Some(segments.collect())
+}
+
+/// A tensor of a layer that the target has and the source does not.
+fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<Target> {
+    let had = source.model().ok()?.layer;
+    if spec.family != recipe::Family::Ttt || had == model.layer {
+        return None;
+    }
+    let segments = vec![Segment::Made(Made::new(spec.init, seed, &spec.name)?, spec.len() * 4)];
+    Some(Target::new(to, &spec.shape, Dtype::F32, dtype, segments))
+}
+
+/// Shares the tensors out to files and names those.
+fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Vec<Target>) -> Vec<NewFile> {
+    let (stem, limit) = match request.to {
+        Form::Internal => ("weights", CHECKPOINT_SHARD),
+        _ => (DIFFUSERS_STEM, DIFFUSERS_SHARD),
+    };
+    let format = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let shards = pack(body, request.shard_bytes.unwrap_or(limit));
+    let count = shards.len();
+    let name = |n: usize| match (count, request.to) {
+        (1, Form::Diffusers) => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", n + 1),
+    };
+    let mut files: Vec<NewFile> = shards
+        .into_iter()
+        .enumerate()
+        .map(|(n, tensors)| NewFile { name: name(n), metadata: format.clone(), tensors })
+        .collect();
+    if !ttt.is_empty() {
+        let mut metadata = format;
+        metadata.insert(TTT_MODEL.into(), model.to_table().to_string());
+        metadata
+            .insert("note".into(), "TTT layers of the model in this folder, which diffusers has no place for".into());
+        files.push(NewFile { name: TTT_FILE.into(), metadata, tensors: ttt });
+    }
+    files
+}
+
+fn pretty(value: &serde_json::Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// The index of a diffusers model; none when it has one file.
+fn index(files: &[NewFile]) -> Option<serde_json::Value> {
+    let shards: Vec<&NewFile> = files.iter().filter(|file| file.name != TTT_FILE).collect();
+    let tensors = || shards.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (tensor, &file.name)));
+    let map: BTreeMap<&str, &String> = tensors().map(|(tensor, file)| (tensor.name.as_str(), file)).collect();
+    let size: u64 = tensors().map(|(tensor, _)| tensor.bytes()).sum();
+    (shards.len() > 1).then(|| serde_json::json!({ "metadata": { "total_size": size }, "weight_map": map }))
+}
+
+/// The `[model]` section of a recipe that fits the weights.
+fn model_toml(source: &Source, model: &Model) -> String {
+    let mut model = model.to_table();
+    if !source.latent_scale_known {
+        model.remove("latent_scale");
+    }
+    let table = toml::Table::from_iter([("model".to_owned(), toml::Value::Table(model))]);
+    format!(
+        "# The model of these weights. A recipe that begins with `base = \"…/{MODEL_FILE}\"` takes it over.\n\n{table}"
+    )
+}

@@ -1,0 +1,487 @@
+use super::model::word;
+use super::*;
+use crate::Header;
+use crate::cast;
+use crate::fixtures::temp;
+use crate::source::TTT_FILE;
+use crate::stored::Stored;
+use crate::stored::{Files, Tensors};
+use recipe::{Recipe, param_specs};
+use rundir::{Checkpoint, Run, RunDir, StartFrom};
+use safetensors::Dtype as Theirs;
+use safetensors::tensor::TensorView;
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::process::Command;
+
+const NOW_S: f64 = 1_763_600_000.0;
+
+/// Every diffusers model among the fixtures, or in the folder that `VIDTUI_ORACLE` names.
+fn oracle_models() -> Vec<Utf8PathBuf> {
+    let root = std::env::var("VIDTUI_ORACLE").unwrap_or("../../tests/fixtures/oracle".into());
+    let folder = Utf8PathBuf::from(root).join("cogvideox");
+    let Ok(entries) = folder.read_dir_utf8() else {
+        println!("skipped: there is no {folder}");
+        return Vec::new();
+    };
+    let models =
+        entries.map(|entry| entry.unwrap().into_path()).filter(|f| f.join("transformer/config.json").is_file());
+    models.collect()
+}
+
+/// A small model with rotary positions, from the project's own fixtures.
+fn small() -> Utf8PathBuf {
+    "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_tiny/transformer".into()
+}
+
+fn go(request: &ConvertRequest) -> Result<Converted, Failure> {
+    plan_conversion(request)?.execute(request.force, NOW_S, 7, &mut |_| ControlFlow::Continue(()))
+}
+
+fn bytes(tensors: &Tensors) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let mut files = Files::default();
+    let read = |t: &Stored, files: &mut Files| (t.dtype, t.shape.clone(), files.read_all(t).unwrap());
+    tensors.iter().map(|(name, t)| (name.clone(), read(t, &mut files))).collect()
+}
+
+fn of(path: &Utf8Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    bytes(&Source::open(path).unwrap().tensors)
+}
+
+fn copy_folder(from: &Utf8Path, to: &Utf8Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir_utf8().unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Writes a diffusers folder of one file, from the small model with its tensors changed.
+fn changed(folder: &Utf8Path, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) -> Utf8PathBuf {
+    let model = folder.join("changed");
+    fs::create_dir_all(&model).unwrap();
+    fs::copy(small().join("config.json"), model.join("config.json")).unwrap();
+    let mut tensors = of(&small());
+    change(&mut tensors);
+    write_tensors(&model.join("diffusion_pytorch_model.safetensors"), &tensors);
+    model
+}
+
+fn write_tensors(path: &Utf8Path, tensors: &BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>) {
+    let theirs = |dtype| match dtype {
+        Dtype::F32 => Theirs::F32,
+        Dtype::BF16 => Theirs::BF16,
+        Dtype::F16 => Theirs::F16,
+        Dtype::I64 => Theirs::I64,
+        other => panic!("no test needs {other}"),
+    };
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.clone(), TensorView::new(theirs(*dtype), shape.clone(), data).unwrap())
+    });
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// Everything in a folder, hidden or not.
+fn names(folder: &Utf8Path) -> Vec<String> {
+    let mut names: Vec<_> = folder.read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
+    for model in oracle_models() {
+        let (_keep, folder) = temp();
+        let (inner, back) = (folder.join("inner"), folder.join("back"));
+        // As a pipeline there, in several files back.
+        let request = ConvertRequest::new(&model, &inner, Form::Internal);
+        go(&ConvertRequest { shard_bytes: Some(200_000), ..request }).unwrap();
+        let request = ConvertRequest::new(&inner, &back, Form::Diffusers);
+        go(&ConvertRequest { shard_bytes: Some(300_000), ..request }).unwrap();
+        let before = of(&model);
+        assert!(before == of(&back), "{model}: a tensor changed");
+        // The same again in one file, and the configuration means the same.
+        let whole = folder.join("whole");
+        go(&ConvertRequest::new(&back, &whole, Form::Diffusers)).unwrap();
+        assert!(before == of(&whole), "{model}: a tensor changed");
+        assert_eq!(names(&whole), ["config.json", "diffusion_pytorch_model.safetensors"]);
+        let config = |folder: &Utf8Path| crate::Config::read(&folder.join("config.json")).unwrap();
+        assert_eq!(config(&back), config(&model.join("transformer")));
+    }
+}
+
+#[test]
+fn a_checkpoint_made_of_an_oracle_folder_is_complete_and_has_every_parameter_of_its_model() {
+    for model in oracle_models() {
+        let (_keep, folder) = temp();
+        let place = folder.join("inner");
+        let plan = plan_conversion(&ConvertRequest::new(&model, &place, Form::Internal)).unwrap();
+        assert_eq!(
+            (&plan.report.unused[..], &plan.report.missing[..], plan.report.initialized.len()),
+            (&[][..], &[][..], 0)
+        );
+        plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
+        let checkpoint = Checkpoint::open(&place).unwrap();
+        checkpoint.verify_checksums().unwrap();
+        checkpoint.state().unwrap();
+        let (theirs, ours) = (of(&model), of(&place));
+        let specs = param_specs(plan.model.as_ref().unwrap());
+        assert_eq!(ours.len(), specs.len());
+        for spec in specs {
+            assert_eq!(checkpoint.tensor(&spec.name).unwrap().shape, spec.shape);
+            assert!(ours[&spec.name] == theirs[spec.diffusers.as_ref().unwrap()], "{}", spec.name);
+        }
+        assert_eq!(Source::open(&place).unwrap().model().unwrap(), plan.model.as_ref().unwrap());
+        assert_eq!(names(&folder), ["inner"], "nothing else is left");
+    }
+}
+
+#[test]
+fn the_vaes_scale_and_the_text_length_travel_along() {
+    let (_keep, folder) = temp();
+    let pipeline = folder.join("pipeline");
+    copy_folder(&small(), &pipeline.join("transformer"));
+    fs::write(pipeline.join("model_index.json"), "{}").unwrap();
+    let convert = |source: &Utf8Path, target: &str| {
+        let plan = plan_conversion(&ConvertRequest::new(source, folder.join(target), Form::Internal)).unwrap();
+        plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
+        (plan.report.notes.join("; "), fs::read_to_string(folder.join(target).join("model.toml")).unwrap())
+    };
+    let (notes, toml) = convert(&pipeline, "without");
+    assert!(notes.contains("set model.latent_scale to the VAE's scaling_factor"), "{notes}");
+    assert!(!toml.contains("latent_scale"), "{toml}");
+    fs::create_dir_all(pipeline.join("vae")).unwrap();
+    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
+    for (source, target) in [(pipeline.clone(), "whole"), (pipeline.join("transformer"), "part")] {
+        let (notes, toml) = convert(&source, target);
+        assert_eq!(notes, "");
+        assert!(toml.contains("latent_scale = 0.7") && toml.contains("text_len = 6"), "{toml}");
+        // The file is what its first line says: a recipe may begin with it.
+        let recipe = folder.join("recipe.toml");
+        let rest = "[data]\nindex = \"i.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\n";
+        fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
+        assert_eq!(recipe::load(&recipe, &[]).unwrap().recipe.model.latent_scale, 0.7);
+    }
+    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": "big"}"#).unwrap();
+    let failure = plan_conversion(&ConvertRequest::new(&pipeline, folder.join("x"), Form::Internal)).unwrap_err();
+    assert!(failure.why.contains("not a number above 0"), "{failure}");
+}
+
+#[test]
+fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
+    let (_keep, folder) = temp();
+    let place = folder.join("grown");
+    let mut request = ConvertRequest::new(small(), &place, Form::Internal);
+    request.in_channels = Some(9);
+    let plan = plan_conversion(&request).unwrap();
+    let note = "patch_embed.video.weight grew from 4 to 9 input channels, the new ones zero";
+    assert!(plan.report.notes.iter().any(|said| said == note), "{:?}", plan.report.notes);
+    plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
+    let (_, shape, ours) = of(&place).remove("patch_embed.video.weight").unwrap();
+    let (_, was, theirs) = of(&small()).remove("patch_embed.proj.weight").unwrap();
+    assert_eq!((&was[..], &shape[..]), (&[64, 4, 2, 2][..], &[64, 9, 2, 2][..]));
+    for (ours, theirs) in ours.chunks(9 * 16).zip(theirs.chunks(4 * 16)) {
+        assert_eq!(&ours[..64], theirs);
+        assert!(ours[64..].iter().all(|b| *b == 0));
+    }
+    request.in_channels = Some(3);
+    assert!(plan_conversion(&request).unwrap_err().why.contains("it has 4 input channels, 3 were asked for"));
+}
+
+#[test]
+fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
+    let (_keep, folder) = temp();
+    for (layer, count) in [(Layer::TttMlp, 22), (Layer::TttLinear, 20)] {
+        let [inner, again, outer, back] =
+            ["inner", "again", "outer", "back"].map(|n| folder.join(format!("{}-{n}", word(layer))));
+        let request = ConvertRequest { layer: Some(layer), ..ConvertRequest::new(small(), &inner, Form::Internal) };
+        let plan = plan_conversion(&request).unwrap();
+        assert_eq!(plan.report.initialized.len(), count * plan.model.as_ref().unwrap().num_layers);
+        assert!(plan.report.initialized.iter().all(|row| row.target.contains(".ttt.")));
+        go(&request).unwrap();
+        go(&ConvertRequest { target: again.clone(), ..request.clone() }).unwrap();
+        assert!(of(&inner) == of(&again), "the same seed makes the same values");
+        let gate = &of(&inner)["blocks.1.ttt.gate.backward.text"];
+        assert!(gate.2.chunks(4).all(|b| b == 0.1f32.to_le_bytes()));
+
+        go(&ConvertRequest::new(&inner, &outer, Form::Diffusers)).unwrap();
+        assert_eq!(names(&outer), ["config.json", "diffusion_pytorch_model.safetensors", "ttt.safetensors"]);
+        let note = &Header::read(&outer.join(TTT_FILE)).unwrap().metadata["note"];
+        assert!(note.contains("diffusers has no place for"));
+        assert!(of(&outer).into_iter().filter(|(n, _)| !n.contains(".ttt.")).eq(of(&small())));
+        go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
+        assert!(of(&inner) == of(&back));
+        // Without them they are left over, and must be waived.
+        let without = ConvertRequest {
+            layer: Some(Layer::None),
+            ..ConvertRequest::new(&inner, folder.join("x"), Form::Internal)
+        };
+        let failure = go(&without).unwrap_err();
+        assert!(failure.why.contains("have no place in the target"), "{failure}");
+        let waived = ConvertRequest { allow_unused: vec!["blocks.*".into()], force: true, ..without };
+        go(&waived).unwrap();
+    }
+}
+
+#[test]
+fn parameters_are_rounded_on_request() {
+    let (_keep, folder) = temp();
+    let (short, long) = (folder.join("short"), folder.join("long"));
+    let request = ConvertRequest { dtype: Some(Dtype::BF16), ..ConvertRequest::new(small(), &short, Form::Internal) };
+    assert_eq!(plan_conversion(&request).unwrap().report.notes[0], "64 tensors rounded from F32 to BF16");
+    go(&request).unwrap();
+    assert!(of(&short).values().all(|(dtype, ..)| *dtype == Dtype::BF16));
+    go(&ConvertRequest { dtype: Some(Dtype::F32), ..ConvertRequest::new(&short, &long, Form::Diffusers) }).unwrap();
+    let (rounded, exact) = (of(&long), of(&small()));
+    for (name, (_, _, bytes)) in &exact {
+        for (a, b) in cast::values(Dtype::F32, bytes).zip(cast::values(Dtype::F32, &rounded[name].2)) {
+            assert!((a - b).abs() <= a.abs() / 256.0, "{name}: {a} became {b}");
+        }
+    }
+}
+
+#[test]
+fn a_number_that_does_not_fit_the_type_leaves_nothing_behind() {
+    let (_keep, folder) = temp();
+    let model = changed(&folder, |tensors| {
+        tensors.get_mut("proj_out.bias").unwrap().2[..4].copy_from_slice(&1e6f32.to_le_bytes());
+    });
+    let request =
+        ConvertRequest { dtype: Some(Dtype::F16), ..ConvertRequest::new(&model, folder.join("x"), Form::Internal) };
+    let failure = go(&request).unwrap_err();
+    assert_eq!(failure.why, "it holds 1e6, which F16 cannot");
+    assert_eq!(names(&folder), ["changed"]);
+}
+
+#[test]
+fn what_is_left_over_missing_or_wrong_is_refused_and_nothing_is_written() {
+    type Change = fn(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
+    let cases: [(Change, &str); 5] = [
+        (
+            |t| drop(t.remove("transformer_blocks.1.attn1.to_q.weight")),
+            "1 tensor that the model needs are not there: transformer_blocks.1.attn1.to_q.weight",
+        ),
+        (
+            |t| drop(t.insert("ofs_embedding.linear_1.bias".into(), (Dtype::F32, vec![1], vec![0; 4]))),
+            "1 tensor have no place in the target: ofs_embedding.linear_1.bias",
+        ),
+        (|t| t.get_mut("proj_out.bias").unwrap().1 = vec![4, 4], "and its configuration says [16]"),
+        (
+            |t| drop(t.insert("proj_out.bias".into(), (Dtype::I64, vec![16], vec![0; 128]))),
+            "is I64, and parameters are F32, BF16 or F16",
+        ),
+        (
+            |t| drop(t.insert("patch_embed.proj.weight".into(), (Dtype::F32, vec![64, 5, 2, 2], vec![0; 64 * 5 * 16]))),
+            "patch_embed.proj.weight is [64, 5, 2, 2]",
+        ),
+    ];
+    for (change, wanted) in cases {
+        let (_keep, folder) = temp();
+        let model = changed(&folder, change);
+        let failure = go(&ConvertRequest::new(&model, folder.join("x"), Form::Internal)).unwrap_err();
+        assert!(failure.why.contains(wanted), "{failure} does not say {wanted}");
+        assert_eq!(names(&folder), ["changed"]);
+    }
+}
+
+#[test]
+fn a_truncated_source_is_refused_whatever_its_length() {
+    let (_keep, folder) = temp();
+    let model = changed(&folder, |_| ());
+    let file = model.join("diffusion_pytorch_model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    for len in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&file, &whole[..len]).unwrap();
+        let failure = go(&ConvertRequest::new(&model, folder.join("x"), Form::Internal)).unwrap_err();
+        assert!(failure.what.ends_with("is truncated"), "{failure}");
+        assert_eq!(names(&folder), ["changed"]);
+    }
+}
+
+#[test]
+fn only_an_earlier_conversion_is_replaced_and_only_when_asked() {
+    let (_keep, folder) = temp();
+    let place = folder.join("x");
+    let request = ConvertRequest::new(small(), &place, Form::Internal);
+    fs::create_dir(&place).unwrap();
+    go(&request).unwrap();
+    assert_eq!(go(&request).unwrap_err().fix, "name another folder, or replace it: --force");
+    let force = ConvertRequest { force: true, to: Form::Diffusers, ..request.clone() };
+    go(&force).unwrap();
+    assert!(place.join("config.json").exists() && !place.join("manifest.toml").exists());
+    fs::write(place.join("thesis.tex"), "precious").unwrap();
+    assert!(go(&force).unwrap_err().why.contains("holds thesis.tex, which no conversion has written"));
+    fs::write(folder.join("file"), "").unwrap();
+    let onto_file = ConvertRequest { target: folder.join("file"), ..force.clone() };
+    assert!(go(&onto_file).unwrap_err().why.contains("not a folder"));
+    // The source itself, or a folder around it, would be gone before it is read.
+    let model = folder.join("m/transformer");
+    copy_folder(&small(), &model);
+    for target in [model.clone(), folder.join("m")] {
+        let onto_source = ConvertRequest { target, source: model.clone(), ..force.clone() };
+        assert!(go(&onto_source).unwrap_err().why.contains("lies in it"));
+    }
+}
+
+#[test]
+fn an_interrupted_conversion_leaves_nothing_and_can_be_run_again() {
+    let (_keep, folder) = temp();
+    let request = ConvertRequest::new(small(), folder.join("x"), Form::Internal);
+    let plan = plan_conversion(&request).unwrap();
+    let failure = plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Break(())).unwrap_err();
+    assert_eq!(failure.why, "it was interrupted");
+    assert_eq!(names(&folder), [""; 0]);
+    // A process that was killed could not clear up.
+    fs::create_dir_all(folder.join(".x.part")).unwrap();
+    fs::write(folder.join(".x.part/weights-00001-of-00001.safetensors"), "half").unwrap();
+    go(&request).unwrap();
+    assert_eq!(names(&folder), ["x"]);
+}
+
+#[test]
+fn two_conversions_to_one_place_do_not_meet() {
+    let (_keep, folder) = temp();
+    let request = ConvertRequest::new(small(), folder.join("x"), Form::Internal);
+    let other = plan_conversion(&request).unwrap();
+    let mut met = None;
+    other
+        .execute(false, NOW_S, 7, &mut |_| {
+            met.get_or_insert_with(|| go(&request).unwrap_err());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(met.unwrap().why, "another conversion is writing it");
+}
+
+#[test]
+fn a_disk_without_room_is_refused_before_anything_is_written() {
+    let (_keep, folder) = temp();
+    let failure = destination::check_space(&folder.join("x"), u64::MAX / 2).unwrap_err();
+    assert!(failure.why.contains("MiB free"), "{failure}");
+}
+
+/// A run of two ranks, each of which saved a half of every tensor.
+fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
+    let inner = folder.join("inner");
+    go(&ConvertRequest::new(small(), &inner, Form::Internal)).unwrap();
+    let source = Source::open(&inner).unwrap();
+    let mut manifest = source.checkpoint.clone().unwrap().manifest;
+    let base = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe;
+    let recipe = Recipe { model: source.model().unwrap().clone(), ..base };
+    let id = RunId::parse("2026-11-20T0340-halves-k7f2").unwrap();
+    let run = RunDir::of(&folder.join("runs"), &id);
+    let dir = run.step_dir(40);
+    fs::create_dir_all(&dir).unwrap();
+    run.write_run(&Run {
+        schema: SCHEMA,
+        id: id.clone(),
+        name: "halves".into(),
+        curriculum: None,
+        stage: None,
+        created_s: NOW_S,
+        git_commit: None,
+        trainer_sha256: None,
+        trainer_version: "0".into(),
+        libtorch: "2".into(),
+        start: StartFrom::Random,
+        lineage: None,
+        recipe: recipe.to_table(),
+    })
+    .unwrap();
+    let mut ranks = [BTreeMap::new(), BTreeMap::new()];
+    let tensors = bytes(&source.tensors);
+    for tensor in &mut manifest.tensors {
+        let data = &tensors[&tensor.name].2;
+        let half = (data.len() / 8) as u64;
+        let parts = [(0, half), (half, (data.len() / 4) as u64 - half)];
+        tensor.slices.clear();
+        for (rank, (start, len)) in parts.into_iter().enumerate().rev() {
+            let own = data[4 * start as usize..4 * (start + len) as usize].to_vec();
+            ranks[rank].insert(tensor.name.clone(), (Dtype::F32, vec![len as usize], own));
+            let file = format!("rank-{rank:05}.safetensors");
+            tensor.slices.push(Slice { file, key: tensor.name.clone(), start, len });
+        }
+    }
+    let mut moment = manifest.tensors[0].clone();
+    moment.name = format!("exp_avg/{}", moment.name);
+    manifest.tensors.push(moment);
+    manifest.files.clear();
+    for (rank, tensors) in ranks.iter().enumerate() {
+        let path = dir.join(format!("rank-{rank:05}.safetensors"));
+        write_tensors(&path, tensors);
+        manifest.files.push(rundir::file_sum(&path).unwrap());
+    }
+    let state = TrainState { step: 40, ..untrained() };
+    rundir::write_toml(&dir.join("state.toml"), &state).unwrap();
+    manifest.files.push(rundir::file_sum(&dir.join("state.toml")).unwrap());
+    (manifest.run, manifest.step) = (id, 40);
+    rundir::write_toml(&dir.join("manifest.toml"), &manifest).unwrap();
+    run.root
+}
+
+#[test]
+fn a_run_sharded_over_ranks_becomes_one_diffusers_model() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
+    assert_eq!(plan.report.notes, ["1 tensors of the state of training stay behind"]);
+    for (source, target) in [(run.clone(), "of-run"), (run.join("checkpoints/step-00000040"), "of-step")] {
+        go(&ConvertRequest::new(source, folder.join(target), Form::Diffusers)).unwrap();
+        assert!(of(&folder.join(target)) == of(&small()));
+    }
+}
+
+#[test]
+fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let file = run.join("checkpoints/step-00000040/rank-00001.safetensors");
+    let mut data = fs::read(&file).unwrap();
+    *data.last_mut().unwrap() ^= 1;
+    fs::write(&file, data).unwrap();
+    let failure = go(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap_err();
+    assert!(failure.to_string().contains("rank-00001.safetensors"), "{failure}");
+    assert!(!folder.join("x").exists() && !folder.join(".x.part").exists());
+}
+
+/// The Python of the benches, with torch and diffusers.
+fn python() -> Option<Utf8PathBuf> {
+    let home = Utf8PathBuf::from(std::env::var("HOME").ok()?);
+    let python = home.join(".cache/vidtui/bench-python/bin/python");
+    python.exists().then_some(python)
+}
+
+#[test]
+fn diffusers_loads_what_was_made_of_an_oracle_folder_and_finds_the_same_tensors() {
+    let Some(python) = python() else {
+        println!("skipped: there is no Python with diffusers (cargo xtask bench installs one)");
+        return;
+    };
+    let (_keep, folder) = temp();
+    let mut args = Vec::new();
+    for (n, model) in oracle_models().iter().enumerate() {
+        let (inner, outer) = (folder.join(format!("inner{n}")), folder.join(format!("outer{n}")));
+        go(&ConvertRequest::new(model, &inner, Form::Internal)).unwrap();
+        go(&ConvertRequest { shard_bytes: Some(300_000), ..ConvertRequest::new(&inner, &outer, Form::Diffusers) })
+            .unwrap();
+        args.extend([model.join("transformer"), outer]);
+    }
+    let out = Command::new(python).args(["-c", LOADS_THE_SAME]).args(&args).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_eq!(String::from_utf8_lossy(&out.stdout).lines().count(), args.len() / 2);
+}
+
+const LOADS_THE_SAME: &str = r#"
+import sys, torch
+from diffusers import CogVideoXTransformer3DModel as Model
+for theirs, ours in zip(sys.argv[1::2], sys.argv[2::2]):
+    a, info = Model.from_pretrained(theirs, output_loading_info=True)
+    b, info = Model.from_pretrained(ours, output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    config = lambda m: {k: v for k, v in m.config.items() if not k.startswith("_")}
+    assert config(a) == config(b), (config(a), config(b))
+    sa, sb = a.state_dict(), b.state_dict()
+    assert sa.keys() == sb.keys() and all(torch.equal(sa[k], sb[k]) for k in sa)
+    print("same", len(sa))
+"#;

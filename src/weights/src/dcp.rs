@@ -1,0 +1,210 @@
+//! Folders of PyTorch's distributed checkpoints: `.metadata`, a pickle, and `.distcp` files with parts of tensors.
+
+use crate::Dtype;
+use crate::archive::MAX_PICKLE;
+use crate::pickle::{At, Node, Pickle};
+use crate::stored::{Files, Span, Stored, Tensors};
+use crate::torch_file::open_tensor;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use std::collections::HashMap;
+use std::fs;
+use std::sync::Arc;
+
+/// The file that is written last, and says where everything is.
+pub(crate) const METADATA: &str = ".metadata";
+
+/// The types of tensors, by their names in torch.
+const DTYPES: [(&str, Dtype); 11] = [
+    ("bfloat16", Dtype::BF16),
+    ("bool", Dtype::Bool),
+    ("float16", Dtype::F16),
+    ("float32", Dtype::F32),
+    ("float64", Dtype::F64),
+    ("int16", Dtype::I16),
+    ("int32", Dtype::I32),
+    ("int64", Dtype::I64),
+    ("int8", Dtype::I8),
+    ("uint8", Dtype::U8),
+    ("uint16", Dtype::U16),
+];
+
+/// Where a part of something lies.
+struct Place {
+    file: Arc<Utf8Path>,
+    offset: u64,
+    length: u64,
+}
+
+/// A box of a tensor.
+struct Chunk {
+    offsets: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+/// Opens the folder of a distributed checkpoint.
+///
+/// # Errors
+/// When it is damaged or incomplete, or its pickle wants to use something that weights do not need.
+pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
+    let path = folder.join(METADATA);
+    let bad = |why: String| {
+        Failure::new(
+            format!("cannot read the distributed checkpoint {folder}"),
+            why,
+            "copy it again from where it came",
+        )
+    };
+    let len = fs::metadata(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?.len();
+    if len > MAX_PICKLE {
+        return Err(bad(format!("its {METADATA} has {len} bytes")));
+    }
+    let bytes = fs::read(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?;
+    let pickle = Pickle::read(&bytes).map_err(|why| bad(format!("{METADATA}: {why}")))?;
+    let tensors = tensors(folder, &pickle).map_err(bad)?;
+    if tensors.is_empty() {
+        return Err(bad("it holds no tensors".into()));
+    }
+    Ok(tensors)
+}
+
+fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
+    let strange = || format!("its {METADATA} is not that of a distributed checkpoint");
+    let part = |name| pickle.field(pickle.root, name).and_then(|at| pickle.pairs(at)).ok_or_else(strange);
+    let places = places(folder, pickle, part("storage_data")?)?;
+    let mut files = Files::default();
+    let mut tensors = Tensors::new();
+    for (name, about) in part("state_dict_metadata")? {
+        let name = pickle.text(*name).ok_or_else(strange)?;
+        // Whatever is not a tensor has no size.
+        let Some(size) = pickle.field(*about, "size") else { continue };
+        let wrong = |why: String| format!("tensor {name}: {why}");
+        let shape = pickle.sizes(size).ok_or_else(strange)?;
+        let dtype = dtype(pickle, *about).ok_or_else(|| wrong("its type is unknown".into()))?;
+        let chunks = pickle.field(*about, "chunks").and_then(|at| pickle.items(at)).ok_or_else(strange)?;
+        let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        let elements = elements.ok_or_else(|| wrong("its shape overflows".into()))?;
+        let mut runs = Vec::new();
+        for chunk in chunks {
+            let sizes = |field| pickle.field(*chunk, field).and_then(|at| pickle.sizes(at)).ok_or_else(strange);
+            let chunk = Chunk { offsets: sizes("offsets")?, sizes: sizes("sizes")? };
+            let place = places
+                .get(&(name, chunk.offsets.clone()))
+                .ok_or_else(|| wrong(format!("nobody says where its part at {:?} is", chunk.offsets)))?;
+            let stored = open_tensor(&mut files, &place.file, place.offset, place.length)
+                .map_err(|why| wrong(format!("{} at byte {}: {why}", place.file, place.offset)))?;
+            let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
+            if !same || stored.dtype != dtype {
+                let found = format!("{} {:?}", stored.dtype, stored.shape);
+                return Err(wrong(format!("its part is {found}, {METADATA} says {dtype} {:?}", chunk.sizes)));
+            }
+            spread(&shape, &chunk, &stored, &mut runs).map_err(wrong)?;
+        }
+        let stored = joined(&shape, elements, dtype, runs).map_err(wrong)?;
+        tensors.insert(name.to_owned(), stored);
+    }
+    Ok(tensors)
+}
+
+/// Where each part lies, by name and offsets.
+fn places<'a>(
+    folder: &Utf8Path,
+    pickle: &'a Pickle,
+    entries: &[(At, At)],
+) -> Result<HashMap<(&'a str, Vec<u64>), Place>, String> {
+    let mut files: HashMap<&str, (Arc<Utf8Path>, u64)> = HashMap::new();
+    let mut places = HashMap::new();
+    for (index, info) in entries {
+        // What has no offset is not a part of a tensor.
+        let offset = pickle.field(*index, "offset").filter(|at| *pickle.node(*at) != Node::None);
+        let Some(offsets) = offset.and_then(|at| pickle.sizes(at)) else { continue };
+        let number = |name| pickle.field(*info, name).and_then(|at| pickle.size(at));
+        let name = pickle.field(*index, "fqn").and_then(|at| pickle.text(at));
+        let file = pickle.field(*info, "relative_path").and_then(|at| pickle.text(at));
+        let (Some(name), Some(file), Some(offset), Some(length)) = (name, file, number("offset"), number("length"))
+        else {
+            return Err(format!("its {METADATA} does not say where a part is"));
+        };
+        if file.is_empty() || file.contains(['/', '\\', '\0']) || file == ".." {
+            return Err(format!("its {METADATA} names a file outside of it: '{}'", file.escape_debug()));
+        }
+        if !files.contains_key(file) {
+            let path: Utf8PathBuf = folder.join(file);
+            let size = fs::metadata(&path).map_err(|_| format!("{file} is missing"))?.len();
+            files.insert(file, (Arc::from(path), size));
+        }
+        let (path, size) = &files[file];
+        if offset.checked_add(length).is_none_or(|end| end > *size) {
+            return Err(format!("{file} is truncated: it has {size} bytes, {name} lies at {offset} with {length}"));
+        }
+        let previous = places.insert((name, offsets), Place { file: path.clone(), offset, length });
+        if previous.is_some() {
+            return Err(format!("its {METADATA} names a part of {name} twice"));
+        }
+    }
+    Ok(places)
+}
+
+/// The type of a tensor: the first of its properties, or the property of that name.
+fn dtype(pickle: &Pickle, about: At) -> Option<Dtype> {
+    let properties = pickle.field(about, "properties")?;
+    let Node::Call { state: Some(state), .. } = pickle.node(properties) else { return None };
+    let at = pickle.get(*state, "dtype").or_else(|| pickle.items(*state)?.first().copied())?;
+    let Node::Global("torch", name) = pickle.node(at) else { return None };
+    DTYPES.iter().find(|(known, _)| known == name).map(|(_, dtype)| *dtype)
+}
+
+/// Where a box's rows lie in the whole tensor: (first element, range of a file).
+fn spread(shape: &[u64], chunk: &Chunk, stored: &Stored, runs: &mut Vec<(u64, Span)>) -> Result<(), String> {
+    let inside = chunk.offsets.len() == shape.len()
+        && chunk.sizes.len() == shape.len()
+        && (0..shape.len()).all(|n| chunk.offsets[n].checked_add(chunk.sizes[n]).is_some_and(|end| end <= shape[n]));
+    if !inside {
+        return Err(format!("its part at {:?} of {:?} lies outside of {shape:?}", chunk.offsets, chunk.sizes));
+    }
+    if chunk.sizes.contains(&0) {
+        return Ok(());
+    }
+    // The innermost axes that the box covers whole are one run, together with the part of the next axis.
+    let whole = (0..shape.len()).rev().take_while(|n| chunk.sizes[*n] == shape[*n]).count();
+    let axis = (shape.len() - whole).saturating_sub(1);
+    let run: u64 = chunk.sizes[axis.min(shape.len())..].iter().product();
+    let size = stored.dtype.size() as u64;
+    let span = stored.spans.first().ok_or("its part is empty")?;
+    let outer: u64 = chunk.sizes[..axis.min(shape.len())].iter().product();
+    for row in 0..outer {
+        let (mut rest, mut first, mut step) = (row, 0, 1u64);
+        for n in (0..shape.len()).rev() {
+            let within = if n < axis {
+                let index = rest % chunk.sizes[n];
+                rest /= chunk.sizes[n];
+                index
+            } else {
+                0
+            };
+            first += (chunk.offsets[n] + within) * step;
+            step *= shape[n];
+        }
+        runs.push((first, Span { file: span.file.clone(), begin: span.begin + row * run * size, len: run * size }));
+    }
+    Ok(())
+}
+
+/// Puts the runs in order; together they must be the whole tensor, once.
+fn joined(shape: &[u64], elements: u64, dtype: Dtype, mut runs: Vec<(u64, Span)>) -> Result<Stored, String> {
+    runs.sort_by_key(|(first, _)| *first);
+    let mut at = 0;
+    let mut spans: Vec<Span> = Vec::with_capacity(runs.len());
+    for (first, span) in runs {
+        if first != at {
+            return Err(format!("its parts leave a gap, or meet, at element {}", at.min(first)));
+        }
+        at += span.len / dtype.size() as u64;
+        spans.push(span);
+    }
+    if at != elements {
+        return Err(format!("its parts are {at} of {elements} elements"));
+    }
+    let shape = shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
+    Ok(Stored { dtype, shape: shape.collect::<Result<_, _>>()?, spans })
+}

@@ -1,0 +1,259 @@
+//! Looking at weights: what they are, whether they are complete, and the numbers in them.
+
+use crate::config::{Config, Family};
+use crate::pieces::pieces;
+use crate::source::{CONFIG_FILE, Found, Kind, Source, identify};
+use crate::stored::{Files, Stored};
+use crate::{Error, cast};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Layer, Model};
+use rundir::Failure;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a file or folder is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Inspection {
+    /// The path as it was given.
+    pub path: Utf8PathBuf,
+    /// What it is.
+    pub kind: Kind,
+    /// The family, where it is known.
+    pub family: Option<Family>,
+    /// Transformer blocks.
+    pub layers: Option<usize>,
+    /// What the blocks have besides attention.
+    pub layer: Option<Layer>,
+    /// Whether everything that should be there is.
+    pub complete: bool,
+    /// Why it is not complete.
+    pub why: Option<Failure>,
+    /// Why the trainer cannot use it, though it is complete.
+    pub unusable: Option<Failure>,
+    /// The number of parameters.
+    pub parameters: u64,
+    /// The number of parameters of each type.
+    pub dtypes: BTreeMap<&'static str, u64>,
+    /// The size of all files that hold tensors.
+    pub bytes: u64,
+    /// Tensors of the optimizer.
+    pub optimizer_tensors: usize,
+    /// The steps it was trained for, when it is a checkpoint.
+    pub step: Option<u64>,
+    /// The run that saved it, when it is a checkpoint.
+    pub run: Option<String>,
+    /// Every tensor.
+    pub tensors: Vec<TensorRow>,
+}
+
+/// A tensor.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TensorRow {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub dtype: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its numbers summed up, when that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stats: Option<Stats>,
+}
+
+/// The numbers of a tensor, summed up. What is not finite is counted, and left out of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Stats {
+    /// The smallest; none when no number is finite.
+    pub min: Option<f64>,
+    /// The largest.
+    pub max: Option<f64>,
+    /// The mean.
+    pub mean: Option<f64>,
+    /// How many are not a number.
+    pub nan: u64,
+    /// How many are infinite.
+    pub infinite: u64,
+}
+
+/// Looks at a file or folder; reads headers, and every number when `stats` are asked for.
+///
+/// # Errors
+/// When nobody can tell what it is, or a number cannot be read. What is incomplete is no error but a finding.
+pub fn inspect(path: &Utf8Path, stats: bool) -> Result<Inspection, Failure> {
+    let found = identify(path)?;
+    match Source::open_found(found.clone()) {
+        Ok(source) => of_source(&source, stats),
+        Err(failure) => Ok(incomplete(found, failure)),
+    }
+}
+
+fn of_source(source: &Source, stats: bool) -> Result<Inspection, Failure> {
+    let mut dtypes = BTreeMap::new();
+    let mut rows = Vec::new();
+    let mut files = Files::default();
+    for (name, tensor) in &source.tensors {
+        *dtypes.entry(tensor.dtype.name()).or_insert(0) += tensor.elements();
+        let stats = if stats { Some(sum_up(&mut files, tensor)?) } else { None };
+        rows.push(TensorRow { name: name.clone(), dtype: tensor.dtype.name(), shape: tensor.shape.clone(), stats });
+    }
+    let model = source.model.as_ref().and_then(|model| model.as_ref().ok());
+    let manifest = source.checkpoint.as_ref().map(|checkpoint| &checkpoint.manifest);
+    let why = model.and_then(|model| lacking(source, model));
+    Ok(Inspection {
+        path: source.found.path.clone(),
+        kind: source.found.kind,
+        family: source.family,
+        layers: model.map(|model| model.num_layers).or_else(|| blocks(source)),
+        layer: model.map(|model| model.layer),
+        complete: why.is_none(),
+        why,
+        unusable: source.model.as_ref().and_then(|model| model.as_ref().err().cloned()),
+        parameters: dtypes.values().sum(),
+        dtypes,
+        bytes: source.bytes,
+        optimizer_tensors: source.optimizer.len(),
+        step: manifest.map(|manifest| manifest.step),
+        run: manifest.map(|manifest| manifest.run.to_string()),
+        tensors: rows,
+    })
+}
+
+fn incomplete(found: Found, failure: Failure) -> Inspection {
+    let config = Config::read(&found.weights.join(CONFIG_FILE)).ok();
+    Inspection {
+        path: found.path,
+        kind: found.kind,
+        family: config.as_ref().map(Config::family),
+        layers: config.and_then(|config| usize::try_from(config.num_layers).ok()),
+        layer: None,
+        complete: false,
+        why: Some(failure),
+        unusable: None,
+        parameters: 0,
+        dtypes: BTreeMap::new(),
+        bytes: 0,
+        optimizer_tensors: 0,
+        step: None,
+        run: None,
+        tensors: Vec::new(),
+    }
+}
+
+/// The tensors that the model needs and the source does not have.
+fn lacking(source: &Source, model: &Model) -> Option<Failure> {
+    let specs = recipe::param_specs(model);
+    let wanted = specs.iter().map(|spec| source.name_of(spec));
+    let missing: Vec<String> = wanted.filter(|name| !source.tensors.contains_key(name)).collect();
+    (!missing.is_empty()).then(|| {
+        let what = format!("{} lacks tensors that its model needs", source.found.path);
+        let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
+        Failure::new(what, why, "copy it again from where it came")
+    })
+}
+
+/// The number of blocks, by the names of the tensors.
+fn blocks(source: &Source) -> Option<usize> {
+    let number = |name: &String| {
+        let rest = name.strip_prefix("transformer_blocks.").or_else(|| name.strip_prefix("blocks."))?;
+        rest.split('.').next()?.parse::<usize>().ok()
+    };
+    source.tensors.keys().filter_map(number).max().and_then(|last| last.checked_add(1))
+}
+
+fn sum_up(files: &mut Files, tensor: &Stored) -> Result<Stats, Error> {
+    let (mut min, mut max, mut sum, mut finite) = (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0u64);
+    let (mut nan, mut infinite) = (0, 0);
+    pieces(files, [tensor], |[bytes]| {
+        for value in cast::values(tensor.dtype, bytes) {
+            if value.is_finite() {
+                (min, max, sum, finite) = (min.min(value), max.max(value), sum + value, finite + 1);
+            } else if value.is_nan() {
+                nan += 1;
+            } else {
+                infinite += 1;
+            }
+        }
+    })?;
+    let known = |value| (finite > 0).then_some(value);
+    Ok(Stats { min: known(min), max: known(max), mean: known(sum / finite as f64), nan, infinite })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{temp, write};
+    use crate::{Dtype, Form, Header};
+    use std::fs;
+    use std::ops::ControlFlow;
+
+    fn fixture(name: &str) -> Utf8PathBuf {
+        Utf8PathBuf::from("../../tests/fixtures/oracle/cogvideox").join(name)
+    }
+
+    #[test]
+    fn a_diffusers_model_a_pipeline_and_a_checkpoint_are_told_apart() {
+        let (_keep, folder) = temp();
+        let model = fixture("cogvideox_5b_i2v_tiny/transformer");
+        let request = crate::ConvertRequest::new(&model, folder.join("inner"), Form::Internal);
+        crate::plan_conversion(&request).unwrap().execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+        let index = model.join("diffusion_pytorch_model.safetensors.index.json");
+        let index: serde_json::Value = serde_json::from_slice(&fs::read(index).unwrap()).unwrap();
+        let parts = [
+            (model, Kind::Diffusers),
+            (fixture("cogvideox_5b_i2v_tiny"), Kind::Pipeline),
+            (folder.join("inner"), Kind::Checkpoint),
+        ];
+        for (path, kind) in parts {
+            let seen = inspect(&path, false).unwrap();
+            assert_eq!((seen.kind, seen.family, seen.layers), (kind, Some(Family::CogVideoX5BI2V), Some(2)));
+            assert_eq!((seen.complete, seen.tensors.len()), (true, 65), "{:?}", seen.why);
+            assert_eq!(seen.dtypes, BTreeMap::from([("F32", seen.parameters)]));
+            assert_eq!(4 * seen.parameters, index["metadata"]["total_size"]);
+        }
+    }
+
+    #[test]
+    fn a_shard_that_is_missing_is_a_finding() {
+        let (_keep, folder) = temp();
+        let model = folder.join("m");
+        fs::create_dir(&model).unwrap();
+        for entry in fixture("cogvideox_2b_tiny/transformer").read_dir_utf8().unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+        }
+        fs::remove_file(model.join("diffusion_pytorch_model-00002-of-00003.safetensors")).unwrap();
+        let seen = inspect(&model, false).unwrap();
+        assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(Family::CogVideoX2B), Some(2)));
+        assert!(seen.why.unwrap().what.ends_with("00002-of-00003.safetensors is missing"));
+        fs::create_dir(folder.join("step-00000040")).unwrap();
+        let seen = inspect(&folder.join("step-00000040"), false).unwrap();
+        assert_eq!((seen.kind, seen.complete), (Kind::Checkpoint, false));
+    }
+
+    #[test]
+    fn numbers_are_summed_up_and_those_that_are_none_are_counted() {
+        let (_keep, folder) = temp();
+        let path = folder.join("a.safetensors");
+        write(&path, &[("w", Dtype::F32, &[6]), ("empty", Dtype::F32, &[0])]);
+        let at = Header::read(&path).unwrap().tensors["w"].begin as usize;
+        let mut bytes = fs::read(&path).unwrap();
+        let numbers = [1.0, f32::NAN, -3.0, 5.0, f32::NAN, f32::INFINITY];
+        for (n, value) in numbers.iter().enumerate() {
+            bytes[at + 4 * n..at + 4 * n + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        fs::write(&path, bytes).unwrap();
+        let seen = inspect(&path, true).unwrap();
+        let stats = |name: &str| seen.tensors.iter().find(|row| row.name == name).unwrap().stats.unwrap();
+        assert_eq!(stats("w"), Stats { min: Some(-3.0), max: Some(5.0), mean: Some(1.0), nan: 2, infinite: 1 });
+        assert_eq!(stats("empty"), Stats { min: None, max: None, mean: None, nan: 0, infinite: 0 });
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused() {
+        let (_keep, folder) = temp();
+        assert!(inspect(&folder, false).unwrap_err().why.starts_with("it holds neither"));
+        assert_eq!(inspect(&folder.join("none"), false).unwrap_err().why, "there is no such file or folder");
+        fs::write(folder.join("notes.txt"), "").unwrap();
+        assert!(inspect(&folder.join("notes.txt"), false).is_err());
+    }
+}

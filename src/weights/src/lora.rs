@@ -1,0 +1,363 @@
+//! LoRA adapters of CogVideoX, in the forms of diffusers, PEFT and kohya.
+
+use crate::cast::values;
+use crate::config::read_json;
+use crate::merge::Merge;
+use crate::source::Found;
+use crate::stored::{Files, Stored, Tensors};
+use crate::{Header, cast, stored};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Model, ParamSpec, param_specs};
+use rundir::Failure;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The file of an adapter as diffusers saves it.
+pub(crate) const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
+/// The files of an adapter as PEFT saves it.
+pub(crate) const PEFT_FILE: &str = "adapter_model.safetensors";
+pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
+/// The file that an adapter of kohya's form is written to; such files have no name of their own.
+pub(crate) const KOHYA_FILE: &str = "lora.safetensors";
+/// In the header of a diffusers adapter: rank and alpha, as JSON.
+pub(crate) const METADATA: &str = "lora_adapter_metadata";
+
+/// The form of an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraForm {
+    /// `transformer.MODULE.lora_A.weight` in `pytorch_lora_weights.safetensors`.
+    Diffusers,
+    /// `base_model.model.MODULE.lora_A.weight` in `adapter_model.safetensors`, with `adapter_config.json`.
+    Peft,
+    /// `lora_unet__MODULE_WITH_UNDERSCORES.lora_down.weight`.
+    Kohya,
+}
+
+impl LoraForm {
+    /// What the name of a module has around it: in front, behind the factor that reads, behind the one that writes.
+    pub(crate) fn names(self, module: &str) -> [String; 2] {
+        match self {
+            Self::Diffusers => ["A", "B"].map(|factor| format!("transformer.{module}.lora_{factor}.weight")),
+            Self::Peft => ["A", "B"].map(|factor| format!("base_model.model.{module}.lora_{factor}.weight")),
+            Self::Kohya => {
+                ["down", "up"].map(|factor| format!("lora_unet__{}.lora_{factor}.weight", module.replace('.', "_")))
+            }
+        }
+    }
+}
+
+impl fmt::Display for LoraForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Diffusers => "diffusers",
+            Self::Peft => "PEFT",
+            Self::Kohya => "kohya",
+        })
+    }
+}
+
+/// An adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lora {
+    /// Where it is.
+    pub path: Utf8PathBuf,
+    /// Its form.
+    pub form: LoraForm,
+    /// Its layers by the diffusers name of the module, such as `transformer_blocks.0.attn1.to_q`.
+    pub layers: BTreeMap<String, LoraLayer>,
+    /// Tensors that belong to no layer.
+    pub unused: Vec<String>,
+}
+
+/// One layer of an adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraLayer {
+    /// The factor that reads, `[rank, in]`.
+    pub down: Stored,
+    /// The factor that writes, `[out, rank]`.
+    pub up: Stored,
+    /// Their product is scaled by alpha / rank.
+    pub alpha: f64,
+    /// The names of the tensors.
+    pub names: Vec<String>,
+}
+
+impl LoraLayer {
+    /// The rank.
+    pub fn rank(&self) -> usize {
+        self.down.shape[0]
+    }
+}
+
+/// Tells whether names are those of an adapter.
+pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
+    names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
+}
+
+/// The part of a layer that a tensor is.
+#[derive(PartialEq)]
+enum Part {
+    Down,
+    Up,
+    Alpha,
+}
+
+/// The ends of names, and what they mean.
+const ENDS: [(&str, Part); 7] = [
+    (".lora_A.weight", Part::Down),
+    (".lora_B.weight", Part::Up),
+    (".lora_A.default.weight", Part::Down),
+    (".lora_B.default.weight", Part::Up),
+    (".lora_down.weight", Part::Down),
+    (".lora_up.weight", Part::Up),
+    (".alpha", Part::Alpha),
+];
+
+/// What a layer has so far.
+#[derive(Default)]
+struct Parts {
+    down: Option<Stored>,
+    up: Option<Stored>,
+    alpha: Option<f64>,
+    names: Vec<String>,
+}
+
+impl Lora {
+    /// Opens an adapter: a file, or the folder of one.
+    ///
+    /// # Errors
+    /// When it is damaged, or not the adapter of a CogVideoX transformer.
+    pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
+        let file = match path.is_dir() {
+            true => [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE]
+                .map(|name| path.join(name))
+                .into_iter()
+                .find(|file| file.is_file())
+                .ok_or_else(|| {
+                    let why = format!("it holds neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
+                    Failure::new(format!("cannot read the adapter {path}"), why, "name its .safetensors file")
+                })?,
+            false => path.to_owned(),
+        };
+        Self::of_header(path, &Header::read(&file)?)
+    }
+
+    /// Reads what was identified.
+    pub(crate) fn of_found(found: &Found) -> Result<Self, Failure> {
+        Self::open(&found.weights)
+    }
+
+    fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
+        let bad = |why: String| {
+            let fix = "give a LoRA of a CogVideoX transformer, saved by diffusers, PEFT or kohya's scripts";
+            Failure::new(format!("cannot read the adapter {path}"), why, fix)
+        };
+        let tensors = stored::of_header(header);
+        let kohya = Underscored::new();
+        let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
+        let (mut unused, mut files, mut form) = (Vec::new(), Files::default(), None);
+        for (name, tensor) in tensors {
+            let Some((own, module, part)) = split(&name, &kohya) else {
+                unused.push(name);
+                continue;
+            };
+            if form.is_some_and(|form| form != own) {
+                return Err(bad(format!("{name} is named as {own} does, and others are not")));
+            }
+            form = Some(own);
+            let layer = parts.entry(module).or_default();
+            match part {
+                Part::Alpha => {
+                    layer.alpha =
+                        Some(scalar(&mut files, &tensor).ok_or_else(|| bad(format!("{name} is not a number")))?)
+                }
+                Part::Down => layer.down = Some(tensor),
+                Part::Up => layer.up = Some(tensor),
+            }
+            layer.names.push(name);
+        }
+        let form = form.ok_or_else(|| bad("it has no tensor of a LoRA".into()))?;
+        let alphas = Alphas::read(&header.path, header, form)?;
+        let mut layers = BTreeMap::new();
+        for (module, parts) in parts {
+            let (Some(down), Some(up)) = (parts.down, parts.up) else {
+                return Err(bad(format!("{module} has only one of its two factors")));
+            };
+            let two = |tensor: &Stored| {
+                tensor.shape.len() == 2 && cast::FLOATS.contains(&tensor.dtype) && tensor.elements() > 0
+            };
+            if !two(&down) || !two(&up) || down.shape[0] != up.shape[1] {
+                let words = |t: &Stored| format!("{} {:?}", t.dtype, t.shape);
+                return Err(bad(format!("the factors of {module} are {} and {}", words(&down), words(&up))));
+            }
+            let rank = down.shape[0] as f64;
+            let alpha = parts.alpha.unwrap_or_else(|| alphas.of(&module, rank));
+            layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
+        }
+        Ok(Self { path: path.to_owned(), form, layers, unused })
+    }
+
+    /// What is added to a parameter; notes the layer that is used.
+    ///
+    /// # Errors
+    /// When the layer does not have the parameter's shape.
+    pub(crate) fn for_parameter(
+        &self,
+        spec: &ParamSpec,
+        scale: f64,
+        used: &mut BTreeSet<String>,
+    ) -> Result<Option<Merge>, Failure> {
+        let module = spec.diffusers.as_ref().and_then(|name| name.strip_suffix(".weight"));
+        let Some((module, layer)) = module.and_then(|module| Some((module, self.layers.get(module)?))) else {
+            return Ok(None);
+        };
+        if spec.shape != [layer.up.shape[0], layer.down.shape[1]] {
+            return Err(Failure::new(
+                format!("cannot merge {}", self.path),
+                format!(
+                    "it adds [{}, {}] to {module}, which is {:?}",
+                    layer.up.shape[0], layer.down.shape[1], spec.shape
+                ),
+                "merge it into the model that it was trained on",
+            ));
+        }
+        used.insert(module.to_owned());
+        let scale = scale * layer.alpha / layer.rank() as f64;
+        Ok(Some(Merge { down: layer.down.clone(), up: layer.up.clone(), scale }))
+    }
+
+    /// The names of tensors of layers that are not among `used`, and of those that belong to none.
+    pub(crate) fn names_except(&self, used: &BTreeSet<String>) -> Vec<String> {
+        let layers = self.layers.iter().filter(|(module, _)| !used.contains(*module));
+        layers.flat_map(|(_, layer)| layer.names.iter()).chain(&self.unused).cloned().collect()
+    }
+
+    /// All its tensors.
+    pub(crate) fn tensors(&self) -> Tensors {
+        let mut tensors = Tensors::new();
+        for (module, layer) in &self.layers {
+            let [down, up] = self.form.names(module);
+            tensors.extend([(down, layer.down.clone()), (up, layer.up.clone())]);
+        }
+        tensors
+    }
+}
+
+/// Takes a name apart: the form it is of, the module in the words of diffusers, the part of the layer.
+fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, Part)> {
+    let (stem, part) = ENDS.into_iter().find_map(|(end, part)| Some((name.strip_suffix(end)?, part)))?;
+    if let Some(path) = stem.strip_prefix("lora_unet_").or_else(|| stem.strip_prefix("lora_transformer_")) {
+        return Some((LoraForm::Kohya, kohya.module(path.trim_start_matches('_'))?, part));
+    }
+    let (form, module) = match stem.strip_prefix("base_model.model.") {
+        Some(module) => (LoraForm::Peft, module),
+        None => (
+            LoraForm::Diffusers,
+            stem.strip_prefix("transformer.").or_else(|| stem.strip_prefix("diffusion_model.")).unwrap_or(stem),
+        ),
+    };
+    kohya.knows(module).then(|| (form, module.to_owned(), part))
+}
+
+fn scalar(files: &mut Files, tensor: &Stored) -> Option<f64> {
+    if tensor.elements() != 1 {
+        return None;
+    }
+    let bytes = files.read_all(tensor).ok()?;
+    values(tensor.dtype, &bytes).next().filter(|alpha| alpha.is_finite())
+}
+
+/// The alpha of layers that do not have one of their own.
+struct Alphas {
+    default: Option<f64>,
+    patterns: BTreeMap<String, f64>,
+    /// Scaled by alpha / √rank.
+    by_root: bool,
+}
+
+impl Alphas {
+    fn read(file: &Utf8Path, header: &Header, form: LoraForm) -> Result<Self, Failure> {
+        let beside = file.parent().unwrap_or(Utf8Path::new("")).join(PEFT_CONFIG);
+        let config = match (form, header.metadata.get(METADATA)) {
+            (LoraForm::Peft, _) if beside.is_file() => read_json(&beside)?,
+            (LoraForm::Diffusers, Some(text)) => {
+                let all: BTreeMap<String, Value> = serde_json::from_str(text).map_err(|e| {
+                    let what = format!("cannot read the adapter {file}");
+                    Failure::new(what, format!("{METADATA}: {e}"), "copy it again from where it came")
+                })?;
+                let bare = |key: String| key.strip_prefix("transformer.").map_or(key.clone(), str::to_owned);
+                all.into_iter().map(|(key, value)| (bare(key), value)).collect()
+            }
+            _ => Value::Null,
+        };
+        let patterns = config["alpha_pattern"].as_object().into_iter().flatten();
+        Ok(Self {
+            default: config["lora_alpha"].as_f64(),
+            patterns: patterns.filter_map(|(name, alpha)| Some((name.clone(), alpha.as_f64()?))).collect(),
+            by_root: config["use_rslora"].as_bool() == Some(true),
+        })
+    }
+
+    fn of(&self, module: &str, rank: f64) -> f64 {
+        let matches = |pattern: &str| module == pattern || module.ends_with(&format!(".{pattern}"));
+        let own = self.patterns.iter().find(|(pattern, _)| matches(pattern)).map(|(_, alpha)| *alpha);
+        let alpha = own.or(self.default).unwrap_or(rank);
+        if self.by_root { alpha * rank.sqrt() } else { alpha }
+    }
+}
+
+/// The modules of a CogVideoX transformer, by their names with underscores.
+struct Underscored {
+    /// Those of a block, without its number, and those outside of blocks.
+    modules: BTreeMap<String, String>,
+}
+
+const BLOCKS: &str = "transformer_blocks.";
+
+impl Underscored {
+    fn new() -> Self {
+        let needed = [
+            ("num_layers", 1),
+            ("num_heads", 1),
+            ("text_len", 1),
+            ("latent_frames", 1),
+            ("latent_height", 2),
+            ("latent_width", 2),
+        ];
+        let table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
+        let model = Model::from_table(&table).expect("the keys without defaults are set");
+        let names =
+            param_specs(&model).into_iter().filter(|spec| spec.shape.len() == 2).filter_map(|spec| spec.diffusers);
+        let bare = |name: String| {
+            let module = name.strip_suffix(".weight")?;
+            Some(module.strip_prefix("transformer_blocks.0.").unwrap_or(module).to_owned())
+        };
+        Self { modules: names.filter_map(bare).map(|module| (module.replace('.', "_"), module)).collect() }
+    }
+
+    /// The module of a path whose parts are joined by underscores.
+    fn module(&self, path: &str) -> Option<String> {
+        match path.strip_prefix("transformer_blocks_").and_then(|rest| rest.split_once('_')) {
+            Some((block, rest)) => {
+                let block: u32 = block.parse().ok()?;
+                Some(format!("{BLOCKS}{block}.{}", self.modules.get(rest)?))
+            }
+            None => self.modules.get(path).cloned(),
+        }
+    }
+
+    /// Whether a module is one of a CogVideoX transformer.
+    fn knows(&self, module: &str) -> bool {
+        let bare = match module.strip_prefix(BLOCKS).and_then(|rest| rest.split_once('.')) {
+            Some((block, rest)) if block.parse::<u32>().is_ok() => rest,
+            _ => module,
+        };
+        self.modules.values().any(|known| known == bare)
+    }
+}
+
+#[cfg(test)]
+mod tests;

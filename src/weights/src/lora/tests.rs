@@ -1,0 +1,198 @@
+use super::*;
+use crate::fixtures::temp;
+use crate::{ConvertRequest, Dtype, Form, Kind, Source, inspect, plan_conversion};
+use safetensors::Dtype as Theirs;
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
+use std::fs;
+use std::ops::ControlFlow;
+
+const RANK: usize = 3;
+
+fn base() -> Utf8PathBuf {
+    "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_tiny/transformer".into()
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).flat_map(|n| (((seed * 31 + n * 7) % 23) as f32 / 16.0 - 0.7).to_le_bytes()).collect()
+}
+
+/// Modules of the base, with the widths of what they read and write.
+const MODULES: [(&str, usize, usize); 4] = [
+    ("transformer_blocks.0.attn1.to_q", 64, 64),
+    ("transformer_blocks.1.attn1.to_out.0", 64, 64),
+    ("transformer_blocks.1.ff.net.0.proj", 64, 256),
+    ("proj_out", 64, 16),
+];
+
+/// Writes an adapter in a form, alpha 6 for every layer.
+fn write(folder: &Utf8Path, form: LoraForm, extra: &[(&str, &[usize])]) -> Utf8PathBuf {
+    let path = folder.join(form.to_string());
+    fs::create_dir_all(&path).unwrap();
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (n, (module, input, output)) in MODULES.iter().enumerate() {
+        let [down, up] = form.names(module);
+        tensors.push((down.clone(), vec![RANK, *input], bytes(n, RANK * input)));
+        tensors.push((up, vec![*output, RANK], bytes(n + 9, RANK * output)));
+        if form == LoraForm::Kohya {
+            tensors.push((down.replace(".lora_down.weight", ".alpha"), vec![], 6f32.to_le_bytes().to_vec()));
+        }
+    }
+    for (name, shape) in extra {
+        tensors.push((name.to_string(), shape.to_vec(), bytes(0, shape.iter().product())));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, shape, data)| (name.as_str(), TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
+    let config = r#"{"transformer.lora_alpha": 6, "transformer.r": 3}"#;
+    let metadata = HashMap::from([(METADATA.to_owned(), config.to_owned())]);
+    let (name, metadata) = match form {
+        LoraForm::Diffusers => (DIFFUSERS_FILE, Some(metadata)),
+        LoraForm::Peft => (PEFT_FILE, None),
+        LoraForm::Kohya => ("some_name.safetensors", None),
+    };
+    fs::write(path.join(name), safetensors::serialize(views, metadata).unwrap()).unwrap();
+    match form {
+        LoraForm::Peft => fs::write(path.join(PEFT_CONFIG), r#"{"lora_alpha": 6, "r": 3}"#).unwrap(),
+        LoraForm::Kohya => return path.join(name),
+        LoraForm::Diffusers => {}
+    }
+    path
+}
+
+const FORMS: [LoraForm; 3] = [LoraForm::Diffusers, LoraForm::Peft, LoraForm::Kohya];
+
+fn go(request: &ConvertRequest) -> Result<crate::Converted, Failure> {
+    plan_conversion(request)?.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(()))
+}
+
+/// The layers without where they lie.
+fn numbers(lora: &Lora) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
+    let mut files = Files::default();
+    let mut read = |tensor| files.read_all(tensor).unwrap();
+    let layers = lora.layers.iter();
+    layers.map(|(module, layer)| (module.clone(), (read(&layer.down), read(&layer.up), layer.alpha))).collect()
+}
+
+#[test]
+fn every_form_becomes_every_other_with_the_same_numbers() {
+    let (_keep, folder) = temp();
+    for from in FORMS {
+        let path = write(&folder.join("in"), from, &[]);
+        assert_eq!(crate::identify(&path).unwrap().kind, Kind::Lora);
+        let lora = Lora::open(&path).unwrap();
+        assert_eq!((lora.form, lora.layers.len()), (from, MODULES.len()));
+        assert!(lora.layers.values().all(|layer| layer.alpha == 6.0 && layer.rank() == RANK));
+        assert!(inspect(&path, false).unwrap().complete);
+        for to in FORMS {
+            let target = folder.join(format!("{from}-to-{to}"));
+            go(&ConvertRequest::new(&path, &target, Form::Lora(to))).unwrap();
+            let back = Lora::open(&target).unwrap();
+            assert_eq!(back.form, to);
+            assert!(numbers(&back) == numbers(&lora), "{from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
+    let (_keep, folder) = temp();
+    let values_of = |path: &Utf8Path, name: &str| -> Vec<f64> {
+        let source = Source::open(path).unwrap();
+        let tensor = &source.tensors[name];
+        values(tensor.dtype, &Files::default().read_all(tensor).unwrap()).collect()
+    };
+    for form in FORMS {
+        let target = folder.join(format!("merged-{form}"));
+        let mut request = ConvertRequest::new(base(), &target, Form::Diffusers);
+        request.merge = Some(write(&folder, form, &[]));
+        request.scale = 0.5;
+        let plan = plan_conversion(&request).unwrap();
+        assert!(plan.report.notes[0].starts_with("4 layers of "), "{:?}", plan.report.notes);
+        go(&request).unwrap();
+        for (n, (module, input, output)) in MODULES.iter().enumerate() {
+            let name = format!("{module}.weight");
+            let (before, after) = (values_of(&base(), &name), values_of(&target, &name));
+            let down: Vec<f64> = values(Dtype::F32, &bytes(n, RANK * input)).collect();
+            let up: Vec<f64> = values(Dtype::F32, &bytes(n + 9, RANK * output)).collect();
+            for row in 0..*output {
+                for column in 0..*input {
+                    let product: f64 = (0..RANK).map(|k| up[row * RANK + k] * down[k * input + column]).sum();
+                    let wanted = before[row * input + column] + 0.5 * 6.0 / 3.0 * product;
+                    let found = after[row * input + column];
+                    assert!((wanted - found).abs() < 1e-5, "{name}[{row}, {column}]: {found}, wanted {wanted}");
+                }
+            }
+        }
+        let untouched = "transformer_blocks.0.attn1.to_k.weight";
+        assert_eq!(values_of(&base(), untouched), values_of(&target, untouched));
+    }
+}
+
+#[test]
+fn a_merge_larger_than_a_piece_is_the_same_in_every_row() {
+    // 520 × 520 numbers of float32 are more than one piece, and a piece ends within a row.
+    let (_keep, folder) = temp();
+    let size = 520;
+    assert!(size * size * 4 > crate::stream::CHUNK);
+    let path = folder.join("a.safetensors");
+    let ones = |len: usize| -> Vec<u8> { (0..len).flat_map(|_| 1f32.to_le_bytes()).collect() };
+    let data = [ones(size * size), ones(2 * size), ones(2 * size)];
+    let shapes = [vec![size, size], vec![2, size], vec![size, 2]];
+    let views = ["w", "down", "up"].iter().zip(data.iter().zip(&shapes));
+    let views = views.map(|(name, (data, shape))| (*name, TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
+    fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+    let tensors = stored::of_header(&Header::read(&path).unwrap());
+    let segments = tensors["w"].spans.iter().cloned().map(crate::stream::Segment::File).collect();
+    let mut target = crate::stream::Target::new("w", &[size, size], Dtype::F32, Dtype::F32, segments);
+    target.merge = Some(Merge { down: tensors["down"].clone(), up: tensors["up"].clone(), scale: 0.25 });
+    let mut out = Vec::new();
+    let keep = |piece| {
+        out.extend::<Vec<u8>>(piece);
+        Ok(())
+    };
+    target.stream(&mut Files::default(), Vec::new, keep).unwrap();
+    assert_eq!(out.len(), size * size * 4);
+    assert!(values(Dtype::F32, &out).all(|value| value == 1.5));
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (_keep, folder) = temp();
+    let refused = |extra: &[(&str, &[usize])]| {
+        let path = write(&folder, LoraForm::Diffusers, extra);
+        let mut request = ConvertRequest::new(base(), folder.join("x"), Form::Diffusers);
+        request.merge = Some(path);
+        go(&request).unwrap_err().to_string()
+    };
+    let magnitude = "transformer.transformer_blocks.0.attn1.to_q.lora_magnitude_vector";
+    assert!(refused(&[(magnitude, &[64])]).contains("have no place in the target"));
+    let half = "transformer.transformer_blocks.0.attn1.to_v.lora_A.weight";
+    assert!(refused(&[(half, &[3, 64])]).contains("has only one of its two factors"));
+    let other = half.replace("lora_A", "lora_B");
+    assert!(refused(&[(half, &[3, 64]), (&other, &[64, 4])]).contains("the factors of"));
+    assert!(refused(&[(half, &[3, 32]), (&other, &[64, 3])]).contains("it adds [64, 32] to"));
+    let mixed = "lora_unet__transformer_blocks_0_attn1_to_v.lora_down.weight";
+    assert!(refused(&[(mixed, &[3, 64])]).contains("and others are not"));
+    let beyond = [half, &other].map(|name| name.replace("blocks.0", "blocks.7"));
+    assert!(refused(&[(&beyond[0], &[3, 64]), (&beyond[1], &[64, 3])]).contains("have no place in the target"));
+    assert!(!folder.join("x").exists());
+    let lora = write(&folder, LoraForm::Peft, &[]);
+    assert!(go(&ConvertRequest::new(&lora, folder.join("x"), Form::Internal)).unwrap_err().why.contains("an adapter"));
+    let model = ConvertRequest::new(base(), folder.join("x"), Form::Lora(LoraForm::Peft));
+    assert!(go(&model).unwrap_err().why.contains("cannot become an adapter"));
+}
+
+#[test]
+fn alphas_follow_patterns_and_the_rule_of_the_root() {
+    let (_keep, folder) = temp();
+    let path = write(&folder, LoraForm::Peft, &[]);
+    let config = r#"{"lora_alpha": 6, "use_rslora": true, "alpha_pattern": {"attn1.to_q": 2}}"#;
+    fs::write(path.join(PEFT_CONFIG), config).unwrap();
+    let lora = Lora::open(&path).unwrap();
+    let root = (RANK as f64).sqrt();
+    assert_eq!(lora.layers["transformer_blocks.0.attn1.to_q"].alpha, 2.0 * root);
+    assert_eq!(lora.layers["proj_out"].alpha, 6.0 * root);
+    fs::remove_file(path.join(PEFT_CONFIG)).unwrap();
+    assert!(Lora::open(&path).unwrap().layers.values().all(|layer| layer.alpha == RANK as f64));
+}

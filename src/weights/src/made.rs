@@ -1,0 +1,99 @@
+//! The first values of tensors that no source gives: those of new TTT layers.
+//!
+//! Each value depends on the seed, the tensor's name and its place alone, so that a conversion can be repeated.
+
+use recipe::Init;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The standard deviation of [`Init::Normal`].
+const DEVIATION: f64 = 0.02;
+/// The value of [`Init::Gate`].
+const GATE: f32 = 0.1;
+
+/// The values of a tensor, any of which can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Made {
+    init: Init,
+    key: u64,
+}
+
+impl Made {
+    /// The values of the tensor `name`; none for an init that follows from the model instead.
+    pub fn new(init: Init, seed: u64, name: &str) -> Option<Self> {
+        let known = !matches!(init, Init::Positions | Init::Xavier);
+        known.then(|| Self { init, key: xxh3_64_with_seed(name.as_bytes(), seed) })
+    }
+
+    /// How the values come about, in words.
+    pub fn words(init: Init) -> String {
+        match init {
+            Init::Zeros => "zeros".into(),
+            Init::Ones => "ones".into(),
+            Init::Gate => format!("{GATE}"),
+            Init::Normal => format!("normal, deviation {DEVIATION}"),
+            Init::Linear { fan_in } => format!("uniform within ±1/√{fan_in}"),
+            Init::Xavier => "uniform, Xavier".into(),
+            Init::Positions => "table of positions".into(),
+        }
+    }
+
+    /// The value of the element at `index`.
+    pub fn value(&self, index: u64) -> f32 {
+        match self.init {
+            Init::Ones => 1.0,
+            Init::Gate => GATE,
+            Init::Normal => (normal(self.key, index) * DEVIATION) as f32,
+            Init::Linear { fan_in } => ((2.0 * unit(self.key, index) - 1.0) / (fan_in as f64).sqrt()) as f32,
+            Init::Zeros | Init::Xavier | Init::Positions => 0.0,
+        }
+    }
+}
+
+/// A number in `0.0..1.0`: the `index`-th output of SplitMix64 started at `key`.
+fn unit(key: u64, index: u64) -> f64 {
+    let mut z = key.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A standard normal number, by Box and Muller: neighbours share a pair of uniform ones.
+fn normal(key: u64, index: u64) -> f64 {
+    let first = index & !1;
+    let radius = (-2.0 * (1.0 - unit(key, first)).ln()).sqrt();
+    let angle = std::f64::consts::TAU * unit(key, first + 1);
+    radius * if index & 1 == 0 { angle.cos() } else { angle.sin() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moments(init: Init) -> (f64, f64, f64) {
+        let made = Made::new(init, 7, "blocks.0.ttt.q.weight").unwrap();
+        let values: Vec<f64> = (0..20_000).map(|n| f64::from(made.value(n))).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        (mean, variance.sqrt(), values.iter().fold(0.0, |most, v| v.abs().max(most)))
+    }
+
+    #[test]
+    fn values_have_the_distribution_that_they_should() {
+        let (mean, deviation, most) = moments(Init::Normal);
+        assert!(mean.abs() < 5e-4 && (deviation - 0.02).abs() < 5e-4 && most < 0.12, "{mean} {deviation} {most}");
+        let (mean, deviation, most) = moments(Init::Linear { fan_in: 3072 });
+        // The deviation of a uniform distribution within ±b is b/√3.
+        let bound = 1.0 / 3072f64.sqrt();
+        assert!(mean.abs() < 5e-4 && (deviation - bound / 3f64.sqrt()).abs() < 2e-4, "{mean} {deviation}");
+        assert!(most <= bound && most > 0.999 * bound, "{most}");
+        assert_eq!(moments(Init::Gate).2, f64::from(0.1f32));
+    }
+
+    #[test]
+    fn values_depend_on_seed_and_name() {
+        let first = |seed, name| Made::new(Init::Normal, seed, name).unwrap().value(0);
+        assert_eq!(first(1, "a"), first(1, "a"));
+        assert_ne!(first(1, "a"), first(2, "a"));
+        assert_ne!(first(1, "a"), first(1, "b"));
+    }
+}

@@ -1,0 +1,63 @@
+//! Adding an adapter to a weight while it is written: W + scale · up · down.
+
+use crate::cast::{cast, values};
+use crate::stored::{Files, Stored};
+use crate::{Dtype, Error};
+
+/// What is added to a weight.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Merge {
+    /// `[rank, in]`.
+    pub down: Stored,
+    /// `[out, rank]`.
+    pub up: Stored,
+    /// Factor of the product.
+    pub scale: f64,
+}
+
+/// The numbers of a [`Merge`], and the place in the weight that comes next.
+pub(crate) struct Adding {
+    /// `[rank, in]`.
+    down: Vec<f32>,
+    /// `[out, rank]`, scaled.
+    up: Vec<f32>,
+    columns: usize,
+    at: usize,
+    sums: Vec<f32>,
+}
+
+impl Merge {
+    /// Reads the two factors: small beside the weight.
+    pub fn read(&self, files: &mut Files) -> Result<Adding, Error> {
+        let mut numbers = |tensor: &Stored, factor: f64| -> Result<Vec<f32>, Error> {
+            Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| (value * factor) as f32).collect())
+        };
+        let down = numbers(&self.down, 1.0)?;
+        let up = numbers(&self.up, self.scale)?;
+        let columns = self.down.shape[1];
+        Ok(Adding { down, up, columns, at: 0, sums: Vec::new() })
+    }
+}
+
+impl Adding {
+    /// Adds to the elements that come next, in float32, and appends them to `out` as `to`.
+    pub fn add_to(&mut self, from: Dtype, to: Dtype, raw: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
+        self.sums.clear();
+        self.sums.extend(values(from, raw).map(|value| value as f32));
+        let rank = self.down.len() / self.columns;
+        let mut rest = &mut self.sums[..];
+        while !rest.is_empty() {
+            // A row of the weight, or the part of it that this piece holds.
+            let (row, column) = (self.at / self.columns, self.at % self.columns);
+            let (part, after) = rest.split_at_mut(rest.len().min(self.columns - column));
+            for (k, factor) in self.up[row * rank..][..rank].iter().enumerate() {
+                let line = &self.down[k * self.columns + column..][..part.len()];
+                part.iter_mut().zip(line).for_each(|(sum, value)| *sum += factor * value);
+            }
+            self.at += part.len();
+            rest = after;
+        }
+        let bytes: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        cast(Dtype::F32, to, &bytes, out)
+    }
+}

@@ -1,0 +1,95 @@
+//! Whose weights a set of tensors is, by their names, and what their shapes say about the model.
+
+use crate::source::Names;
+use crate::stored::Tensors;
+use recipe::Model;
+use rundir::Failure;
+
+/// A tensor that every model has, under each name.
+const SIGNS: [(&str, Names); 3] = [
+    ("patch_embed.proj.weight", Names::Diffusers),
+    ("patch_embedding.vid_proj.weight", Names::TttVideo),
+    ("patch_embed.video.weight", Names::Internal),
+];
+
+/// Beginnings of the names of what training keeps besides weights.
+const STATE: [&str; 4] = ["optimizer.", "lr_scheduler.", "data_module.", "metadata."];
+
+/// Tensors whose owner is known.
+pub(crate) struct Recognized {
+    /// Whose they are.
+    pub names: Names,
+    /// The weights, without what all names began with.
+    pub tensors: Tensors,
+    /// The state of training.
+    pub others: Tensors,
+}
+
+/// Tells whose tensors they are, and takes off what wrappers put before the names, such as `model.dit.`.
+pub(crate) fn recognize(tensors: Tensors) -> Recognized {
+    let (others, tensors): (Tensors, Tensors) =
+        tensors.into_iter().partition(|(name, _)| STATE.iter().any(|start| name.starts_with(start)));
+    let found = SIGNS.iter().find_map(|(sign, names)| {
+        let prefix = tensors.keys().find_map(|name| {
+            let prefix = name.strip_suffix(sign)?;
+            (prefix.is_empty() || prefix.ends_with('.')).then(|| prefix.to_owned())
+        })?;
+        Some((prefix, *names))
+    });
+    let Some((prefix, names)) = found else { return Recognized { names: Names::Unknown, tensors, others } };
+    let bare = |name: String| match name.strip_prefix(&prefix) {
+        Some(rest) => rest.to_owned(),
+        None => name,
+    };
+    Recognized { names, tensors: tensors.into_iter().map(|(name, tensor)| (bare(name), tensor)).collect(), others }
+}
+
+/// The model of weights that ttt-video-dit wrote. It has no configuration file, so that shapes must do: all but the
+/// size of the video follows from them, and for that CogVideoX-5B's 49 frames of 480 × 720 are taken.
+pub(crate) fn model_of_ttt_video(tensors: &Tensors) -> Result<Model, Failure> {
+    let bad = |why: String| {
+        let what = "cannot tell the shape of the model from its weights";
+        Failure::new(what, why, "convert from the whole checkpoint, as ttt-video-dit wrote it")
+    };
+    let shape = |name: &str, axes: usize| -> Result<&[usize], Failure> {
+        let tensor = tensors.get(name).ok_or_else(|| bad(format!("they have no {name}")))?;
+        if tensor.shape.len() == axes && !tensor.shape.contains(&0) {
+            return Ok(&tensor.shape);
+        }
+        Err(bad(format!("{name} is {:?}", tensor.shape)))
+    };
+    let video = shape("patch_embedding.vid_proj.weight", 4)?;
+    let [dim, in_channels, patch] = [video[0], video[1], video[2]];
+    let head_dim = shape("layers.0.seq_modeling_block.q_norm.weight", 1)?[0];
+    let out = shape("final_layer.linear.weight", 2)?[0];
+    let layers = tensors.keys().filter_map(|name| name.strip_prefix("layers.")?.split('.').next()?.parse::<u32>().ok());
+    let inner = |name| tensors.contains_key(&format!("layers.0.seq_modeling_block.ssm.ttt.{name}"));
+    let (layer, mini_batch, base_lr) = match (inner("W1"), inner("W2")) {
+        (false, _) => ("none", 0, 0.1),
+        (true, false) => ("ttt_linear", 16, 1.0),
+        (true, true) => ("ttt_mlp", 64, 0.1),
+    };
+    let size = |n: usize| toml::Value::Integer(i64::try_from(n).unwrap_or(i64::MAX));
+    let table = toml::Table::from_iter(
+        [
+            ("positions", "rope".into()),
+            ("num_layers", (i64::from(layers.max().unwrap_or(0)) + 1).into()),
+            ("num_heads", size(dim / head_dim)),
+            ("head_dim", size(head_dim)),
+            ("time_embed_dim", size(shape("time_embed.0.weight", 2)?[0])),
+            ("text_dim", size(shape("patch_embedding.text_proj.weight", 2)?[1])),
+            ("text_len", 226.into()),
+            ("in_channels", size(in_channels)),
+            ("out_channels", size(out / (patch.saturating_mul(patch)).max(1))),
+            ("patch_size", size(patch)),
+            ("latent_frames", 13.into()),
+            ("latent_height", 60.into()),
+            ("latent_width", 90.into()),
+            ("layer", layer.into()),
+            ("ttt_mini_batch", mini_batch.into()),
+            ("ttt_base_lr", base_lr.into()),
+        ]
+        .map(|(key, value): (&str, toml::Value)| (key.to_owned(), value)),
+    );
+    Model::from_table(&table).map_err(|e| bad(e.why))
+}

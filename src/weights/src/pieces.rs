@@ -1,0 +1,34 @@
+//! The bytes of stored tensors in pieces, for whoever looks at every number.
+
+use crate::Error;
+use crate::stored::{Files, Stored};
+use crate::stream::CHUNK;
+
+/// Walks over the bytes of a tensor, or of several of one size side by side.
+pub(crate) fn pieces<const N: usize>(
+    files: &mut Files,
+    tensors: [&Stored; N],
+    mut see: impl FnMut([&[u8]; N]),
+) -> Result<(), Error> {
+    let mut buffers = [const { Vec::new() }; N];
+    // Elements per piece, so that tensors of different types stay side by side.
+    let step = (CHUNK / 8) as u64;
+    let elements = tensors.iter().map(|tensor| tensor.elements()).min().unwrap_or(0);
+    let mut first = 0;
+    while first < elements {
+        let count = step.min(elements - first);
+        for (buffer, tensor) in buffers.iter_mut().zip(tensors) {
+            let size = tensor.dtype.size() as u64;
+            buffer.resize((count * size) as usize, 0);
+            let mut at = 0;
+            for span in tensor.cut(first * size, count * size) {
+                let end = at + span.len as usize;
+                files.read(&span.file, span.begin, &mut buffer[at..end])?;
+                at = end;
+            }
+        }
+        see(std::array::from_fn(|n| &buffers[n][..]));
+        first += count;
+    }
+    Ok(())
+}

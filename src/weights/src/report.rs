@@ -1,0 +1,158 @@
+//! What a conversion does with every tensor: three lists, and the rules that they must keep.
+
+use crate::Dtype;
+use rundir::Failure;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a conversion does with every tensor.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Tensors that go from the source to the target.
+    pub mapped: Vec<Mapped>,
+    /// Tensors of the source that the target has no place for, less those that were waived.
+    pub unused: Vec<String>,
+    /// Unused tensors that the request waived.
+    pub waived: Vec<String>,
+    /// Tensors that the target adds.
+    pub initialized: Vec<Initialized>,
+    /// Tensors that the target needs, and that nobody gives.
+    pub missing: Vec<String>,
+    /// What else a person should know.
+    pub notes: Vec<String>,
+}
+
+/// A tensor that goes from the source to the target.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Mapped {
+    /// Its name in the source.
+    pub source: String,
+    /// Its name in the target.
+    pub target: String,
+    /// Its shape in the target.
+    pub shape: Vec<usize>,
+    /// Its type in the source.
+    pub from: &'static str,
+    /// Its type in the target.
+    pub to: &'static str,
+    /// Input channels that it got, filled with zeros.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub new_channels: usize,
+}
+
+/// A tensor that the target adds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Initialized {
+    /// Its name.
+    pub target: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its type.
+    pub to: &'static str,
+    /// How its values come about.
+    pub values: String,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+/// One row of the mapping: tensors that differ only by the number of their block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pattern {
+    /// The name in the source, `{i}` for the block.
+    pub source: String,
+    /// The name in the target; for a tensor that is added, the source says how.
+    pub target: String,
+    /// The number of tensors.
+    pub count: usize,
+}
+
+impl Report {
+    /// Checks that everything of the source is used and nothing of the target is missing.
+    ///
+    /// # Errors
+    /// Names the first tensors of which that is not so.
+    pub fn check(&self, source: &str) -> Result<(), Failure> {
+        if let [first, ..] = &self.missing[..] {
+            return Err(Failure::new(
+                format!("cannot convert {source}"),
+                format!("{} that the model needs are not there: {}", counted(self.missing.len()), some(&self.missing)),
+                format!("use weights that have {first}; was the download complete?"),
+            ));
+        }
+        if let [first, ..] = &self.unused[..] {
+            return Err(Failure::new(
+                format!("cannot convert {source}"),
+                format!("{} have no place in the target: {}", counted(self.unused.len()), some(&self.unused)),
+                format!(
+                    "if they are not needed, say so: --allow-unused '{first}' (a * at the end stands for any rest)"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The mapping in rows, blocks taken together, in the order of the first block.
+    pub fn patterns(&self) -> Vec<Pattern> {
+        let mapped = self.mapped.iter().map(|m| (pattern(&m.source), pattern(&m.target)));
+        let added = self.initialized.iter().map(|m| (format!("({})", m.values), pattern(&m.target)));
+        let mut rows: Vec<Pattern> = Vec::new();
+        let mut places: BTreeMap<(String, String), usize> = BTreeMap::new();
+        for (source, target) in mapped.chain(added) {
+            let place = *places.entry((source.clone(), target.clone())).or_insert_with(|| {
+                rows.push(Pattern { source, target, count: 0 });
+                rows.len() - 1
+            });
+            rows[place].count += 1;
+        }
+        rows
+    }
+
+    /// Notes what types change and which channels are new.
+    pub(crate) fn note_changes(&mut self) {
+        let mut casts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for mapped in self.mapped.iter().filter(|m| m.from != m.to) {
+            *casts.entry((mapped.from, mapped.to)).or_default() += 1;
+        }
+        self.notes
+            .extend(casts.into_iter().map(|((from, to), n)| format!("{} rounded from {from} to {to}", counted(n))));
+        for grown in self.mapped.iter().filter(|m| m.new_channels > 0) {
+            let was = grown.shape[1] - grown.new_channels;
+            self.notes.push(format!(
+                "{} grew from {was} to {} input channels, the new ones zero",
+                grown.target, grown.shape[1]
+            ));
+        }
+    }
+}
+
+impl Mapped {
+    pub(crate) fn new(source: &str, target: &str, shape: &[usize], from: Dtype, to: Dtype) -> Self {
+        let (from, to) = (from.name(), to.name());
+        Self { source: source.into(), target: target.into(), shape: shape.to_vec(), from, to, new_channels: 0 }
+    }
+}
+
+/// A name with the number of its block taken out: `blocks.{i}.attn.q.weight`.
+fn pattern(name: &str) -> String {
+    for blocks in ["transformer_blocks.", "blocks."] {
+        if let Some((_, rest)) = name.strip_prefix(blocks).and_then(|rest| rest.split_once('.')) {
+            return format!("{blocks}{{i}}.{rest}");
+        }
+    }
+    name.to_owned()
+}
+
+fn counted(n: usize) -> String {
+    format!("{n} tensor{}", if n == 1 { "" } else { "s" })
+}
+
+/// The first few names of a list.
+pub(crate) fn some(names: &[String]) -> String {
+    let mut shown: Vec<String> = names.iter().take(3).cloned().collect();
+    if names.len() > shown.len() {
+        shown.push(format!("{} more", names.len() - shown.len()));
+    }
+    shown.join(", ")
+}

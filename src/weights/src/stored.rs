@@ -1,0 +1,126 @@
+//! Tensors where they lie: ranges of files that follow each other.
+
+use crate::{Dtype, Error, Header};
+use camino::Utf8Path;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Stored>;
+
+/// Files that are kept open at once; a checkpoint of hundreds of ranks has more than a process may open.
+const OPEN: usize = 64;
+
+/// A tensor as it lies on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The ranges whose bytes, one after another, are the tensor's, row by row.
+    pub spans: Vec<Span>,
+}
+
+/// A range of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// The file.
+    pub file: Arc<Utf8Path>,
+    /// Its first byte.
+    pub begin: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl Stored {
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        self.bytes() / self.dtype.size() as u64
+    }
+
+    /// The number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.spans.iter().map(|span| span.len).sum()
+    }
+
+    /// The first file that holds a part of it, for messages.
+    pub fn file(&self) -> &str {
+        self.spans.first().map_or("", |span| span.file.as_str())
+    }
+
+    /// Cuts out the bytes from `begin` on.
+    pub(crate) fn cut(&self, begin: u64, len: u64) -> Vec<Span> {
+        let (mut at, end, mut cut) = (0, begin + len, Vec::new());
+        for span in &self.spans {
+            let (first, last) = (begin.max(at), end.min(at + span.len));
+            if first < last {
+                cut.push(Span { file: span.file.clone(), begin: span.begin + first - at, len: last - first });
+            }
+            at += span.len;
+        }
+        cut
+    }
+}
+
+/// The tensors of a safetensors file.
+pub(crate) fn of_header(header: &Header) -> Tensors {
+    let file: Arc<Utf8Path> = Arc::from(header.path.as_path());
+    let stored = |info: &crate::TensorInfo| Stored {
+        dtype: info.dtype,
+        shape: info.shape.clone(),
+        spans: vec![Span { file: file.clone(), begin: info.begin, len: info.end - info.begin }],
+    };
+    header.tensors.iter().map(|(name, info)| (name.clone(), stored(info))).collect()
+}
+
+/// Files that are read from, opened once.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    open: HashMap<Arc<Utf8Path>, File>,
+}
+
+impl Files {
+    /// Reads from a place of a file.
+    pub fn read(&mut self, path: &Arc<Utf8Path>, at: u64, out: &mut [u8]) -> Result<(), Error> {
+        let io = |source| Error::Io { path: path.to_path_buf(), source };
+        if !self.open.contains_key(path) {
+            if self.open.len() >= OPEN {
+                self.open.clear();
+            }
+            self.open.insert(path.clone(), File::open(path.as_std_path()).map_err(io)?);
+        }
+        self.open[path].read_exact_at(out, at).map_err(io)
+    }
+}
+
+impl Files {
+    /// Reads a whole tensor.
+    pub fn read_all(&mut self, tensor: &Stored) -> Result<Vec<u8>, Error> {
+        let mut out = vec![0; usize::try_from(tensor.bytes()).expect("a tensor that fits in the address space")];
+        let mut rest = &mut out[..];
+        for span in &tensor.spans {
+            let (part, after) = rest.split_at_mut(span.len as usize);
+            self.read(&span.file, span.begin, part)?;
+            rest = after;
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_takes_the_parts_of_the_spans_that_it_covers() {
+        let span = |file: &str, begin, len| Span { file: Arc::from(Utf8Path::new(file)), begin, len };
+        let tensor = Stored { dtype: Dtype::U8, shape: vec![30], spans: vec![span("a", 100, 10), span("b", 8, 20)] };
+        assert_eq!(tensor.cut(4, 10), [span("a", 104, 6), span("b", 8, 4)]);
+        assert_eq!(tensor.cut(12, 3), [span("b", 10, 3)]);
+        assert_eq!(tensor.cut(0, 30), tensor.spans);
+        assert!(tensor.cut(30, 0).is_empty());
+    }
+}

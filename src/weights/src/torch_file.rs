@@ -1,0 +1,145 @@
+//! `.pt` and `.pth` files: the tensors of a state dict, read in place.
+
+use crate::Dtype;
+use crate::archive::Archive;
+use crate::pickle::{At, Node, Pickle};
+use crate::stored::{Files, Span, Stored, Tensors};
+use camino::Utf8Path;
+use rundir::Failure;
+use std::fs;
+use std::sync::Arc;
+
+/// Under which key of a training checkpoint the weights are looked for, when they are not at the top.
+const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
+
+/// The classes of storages, and the types of their elements.
+const STORAGES: [(&str, Dtype); 10] = [
+    ("BFloat16Storage", Dtype::BF16),
+    ("BoolStorage", Dtype::Bool),
+    ("ByteStorage", Dtype::U8),
+    ("CharStorage", Dtype::I8),
+    ("DoubleStorage", Dtype::F64),
+    ("FloatStorage", Dtype::F32),
+    ("HalfStorage", Dtype::F16),
+    ("IntStorage", Dtype::I32),
+    ("LongStorage", Dtype::I64),
+    ("ShortStorage", Dtype::I16),
+];
+
+/// Opens a file that `torch.save` wrote.
+///
+/// # Errors
+/// When it is damaged, holds no tensors, or wants to use something that weights do not need.
+pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
+    let bad = |why: String| {
+        let fix = "copy it again from where it came; save it as .safetensors if you can";
+        Failure::new(format!("cannot read {path}"), why, fix)
+    };
+    let len = fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
+    let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));
+    let archive = Archive::open(&mut files, &file, 0, len).map_err(bad)?;
+    let pickle = archive.read(&mut files, "data.pkl").and_then(|bytes| Pickle::read(&bytes)).map_err(bad)?;
+    check_byte_order(&archive, &mut files).map_err(bad)?;
+    let (mut tensors, inside) = (Tensors::new(), |key: &&str| pickle.get(pickle.root, key));
+    let dict =
+        INSIDE.iter().find_map(|key| inside(key).filter(|at| pickle.pairs(*at).is_some())).unwrap_or(pickle.root);
+    for (key, value) in pickle.pairs(dict).ok_or_else(|| bad("it is not a state dict".into()))? {
+        let (Some(name), Some(tensor)) = (pickle.text(*key), tensor(&pickle, *value)) else { continue };
+        let stored = tensor.and_then(|tensor| tensor.stored(&archive, &file));
+        tensors.insert(name.to_owned(), stored.map_err(|why| bad(format!("tensor {name}: {why}")))?);
+    }
+    if tensors.is_empty() {
+        return Err(bad("it holds no tensors".into()));
+    }
+    Ok(tensors)
+}
+
+/// Opens the one tensor that `torch.save` wrote into a range of a file.
+pub(crate) fn open_tensor(files: &mut Files, file: &Arc<Utf8Path>, base: u64, len: u64) -> Result<Stored, String> {
+    let archive = Archive::open(files, file, base, len)?;
+    let pickle = Pickle::read(&archive.read(files, "data.pkl")?)?;
+    check_byte_order(&archive, files)?;
+    tensor(&pickle, pickle.root).ok_or("it is not a tensor")??.stored(&archive, file)
+}
+
+fn check_byte_order(archive: &Archive, files: &mut Files) -> Result<(), String> {
+    match archive.place("byteorder") {
+        Some(_) if archive.read(files, "byteorder")? != b"little" => {
+            Err("its numbers have the highest byte first".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A tensor as a pickle describes it.
+struct Described {
+    storage: String,
+    dtype: Dtype,
+    /// Elements of the storage.
+    held: u64,
+    /// Where in the storage the tensor begins.
+    first: u64,
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+}
+
+/// Reads a value that is a tensor or a parameter; none for anything else.
+fn tensor(pickle: &Pickle, at: At) -> Option<Result<Described, String>> {
+    if let Some(args) = pickle.call(at, "torch._utils", "_rebuild_parameter") {
+        return tensor(pickle, *args.first().filter(|inner| **inner != at && !is_parameter(pickle, **inner))?);
+    }
+    let args = pickle
+        .call(at, "torch._utils", "_rebuild_tensor_v2")
+        .or_else(|| pickle.call(at, "torch._utils", "_rebuild_tensor"))?;
+    Some(described(pickle, args).ok_or_else(|| "it is described in an unknown way".into()))
+}
+
+fn is_parameter(pickle: &Pickle, at: At) -> bool {
+    pickle.call(at, "torch._utils", "_rebuild_parameter").is_some()
+}
+
+fn described(pickle: &Pickle, args: &[At]) -> Option<Described> {
+    let [storage, first, shape, strides, ..] = args else { return None };
+    let Node::Persistent(id) = pickle.node(*storage) else { return None };
+    let [word, class, key, _device, held] = pickle.items(*id)? else { return None };
+    let Node::Global("torch", class) = pickle.node(*class) else { return None };
+    (pickle.text(*word)? == "storage").then_some(())?;
+    Some(Described {
+        storage: pickle.text(*key)?.to_owned(),
+        dtype: STORAGES.iter().find(|(name, _)| name == class)?.1,
+        held: pickle.size(*held)?,
+        first: pickle.size(*first)?,
+        shape: pickle.sizes(*shape)?,
+        strides: pickle.sizes(*strides)?,
+    })
+}
+
+impl Described {
+    /// Finds the tensor in the archive.
+    fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<Stored, String> {
+        let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or("its shape overflows")?;
+        let mut stride = 1u64;
+        let row_by_row = self.shape.len() == self.strides.len()
+            && self.shape.iter().zip(&self.strides).rev().all(|(size, own)| {
+                let fits = *size <= 1 || *own == stride;
+                stride = stride.saturating_mul(*size);
+                fits
+            });
+        if !row_by_row && elements > 0 {
+            return Err("it is not stored row by row: save it again with .contiguous()".into());
+        }
+        let name = format!("data/{}", self.storage);
+        let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its numbers, {name}, are not there"))?;
+        let size = self.dtype.size() as u64;
+        let inside = self.first.checked_add(elements).is_some_and(|end| end <= self.held);
+        if !inside || self.held.checked_mul(size) != Some(bytes) {
+            return Err(format!(
+                "it takes {elements} elements of {} from the {}th on, of {} in {bytes} bytes",
+                self.dtype, self.first, self.held
+            ));
+        }
+        let shape = self.shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
+        let span = Span { file: file.clone(), begin: at + self.first * size, len: elements * size };
+        Ok(Stored { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans: vec![span] })
+    }
+}

@@ -1,0 +1,132 @@
+//! Files that torch 2.11 wrote (`tests/fixtures/weights/make.py`), whole and damaged.
+
+use crate::fixtures::temp;
+use crate::stored::{Files, Tensors};
+use crate::{ConvertRequest, Form, Names, Source, cast, inspect, plan_conversion};
+use camino::{Utf8Path, Utf8PathBuf};
+use proptest::prelude::*;
+use recipe::Layer;
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+
+fn fixture(name: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from("../../tests/fixtures/weights").join(name)
+}
+
+/// The numbers of every tensor.
+fn numbers(tensors: &Tensors) -> BTreeMap<String, (Vec<usize>, Vec<f64>)> {
+    let mut files = Files::default();
+    let mut read = |t: &crate::Stored| cast::values(t.dtype, &files.read_all(t).unwrap()).collect();
+    tensors.iter().map(|(name, t)| (name.clone(), (t.shape.clone(), read(t)))).collect()
+}
+
+fn copied(folder: &Utf8Path) -> Utf8PathBuf {
+    let copy = folder.join("dcp");
+    fs::create_dir(&copy).unwrap();
+    for name in [".metadata", "__0_0.distcp", "__1_0.distcp"] {
+        fs::copy(fixture("dcp").join(name), copy.join(name)).unwrap();
+    }
+    copy
+}
+
+/// Puts one text in the place of another of the same length.
+fn replaced(path: &Utf8Path, old: &str, new: &str) {
+    assert_eq!(old.len(), new.len());
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.windows(old.len()).position(|window| window == old.as_bytes()).unwrap();
+    bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn every_form_that_torch_writes_gives_the_same_numbers() {
+    let expected = Source::open(&fixture("expected.safetensors")).unwrap();
+    assert_eq!((expected.names, expected.tensors.len()), (Names::TttVideo, 60));
+    for name in ["flat.pt", "wrapped.pth", "dcp"] {
+        let source = Source::open(&fixture(name)).unwrap();
+        assert_eq!(source.names, Names::TttVideo, "{name}");
+        assert!(numbers(&source.tensors) == numbers(&expected.tensors), "{name}");
+    }
+    let dcp = Source::open(&fixture("dcp")).unwrap();
+    assert_eq!(dcp.optimizer.len(), 3, "{:?}", dcp.optimizer.keys());
+}
+
+#[test]
+fn a_checkpoint_of_ttt_video_becomes_one_of_ours_with_every_parameter() {
+    let (_keep, folder) = temp();
+    for name in ["flat.pt", "wrapped.pth", "dcp"] {
+        let target = folder.join(name.replace('.', "-"));
+        let plan = plan_conversion(&ConvertRequest::new(fixture(name), &target, Form::Internal)).unwrap();
+        let model = plan.model.as_ref().unwrap();
+        assert_eq!((model.layer, model.num_layers, model.num_heads), (Layer::TttLinear, 1, 1));
+        assert_eq!(plan.report.mapped.len(), 60);
+        plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+        let (ours, theirs) = (Source::open(&target).unwrap(), Source::open(&fixture("flat.pt")).unwrap());
+        let found = crate::compare(&theirs, &ours, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!((found.missing.len(), found.extra.len(), found.norm), (0, 0, 0.0));
+        let seen = inspect(&fixture(name), false).unwrap();
+        assert_eq!((seen.complete, seen.layers), (true, Some(1)));
+    }
+}
+
+#[test]
+fn a_file_that_wants_more_than_weights_need_is_refused_by_name() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a.pt");
+    fs::copy(fixture("flat.pt"), &path).unwrap();
+    replaced(&path, "torch._utils\n", "os.utilities\n");
+    let said = Source::open(&path).unwrap_err().why;
+    assert_eq!(said, "it wants to use os.utilities._rebuild_tensor_v2, which is not among what weights need");
+    let dcp = copied(&folder);
+    replaced(&dcp.join(".metadata"), "pathlib", "pathlab");
+    assert!(Source::open(&dcp).unwrap_err().why.contains("pathlab.PosixPath"));
+}
+
+#[test]
+fn a_distributed_checkpoint_with_parts_missing_or_elsewhere_is_refused() {
+    let (_keep, folder) = temp();
+    let dcp = copied(&folder);
+    fs::remove_file(dcp.join("__1_0.distcp")).unwrap();
+    assert_eq!(Source::open(&dcp).unwrap_err().why, "__1_0.distcp is missing");
+    assert!(!inspect(&dcp, false).unwrap().complete);
+    fs::write(dcp.join("__1_0.distcp"), "short").unwrap();
+    assert!(Source::open(&dcp).unwrap_err().why.starts_with("__1_0.distcp is truncated: it has 5 bytes"));
+    replaced(&dcp.join(".metadata"), "__1_0.distcp", "../a00.distc");
+    assert!(Source::open(&dcp).unwrap_err().why.contains("names a file outside of it: '../a00.distc'"));
+    fs::remove_file(dcp.join(".metadata")).unwrap();
+    assert!(Source::open(&dcp).is_err());
+}
+
+#[test]
+fn a_truncated_file_is_refused_whatever_its_length() {
+    let (_keep, folder) = temp();
+    let path = folder.join("a.pt");
+    let whole = fs::read(fixture("flat.pt")).unwrap();
+    for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert!(Source::open(&path).is_err(), "{len} bytes were read");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_damage_makes_a_reader_panic(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+        let (_keep, folder) = temp();
+        let dcp = copied(&folder);
+        let path = folder.join("a.pt");
+        fs::copy(fixture("flat.pt"), &path).unwrap();
+        for file in [dcp.join(".metadata"), dcp.join("__0_0.distcp"), path.clone()] {
+            let mut bytes = fs::read(&file).unwrap();
+            for (at, byte) in &changes {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            fs::write(&file, bytes).unwrap();
+        }
+        let _ = Source::open(&dcp);
+        let _ = Source::open(&path);
+    }
+}

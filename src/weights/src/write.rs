@@ -1,0 +1,311 @@
+//! Writes safetensors files: one thread reads, one writes, and one waits for the disk, so that none waits for another
+//! and no more than a few pieces are in memory.
+
+use crate::Dtype;
+use crate::stored::Files;
+use crate::stream::{CHUNK, Target};
+use camino::Utf8Path;
+use rundir::{Failure, FileSum};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::thread;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Pieces between reader and writer.
+const AHEAD: usize = 8;
+/// Bytes after which the disk is asked to have written what it got, so that it does not begin only at the end.
+const SYNC_EVERY: u64 = 64 << 20;
+
+/// A file to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct NewFile {
+    /// Its name.
+    pub name: String,
+    /// Free text for its header.
+    pub metadata: BTreeMap<String, String>,
+    /// Its tensors, in order.
+    pub tensors: Vec<Target>,
+}
+
+/// How far the writing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes written.
+    pub done: u64,
+    /// Bytes to be written.
+    pub total: u64,
+}
+
+/// Called now and then; breaking stops the work.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
+impl NewFile {
+    /// Its header: a length and JSON, padded so that the data begin at a multiple of eight.
+    fn header(&self) -> Vec<u8> {
+        let text = |text: &str| serde_json::Value::from(text).to_string();
+        let mut entries = Vec::new();
+        if !self.metadata.is_empty() {
+            let pairs: Vec<String> = self.metadata.iter().map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
+            entries.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
+        }
+        let mut at = 0;
+        for tensor in &self.tensors {
+            let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
+            let end = at + tensor.bytes();
+            entries.push(format!(
+                "{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}",
+                text(&tensor.name),
+                tensor.to,
+                shape.join(",")
+            ));
+            at = end;
+        }
+        let mut json = format!("{{{}}}", entries.join(","));
+        while !json.len().is_multiple_of(8) {
+            json.push(' ');
+        }
+        let mut header = (json.len() as u64).to_le_bytes().to_vec();
+        header.extend(json.into_bytes());
+        header
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.header().len() as u64 + self.tensors.iter().map(Target::bytes).sum::<u64>()
+    }
+}
+
+/// Shares tensors out to files of about `limit` bytes, in order, those of wide elements first so that each is aligned.
+pub(crate) fn pack(mut tensors: Vec<Target>, limit: u64) -> Vec<Vec<Target>> {
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(Dtype::size(tensor.to)));
+    let mut files: Vec<Vec<Target>> = Vec::new();
+    let mut size = 0;
+    for tensor in tensors {
+        let bytes = tensor.bytes();
+        match files.last_mut() {
+            Some(file) if size + bytes <= limit => {
+                file.push(tensor);
+                size += bytes;
+            }
+            _ => {
+                files.push(vec![tensor]);
+                size = bytes;
+            }
+        }
+    }
+    files
+}
+
+/// What the reader hands to the writer.
+enum Piece {
+    Data(Vec<u8>),
+    /// The file ends; its checksum.
+    End(String),
+}
+
+/// Writes files into a folder and returns their checksums; when it returns they are on the disk.
+pub(crate) fn write_files(
+    dir: &Utf8Path,
+    files: &[NewFile],
+    progress: OnProgress<'_>,
+) -> Result<Vec<FileSum>, Failure> {
+    thread::scope(|scope| {
+        let (send, pieces) = sync_channel(AHEAD);
+        let (give_back, spare) = channel();
+        scope.spawn(move || {
+            let send = |piece| send.send(piece).map_err(|_| stopped());
+            if let Err(failure) = read(files, &spare, &mut |piece| send(Ok(piece))) {
+                // When nobody listens any more, the writer has said why.
+                let _ = send(Err(failure));
+            }
+        });
+        let (to_disk, unsynced) = sync_channel(1);
+        let disk = scope.spawn(move || sync(&unsynced));
+        let written = write(dir, files, &pieces, &give_back, &to_disk, progress);
+        drop((pieces, to_disk));
+        let synced = disk.join().expect("waiting for the disk does not panic");
+        let failed = |(path, e): (camino::Utf8PathBuf, io::Error)| cannot_write(&path, &e);
+        synced.map_err(failed).and(written)
+    })
+}
+
+fn read(
+    files: &[NewFile],
+    spare: &Receiver<Vec<u8>>,
+    send: &mut dyn FnMut(Piece) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut open = Files::default();
+    for file in files {
+        let mut sum = Xxh3::new();
+        let mut give = |bytes: Vec<u8>| {
+            sum.update(&bytes);
+            send(Piece::Data(bytes))
+        };
+        give(file.header())?;
+        for tensor in &file.tensors {
+            let buffer = || spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK));
+            tensor.stream(&mut open, buffer, &mut give)?;
+        }
+        send(Piece::End(format!("{:016x}", sum.digest())))?;
+    }
+    Ok(())
+}
+
+/// A file that was written to, with its name for messages.
+type Written = (camino::Utf8PathBuf, Arc<File>);
+
+fn write(
+    dir: &Utf8Path,
+    files: &[NewFile],
+    pieces: &Receiver<Result<Piece, Failure>>,
+    give_back: &Sender<Vec<u8>>,
+    to_disk: &SyncSender<Written>,
+    progress: OnProgress<'_>,
+) -> Result<Vec<FileSum>, Failure> {
+    let total = files.iter().map(NewFile::bytes).sum();
+    let (mut done, mut synced, mut sums) = (0, 0, Vec::new());
+    for new in files {
+        let path = dir.join(&new.name);
+        let mut file = Arc::new(File::create_new(&path).map_err(|e| cannot_write(&path, &e))?);
+        let mut bytes = 0;
+        loop {
+            match pieces.recv().map_err(|_| stopped())?? {
+                Piece::End(xxh3) => {
+                    sums.push(FileSum { name: new.name.clone(), bytes, xxh3 });
+                    break;
+                }
+                Piece::Data(piece) => {
+                    // A file shared with the thread that syncs it is written through a reference.
+                    (&*file).write_all(&piece).map_err(|e| cannot_write(&path, &e))?;
+                    bytes += piece.len() as u64;
+                    done += piece.len() as u64;
+                    // The reader may be done, and its end of this channel gone.
+                    let _ = give_back.send(piece);
+                    if done - synced >= SYNC_EVERY {
+                        match to_disk.try_send((path.clone(), file.clone())) {
+                            Ok(()) => synced = done,
+                            Err(TrySendError::Full(_)) => {}
+                            Err(TrySendError::Disconnected(_)) => return Err(stopped()),
+                        }
+                    }
+                    if progress(Progress { done, total }).is_break() {
+                        return Err(stopped());
+                    }
+                }
+            }
+        }
+        file = Arc::clone(&file);
+        to_disk.send((path, file)).map_err(|_| stopped())?;
+    }
+    Ok(sums)
+}
+
+/// Waits until the disk has what was written.
+fn sync(unsynced: &Receiver<Written>) -> Result<(), (camino::Utf8PathBuf, io::Error)> {
+    unsynced.iter().try_for_each(|(path, file)| file.sync_all().map_err(|e| (path, e)))
+}
+
+fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
+    let fix = match error.kind() {
+        io::ErrorKind::StorageFull => "free some space on that disk, or choose another".to_owned(),
+        _ => "check the disk and the permissions of its folder".to_owned(),
+    };
+    Failure::new(format!("cannot write {path}"), error.to_string(), fix)
+}
+
+/// The work was stopped from outside, or the other side of a channel has said why it ended.
+fn stopped() -> Failure {
+    Failure::new("stopped", "it was interrupted", "run it again: nothing was left behind")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Header;
+    use crate::fixtures::{bytes_of, temp, write as fixture};
+    use crate::stored::of_header;
+    use crate::stream::Segment;
+
+    fn target(name: &str, from: Dtype, to: Dtype, shape: &[usize], segments: Vec<Segment>) -> Target {
+        Target::new(name, shape, from, to, segments)
+    }
+
+    fn go(dir: &Utf8Path, files: &[NewFile]) -> Result<Vec<FileSum>, Failure> {
+        write_files(dir, files, &mut |_| ControlFlow::Continue(()))
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_the_formats_own_crate_and_by_ours() {
+        let (_keep, folder) = temp();
+        // Larger than several pieces, and not a multiple of one.
+        let long = CHUNK * 2 + 12;
+        fixture(&folder.join("in.safetensors"), &[("w", Dtype::F32, &[long / 4]), ("n \"q\"", Dtype::BF16, &[3])]);
+        let source = of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
+        let copy = |name: &str| {
+            let stored = &source[name];
+            let segments = stored.spans.iter().cloned().map(Segment::File).collect();
+            target(name, stored.dtype, stored.dtype, &stored.shape, segments)
+        };
+        let mut grown = copy("n \"q\"");
+        grown.segments.push(Segment::Zeros(4));
+        grown.shape = vec![5];
+        let file = NewFile {
+            name: "out.safetensors".into(),
+            metadata: BTreeMap::from([("format".into(), "pt".into())]),
+            tensors: vec![copy("w"), grown],
+        };
+        let mut seen = Vec::new();
+        let sums = write_files(&folder, std::slice::from_ref(&file), &mut |progress| {
+            seen.push(progress);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        let path = folder.join("out.safetensors");
+        assert_eq!(sums, [rundir::file_sum(&path).unwrap()]);
+        assert_eq!(sums[0].bytes, file.bytes());
+        assert_eq!(seen.last().unwrap(), &Progress { done: sums[0].bytes, total: sums[0].bytes });
+        let header = Header::read(&path).unwrap();
+        assert_eq!(header.metadata["format"], "pt");
+        assert_eq!(header.read_tensor("w").unwrap(), bytes_of(long));
+        assert_eq!(header.read_tensor("n \"q\"").unwrap(), [0, 1, 2, 3, 4, 5, 0, 0, 0, 0]);
+        let bytes = std::fs::read(&path).unwrap();
+        let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(theirs.tensor("w").unwrap().data(), bytes_of(long));
+    }
+
+    #[test]
+    fn a_file_that_shrinks_while_it_is_read_fails_the_writing() {
+        let (_keep, folder) = temp();
+        fixture(&folder.join("in.safetensors"), &[("w", Dtype::F32, &[4])]);
+        let source = of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
+        std::fs::write(folder.join("in.safetensors"), [0; 20]).unwrap();
+        let segments = source["w"].spans.iter().cloned().map(Segment::File).collect();
+        let tensors = vec![target("w", Dtype::F32, Dtype::F32, &[4], segments)];
+        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors };
+        assert!(go(&folder, &[file]).unwrap_err().what.contains("in.safetensors"));
+    }
+
+    #[test]
+    fn breaking_stops_the_writing() {
+        let (_keep, folder) = temp();
+        let zeros = target("w", Dtype::F32, Dtype::F32, &[CHUNK * 4], vec![Segment::Zeros(CHUNK as u64 * 16)]);
+        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![zeros] };
+        let failure = write_files(&folder, &[file], &mut |_| ControlFlow::Break(())).unwrap_err();
+        assert_eq!(failure.why, "it was interrupted");
+    }
+
+    #[test]
+    fn tensors_are_shared_out_in_order_with_wide_elements_first() {
+        let tensor = |name: &str, to, len| target(name, to, to, &[], vec![Segment::Zeros(len)]);
+        let tensors = vec![tensor("a", Dtype::BF16, 6), tensor("b", Dtype::F32, 8), tensor("c", Dtype::BF16, 20)];
+        let names = |limit| -> Vec<Vec<String>> {
+            pack(tensors.clone(), limit).into_iter().map(|f| f.into_iter().map(|t| t.name).collect()).collect()
+        };
+        assert_eq!(names(14), [vec!["b", "a"], vec!["c"]]);
+        assert_eq!(names(u64::MAX), [vec!["b", "a", "c"]]);
+    }
+}
