@@ -1,7 +1,7 @@
 """PyTorch's side of the training benchmark: diffusers' CogVideoX transformer with gradient checkpointing and AdamW.
 
 usage: train.py THREADS STEPS                                one process
-       torchrun --nproc-per-node N train.py THREADS STEPS    FSDP2 over gloo
+       torchrun --standalone --nproc-per-node N train.py THREADS STEPS    FSDP2 over gloo
 
 Prints one JSON object: seconds of every step (forward, backward, clip, optimizer) and the peak resident memory in GiB.
 """

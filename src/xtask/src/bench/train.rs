@@ -67,7 +67,7 @@ fn theirs(bin: &Utf8Path, ranks: usize) -> Result<Figures> {
     let threads = (2 / ranks).to_string();
     let mut run = command::<&str>(bin.join("python"), []);
     if ranks > 1 {
-        run.args(["-m", "torch.distributed.run", "--nproc-per-node", &ranks.to_string(), "--master-port", "0"]);
+        run.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks.to_string()]);
     }
     run.args([script.as_str(), &threads, &STEPS.to_string()]);
     let printed = output(&mut run, "see PyTorch's message")?.stdout;
