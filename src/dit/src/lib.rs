@@ -1,7 +1,7 @@
 //! CogVideoX's transformer as functions of its parameters.
 //!
 //! Nothing here owns a parameter. A block is a function ([`block`]) of views into tensors that somebody else gathered;
-//! [`network::train_step`] walks over the units of the network and asks its caller for each unit's parameters through
+//! [`network::Network::forward_backward`] walks over the units of the network and asks its caller for each unit's parameters through
 //! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,

@@ -1,7 +1,7 @@
 //! `cargo xtask build`: gets libtorch and builds both programs.
 
 use crate::failure::{Failure, Result};
-use crate::libtorch;
+use crate::libtorch::{self, system};
 use crate::process::{cargo, run as run_command};
 
 /// Runs the command.
@@ -10,6 +10,7 @@ pub fn run(args: &[String]) -> Result<()> {
         return Err(Failure::request("cannot build", format!("{first:?} is not known"), "give no arguments"));
     }
     libtorch::ensure()?;
+    system::require(&system::OPENSSL)?;
     println!("building the console and the trainer (the first time takes some minutes)");
     let mut build = cargo(["build", "--release", "--package", "vidtui", "--package", "trainer"]);
     run_command(&mut build, "see the compiler's errors above")

@@ -4,14 +4,17 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use crate::failure::{Failure, Result};
-use crate::libtorch;
-use crate::process::{cargo, not_started, run as run_command};
+use crate::libtorch::{self, system};
+use crate::process::{cargo, command, not_started, run as run_command, works};
+use crate::workspace::root;
 
 const SEE_ABOVE: &str = "the first failure above says why";
 
 /// Runs the command: `test [FILTER]`.
 pub fn run(args: &[String]) -> Result<()> {
     libtorch::ensure()?;
+    system::require(&system::OPENSSL)?;
+    install_helpers();
     // One profile for everything, so that torch-sys is compiled once; and first the binaries, which tests start.
     let mut build = cargo(["build", "--release", "--workspace", "--bins"]);
     run_command(&mut build, "see the compiler's errors above")?;
@@ -31,6 +34,22 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     let why = if report.failed == 0 { status.to_string() } else { format!("{} tests failed", report.failed) };
     Err(Failure::new("the tests do not pass", why, SEE_ABOVE))
+}
+
+/// Installs what some tests need besides, when that is allowed. Where it is not, those tests say aloud that they were
+/// skipped.
+fn install_helpers() {
+    let rig = root().join("tests/rig/rig");
+    let ready = works(rig.as_str(), &["possible", "--slurm"]);
+    let nodes = || match ready {
+        true => Ok(()),
+        false => run_command(&mut command(&rig, ["install", "--slurm"]), "see the message above"),
+    };
+    for (what, done) in [("the demo's clip", system::require(&system::DECODER)), ("real nodes", nodes())] {
+        if let Err(failure) = done {
+            println!("{failure}\nthe tests on {what} will be skipped");
+        }
+    }
 }
 
 /// The counts of all test binaries, read from what they print.

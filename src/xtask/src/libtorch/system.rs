@@ -29,6 +29,15 @@ pub const PYTHON: [Need; 2] = [
     },
 ];
 
+/// What the console's SSH library is built against.
+pub const OPENSSL: [Need; 2] = [
+    Need { what: "pkg-config", package: "pkg-config", any_of: &[("pkg-config", &["--version"])] },
+    Need { what: "OpenSSL's headers", package: "libssl-dev", any_of: &[("pkg-config", &["--exists", "openssl"])] },
+];
+
+/// What the test of the demo's data decodes its clip with.
+pub const DECODER: [Need; 1] = [Need { what: "ffmpeg", package: "ffmpeg", any_of: &[("ffmpeg", &["-version"])] }];
+
 /// Makes sure that everything needed is there, and installs what is not when that is allowed.
 pub fn require(needs: &[Need]) -> Result<()> {
     let missing = missing(needs);
