@@ -244,8 +244,17 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         nodes: vec![NodeLaunch { node: node(), script: "#!/bin/bash\n".into() }],
         warnings,
         summary: summary.map(|(name, value)| (name.to_owned(), value)).to_vec(),
-        trainer: "/home/ada/vidtui/target/release/vidtui-train".into(),
+        trainer: plan::Trainer {
+            path: "/home/ada/vidtui/target/release/vidtui-train".into(),
+            version: "0.1.0".into(),
+            tch: "0.24.0".into(),
+            libtorch: "2.11.0".into(),
+            cuda: false,
+            sha256: "5d41402a".repeat(8),
+        },
         disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3 },
+        master: None,
+        waived: vec![],
     })
 }
 

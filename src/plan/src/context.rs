@@ -1,6 +1,7 @@
 use camino::Utf8PathBuf;
-use cluster::Node;
-use rundir::Lineage;
+use cluster::{Hostfile, Node};
+use rundir::{Attempt, Lineage, Login};
+use serde::{Deserialize, Serialize};
 
 /// What a plan needs from outside: clock, dice, user, trainer and place. Whoever plans reads them.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +23,7 @@ pub struct Context {
 }
 
 /// The trainer binary as it was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trainer {
     /// Where it is.
     pub path: Utf8PathBuf,
@@ -45,12 +46,55 @@ pub struct Place {
     pub nodes: Vec<Node>,
     /// How the user said it, such as `--local 2`; refusals repeat it.
     pub said: String,
+    /// How the nodes are reached by SSH; empty for this machine.
+    pub logins: Vec<Login>,
+    /// The first node's address as the others see it; its name, when nobody says.
+    pub address: Option<String>,
+}
+
+/// Where the ranks of several nodes meet: rank 0 listens there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Master {
+    /// The first node's address.
+    pub address: String,
+    /// The port.
+    pub port: u16,
 }
 
 impl Place {
     /// Takes this machine, with room for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
-        Self { nodes: vec![Node::local(hostname, ranks)], said: format!("--local {ranks}") }
+        let nodes = vec![Node::local(hostname, ranks)];
+        Self { nodes, said: format!("--local {ranks}"), logins: Vec::new(), address: None }
+    }
+
+    /// Takes the nodes of a hostfile. Those that do not say their slots share the `world` ranks that the others leave.
+    pub fn hostfile(hostfile: &Hostfile, world: usize, said: impl Into<String>) -> Self {
+        let said_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
+        let silent = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);
+        let share = world.saturating_sub(said_slots).div_ceil(silent).max(1);
+        let login = |entry: &cluster::hostfile::Entry| Login {
+            node: entry.node.clone(),
+            user: entry.user.clone(),
+            port: entry.port,
+        };
+        let logins = hostfile.entries.iter().map(login).collect();
+        Self { nodes: hostfile.nodes(share), said: said.into(), logins, address: None }
+    }
+
+    /// Takes the nodes on which an attempt ran, each with as many ranks as it had.
+    pub fn of(attempt: &Attempt) -> Self {
+        let by_node = attempt.placement.by_node();
+        let nodes: Vec<Node> =
+            by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
+        let said = format!("the {} of attempt {}", crate::counted(nodes.len(), "node"), attempt.number);
+        Self { nodes, said, logins: attempt.logins.clone(), address: None }
+    }
+
+    /// Leaves a node out.
+    pub fn without(&mut self, node: &cluster::NodeId) {
+        self.nodes.retain(|other| other.id != *node);
+        self.logins.retain(|other| other.node != *node);
     }
 
     /// Returns the ranks that all nodes take together.

@@ -116,6 +116,14 @@ pub fn context(ranks: usize) -> Context {
     }
 }
 
+/// The nodes of a hostfile.
+pub fn cluster(hostfile: &str, world: usize) -> Context {
+    let nodes = cluster::Hostfile::parse(hostfile).expect("a hostfile");
+    let mut place = Place::hostfile(&nodes, world, "hostfiles/four.txt");
+    place.address = Some("10.0.0.1".into());
+    Context { place, ..context(1) }
+}
+
 pub fn launch_plan() -> LaunchPlan {
     let curriculum = curriculum();
     let stage = &curriculum.stages[0];

@@ -73,7 +73,8 @@ pub fn kill(run: &RunId, dir: &RunDir, how: KillHow, owned: &[(PidFile, Liveness
     Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes })
 }
 
-fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
+/// Names the processes of a process file, so that they can be looked for and signalled.
+pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
     let ranks: Vec<String> = file.ranks.iter().map(|rank| rank.pid.to_string()).collect();
     let signals = match how {
         KillHow::Stop => format!("TERM to the supervisor, process {}", file.pid),

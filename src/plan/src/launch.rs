@@ -2,7 +2,7 @@ use camino::Utf8PathBuf;
 use recipe::{Curriculum, Recipe, StageSpec, StageStart, Trainable};
 use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
-use crate::launch_plan::{Draft, place};
+use crate::launch_plan::{Draft, crossing, place};
 use crate::{Context, LaunchPlan, Weights, counted};
 
 /// What to launch.
@@ -97,6 +97,8 @@ impl NewRun<'_> {
                 recipe.train.trainable
             ));
         }
+        let placement = place(what, &recipe.mesh, cx)?;
+        self.warnings.extend(crossing(&recipe.mesh, &placement));
         let id = RunId::new(cx.now_s, self.name, cx.random);
         let (curriculum, stage) = self.stage.unzip();
         let draft = Draft {
@@ -123,7 +125,7 @@ impl NewRun<'_> {
             start_step: 0,
             weights: self.origin.words,
             mesh: recipe.mesh,
-            placement: place(what, &recipe.mesh, cx)?,
+            placement,
             steps: None,
             saved: 0,
             warnings: self.warnings,
@@ -216,5 +218,39 @@ mod tests {
         let plan = launch(&request, &context(2)).unwrap();
         assert_eq!(plan.run.id.name(), "first-try");
         assert_eq!(plan.dir.root, format!("/runs/{}", plan.run.id));
+    }
+
+    fn over(hostfile: &str, dp_replicate: usize, dp_shard: usize) -> Result<LaunchPlan, Failure> {
+        let mut recipe = recipe();
+        recipe.mesh = Mesh { dp_replicate, dp_shard };
+        let cx = fixtures::cluster(hostfile, recipe.mesh.world());
+        launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &cx)
+    }
+
+    #[test]
+    fn a_launch_over_nodes_gives_each_its_script_and_all_one_place_to_meet() {
+        let plan = over("gpu[01-03] slots=1\nada@gpu04:2200 slots=1", 1, 4).unwrap();
+        let names: Vec<&str> = plan.nodes.iter().map(|node| node.node.as_str()).collect();
+        assert_eq!(names, ["gpu01", "gpu02", "gpu03", "gpu04"]);
+        assert_eq!(plan.attempt.logins[3].user.as_deref(), Some("ada"));
+        assert_eq!(plan.attempt.logins.len(), 4);
+        insta::assert_snapshot!(format!("{}\n{}", rows(&plan), plan.nodes[3].script));
+    }
+
+    #[test]
+    fn a_shard_group_that_leaves_its_node_is_warned_about() {
+        let warnings =
+            |hostfile: &str, dp_replicate, dp_shard| over(hostfile, dp_replicate, dp_shard).unwrap().warnings;
+        assert_eq!(warnings("gpu[01-02] slots=2", 2, 2), [""; 0]);
+        let crossing = [warnings("gpu[01-02] slots=2", 1, 4), warnings("gpu01 slots=1\ngpu02 slots=3", 2, 2)];
+        insta::assert_snapshot!(crossing.concat().join("\n"));
+    }
+
+    #[test]
+    fn nodes_that_do_not_say_their_slots_share_the_ranks() {
+        let plan = over("gpu01\ngpu02", 1, 4).unwrap();
+        assert_eq!(plan.attempt.placement.by_node().iter().map(|(_, ranks)| ranks.len()).collect::<Vec<_>>(), [2, 2]);
+        let refusal = over("gpu[01-03] slots=1", 1, 4).unwrap_err();
+        assert_eq!(refusal.why, "mesh 1 × 4 needs 4 ranks, hostfiles/four.txt gives 3");
     }
 }

@@ -1,10 +1,10 @@
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use cluster::{NodeId, Placement};
 use recipe::{Mesh, Recipe};
-use rundir::{Attempt, AttemptWhy, Failure, Run, RunDir, SCHEMA, StartFrom};
+use rundir::{Attempt, AttemptWhy, Failure, Login, Run, RunDir, SCHEMA, StartFrom};
 
 use crate::disk::DiskNeed;
-use crate::{Context, command_line, counted, script, size, supervise_command};
+use crate::{Context, Master, Trainer, command_line, counted, script, size, supervise_command};
 
 /// Exactly what will be started, on which nodes, and everything to know before saying yes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -13,8 +13,8 @@ pub struct LaunchPlan {
     pub run: Run,
     /// Its folder.
     pub dir: RunDir,
-    /// The trainer binary.
-    pub trainer: Utf8PathBuf,
+    /// The trainer binary, by the same path on every node.
+    pub trainer: Trainer,
     /// The attempt that is made.
     pub attempt: Attempt,
     /// What is started on each node.
@@ -25,6 +25,11 @@ pub struct LaunchPlan {
     pub summary: Vec<(String, String)>,
     /// The disk space that the checkpoints will take.
     pub disk: DiskNeed,
+    /// Where the ranks meet, when there are several nodes.
+    pub master: Option<Master>,
+    /// The checks that may fail, by name: somebody has said so.
+    #[serde(default)]
+    pub waived: Vec<String>,
 }
 
 /// What is started on one node.
@@ -74,19 +79,20 @@ impl Draft<'_> {
             start_step: self.start_step,
             start: self.start,
             steps: self.steps,
-            logins: Vec::new(),
+            logins: logins(&self.placement, cx),
             mesh: self.mesh,
             placement: self.placement,
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
         let disk = DiskNeed::new(self.recipe, steps.saturating_sub(self.start_step), self.saved);
+        let master = master(&attempt.placement, cx);
         let nodes = attempt
             .placement
             .by_node()
             .into_iter()
             .map(|(node, _)| NodeLaunch {
                 node: node.clone(),
-                script: script(&cx.trainer.path, &self.dir, &self.run.id, &attempt, node),
+                script: script(&cx.trainer.path, &self.dir, &self.run.id, &attempt, node, master.as_ref()),
             })
             .collect();
         let summary =
@@ -94,14 +100,54 @@ impl Draft<'_> {
         LaunchPlan {
             run: self.run,
             dir: self.dir,
-            trainer: cx.trainer.path.clone(),
+            trainer: cx.trainer.clone(),
             attempt,
             nodes,
             warnings: self.warnings,
             summary,
             disk,
+            master,
+            waived: Vec::new(),
         }
     }
+}
+
+/// The ports on which ranks meet: torchrun's, and those after it, below the ones that Linux gives to connections. Which
+/// of them is drawn, so that two runs that share a first node rarely want the same. Only every other one: supervisors meet
+/// on the port after it.
+const PORTS: std::ops::Range<u16> = 29_500..31_500;
+
+fn master(placement: &Placement, cx: &Context) -> Option<Master> {
+    let [(first, _), _, ..] = placement.by_node()[..] else { return None };
+    let address = cx.place.address.clone().unwrap_or_else(|| first.to_string());
+    let pairs = u32::from((PORTS.end - PORTS.start) / 2);
+    // The remainder is below a number that is a u16.
+    let port = PORTS.start + 2 * u16::try_from(cx.random % pairs).unwrap_or(0);
+    Some(Master { address, port })
+}
+
+fn logins(placement: &Placement, cx: &Context) -> Vec<Login> {
+    let in_use = |login: &&Login| placement.ranks.iter().any(|place| place.node == login.node);
+    cx.place.logins.iter().filter(in_use).cloned().collect()
+}
+
+/// Warns of shard groups whose ranks are not all on one node: each gather and each reduce of theirs crosses the network.
+pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Option<String> {
+    let groups = placement.ranks.chunks(mesh.dp_shard.max(1));
+    let nodes_of = |group: &[cluster::RankPlace]| {
+        group.iter().map(|place| &place.node).collect::<std::collections::BTreeSet<_>>().len()
+    };
+    let total = groups.len();
+    let crossing = groups.clone().filter(|group| nodes_of(group) > 1).count();
+    let widest = groups.map(nodes_of).max().unwrap_or(0);
+    (crossing > 0).then(|| {
+        format!(
+            "{crossing} of {} (dp_shard {}) {} nodes, up to {widest} each: every layer is gathered over the network",
+            counted(total, "shard group"),
+            mesh.dp_shard,
+            if crossing == 1 { "crosses" } else { "cross" },
+        )
+    })
 }
 
 #[expect(clippy::too_many_arguments, reason = "each is a row of the table")]
@@ -120,8 +166,7 @@ fn summary(
         rows.push(("stage", format!("{stage} of {curriculum}")));
     }
     let by_node = attempt.placement.by_node();
-    let ranks = by_node.iter().map(|(node, places)| format!("{} on {node}", places.len())).collect::<Vec<_>>();
-    rows.push(("ranks", ranks.join(" + ")));
+    rows.push(("ranks", ranks_in_words(&by_node)));
     rows.push(("mesh", mesh_in_words(&attempt.mesh)));
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
@@ -135,6 +180,18 @@ fn summary(
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
     }
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
+fn ranks_in_words(by_node: &[(&NodeId, Vec<&cluster::RankPlace>)]) -> String {
+    if let [(_, first), _, ..] = by_node
+        && by_node.iter().all(|(_, places)| places.len() == first.len())
+    {
+        let names: Vec<&str> = by_node.iter().map(|(node, _)| node.as_str()).collect();
+        return format!("{} on each of {}", first.len(), cluster::hostlist::compress(&names));
+    }
+    let ranks: Vec<String> = by_node.iter().map(|(node, places)| format!("{} on {node}", places.len())).collect();
+    ranks.join(" + ")
 }
 
 fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {

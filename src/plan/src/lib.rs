@@ -17,9 +17,9 @@ mod resume;
 mod script;
 mod size;
 
-pub use context::{Context, Place, Trainer, Weights};
+pub use context::{Context, Master, Place, Trainer, Weights};
 pub use disk::{DiskNeed, check_disk, checkpoint_bytes};
-pub use kill::{KillHow, KillPlan, NodeKill, kill};
+pub use kill::{KillHow, KillPlan, NodeKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};

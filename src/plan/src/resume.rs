@@ -5,7 +5,7 @@ use rundir::{
 };
 
 use crate::launch::{NewRun, from_weights};
-use crate::launch_plan::{Draft, mesh_in_words, place};
+use crate::launch_plan::{Draft, crossing, mesh_in_words, place};
 use crate::{Context, LaunchPlan, Weights, counted};
 
 /// What to resume, and how.
@@ -90,6 +90,10 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
             short(before)
         ));
     }
+    let placement = place(&what, &mesh, cx)?;
+    // Who resumes on the same nodes knows by now.
+    let before = request.facts.attempt.as_ref().and_then(|last| crossing(&last.mesh, &last.placement));
+    warnings.extend(crossing(&mesh, &placement).filter(|now| before.as_ref() != Some(now)));
     let (start, start_step, weights) = start_of(request, checkpoint);
     let draft = Draft {
         run: request.run.clone(),
@@ -101,7 +105,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
         start_step,
         weights,
         mesh,
-        placement: place(&what, &mesh, cx)?,
+        placement,
         steps,
         saved: request.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64,
         warnings,
@@ -203,6 +207,12 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
         let lost =
             request.facts.last_metric.map_or(String::new(), |(step, _)| format!(", and its {step} steps are lost"));
         warnings.push(format!("it has no complete checkpoint: it starts over{lost}"));
+    }
+    if let (Liveness::Unknown, Some(last)) = (request.facts.alive, &request.facts.attempt) {
+        warnings.push(format!(
+            "a node of attempt {} cannot be seen: what is left of it there can train no more, and ends by itself",
+            last.number
+        ));
     }
     for entry in request.checkpoints {
         if let CheckpointEntry::Incomplete { step, why, .. } = entry

@@ -2,7 +2,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{NodeId, RankPlace};
 use rundir::{Attempt, RunDir, RunId};
 
-use crate::{command_line, quote};
+use crate::{Master, command_line, quote};
 
 /// Returns the words of the command that starts the supervisor of one node.
 pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &NodeId) -> Vec<String> {
@@ -13,7 +13,14 @@ pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &
 }
 
 /// Writes the script that starts one node: what the console runs, and what a person can run by hand.
-pub fn script(trainer: &Utf8Path, dir: &RunDir, run: &RunId, attempt: &Attempt, node: &NodeId) -> String {
+pub fn script(
+    trainer: &Utf8Path,
+    dir: &RunDir,
+    run: &RunId,
+    attempt: &Attempt,
+    node: &NodeId,
+    master: Option<&Master>,
+) -> String {
     let number = attempt.number;
     let world = attempt.placement.world();
     let here = attempt.placement.ranks.iter().filter(|place| place.node == *node);
@@ -22,6 +29,13 @@ pub fn script(trainer: &Utf8Path, dir: &RunDir, run: &RunId, attempt: &Attempt, 
     let log_dir = quote(dir.log_dir(node).as_str());
     let in_comment = |path: Utf8PathBuf| quote(path.as_str()).replace(['\n', '\r'], "?");
     let id = quote(run.as_str());
+    let meeting = master.map_or(String::new(), |Master { address, port }| {
+        format!(
+            "\n# Where the ranks of all nodes meet: rank 0 listens there.\n\
+             export MASTER_ADDR={}\nexport MASTER_PORT={port}\n",
+            quote(address)
+        )
+    });
     let command = command_line(&supervise_command(trainer, dir, number, node));
     format!(
         "\
@@ -40,7 +54,7 @@ set -eu
 # All processes of the run carry its id; what does not carry it is never signalled.
 export VIDTUI_RUN={id}
 export VIDTUI_ATTEMPT={number}
-
+{meeting}
 mkdir -p {log_dir}
 exec {command} \\
   </dev/null >>{log} 2>&1
@@ -85,7 +99,7 @@ mod tests {
         let (run, attempt) = fixtures::run_and_attempt();
         let dir = RunDir::of(&root, &run.id);
         let node = &attempt.placement.ranks[0].node;
-        let text = script(&trainer, &dir, &run.id, &attempt, node);
+        let text = script(&trainer, &dir, &run.id, &attempt, node, None);
         let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
         assert!(status.success());
         let said = std::fs::read_to_string(dir.supervisor_log(node, attempt.number)).expect("a log");

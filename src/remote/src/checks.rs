@@ -6,7 +6,7 @@ use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, Weights, check_disk, check_weights, size};
 use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest};
 
-use crate::Transport;
+use crate::{Transport, preflight};
 
 /// One thing that must hold before a run starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +17,20 @@ pub struct Check {
     pub node: Option<NodeId>,
     /// What was found, or what is wrong.
     pub result: Result<String, Failure>,
+    /// Whether the launch goes on even if it fails: somebody has said so.
+    pub waived: bool,
+}
+
+impl Check {
+    pub(crate) fn new(plan: &LaunchPlan, what: &str, node: Option<&NodeId>, result: Result<String, Failure>) -> Self {
+        let waived = plan.waived.iter().any(|name| name == what);
+        Self { what: what.into(), node: node.cloned(), result, waived }
+    }
+
+    /// Returns why nothing may be started, if so.
+    pub fn obstacle(&self) -> Option<&Failure> {
+        self.result.as_ref().err().filter(|_| !self.waived)
+    }
 }
 
 /// Makes every check of a launch, and starts nothing.
@@ -25,19 +39,23 @@ pub struct Check {
 pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
     let what = verb(plan);
     let mut checks = vec![
-        Check { what: "trainer".into(), node: None, result: trainer(&what, plan) },
-        Check { what: "weights".into(), node: None, result: weights(&what, plan) },
-        Check { what: "run directory".into(), node: None, result: writable(&what, &plan.dir.root) },
+        Check::new(plan, "trainer", None, trainer(&what, plan)),
+        Check::new(plan, "weights", None, weights(&what, plan)),
+        Check::new(plan, "run directory", None, writable(&what, &plan.dir.root)),
     ];
+    if !plan.attempt.logins.is_empty() {
+        checks.extend(preflight::checks(&what, plan, transports));
+        return checks;
+    }
     for launch in &plan.nodes {
         let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
         let (reached, disk) = match transport {
-            None => (Err(unreachable(&what, &launch.node)), None),
+            None => (Err(preflight::no_way(&what, &launch.node)), None),
             Some(transport) => (Ok("reachable".to_owned()), Some(disk(&what, plan, transport.as_mut()))),
         };
-        let node = Some(launch.node.clone());
-        checks.push(Check { what: "node".into(), node: node.clone(), result: reached });
-        checks.extend(disk.map(|result| Check { what: "disk".into(), node, result }));
+        let node = Some(&launch.node);
+        checks.push(Check::new(plan, "node", node, reached));
+        checks.extend(disk.map(|result| Check::new(plan, "disk", node, result)));
     }
     checks
 }
@@ -51,12 +69,8 @@ pub(crate) fn verb(plan: &LaunchPlan) -> String {
     }
 }
 
-fn unreachable(what: &str, node: &NodeId) -> Failure {
-    Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
-}
-
 fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
-    let path = &plan.trainer;
+    let path = &plan.trainer.path;
     match path.metadata() {
         Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 != 0 => Ok(path.to_string()),
         Ok(_) => Err(Failure::new(what, format!("the trainer {path} is not an executable file"), "build it again")),
@@ -66,8 +80,19 @@ fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
 
 /// The checkpoint that the attempt starts from must be complete and of the recipe's shape.
 fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
-    let dir = match &plan.attempt.start {
-        StartFrom::Random => return Ok("random".into()),
+    let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };
+    let refused = |why: String| {
+        Failure::new(what, why, "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones")
+    };
+    let checkpoint = Checkpoint::open(&dir).map_err(|error| refused(error.to_string()))?;
+    check_weights(what, &checkpoint.manifest, &plan.run.recipe()?)?;
+    Ok(format!("{dir}, {}", size(checkpoint.bytes)))
+}
+
+/// The step directory that the attempt starts from; none when it starts from random weights.
+pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
+    Some(match &plan.attempt.start {
+        StartFrom::Random => return None,
         StartFrom::Weights { path } => path.clone(),
         StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } if *run == plan.run.id => {
             plan.dir.step_dir(*step)
@@ -75,13 +100,7 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
         StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
             RunDir::of(plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), run).step_dir(*step)
         }
-    };
-    let refused = |why: String| {
-        Failure::new(what, why, "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones")
-    };
-    let checkpoint = Checkpoint::open(&dir).map_err(|error| refused(error.to_string()))?;
-    check_weights(what, &checkpoint.manifest, &plan.run.recipe()?)?;
-    Ok(format!("{dir}, {}", size(checkpoint.bytes)))
+    })
 }
 
 fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {

@@ -1,4 +1,5 @@
 use std::io;
+use std::time::Duration;
 
 use cluster::NodeId;
 use rundir::Failure;
@@ -24,11 +25,88 @@ pub enum RemoteError {
         /// What does not agree.
         why: String,
     },
+    /// There is no connection to the node.
+    #[error("node {node} cannot be reached: {refused}")]
+    Unreachable {
+        /// The node.
+        node: NodeId,
+        /// Why not, and what to do.
+        refused: Refused,
+    },
+    /// The connection ended before the answer was there. What was asked for may have been done.
+    #[error("node {node}: the connection ended while it was to {action}: {why}")]
+    Lost {
+        /// The node.
+        node: NodeId,
+        /// What it was to do.
+        action: String,
+        /// How the connection ended.
+        why: String,
+    },
+    /// The node did not answer in time. What was asked for may be done yet.
+    #[error("node {node} did not {action} within {} s", after.as_secs_f64())]
+    Silent {
+        /// The node.
+        node: NodeId,
+        /// What it was to do.
+        action: String,
+        /// How long it had.
+        after: Duration,
+    },
+    /// A command failed.
+    #[error("node {node}: cannot {action}: {status}{}", said(stderr))]
+    Command {
+        /// The node.
+        node: NodeId,
+        /// What it was to do.
+        action: String,
+        /// Its exit status, in words.
+        status: String,
+        /// The last lines that it wrote to standard error.
+        stderr: String,
+    },
+    /// An answer has another form than the scripts here give.
+    #[error("node {node}: cannot {action}: its answer is not understood: {answer:?}")]
+    Odd {
+        /// The node.
+        node: NodeId,
+        /// What it was to do.
+        action: String,
+        /// The part that is not understood.
+        answer: String,
+    },
+}
+
+/// Why a connection did not come about.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{step}: {why}")]
+pub struct Refused {
+    /// How far it came: `connecting`, `host key`, `login`.
+    pub step: String,
+    /// What happened there.
+    pub why: String,
+    /// What to do.
+    pub fix: String,
+}
+
+impl Refused {
+    pub(crate) fn new(step: &str, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { step: step.into(), why: why.into(), fix: fix.into() }
+    }
+}
+
+fn said(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!("; it said: {stderr}") }
 }
 
 impl RemoteError {
     pub(crate) fn io(node: &NodeId, action: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Io { node: node.clone(), action: action.into(), source: source.into() }
+    }
+
+    /// Tells whether the node could not be asked at all: nothing is known about it.
+    pub fn is_blind(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Lost { .. } | Self::Silent { .. })
     }
 
     /// Makes it the reason why `what` failed.
@@ -37,7 +115,9 @@ impl RemoteError {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "do it as the user who launched the run"
             }
-            Self::Io { .. } => "look at that node, then try again",
+            Self::Unreachable { refused, .. } => &refused.fix,
+            Self::Lost { .. } | Self::Silent { .. } => "nothing is lost on the node itself; try again when it answers",
+            Self::Io { .. } | Self::Command { .. } | Self::Odd { .. } => "look at that node, then try again",
             Self::NotOurs { .. } => "nothing was signalled; look at the processes with `ps -ef`",
         };
         Failure::new(what, self.to_string(), fix)

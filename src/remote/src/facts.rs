@@ -11,30 +11,37 @@ const RECENT_BYTES: u64 = 64 * 1024;
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
 
-/// Reads everything from which the state of a run follows ([`rundir::derive`]).
+/// Reads everything from which the state of a run follows ([`rundir::derive`]), as far as this machine sees it. What runs on
+/// other nodes is unknown; [`crate::Fleet`] sees it.
 ///
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
-    Ok(facts(dir, run, &here)?)
+    Ok(read(dir, run, &|_, files| files.iter().map(|file| liveness(file, &here)).collect())?)
 }
 
-/// Reads the process files of a run's newest attempt, each with whether its processes exist: what a kill is planned from.
+/// Reads the process files of a run's newest attempt, each with whether its processes exist, as far as this machine sees
+/// them.
 ///
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
+    Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(file, &here)).collect())?)
+}
+
+/// Tells which of these processes of an attempt exist.
+pub(crate) type Look<'a> = &'a dyn Fn(&Attempt, &[PidFile]) -> Vec<Liveness>;
+
+pub(crate) fn pid_files_seen(dir: &RunDir, look: Look<'_>) -> Result<Vec<(PidFile, Liveness)>, Error> {
     let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for node in nodes(&attempt) {
-        if let Some(file) = dir.read_pid(node, attempt.number)? {
-            let alive = liveness(&file, &here);
-            found.push((file, alive));
-        }
+        files.extend(dir.read_pid(node, attempt.number)?);
     }
-    Ok(found)
+    let seen = look(&attempt, &files);
+    Ok(files.into_iter().zip(seen).collect())
 }
 
 /// Tells whether the processes of a process file exist.
@@ -57,7 +64,7 @@ pub fn liveness(file: &PidFile, here: &Here) -> Liveness {
     }
 }
 
-fn facts(dir: &RunDir, run: &Run, here: &Here) -> Result<RunFacts, Error> {
+pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
@@ -66,7 +73,7 @@ fn facts(dir: &RunDir, run: &Run, here: &Here) -> Result<RunFacts, Error> {
     let Some(attempt) = attempt else { return Ok(facts) };
 
     // Before the exit files: a process may end between the two, but not the other way round.
-    facts.alive = attempt_liveness(dir, &attempt, here)?;
+    facts.alive = attempt_liveness(dir, &attempt, look)?;
     facts.stopping = dir.stop_file().exists();
     for event in recent_events(dir, &attempt)? {
         if let EventKind::SignalReceived { signal } = event.kind
@@ -90,14 +97,21 @@ fn facts(dir: &RunDir, run: &Run, here: &Here) -> Result<RunFacts, Error> {
 }
 
 /// One process that exists makes the attempt alive; otherwise one node that cannot be seen makes it unknown.
-fn attempt_liveness(dir: &RunDir, attempt: &Attempt, here: &Here) -> Result<Liveness, Error> {
+fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<Liveness, Error> {
     let mut all = Liveness::Dead;
+    let mut files = Vec::new();
     for node in nodes(attempt) {
-        let one = match dir.read_pid(node, attempt.number)? {
-            Some(file) => liveness(&file, here),
-            None if *node == here.node => Liveness::Dead,
-            None => Liveness::Unknown,
-        };
+        match dir.read_pid(node, attempt.number)? {
+            // Its last act is to write how it ended; nobody needs to be asked.
+            Some(_) if !attempt.logins.is_empty() && dir.read_exit(node, attempt.number)?.is_some() => {}
+            Some(file) => files.push(file),
+            // The nodes of a hostfile share the folder: what is not in it was not started.
+            None if !attempt.logins.is_empty() => {}
+            None if here().is_ok_and(|here| here.node == *node) => {}
+            None => all = Liveness::Unknown,
+        }
+    }
+    for one in look(attempt, &files) {
         match one {
             Liveness::Alive => return Ok(Liveness::Alive),
             Liveness::Unknown => all = Liveness::Unknown,

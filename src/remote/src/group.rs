@@ -3,34 +3,67 @@
 //! A process number alone may by now be somebody else's. Four things must agree: the boot id of the machine, the start
 //! time of the process, its group, and `VIDTUI_RUN` in its environment.
 
-use std::io;
-
 use plan::NodeKill;
 
 use crate::proc::{self, Stat};
-use crate::{Group, Process, Role};
+use crate::{Addressee, Group, Process, Role};
 
 /// The variable that every process of a run carries.
 pub(crate) const RUN_VARIABLE: &str = "VIDTUI_RUN";
 
-/// Finds the live processes that `target` names on this machine.
-pub(crate) fn look(target: &NodeKill, boot_id: &str) -> io::Result<Group> {
+/// What was seen on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub boot_id: String,
+    /// The group of the program that looks, if that runs there too.
+    pub own_group: Option<i32>,
+    /// The live processes that the target names, or more, by number.
+    pub processes: Vec<SeenProcess>,
+}
+
+/// What was seen of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SeenProcess {
+    pub stat: Stat,
+    /// `VIDTUI_RUN` in its environment, or why that cannot be read.
+    pub run: Result<Option<String>, String>,
+    /// Kernel threads have none, nor have processes that are ending.
+    pub has_command_line: bool,
+    pub command: String,
+}
+
+/// Looks at this machine's processes.
+pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<Seen> {
+    let live = proc::live_processes()?;
+    let own = std::process::id() as i32;
+    let own_group = live.iter().find(|process| process.pid == own).map(|process| process.pgid);
+    let named = live.into_iter().filter(|process| is_named(process, target));
+    let processes = named.map(|stat| SeenProcess {
+        stat,
+        run: proc::environment(stat.pid, RUN_VARIABLE).map_err(|error| error.to_string()),
+        has_command_line: proc::has_command_line(stat.pid),
+        command: proc::command(stat.pid),
+    });
+    Ok(Seen { boot_id: boot_id.to_owned(), own_group, processes: processes.collect() })
+}
+
+/// Finds those that are the target's among the processes that were seen.
+pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
     // -1, 0 and 1 mean "everybody", "my own group" and "the whole machine" to kill(2).
     if target.pid <= 1 || target.pgid <= 1 {
-        return Ok(Group::NotOurs(format!("its process file names process {}, group {}", target.pid, target.pgid)));
+        return Group::NotOurs(format!("its process file names process {}, group {}", target.pid, target.pgid));
     }
-    if target.boot_id != boot_id {
-        return Ok(Group::Gone);
+    if target.boot_id != seen.boot_id {
+        return Group::Gone;
     }
-    let live = proc::live_processes()?;
-    let own_group = live.iter().find(|process| process.pid == std::process::id() as i32).map(|process| process.pgid);
-    if own_group == Some(target.pgid) {
-        return Ok(Group::NotOurs(format!("group {} is that of this program", target.pgid)));
+    if seen.own_group == Some(target.pgid) {
+        return Group::NotOurs(format!("group {} is that of this program", target.pgid));
     }
-    let named: Vec<&Stat> = live.iter().filter(|process| is_named(process, target)).collect();
+    let named: Vec<&SeenProcess> = seen.processes.iter().filter(|process| is_named(&process.stat, target)).collect();
     // Somebody else with the supervisor's number means that the group of old is gone: Linux gives a number to a new
     // process only when no group and no session has it.
-    let reused = named.iter().any(|process| process.pid == target.pid && process.start_ticks != target.start_ticks);
+    let is_other = |stat: &Stat| stat.pid == target.pid && stat.start_ticks != target.start_ticks;
+    let reused = named.iter().any(|process| is_other(&process.stat));
     let (mut ours, mut ending, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
     for process in &named {
         match judge(process, target) {
@@ -40,22 +73,33 @@ pub(crate) fn look(target: &NodeKill, boot_id: &str) -> io::Result<Group> {
         }
     }
     if reused || (ours.is_empty() && !doubts.is_empty()) {
-        return Ok(Group::NotOurs(doubts.join("; ")));
+        return Group::NotOurs(doubts.join("; "));
     }
     // One process that is the run's for certain makes its group and its session the run's.
-    let group = ours.iter().any(|process| process.pgid == target.pgid);
-    let session = ours.iter().any(|process| process.session == target.pid);
+    let group = ours.iter().any(|process| process.stat.pgid == target.pgid);
+    let session = ours.iter().any(|process| process.stat.session == target.pid);
     let members: Vec<Process> = named
         .iter()
         .filter(|process| {
             ours.contains(process)
                 || ending.contains(process)
-                || (group && process.pgid == target.pgid)
-                || (session && process.session == target.pid)
+                || (group && process.stat.pgid == target.pgid)
+                || (session && process.stat.session == target.pid)
         })
         .map(|process| describe(process, target))
         .collect();
-    Ok(if members.is_empty() { Group::Gone } else { Group::Ours(members) })
+    if members.is_empty() { Group::Gone } else { Group::Ours(members) }
+}
+
+/// Picks those of a run's processes who are to be signalled.
+pub(crate) fn addressees(members: Vec<Process>, to: Addressee) -> Vec<Process> {
+    let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
+    let is_meant = |process: &Process| match (to, process.role) {
+        (Addressee::Everyone, _) | (Addressee::Supervisor, Role::Supervisor) => true,
+        (Addressee::Supervisor, Role::Rank(_)) => !has_supervisor,
+        (Addressee::Supervisor, Role::Other) => false,
+    };
+    members.into_iter().filter(is_meant).collect()
 }
 
 /// Whether a process has a number, a group or a session that the target names. A rank's number in other hands is left
@@ -78,35 +122,34 @@ enum Verdict {
     NotOurs(String),
 }
 
-fn judge(process: &Stat, target: &NodeKill) -> Verdict {
-    let pid = process.pid;
-    if pid == target.pid && process.start_ticks != target.start_ticks {
+fn judge(process: &SeenProcess, target: &NodeKill) -> Verdict {
+    let (Stat { pid, start_ticks, .. }, command) = (process.stat, &process.command);
+    if pid == target.pid && start_ticks != target.start_ticks {
         return Verdict::NotOurs(format!(
-            "process {pid} started at tick {}, the process file says {}: its number was given to another process ({})",
-            process.start_ticks,
+            "process {pid} started at tick {start_ticks}, the process file says {}: its number was given to another process ({command})",
             target.start_ticks,
-            proc::command(pid)
         ));
     }
-    if process.start_ticks < target.start_ticks {
-        return Verdict::NotOurs(format!("process {pid} ({}) is older than the supervisor", proc::command(pid)));
+    if start_ticks < target.start_ticks {
+        return Verdict::NotOurs(format!("process {pid} ({command}) is older than the supervisor"));
     }
-    let why = match proc::environment(pid, RUN_VARIABLE) {
+    let why = match &process.run {
         Ok(Some(run)) if run == target.run.as_str() => return Verdict::Ours,
-        _ if !proc::has_command_line(pid) => return Verdict::Ending,
+        _ if !process.has_command_line => return Verdict::Ending,
         Ok(Some(run)) => format!("process {pid} has {RUN_VARIABLE}={run}, not {}", target.run),
-        Ok(None) => format!("process {pid} ({}) has no {RUN_VARIABLE} in its environment", proc::command(pid)),
-        Err(error) => format!("the environment of process {pid} ({}) cannot be read: {error}", proc::command(pid)),
+        Ok(None) => format!("process {pid} ({command}) has no {RUN_VARIABLE} in its environment"),
+        Err(error) => format!("the environment of process {pid} ({command}) cannot be read: {error}"),
     };
     Verdict::NotOurs(why)
 }
 
-fn describe(process: &Stat, target: &NodeKill) -> Process {
-    let rank = target.ranks.iter().find(|rank| rank.pid == process.pid);
+fn describe(process: &SeenProcess, target: &NodeKill) -> Process {
+    let Stat { pid, pgid, state, start_ticks, .. } = process.stat;
+    let rank = target.ranks.iter().find(|rank| rank.pid == pid);
     let role = match rank {
-        _ if process.pid == target.pid => Role::Supervisor,
+        _ if pid == target.pid => Role::Supervisor,
         Some(rank) => Role::Rank(rank.rank),
         None => Role::Other,
     };
-    Process { pid: process.pid, pgid: process.pgid, role, state: process.state, command: proc::command(process.pid) }
+    Process { pid, pgid, start_ticks, role, state, command: process.command.clone() }
 }

@@ -5,6 +5,7 @@ use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill};
 use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
 
+use crate::at_once::at_once;
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
 use crate::{RemoteError, proc};
 
@@ -115,16 +116,18 @@ pub fn execute_kill(
     progress: &mut dyn FnMut(KillProgress),
 ) -> KillReport {
     let mut nodes: Vec<Ending<'_>> = plan.nodes.iter().map(|target| Ending::new(plan, target, transports)).collect();
+    let supervisors = (Addressee::Supervisor, Signal::Term);
     match plan.how {
-        KillHow::Stop => {
-            signal_all(&mut nodes, transports, Addressee::Supervisor, Signal::Term, progress);
-            wait(&mut nodes, transports, patience.stop);
-        }
+        KillHow::Stop => end(&mut nodes, transports, supervisors, patience.stop, progress),
         KillHow::Kill => {
-            signal_all(&mut nodes, transports, Addressee::Everyone, Signal::Term, progress);
-            wait(&mut nodes, transports, patience.term);
-            signal_all(&mut nodes, transports, Addressee::Everyone, Signal::Kill, progress);
-            wait(&mut nodes, transports, patience.kill);
+            let everyone = |signal| (Addressee::Everyone, signal);
+            end(&mut nodes, transports, everyone(Signal::Term), patience.term, progress);
+            end(&mut nodes, transports, everyone(Signal::Kill), patience.kill, progress);
+        }
+    }
+    for node in &mut nodes {
+        if let Some(error) = node.blind.take() {
+            node.report.failure = Some(error.failure(&*node.what));
         }
     }
     for node in &mut nodes {
@@ -145,17 +148,20 @@ pub fn execute_kill(
 struct Ending<'a> {
     what: String,
     target: &'a NodeKill,
-    transport: Option<usize>,
     report: NodeReport,
     gone: bool,
+    /// Whether the signal of this phase is still to be sent: the node was out of sight.
+    unsent: bool,
+    /// Why the node is out of sight.
+    blind: Option<RemoteError>,
 }
 
 impl<'a> Ending<'a> {
     fn new(plan: &KillPlan, target: &'a NodeKill, transports: &[Box<dyn Transport>]) -> Self {
         let verb = if plan.how == KillHow::Stop { "stop" } else { "kill" };
         let what = format!("cannot {verb} {}", plan.run);
-        let transport = transports.iter().position(|transport| *transport.node() == target.node);
-        let failure = transport.is_none().then(|| {
+        let reachable = transports.iter().any(|transport| *transport.node() == target.node);
+        let failure = (!reachable).then(|| {
             Failure::new(
                 &*what,
                 format!("node {} cannot be reached from here", target.node),
@@ -164,62 +170,107 @@ impl<'a> Ending<'a> {
         });
         let report =
             NodeReport { node: target.node.clone(), signals: Vec::new(), signalled: 0, left: Vec::new(), failure };
-        Self { what, target, transport, report, gone: false }
+        Self { what, target, report, gone: false, unsent: false, blind: None }
     }
 
     fn is_done(&self) -> bool {
         self.gone || self.report.failure.is_some()
     }
 
-    fn fail(&mut self, error: &RemoteError) {
-        self.report.failure = Some(error.failure(&*self.what));
+    /// A node that is out of sight is tried again for as long as there is patience.
+    fn fail(&mut self, error: RemoteError) {
+        if error.is_blind() {
+            self.blind = Some(error);
+        } else {
+            self.report.failure = Some(error.failure(&*self.what));
+        }
     }
-}
 
-fn signal_all(
-    nodes: &mut [Ending<'_>],
-    transports: &mut [Box<dyn Transport>],
-    to: Addressee,
-    signal: Signal,
-    progress: &mut dyn FnMut(KillProgress),
-) {
-    for node in nodes.iter_mut().filter(|node| !node.is_done()) {
-        let Some(transport) = node.transport.map(|index| &mut transports[index]) else { continue };
-        match transport.signal(node.target, to, signal) {
-            Ok(signalled) if signalled.is_empty() => {
-                node.gone = true;
-                node.report.left.clear();
-            }
+    /// Sends a signal; returns what to tell about it.
+    fn signal(&mut self, transport: &mut dyn Transport, to: Addressee, signal: Signal) -> Option<KillProgress> {
+        match transport.signal(self.target, to, signal) {
             Ok(signalled) => {
+                (self.unsent, self.blind) = (false, None);
+                if signalled.is_empty() {
+                    self.gone = true;
+                    self.report.left.clear();
+                    return None;
+                }
                 let name = if signal == Signal::Term { "TERM" } else { "KILL" };
                 let pids = signalled.iter().map(|process| process.pid.to_string()).collect::<Vec<_>>().join(", ");
                 let text = format!("{name} sent to {}: {pids}", counted_processes(signalled.len()));
-                progress(KillProgress { node: node.report.node.clone(), text: text.clone() });
-                node.report.signals.push(text);
-                node.report.signalled = node.report.signalled.max(signalled.len());
-                node.report.left = signalled;
+                self.report.signals.push(text.clone());
+                self.report.signalled = self.report.signalled.max(signalled.len());
+                self.report.left = signalled;
+                Some(KillProgress { node: self.report.node.clone(), text })
             }
-            Err(error) => node.fail(&error),
+            Err(error) => {
+                let told = self.blind.is_none();
+                let text = error.to_string();
+                self.fail(error);
+                told.then(|| KillProgress { node: self.report.node.clone(), text })
+            }
+        }
+    }
+
+    fn look(&mut self, transport: &mut dyn Transport) {
+        match transport.look(self.target) {
+            Ok(group) => {
+                self.blind = None;
+                match group {
+                    Group::Gone => {
+                        self.gone = true;
+                        self.report.left.clear();
+                    }
+                    Group::Ours(left) => self.report.left = left,
+                    Group::NotOurs(why) => self.fail(RemoteError::NotOurs { node: self.target.node.clone(), why }),
+                }
+            }
+            Err(error) => self.fail(error),
         }
     }
 }
 
-/// Waits until all processes of all nodes are gone, or patience is.
-fn wait(nodes: &mut [Ending<'_>], transports: &mut [Box<dyn Transport>], patience: Duration) {
+/// Does something on all nodes that are not done, at once: one that does not answer keeps no other waiting.
+fn on_all<T: Send>(
+    nodes: &mut [Ending<'_>],
+    transports: &mut [Box<dyn Transport>],
+    work: impl Fn(&mut Ending<'_>, &mut dyn Transport) -> T + Sync,
+) -> Vec<T> {
+    let pairs: Vec<_> = nodes
+        .iter_mut()
+        .filter(|node| !node.is_done())
+        .map(|node| {
+            let name = node.target.node.clone();
+            (name, node)
+        })
+        .collect();
+    at_once(pairs, transports, |node, transport| work(node, transport))
+}
+
+/// Sends a signal to every node, and waits until all their processes are gone, or patience is.
+fn end(
+    nodes: &mut [Ending<'_>],
+    transports: &mut [Box<dyn Transport>],
+    (to, signal): (Addressee, Signal),
+    patience: Duration,
+    progress: &mut dyn FnMut(KillProgress),
+) {
     let deadline = Instant::now() + patience;
+    nodes.iter_mut().for_each(|node| node.unsent = true);
+    let send = |node: &mut Ending<'_>, transport: &mut dyn Transport| node.signal(transport, to, signal);
+    on_all(nodes, transports, send).into_iter().flatten().for_each(&mut *progress);
     loop {
-        for node in nodes.iter_mut().filter(|node| !node.is_done()) {
-            let Some(transport) = node.transport.map(|index| &mut transports[index]) else { continue };
-            match transport.look(node.target) {
-                Ok(Group::Gone) => {
-                    node.gone = true;
-                    node.report.left.clear();
-                }
-                Ok(Group::Ours(left)) => node.report.left = left,
-                Ok(Group::NotOurs(why)) => node.fail(&RemoteError::NotOurs { node: node.target.node.clone(), why }),
-                Err(error) => node.fail(&error),
+        let told = on_all(nodes, transports, |node, transport| {
+            if node.unsent && Instant::now() < deadline {
+                return node.signal(transport, to, signal);
             }
-        }
+            if !node.unsent {
+                node.look(transport);
+            }
+            None
+        });
+        told.into_iter().flatten().for_each(&mut *progress);
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || nodes.iter().all(Ending::is_done) {
             return;

@@ -10,9 +10,10 @@ use cluster::NodeId;
 use plan::{LaunchPlan, quote};
 use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
 
-use crate::checks::{checks, verb};
-use crate::pid_files;
+use crate::at_once::at_once;
+use crate::checks::{Check, checks, verb};
 use crate::transport::{Ended, Started, Transport};
+use crate::{RemoteError, pid_files};
 
 /// How long a launch waits for the supervisors to say that they live. That takes a tenth of a second, or seconds when
 /// libtorch comes from a cold disk; one that needs longer is watched like any run.
@@ -30,29 +31,33 @@ const LAST_LINES: usize = 5;
 /// The first check that fails; another program was faster; a supervisor that ended at once, with the end of its log.
 pub fn execute_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Result<RunDir, Failure> {
     let what = verb(plan);
-    for check in checks(plan, transports) {
-        check.result?;
+    if let Some(obstacle) = checks(plan, transports).iter().find_map(Check::obstacle) {
+        return Err(obstacle.clone());
     }
     let made = make(&what, plan)?;
+    let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), &launch.node)).collect();
+    let starts = at_once(nodes, transports, |node, transport| {
+        let script = plan.dir.launch_script(plan.attempt.number, node);
+        (node, transport.start(&script, &plan.dir.pid_toml(node, plan.attempt.number)))
+    });
     let mut started = Vec::new();
-    for launch in &plan.nodes {
-        let script = plan.dir.launch_script(plan.attempt.number, &launch.node);
-        let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
-        let result = transport.map(|transport| transport.start(&script)).transpose();
-        match result {
-            Ok(Some(start)) => started.push((&launch.node, start)),
-            // The check above found a transport for every node.
-            Ok(None) => {}
-            Err(error) if started.is_empty() => {
-                let _ = fs::remove_dir_all(&made);
-                return Err(error.failure(what));
-            }
-            Err(error) => {
-                let mut failure = error.failure(what);
-                failure.fix = format!("other nodes have started: end them with `vidtui kill {}`", plan.run.id);
-                return Err(failure);
-            }
+    let mut failed = None;
+    for (node, start) in starts {
+        match start {
+            Ok(start) => started.push((node, start)),
+            Err(error) => failed = failed.or(Some(error)),
         }
+    }
+    if let Some(error) = failed {
+        // A connection that ended in between may have started something, which needs its files.
+        let certain = !matches!(error, RemoteError::Lost { .. } | RemoteError::Silent { .. });
+        let mut failure = error.failure(what);
+        if started.is_empty() && certain {
+            let _ = fs::remove_dir_all(&made);
+        } else {
+            failure.fix = format!("other nodes have started: end them with `vidtui kill {}`", plan.run.id);
+        }
+        return Err(failure);
     }
     watch_start(&what, plan, started)?;
     Ok(plan.dir.clone())

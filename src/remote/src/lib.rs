@@ -4,23 +4,33 @@
 //! a machine goes through a [`Transport`]; [`Local`] is the one for this machine. No process is signalled unless boot
 //! id, start time, group and environment all say that it belongs to the run.
 
+mod at_once;
 mod checks;
+mod command;
 mod error;
 mod facts;
+mod fleet;
 mod group;
 mod kill;
 mod launch;
 mod local;
+mod pipes;
+mod preflight;
 mod proc;
+mod script;
+mod ssh;
 mod trainer;
 mod transport;
 
 pub use checks::{Check, checks, find_weights};
-pub use error::RemoteError;
+pub use command::{Command, Output, Status};
+pub use error::{Refused, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};
+pub use fleet::Fleet;
 pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill};
 pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;
+pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use trainer::find_trainer;
 pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};

@@ -1,6 +1,6 @@
 use std::fs::Metadata;
-use std::io::{self, Read};
-use std::process::{Command, Stdio};
+use std::io::{self, Read, Write};
+use std::process::{self, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
@@ -12,8 +12,9 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use plan::NodeKill;
 
-use crate::transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
-use crate::{RemoteError, group, proc};
+use crate::command::{Command, Output};
+use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
+use crate::{RemoteError, group, pipes, proc};
 
 /// This machine: its name, and the boot it is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,9 +68,33 @@ impl Transport for Local {
         &self.here.node
     }
 
-    /// The script leaves this program's session by itself: its supervisor calls setsid.
-    fn start(&mut self, script: &Utf8Path) -> Result<Started, RemoteError> {
-        let mut child = Command::new("bash")
+    fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
+        let cannot = |error| self.error("start sh", error);
+        let mut child = process::Command::new("sh")
+            .args(["-c", &command.script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(cannot)?;
+        let (mut stdin, input) = (child.stdin.take(), command.input.clone());
+        // In threads of their own: each of the three pipes may be full while another is waited for.
+        let feeder = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
+        let (stdout, stderr) = (pipes::drain(child.stdout.take()), pipes::drain(child.stderr.take()));
+        let Some(status) = pipes::wait(&mut child, command.deadline).map_err(cannot)? else {
+            let (node, action) = (self.here.node.clone(), command.action.clone());
+            return Err(RemoteError::Silent { node, action, after: command.deadline });
+        };
+        // A command that does not read its input leaves some of it.
+        let _ = feeder.join();
+        let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+        Ok(Output { status: status.into(), stdout, stderr })
+    }
+
+    /// The script leaves this program's session by itself: its supervisor calls setsid. Whoever started it looks for the
+    /// process file.
+    fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path) -> Result<Started, RemoteError> {
+        let mut child = process::Command::new("bash")
             .arg(script)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -91,7 +116,8 @@ impl Transport for Local {
     }
 
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        group::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
+        let seen = group::look(target, &self.here.boot_id);
+        Ok(group::judge_all(target, &seen.map_err(|error| self.error("list its processes", error))?))
     }
 
     fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
@@ -100,18 +126,7 @@ impl Transport for Local {
             Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.here.node.clone(), why }),
             Group::Ours(members) => members,
         };
-        let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
-        let addressees: Vec<Process> = match to {
-            Addressee::Everyone => members,
-            Addressee::Supervisor => members
-                .into_iter()
-                .filter(|process| match process.role {
-                    Role::Supervisor => true,
-                    Role::Rank(_) => !has_supervisor,
-                    Role::Other => false,
-                })
-                .collect(),
-        };
+        let addressees = group::addressees(members, to);
         let signal = match signal {
             Signal::Term => signal::Signal::SIGTERM,
             Signal::Kill => signal::Signal::SIGKILL,

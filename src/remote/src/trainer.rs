@@ -3,15 +3,16 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::Trainer;
 use rundir::Failure;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+
+use crate::pipes::wait;
 
 /// The name of the trainer's binary.
 const BINARY: &str = "vidtui-train";
@@ -123,22 +124,6 @@ fn probe(path: &Utf8Path) -> Result<Trainer, Failure> {
         cuda: version.cuda,
         sha256: sha256(path).map_err(io)?,
     })
-}
-
-/// Waits for a process; kills it when it takes too long.
-fn wait(child: &mut Child, timeout: Duration) -> io::Result<Option<std::process::ExitStatus>> {
-    let deadline = Instant::now() + timeout;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() > deadline {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn sha256(path: &Utf8Path) -> io::Result<String> {

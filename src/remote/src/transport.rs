@@ -1,21 +1,28 @@
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{self, Receiver};
 
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::NodeKill;
 
 use crate::RemoteError;
+use crate::command::{Command, Output};
 
 /// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
 pub trait Transport: Send {
     /// Returns the node.
     fn node(&self) -> &NodeId;
 
-    /// Starts a script that outlives this program.
+    /// Runs a command and waits for its end.
+    ///
+    /// # Errors
+    /// When it cannot be run or its time is over; how it ended is in its [`Output`].
+    fn run(&mut self, command: &Command) -> Result<Output, RemoteError>;
+
+    /// Starts a script that outlives this program and its connection, and writes a process file.
     ///
     /// # Errors
     /// When it cannot be started; what it does then is told by [`Started`].
-    fn start(&mut self, script: &Utf8Path) -> Result<Started, RemoteError>;
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path) -> Result<Started, RemoteError>;
 
     /// Finds the processes of a run, and only those.
     ///
@@ -52,6 +59,20 @@ pub struct Ended {
 }
 
 impl Started {
+    /// A script that still runs, and whose end nobody watches.
+    pub(crate) fn running() -> Self {
+        let (_, ended) = mpsc::channel();
+        Self { ended }
+    }
+
+    /// A script that has ended already.
+    pub(crate) fn over(how: Ended) -> Self {
+        let (tell, ended) = mpsc::channel();
+        // The receiver is in hand.
+        let _ = tell.send(how);
+        Self { ended }
+    }
+
     /// Tells how the script ended, if it has; only the first call after that does.
     pub fn ended(&self) -> Option<Ended> {
         self.ended.try_recv().ok()
@@ -76,6 +97,8 @@ pub struct Process {
     pub pid: i32,
     /// Process group.
     pub pgid: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
     /// What it is in the run.
     pub role: Role,
     /// State letter of `/proc/PID/stat`.

@@ -236,7 +236,7 @@ fn a_node_that_is_not_this_machine_is_refused_before_anything_is_made() {
 fn a_trainer_that_went_away_is_refused_before_anything_is_made() {
     let demo = Demo::new();
     let mut plan = demo.launch();
-    plan.trainer = demo.runs.join("vidtui-train");
+    plan.trainer.path = demo.runs.join("vidtui-train");
     assert!(launch(&plan).unwrap_err().why.contains("No such file"));
     assert_eq!(demo.entries(), [""; 0]);
 }

@@ -4,15 +4,15 @@
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command};
+use std::process::{self, Child};
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill};
 use remote::{
-    Addressee, Group, KillReport, Local, Patience, Process, RemoteError, Role, Signal, Started, Transport,
-    execute_kill, here, local_transports,
+    Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Signal, Started,
+    Transport, execute_kill, here, local_transports,
 };
 use rundir::{ExitReason, RankPid, RunDir, RunId};
 
@@ -36,7 +36,7 @@ impl Leader {
 
     fn start_as(script: &str, run: Option<&str>) -> Self {
         let temp = tempfile::tempdir().unwrap();
-        let mut command = Command::new("bash");
+        let mut command = process::Command::new("bash");
         command.arg("-c").arg(script).current_dir(temp.path()).process_group(0).env_remove("VIDTUI_RUN");
         if let Some(run) = run {
             command.env("VIDTUI_RUN", run);
@@ -280,8 +280,14 @@ struct Stuck(NodeId);
 
 impl Stuck {
     fn processes() -> Vec<Process> {
-        let process =
-            |pid, role, state, command: &str| Process { pid, pgid: 4100, role, state, command: command.into() };
+        let process = |pid, role, state, command: &str| Process {
+            pid,
+            pgid: 4100,
+            start_ticks: 80,
+            role,
+            state,
+            command: command.into(),
+        };
         vec![
             process(4101, Role::Rank(0), 'D', "vidtui-train rank --run-dir /runs/a --attempt 1"),
             process(4177, Role::Other, 'R', "nvidia-smi"),
@@ -294,7 +300,11 @@ impl Transport for Stuck {
         &self.0
     }
 
-    fn start(&mut self, _: &Utf8Path) -> Result<Started, RemoteError> {
+    fn run(&mut self, _: &Command) -> Result<Output, RemoteError> {
+        unreachable!("nothing is run here")
+    }
+
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path) -> Result<Started, RemoteError> {
         unreachable!("nothing is started here")
     }
 

@@ -46,7 +46,7 @@ pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{CheckpointEntry, CheckpointSummary, checkpoints, latest, to_prune};
 pub use metrics::{MetricSample, recent_metrics};
-pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
+pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
 pub use state::{Liveness, RunFacts, RunState, derive, stall_after_s};

@@ -50,6 +50,9 @@ pub struct RankPid {
     pub start_ticks: u64,
 }
 
+/// How a failure begins that another rank's has caused; the one to tell people of is one that does not begin so.
+pub const LOST_PEER: &str = "lost contact with another rank";
+
 /// `NNNN.exit.toml`: how an attempt ended on a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExitFile {

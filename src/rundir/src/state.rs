@@ -1,6 +1,6 @@
 //! The state of a run: derived from facts, never stored.
 
-use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
+use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, MetricSample};
 use serde::{Deserialize, Serialize};
 
 /// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
@@ -149,9 +149,10 @@ fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
 /// One failed node fails the run at once; any other end needs all nodes.
 fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
-    // Others fail because the first one did: the earliest failure is the reason.
+    // Others fail because the first one did: the earliest failure that names no other node is the reason.
     let failed = exits().filter(|e| e.reason == ExitReason::Failed);
-    if let Some(exit) = failed.min_by(|a, b| a.ended_s.total_cmp(&b.ended_s)) {
+    let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
+    if let Some(exit) = failed.min_by(|a, b| follows(a).cmp(&follows(b)).then(a.ended_s.total_cmp(&b.ended_s))) {
         return Some(RunState::Failed(exit.failure.clone().unwrap_or_else(|| unexplained(exit))));
     }
     let everywhere = attempt.placement.ranks.iter().all(|place| exits().any(|exit| exit.node == place.node));

@@ -4,6 +4,7 @@ mod checkpoint;
 mod data;
 mod exchange;
 mod init;
+mod interface;
 mod log;
 mod memory;
 mod optim;

@@ -1,10 +1,11 @@
 //! One rank's process: from the environment that the supervisor set to the end of the loop.
 
+use crate::interface;
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
 use c10d::Store;
 use dist::mesh::MeshGroups;
-use rundir::{Attempt, EventKind, Failure, Run, RunDir};
+use rundir::{Attempt, EventKind, Failure, LOST_PEER, Run, RunDir};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -16,9 +17,6 @@ const COLLECTIVE: Duration = Duration::from_secs(1800);
 
 /// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
 pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
-/// How a failure begins that is another rank's; the supervisor looks for the first one that is not.
-pub const LOST_PEER: &str = "lost contact with another rank";
-
 /// This rank's place, as torchrun's variables tell it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
@@ -92,7 +90,9 @@ impl Place {
         };
         // When all ranks are on this node, nothing needs to leave it.
         let one_node = self.world == self.local_world;
-        MeshGroups::join(&store, attempt.mesh, self.rank, COLLECTIVE, one_node.then_some("lo"))
+        let interface =
+            if one_node { Some("lo".to_owned()) } else { interface::towards(&self.master_addr, self.master_port) };
+        MeshGroups::join(&store, attempt.mesh, self.rank, COLLECTIVE, interface.as_deref())
     }
 }
 

@@ -4,6 +4,7 @@
 //! reaches all of them; when one fails, the others cannot go on, and are ended too.
 
 mod job;
+mod peers;
 mod ranks;
 mod verdict;
 
@@ -12,23 +13,29 @@ mod tests;
 
 use std::fs;
 use std::process::ExitCode;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Error, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, RunDir, SCHEMA};
+use rundir::{Error, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, LineAppender, RunDir, SCHEMA};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::job::Job;
+use self::peers::Peers;
 use self::ranks::Ranks;
 use crate::log::now_s;
 
 /// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
 /// once, and nothing it could still save would be consistent.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The same where another node is gone: nothing that needs it can be saved, so there is little to wait for.
+const LOST_GRACE: Duration = Duration::from_secs(2);
+/// How long to wait for another node to say why it failed.
+const HEARSAY: Duration = Duration::from_secs(3);
 
 /// Runs one node's ranks of an attempt to their end.
 ///
@@ -45,11 +52,13 @@ pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<Exi
     fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
     // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
     let _ = nix::unistd::setsid();
-    let ended = wakes().and_then(|wakes| {
+    let ended = wakes().and_then(|(wake, wakes)| {
         let program = std::env::current_exe().map_err(|error| {
             Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
         })?;
-        supervise_with(&job, |_| job.rank_command(&program), &wakes, GRACE)
+        // Without a file to meet through, there are other nodes.
+        let peers = job.store.is_none().then(|| Peers::watch(&job, wake));
+        supervise_with(&job, |_| job.rank_command(&program), &wakes, peers.as_ref(), GRACE)
     });
     let exit = match ended {
         Ok(exit) => exit,
@@ -72,6 +81,7 @@ fn supervise_with(
     job: &Job,
     command: impl Fn(&cluster::RankPlace) -> std::process::Command,
     wakes: &Receiver<i32>,
+    peers: Option<&Peers>,
     grace: Duration,
 ) -> Result<ExitFile, Failure> {
     let mut events = NodeEvents::open(job);
@@ -85,6 +95,7 @@ fn supervise_with(
     }
     let mut stop_asked = false;
     let mut first = None;
+    let mut lost: Option<Failure> = None;
     let mut kill_at: Option<Instant> = None;
     while ranks.any_alive() {
         for signal in arrived(wakes, kill_at) {
@@ -102,12 +113,23 @@ fn supervise_with(
             }
         }
         ranks.collect();
-        if first.is_none() {
+        if first.is_none() && lost.is_none() {
+            lost = peers.and_then(Peers::loss);
+            if let Some(failure) = &lost {
+                events.append(EventKind::Failed { failure: failure.clone() });
+                ranks.signal(SIGTERM);
+                kill_at = Some(Instant::now() + LOST_GRACE.min(grace));
+            }
+        }
+        if first.is_none() && lost.is_none() {
             first = verdict::first_failure(&ranks.ended(), stop_asked);
             if let Some(dead) = &first {
                 let (rank, how) = (dead.rank, dead.how);
-                let message = verdict::explain(dead, job, ooms_before);
-                let message = format!("{}: {}", message.what, message.why);
+                let failure = verdict::explain(dead, job, ooms_before);
+                let message = format!("{}: {}", failure.what, failure.why);
+                if let Some(peers) = peers.filter(|_| failure.what != LOST_PEER) {
+                    peers.tell(&failure);
+                }
                 events.append(EventKind::RankDied { rank, code: how.code, signal: how.signal, message });
                 ranks.signal(SIGTERM);
                 kill_at = Some(Instant::now() + grace);
@@ -118,7 +140,22 @@ fn supervise_with(
             kill_at = None;
         }
     }
-    let exit = verdict::exit_file(job, &ranks.ended(), first.as_ref(), ooms_before);
+    let mut exit = verdict::exit_file(job, &ranks.ended(), first.as_ref(), ooms_before);
+    if let Some(peers) = peers {
+        let is_consequence = exit.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
+        if is_consequence && lost.is_none() {
+            // Ranks notice at once that one is gone; why it is gone, its supervisor tells a moment later.
+            lost = peers.wait_for_loss(HEARSAY);
+        }
+        match (&lost, exit.reason) {
+            (None, ExitReason::Finished | ExitReason::Stopped) => peers.leave(),
+            (None, _) => peers.tell(exit.failure.as_ref().unwrap_or(&killed(job))),
+            (Some(_), _) => {}
+        }
+    }
+    if let Some(failure) = lost {
+        (exit.reason, exit.failure, exit.first_failure) = (ExitReason::Failed, Some(failure), None);
+    }
     if let Some(store) = &job.store {
         // Normally gone with the last rank; one that was killed leaves it.
         let _ = fs::remove_file(store);
@@ -136,8 +173,17 @@ fn arrived(wakes: &Receiver<i32>, deadline: Option<Instant>) -> Vec<i32> {
     first.into_iter().chain(wakes.try_iter()).collect()
 }
 
-/// Turns signals into messages. The thread lives as long as the process.
-fn wakes() -> Result<Receiver<i32>, Failure> {
+/// What other nodes are told of ranks that a person ended.
+fn killed(job: &Job) -> Failure {
+    Failure::new(
+        format!("the ranks of node {} were killed", job.node),
+        "somebody ended them",
+        "resume from the last checkpoint",
+    )
+}
+
+/// Turns signals into messages. The thread lives as long as the process; others may send messages as well.
+fn wakes() -> Result<(Sender<i32>, Receiver<i32>), Failure> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGCHLD]).map_err(|error| {
         Failure::new(
             "cannot start the supervisor",
@@ -146,6 +192,7 @@ fn wakes() -> Result<Receiver<i32>, Failure> {
         )
     })?;
     let (tell, wakes) = mpsc::channel();
+    let others = tell.clone();
     thread::spawn(move || {
         for signal in signals.forever() {
             if tell.send(signal).is_err() {
@@ -153,7 +200,7 @@ fn wakes() -> Result<Receiver<i32>, Failure> {
             }
         }
     });
-    Ok(wakes)
+    Ok((others, wakes))
 }
 
 /// Leaves word of an attempt that did not get as far as its ranks, for whoever looks later.

@@ -29,8 +29,28 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub record: Option<Utf8PathBuf>,
 
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+/// Nodes to train on, reached by SSH as `ssh` reaches them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
+pub struct NodesArgs {
+    /// Trains on the nodes that this file lists, one to a line: `gpu[001-024] slots=8`
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<Utf8PathBuf>,
+    /// Only these of the nodes: gpu[001-004],gpu009
+    #[arg(long, value_name = "NODES")]
+    pub include: Option<String>,
+    /// All but these of the nodes
+    #[arg(long, value_name = "NODES")]
+    pub exclude: Option<String>,
+    /// Goes on although this check fails (may be repeated)
+    #[arg(long, value_name = "CHECK")]
+    pub waive: Vec<String>,
 }
 
 /// A command; without one the console opens.
@@ -121,8 +141,10 @@ pub struct CheckArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
     /// Overrides one key
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
@@ -139,8 +161,10 @@ pub struct LaunchArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
     /// Overrides one key
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
@@ -174,9 +198,11 @@ pub struct ResumeArgs {
     /// Keeps the optimizer, begins the data again
     #[arg(long)]
     pub fresh_data: bool,
-    /// Continues in another number of ranks
-    #[arg(long, visible_alias = "local", value_name = "N")]
+    /// Continues on this machine in N ranks
+    #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude"])]
     pub ranks: Option<usize>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
     /// Trains longer than the recipe says
     #[arg(long, value_name = "train.steps=N")]
     pub set: Vec<String>,
@@ -196,8 +222,10 @@ pub struct NextArgs {
     /// The run whose stage is done
     pub run: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
     /// Overrides one key of the next stage
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,

@@ -2,7 +2,9 @@
 
 use crate::desk::{self, Desk, Wish};
 use crate::refusal::Refusal;
+use plan::Place;
 use recipe::Recipe;
+use remote::Check;
 use rundir::{Checkpoint, Failure};
 use serde::Serialize;
 
@@ -27,6 +29,8 @@ pub enum Found {
     },
     /// It does not hold.
     Bad(Failure),
+    /// It does not hold, and somebody has said that it need not.
+    Waived(Failure),
     /// It was not looked at, because something before it does not hold.
     Skipped {
         /// What it needs.
@@ -37,10 +41,10 @@ pub enum Found {
 /// Makes every check on a launch; each row stands for itself, so that one look shows all that is wrong.
 pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
     let recipe = &wish.subject.resolved().recipe;
-    let ranks = wish.ranks.unwrap_or(recipe.mesh.world());
+    let place = desk.place(wish.ranks, wish.nodes, recipe.mesh.world());
     let mut rows = vec![
         good("recipe", format!("{}: every key known, every rule holds", recipe.name)),
-        row("mesh", mesh(recipe, ranks)),
+        row("mesh", place.map_err(Refusal::into_failure).and_then(|place| mesh(recipe, &place))),
         row("data", dataset(recipe)),
         row("weights", weights(desk, wish)),
         row(
@@ -53,8 +57,8 @@ pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
     ];
     if rows.iter().all(Row::holds) {
         // A launch looks at some things once more; they have their row.
-        let new = |row: &Row| rows.iter().all(|known| known.what != row.what);
-        let machine: Vec<Row> = machine(desk, wish).into_iter().filter(new).collect();
+        let new = |what: &str| rows.iter().all(|known| known.what != what);
+        let machine = machine(desk, wish, &new);
         rows.extend(machine);
     } else {
         let needs = "the checks above".to_owned();
@@ -73,10 +77,15 @@ pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!("{} samples, {}, every shape right", info.samples, ui::units::bytes(info.bytes)))
 }
 
-fn mesh(recipe: &Recipe, ranks: usize) -> Result<String, Failure> {
-    let mesh = &recipe.mesh;
+fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
+    let (mesh, ranks) = (&recipe.mesh, place.slots());
     mesh.check_world(ranks).map_err(|error| desk::recipe_failure(error).into_failure())?;
-    Ok(format!("dp_replicate {} × dp_shard {} = {}", mesh.dp_replicate, mesh.dp_shard, ui::words::ranks(ranks)))
+    let of_nodes = match place.nodes.len() {
+        1 => String::new(),
+        nodes => format!(" on {}", ui::words::counted(nodes, "node")),
+    };
+    let ranks = ui::words::ranks(ranks);
+    Ok(format!("dp_replicate {} × dp_shard {} = {ranks}{of_nodes}", mesh.dp_replicate, mesh.dp_shard))
 }
 
 fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {
@@ -93,15 +102,46 @@ fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {
 }
 
 /// What only a whole plan can be asked: disk, the run folder, and whatever else the node says.
-fn machine(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
+fn machine(desk: &Desk, wish: &Wish<'_>, new: &dyn Fn(&str) -> bool) -> Vec<Row> {
     let plan = match desk.plan_launch(wish) {
         Ok(plan) => plan,
         Err(refusal) => return vec![Row { what: "plan".into(), found: Found::Bad(refusal.into_failure()) }],
     };
-    match desk::transports() {
-        Ok(mut nodes) => remote::checks(&plan, &mut nodes).into_iter().map(|c| row(&c.what, c.result)).collect(),
+    match desk.transports(&plan.attempt.logins) {
+        Ok(mut nodes) => by_check(&remote::checks(&plan, &mut nodes), new),
         Err(failure) => vec![Row { what: "node".into(), found: Found::Bad(failure) }],
     }
+}
+
+/// A row for each check: what holds on many nodes is said once, what does not hold is said for each.
+fn by_check(checks: &[Check], new: &dyn Fn(&str) -> bool) -> Vec<Row> {
+    let of_all = checks.iter().filter(|check| check.node.is_none() && new(&check.what));
+    let mut rows: Vec<Row> = of_all.map(|check| row(&check.what, check.result.clone())).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for check in checks.iter().filter(|check| check.node.is_some()) {
+        if !names.contains(&check.what.as_str()) {
+            names.push(&check.what);
+        }
+    }
+    for name in names {
+        let of_nodes = || checks.iter().filter(|check| check.node.is_some() && check.what == name);
+        let good: Vec<&str> = of_nodes().filter_map(|check| check.result.as_deref().ok()).collect();
+        if let Some(first) = good.first() {
+            let all = if good.iter().all(|said| said == first) { "" } else { "first: " };
+            let many = ui::words::counted(good.len(), "node");
+            let detail = if good.len() == 1 { (*first).to_owned() } else { format!("{many}, {all}{first}") };
+            rows.push(Row { what: name.to_owned(), found: Found::Good { detail } });
+        }
+        for check in of_nodes() {
+            if let Err(failure) = &check.result {
+                // The row says what was looked at, and the reason names the node.
+                let failure = Failure { what: name.to_owned(), ..failure.clone() };
+                let found = if check.waived { Found::Waived(failure) } else { Found::Bad(failure) };
+                rows.push(Row { what: name.to_owned(), found });
+            }
+        }
+    }
+    rows
 }
 
 impl Row {
@@ -138,7 +178,9 @@ pub fn table(rows: &[Row], unicode: bool) -> String {
     for row in rows {
         let (mark, said) = match &row.found {
             Found::Good { detail } => (marks[0], detail.clone()),
+            Found::Bad(failure) if failure.what == row.what => (marks[1], failure.why.clone()),
             Found::Bad(failure) => (marks[1], format!("{}: {}", failure.what, failure.why)),
+            Found::Waived(failure) => (marks[2], format!("waived: {}", failure.why)),
             Found::Skipped { needs } => (marks[2], format!("not looked at, it needs {needs}")),
         };
         text += &format!("{mark} {:<width$}  {said}\n", row.what);

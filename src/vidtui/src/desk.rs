@@ -2,16 +2,20 @@
 //!
 //! Keys of the console and commands of the shell both come through here, so that they cannot differ.
 
+use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::Hostfile;
+use cluster::hostfile::Filter;
 use nix::unistd::{Uid, User};
 use plan::{
     Context, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest, Weights,
 };
 use recipe::{Curriculum, Resolved, Role, StageSpec, StageStart};
-use remote::{KillProgress, KillReport, Patience};
-use rundir::{Failure, Lineage, RunDir, RunFacts, RunId, RunSummary};
+use remote::{Fleet, KillProgress, KillReport, Patience, SshOptions, Transport};
+use rundir::{Attempt, Failure, Lineage, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 use ui::StageView;
 
 /// Where we are: every path of a request is relative to this.
@@ -22,6 +26,12 @@ pub struct Desk {
     pub runs: Utf8PathBuf,
     /// The folder that curricula are looked for in, absolute.
     pub configs: Utf8PathBuf,
+    /// The nodes on which the console trains; none for this machine.
+    pub nodes: NodesArgs,
+    /// The nodes that we have to do with.
+    pub fleet: Fleet,
+    /// How long nodes may take to say whether a run's processes are there. Those that need longer count as unknown.
+    pub patience: Duration,
 }
 
 /// What to train, as a command names it.
@@ -38,6 +48,8 @@ pub struct Wish<'a> {
     pub subject: &'a Subject,
     /// Number of ranks on this machine; as many as the mesh has, when nobody said.
     pub ranks: Option<usize>,
+    /// The nodes, when it is not this machine.
+    pub nodes: &'a NodesArgs,
     /// The name of the run; the recipe's, when nobody said.
     pub name: Option<&'a str>,
     /// Where the weights come from; as the stage says, when nobody said.
@@ -62,13 +74,15 @@ impl<'a> From<Option<&'a str>> for Init<'a> {
 
 impl Desk {
     /// Sets up the desk in the working folder.
-    pub fn new(runs: &Utf8Path, configs: &Utf8Path) -> Result<Self, Refusal> {
+    pub fn new(runs: &Utf8Path, configs: &Utf8Path, nodes: NodesArgs, patience: Duration) -> Result<Self, Refusal> {
         let here = std::env::current_dir().map_err(|error| error.to_string());
         let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
         let here = here.map_err(|why| {
             Refusal::request(Failure::new("cannot use the working folder", why, "change into a folder that exists: cd"))
         })?;
-        Ok(Self { runs: here.join(runs), configs: here.join(configs), here })
+        let fleet =
+            Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot tell which machine this is"))?;
+        Ok(Self { runs: here.join(runs), configs: here.join(configs), here, nodes, fleet, patience })
     }
 
     /// The folder of a run.
@@ -122,7 +136,7 @@ impl Desk {
     /// Sums up a run: its files, and what its processes do.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
-        let facts = remote::read_facts(dir, &run)?;
+        let facts = self.fleet.read_facts(dir, &run, self.patience)?;
         Ok((RunSummary::new(run, dir.clone(), &facts, crate::console::now_s())?, facts))
     }
 
@@ -167,8 +181,10 @@ impl Desk {
         let recipe = &wish.subject.resolved().recipe;
         let stage = wish.subject.stage();
         let init = self.weights_of(wish)?;
-        let context = self.context(wish.ranks.unwrap_or(recipe.mesh.world()))?;
-        plan::launch(&LaunchRequest { recipe, name: wish.name, stage, init }, &context).map_err(Refusal::request)
+        let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?)?;
+        let request = LaunchRequest { recipe, name: wish.name, stage, init };
+        let plan = plan::launch(&request, &context).map_err(Refusal::request)?;
+        Ok(LaunchPlan { waived: self.wanted(wish.nodes).waive.clone(), ..plan })
     }
 
     /// Finds the weights that a launch begins from; none when they are random.
@@ -190,20 +206,38 @@ impl Desk {
         &self,
         dir: &RunDir,
         ranks: Option<usize>,
+        nodes: &NodesArgs,
         options: ResumeOptions,
     ) -> Result<LaunchPlan, Refusal> {
         let (summary, facts) = self.summary(dir)?;
         let checkpoints = rundir::checkpoints(dir)?;
-        let ranks = ranks.unwrap_or_else(|| plan::last_ranks(&summary.run, summary.attempt.as_ref()));
-        let context = self.context(ranks)?;
+        let nodes = self.wanted(nodes);
+        let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
+        let last = summary.attempt.as_ref().filter(|last| !last.logins.is_empty());
+        let (place, away) = match last.filter(|_| ranks.is_none() && nodes.hostfile.is_none()) {
+            Some(last) => self.place_again(last, nodes)?,
+            None => (self.place(ranks, nodes, world)?, Vec::new()),
+        };
+        let context = self.context(place)?;
         let latest = summary.checkpoint.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
-        Ok(plan::resume(&request, &context)?)
+        let plan = plan::resume(&request, &context).map_err(|failure| match &away[..] {
+            [] => failure,
+            away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
+        })?;
+        let warnings = away.into_iter().chain(plan.warnings).collect();
+        Ok(LaunchPlan { waived: nodes.waive.clone(), warnings, ..plan })
     }
 
     /// Plans the stage after a run's; starts nothing.
-    pub fn plan_next(&self, dir: &RunDir, ranks: Option<usize>, sets: &[String]) -> Result<LaunchPlan, Refusal> {
+    pub fn plan_next(
+        &self,
+        dir: &RunDir,
+        ranks: Option<usize>,
+        nodes: &NodesArgs,
+        sets: &[String],
+    ) -> Result<LaunchPlan, Refusal> {
         let (summary, facts) = self.summary(dir)?;
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
@@ -213,23 +247,24 @@ impl Desk {
         let curriculum = curriculum(path, sets)?;
         let following = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
-        let context = self.context(ranks.unwrap_or(world))?;
+        let context = self.context(self.place(ranks, nodes, world)?)?;
         let latest = summary.checkpoint.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
-        plan::next(&request, &context).map_err(refuse)
+        let plan = plan::next(&request, &context).map_err(refuse)?;
+        Ok(LaunchPlan { waived: self.wanted(nodes).waive.clone(), ..plan })
     }
 
     /// Plans which processes to signal; signals nothing.
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
         let run = dir.read_run()?;
-        plan::kill(&run.id, dir, how, &remote::pid_files(dir)?)
+        plan::kill(&run.id, dir, how, &self.fleet.pid_files(dir, self.patience)?)
     }
 
     /// Starts what a plan says, after every check that has to do with files.
     pub fn launch(&self, plan: &LaunchPlan) -> Result<RunDir, Failure> {
         crate::checks::dataset(&plan.run.recipe()?)?;
-        remote::execute_launch(plan, &mut transports()?)
+        remote::execute_launch(plan, &mut self.transports(&plan.attempt.logins)?)
     }
 
     /// Signals what a plan says.
@@ -239,24 +274,101 @@ impl Desk {
         patience: &Patience,
         progress: &mut dyn FnMut(KillProgress),
     ) -> Result<KillReport, Failure> {
-        let report = remote::execute_kill(plan, &mut transports()?, patience, progress);
+        let logins = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.logins);
+        let report = remote::execute_kill(plan, &mut self.transports(&logins)?, patience, progress);
         report.failure(plan.run.as_str()).map_or(Ok(report), Err)
     }
 
+    /// The ways to this machine's processes and to those of nodes.
+    pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, Failure> {
+        self.fleet.transports(logins).map_err(|error| error.failure("cannot reach this machine"))
+    }
+
+    /// Where a run of `world` ranks goes: to the nodes of a hostfile, or to this machine.
+    pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Place, Refusal> {
+        let here = self.fleet.here().node.as_str();
+        let nodes = self.wanted(nodes);
+        let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
+            if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
+                let why = "there is no hostfile from which to choose nodes";
+                return Err(Refusal::request(Failure::new("cannot choose nodes", why, "name it: --hostfile FILE")));
+            }
+            return Ok(Place::local(here, ranks.unwrap_or(world)));
+        };
+        let what = format!("cannot use hostfile {path}");
+        let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
+            let fix = "write one with a node to each line, such as `gpu01 slots=8`, or train here: --local N";
+            Refusal::request(Failure::new(&*what, error.to_string(), fix))
+        })?;
+        let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
+        let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
+        let chosen = chosen.map_err(|error| Refusal::request(Failure::new(&*what, error.to_string(), &*error.fix)))?;
+        Ok(self.with_address(Place::hostfile(&chosen, world, format!("hostfile {path}")))?)
+    }
+
+    /// The nodes that a command names; those named before the command, when it names none.
+    fn wanted<'a>(&'a self, nodes: &'a NodesArgs) -> &'a NodesArgs {
+        if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
+    }
+
+    /// The nodes of an attempt, less those that are not wanted or cannot be reached. Says which of the latter there are.
+    fn place_again(&self, last: &Attempt, nodes: &NodesArgs) -> Result<(Place, Vec<String>), Refusal> {
+        let mut place = Place::of(last);
+        let what = "cannot choose nodes";
+        for (list, flag) in [(&nodes.include, "--include"), (&nodes.exclude, "--exclude")] {
+            let Some(list) = list else { continue };
+            let names = cluster::hostlist::expand(list).map_err(|error| {
+                Refusal::request(Failure::new(
+                    what,
+                    format!("{flag} {list}: {error}"),
+                    "write names as in gpu[001-024]",
+                ))
+            })?;
+            let named: Vec<bool> =
+                place.nodes.iter().map(|node| names.iter().any(|name| name == node.id.as_str())).collect();
+            let wanted = flag == "--include";
+            let mut keep = named.into_iter().map(|named| named == wanted);
+            place.nodes.retain(|_| keep.next().unwrap_or(false));
+        }
+        let reached = self.fleet.reach(&place.logins);
+        let away: Vec<_> = reached.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
+        let mut warnings = Vec::new();
+        for (node, error) in away {
+            if place.nodes.iter().any(|other| other.id == node) {
+                place.without(&node);
+                warnings.push(format!("{node} is left out: {error}"));
+            }
+        }
+        if place.nodes.is_empty() {
+            let why = if warnings.is_empty() { "none of its nodes is left".into() } else { warnings.join("; ") };
+            return Err(Failure::new("cannot resume on the same nodes", why, "name others: --hostfile FILE").into());
+        }
+        Ok((self.with_address(place)?, warnings))
+    }
+
+    /// Looks up where the ranks of several nodes meet.
+    fn with_address(&self, mut place: Place) -> Result<Place, Failure> {
+        let first = place.nodes.first().and_then(|node| place.logins.iter().find(|login| login.node == node.id));
+        if let (Some(first), [_, _, ..]) = (first, &place.nodes[..]) {
+            let address = self.fleet.ssh(first).address();
+            place.address = Some(address.map_err(|error| error.failure("cannot plan on these nodes"))?);
+        }
+        Ok(place)
+    }
+
     /// What a plan needs from outside.
-    fn context(&self, ranks: usize) -> Result<Context, Failure> {
-        let here = remote::here().map_err(|error| error.failure("cannot plan on this machine"))?;
+    fn context(&self, place: Place) -> Result<Context, Failure> {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
             now_s: crate::console::now_s(),
             // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
-            by: format!("{user}@{}", here.node),
+            by: format!("{user}@{}", self.fleet.here().node),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: remote::find_trainer()?,
-            place: Place::local(here.node.as_str(), ranks),
+            place,
         })
     }
 
@@ -341,11 +453,6 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
 /// A recipe that cannot be used is a wrong request, whatever the state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
     Refusal::request(Failure::new(error.what, error.why, error.fix))
-}
-
-/// The ways to this machine's processes.
-pub fn transports() -> Result<Vec<Box<dyn remote::Transport>>, Failure> {
-    remote::local_transports().map_err(|error| error.failure("cannot reach this machine"))
 }
 
 /// How a kill went, in one line: `3 processes ended on devbox`.

@@ -80,14 +80,16 @@ fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, R
             desk::named_stage(&curriculum, &stage)?;
             let subject = Subject::Stage(Box::new(curriculum), stage);
             let init = from.as_ref().map_or(Init::ByStage, Init::Run);
-            let wish = Wish { subject: &subject, ranks: None, name: None, init };
+            let wish = Wish { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init };
             JobMsg::LaunchPlanned(Box::new(at.plan_launch(&wish)?))
         }
         Effect::PlanResume { run, .. } => {
-            let plan = at.plan_resume(&at.dir(&run), None, ResumeOptions::default())?;
+            let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, ResumeOptions::default())?;
             JobMsg::LaunchPlanned(Box::new(plan))
         }
-        Effect::PlanNext { run, .. } => JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &[])?)),
+        Effect::PlanNext { run, .. } => {
+            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &at.nodes, &[])?))
+        }
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Effect::Launch { plan, .. } => {
             progress("checking data and disk".into());

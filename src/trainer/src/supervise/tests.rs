@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
 use recipe::Mesh;
-use rundir::{Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, RunDir, RunId, SCHEMA, StartFrom, read_events};
+use rundir::{
+    Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, LOST_PEER, RunDir, RunId, SCHEMA, StartFrom, read_events,
+};
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
 
 use super::job::Job;
 use super::supervise_with;
-use crate::rank::LOST_PEER;
 
 /// Longer than anything here takes; the ranks of a test that fails end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,7 +80,7 @@ impl Scene {
             command.args(["-c", script]).env("RUN", &self.job.run.root);
             command
         };
-        let exit = supervise_with(&self.job, command, &self.wakes, grace).unwrap();
+        let exit = supervise_with(&self.job, command, &self.wakes, None, grace).unwrap();
         assert!(started.elapsed() < PATIENCE, "nothing waited for its limit");
         assert_eq!(
             self.job.run.read_exit(&self.job.node, 3).unwrap().as_ref(),
@@ -217,7 +218,7 @@ fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
             thread::sleep(Duration::from_millis(5));
         }
     });
-    let exit = supervise_with(&scene.job, command, &wakes, LONG).unwrap();
+    let exit = supervise_with(&scene.job, command, &wakes, None, LONG).unwrap();
     assert_eq!(exit.first_failure, Some(2));
 }
 
@@ -285,7 +286,7 @@ fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
         _ => Command::new("/nowhere/vidtui-train"),
     };
     let started = Instant::now();
-    let failure = supervise_with(&scene.job, command, &scene.wakes, LONG).unwrap_err();
+    let failure = supervise_with(&scene.job, command, &scene.wakes, None, LONG).unwrap_err();
     assert!(started.elapsed() < PATIENCE, "rank 0 was not waited for");
     assert_eq!(failure.what, "cannot start rank 1");
     assert_eq!(failure.why, "node here: No such file or directory (os error 2)");

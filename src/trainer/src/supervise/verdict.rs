@@ -5,12 +5,11 @@ use std::io::{Read, Seek, SeekFrom};
 
 use camino::Utf8Path;
 use nix::sys::signal::Signal;
-use rundir::{EventKind, ExitFile, ExitReason, Failure, RankExit, SCHEMA, read_events, recent_metrics};
+use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events, recent_metrics};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use super::job::Job;
 use super::ranks::{EndedRank, How};
-use crate::rank::LOST_PEER;
 
 /// How many of a rank's last lines are kept.
 const TAIL_LINES: usize = 20;

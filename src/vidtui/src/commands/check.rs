@@ -11,7 +11,8 @@ use rundir::Failure;
 /// Makes every check that a launch makes, and starts nothing.
 pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
     let subject = desk.subject(&args.recipe, &args.set)?;
-    let wish = Wish { subject: &subject, ranks: args.local, name: None, init: args.init.as_deref().into() };
+    let init = args.init.as_deref().into();
+    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init };
     let rows = checks::all(desk, &wish);
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();
     if args.output.json {

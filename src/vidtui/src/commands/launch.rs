@@ -18,8 +18,8 @@ struct Then {
 /// Starts a run.
 pub fn launch(desk: &Desk, args: &LaunchArgs) -> Result<(), Refusal> {
     let subject = desk.subject(&args.recipe, &args.set)?;
-    let wish =
-        Wish { subject: &subject, ranks: args.local, name: args.name.as_deref(), init: args.init.as_deref().into() };
+    let (name, init) = (args.name.as_deref(), args.init.as_deref().into());
+    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name, init };
     let plan = desk.plan_launch(&wish)?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
@@ -32,13 +32,13 @@ pub fn resume(desk: &Desk, args: &ResumeArgs) -> Result<(), Refusal> {
         _ => ResumeKind::Everything,
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
-    let plan = desk.plan_resume(&desk.find(&args.run)?, args.ranks, options)?;
+    let plan = desk.plan_resume(&desk.find(&args.run)?, args.ranks, &args.nodes, options)?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
 
 /// Starts the stage that follows a run's.
 pub fn next(desk: &Desk, args: &NextArgs) -> Result<(), Refusal> {
-    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.set)?;
+    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &args.set)?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
 

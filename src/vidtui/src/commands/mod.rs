@@ -21,10 +21,13 @@ use crate::args::{Args, Command, RecipeCommand};
 use crate::console::{self, End};
 use crate::desk::Desk;
 use crate::refusal::Refusal;
+use std::time::Duration;
 
 /// Does what the command line asks.
 pub fn run(args: &Args) -> Result<End, Refusal> {
-    let desk = Desk::new(&args.runs, &args.configs)?;
+    // A command may wait for nodes that are slow to answer; a screen that waits looks dead.
+    let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
+    let desk = Desk::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
     let Some(command) = &args.command else {
         return console::open(desk, args.open.as_deref(), args.record.as_deref());
     };

@@ -1,0 +1,173 @@
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::NodeId;
+use plan::{KillHow, node_kill};
+use rundir::{Attempt, Failure, Liveness, Login, PidFile, Run, RunDir, RunFacts, RunId};
+
+use crate::command::Command;
+use crate::facts::{self, liveness};
+use crate::ssh::{Ssh, SshOptions};
+use crate::transport::{Group, Transport};
+use crate::{Here, Local, RemoteError, here};
+
+/// How long a node may take to say that it is there.
+const ANSWER: Duration = Duration::from_secs(10);
+/// A look this young need not be repeated,
+const FRESH: Duration = Duration::from_secs(1);
+/// and one this old tells nothing any more.
+const STALE: Duration = Duration::from_secs(10);
+
+/// The nodes that this program has to do with. Each keeps its connection for as long as this lives.
+#[derive(Debug)]
+pub struct Fleet {
+    here: Here,
+    options: SshOptions,
+    nodes: Mutex<BTreeMap<Login, Ssh>>,
+    sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
+}
+
+/// A supervisor's process, by what names it for good.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Named {
+    node: NodeId,
+    boot_id: String,
+    pid: i32,
+    start_ticks: u64,
+}
+
+/// What is known of processes on another node.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sight {
+    asking: bool,
+    last: Option<(Instant, Liveness)>,
+}
+
+impl Fleet {
+    /// Knows no node yet but this machine.
+    ///
+    /// # Errors
+    /// As [`here`].
+    pub fn new(options: SshOptions) -> Result<Self, RemoteError> {
+        Ok(Self { here: here()?, options, nodes: Mutex::default(), sights: Arc::default() })
+    }
+
+    /// Returns the way to a node by SSH; nothing is connected before it is used.
+    pub fn ssh(&self, login: &Login) -> Ssh {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.entry(login.clone()).or_insert_with(|| Ssh::new(self.options.clone(), login.clone())).clone()
+    }
+
+    /// Returns this machine.
+    pub fn here(&self) -> &Here {
+        &self.here
+    }
+
+    /// Tries to reach nodes, all at once, and says which can be.
+    pub fn reach(&self, logins: &[Login]) -> Vec<(NodeId, Result<(), RemoteError>)> {
+        let reach = |login: &Login| {
+            if login.node == self.here.node {
+                return Ok(());
+            }
+            let command = Command::new("answer", ":", ANSWER);
+            self.ssh(login).run(&command).map(|_| ())
+        };
+        thread::scope(|scope| {
+            let asked: Vec<_> =
+                logins.iter().map(|login| (login.node.clone(), scope.spawn(move || reach(login)))).collect();
+            let told = |(node, thread): (NodeId, thread::ScopedJoinHandle<'_, _>)| match thread.join() {
+                Ok(result) => (node, result),
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            asked.into_iter().map(told).collect()
+        })
+    }
+
+    /// Returns the ways to this machine and to the nodes of these logins.
+    ///
+    /// # Errors
+    /// As [`here`].
+    pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, RemoteError> {
+        let local: Box<dyn Transport> = Box::new(Local::new()?);
+        let others = logins.iter().filter(|login| login.node != self.here.node);
+        Ok([local].into_iter().chain(others.map(|login| Box::new(self.ssh(login)) as Box<dyn Transport>)).collect())
+    }
+
+    /// Reads everything from which the state of a run follows ([`rundir::derive`]), its processes on other nodes among it.
+    ///
+    /// Nodes that have not answered when `patience` is over are as they were seen last, or unknown.
+    ///
+    /// # Errors
+    /// When the run's files exist and cannot be read.
+    pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
+        Ok(facts::read(dir, run, &|attempt, files| self.see(&run.id, attempt, files, patience))?)
+    }
+
+    /// Reads the process files of a run's newest attempt, each with whether its processes exist: what a kill is planned
+    /// from.
+    ///
+    /// # Errors
+    /// When the run's files exist and cannot be read.
+    pub fn pid_files(&self, dir: &RunDir, patience: Duration) -> Result<Vec<(PidFile, Liveness)>, Failure> {
+        let run = dir.read_run()?.id;
+        Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(&run, attempt, files, patience))?)
+    }
+
+    /// Looks for the processes of all these files at once.
+    fn see(&self, run: &RunId, attempt: &Attempt, files: &[PidFile], patience: Duration) -> Vec<Liveness> {
+        let deadline = Instant::now() + patience;
+        let (sights, changed) = &*self.sights;
+        let mut asked = Vec::new();
+        for file in files {
+            let login = attempt.logins.iter().find(|login| login.node == file.node);
+            let Some(login) = login.filter(|_| file.node != self.here.node) else {
+                asked.push(None);
+                continue;
+            };
+            let named = Named {
+                node: file.node.clone(),
+                boot_id: file.boot_id.clone(),
+                pid: file.pid,
+                start_ticks: file.start_ticks,
+            };
+            let mut known = sights.lock().unwrap_or_else(PoisonError::into_inner);
+            let sight = known.entry(named.clone()).or_default();
+            // Nothing comes back to life.
+            let settled = sight.last.is_some_and(|(at, seen)| seen == Liveness::Dead || at.elapsed() < FRESH);
+            if !settled && !sight.asking {
+                sight.asking = true;
+                let (mut ssh, target, named) = (self.ssh(login), node_kill(run, KillHow::Kill, file), named.clone());
+                let sights = self.sights.clone();
+                thread::spawn(move || {
+                    let seen = match ssh.look(&target) {
+                        Ok(Group::Ours(_)) => Liveness::Alive,
+                        Ok(Group::Gone | Group::NotOurs(_)) => Liveness::Dead,
+                        Err(_) => Liveness::Unknown,
+                    };
+                    let mut known = sights.0.lock().unwrap_or_else(PoisonError::into_inner);
+                    known.insert(named, Sight { asking: false, last: Some((Instant::now(), seen)) });
+                    sights.1.notify_all();
+                });
+            }
+            asked.push(Some(named));
+        }
+        let known = sights.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_asking = |known: &mut BTreeMap<Named, Sight>| {
+            asked.iter().flatten().any(|named| known.get(named).is_some_and(|sight| sight.asking))
+        };
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let waited = changed.wait_timeout_while(known, wait, is_asking);
+        let known = waited.map(|(known, _)| known).unwrap_or_else(|poisoned| poisoned.into_inner().0);
+        let one = |(file, named): (&PidFile, &Option<Named>)| {
+            let Some(named) = named else { return liveness(file, &self.here) };
+            match known.get(named).and_then(|sight| sight.last) {
+                Some((_, Liveness::Dead)) => Liveness::Dead,
+                Some((at, seen)) if at.elapsed() < STALE => seen,
+                _ => Liveness::Unknown,
+            }
+        };
+        files.iter().zip(&asked).map(one).collect()
+    }
+}

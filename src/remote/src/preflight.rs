@@ -1,0 +1,397 @@
+//! What must hold on every node before a run starts there: asked of all nodes at once, in two commands each.
+
+use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use plan::{LaunchPlan, check_disk, quote, size};
+use rundir::Failure;
+use serde::Deserialize;
+
+use crate::at_once::at_once;
+use crate::checks::{Check, weights_dir};
+use crate::command::Command;
+use crate::{RemoteError, Transport, script};
+
+const SCRIPT: &str = include_str!("scripts/preflight.sh");
+
+/// How long a node may take to tell its time.
+const SOON: Duration = Duration::from_secs(20);
+/// How long a node may take for all the rest. Loading libtorch from a cold disk takes seconds.
+const THOROUGH: Duration = Duration::from_secs(90);
+/// How far clocks may be apart: beyond that, what happened first on two nodes cannot be told from their logs.
+const CLOCKS_APART_S: f64 = 2.0;
+/// Files that a run makes, and some room: logs and checkpoints have far fewer.
+const INODES: u64 = 10_000;
+
+/// What a node tells.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Told {
+    /// The rows of its answer: a name and the rest.
+    rows: Vec<(String, String)>,
+}
+
+impl Told {
+    /// Reads an answer that is whole.
+    fn read(text: &str) -> Option<Self> {
+        let mut lines: Vec<&str> = text.lines().collect();
+        (lines.pop()? == "end").then(|| Self {
+            rows: lines
+                .into_iter()
+                .map(|line| line.split_once(' ').unwrap_or((line, "")))
+                .map(|(name, rest)| (name.to_owned(), rest.trim().to_owned()))
+                .collect(),
+        })
+    }
+
+    fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+        self.all(name).next()
+    }
+
+    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.rows.iter().filter(move |(row, _)| row == name).map(|(_, rest)| rest.as_str())
+    }
+}
+
+/// What `vidtui-train version --json` prints, as far as it matters here.
+#[derive(Deserialize)]
+struct Version {
+    libtorch: String,
+    cuda: bool,
+}
+
+/// One node and what it said.
+struct Asked {
+    node: NodeId,
+    answer: Result<Answered, RemoteError>,
+}
+
+struct Answered {
+    /// How long a question and its answer take.
+    round_trip: Duration,
+    /// How far its clock is ahead of this machine's.
+    ahead_s: f64,
+    told: Told,
+}
+
+/// Makes the checks of every node of a plan that goes over SSH.
+pub(crate) fn checks(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+    let marker = Marker::new(plan);
+    let asked = {
+        let script = script(plan, &marker);
+        let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
+        at_once(nodes, transports, |node, transport| Asked { node, answer: ask(transport, &script) })
+    };
+    let usual_s = usual(asked.iter().filter_map(|a| Some(a.answer.as_ref().ok()?.ahead_s)).collect());
+    let mut checks = Vec::new();
+    for launch in &plan.nodes {
+        let asked = asked.iter().find(|asked| asked.node == launch.node);
+        let rows: Vec<(&str, Result<String, Failure>)> = match asked.map(|asked| &asked.answer) {
+            None => vec![("node", Err(no_way(what, &launch.node)))],
+            Some(Err(error)) => vec![("node", Err(error.failure(what)))],
+            Some(Ok(answered)) => rows(what, plan, &launch.node, answered, usual_s),
+        };
+        checks.extend(rows.into_iter().map(|(name, result)| Check::new(plan, name, Some(&launch.node), result)));
+    }
+    checks
+}
+
+/// The offset that is right if most clocks are, this machine's among them. Of one node alone, any is: there is no other
+/// whose events could be confused with its own.
+fn usual(mut offsets: Vec<f64>) -> f64 {
+    if let [only] = offsets[..] {
+        return only;
+    }
+    offsets.push(0.0);
+    offsets.sort_by(f64::total_cmp);
+    offsets[offsets.len() / 2]
+}
+
+pub(crate) fn no_way(what: &str, node: &NodeId) -> Failure {
+    Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
+}
+
+fn ask(transport: &mut dyn Transport, script: &str) -> Result<Answered, RemoteError> {
+    let node = transport.node().clone();
+    let odd = |action: &str, answer: &str| RemoteError::Odd {
+        node: node.clone(),
+        action: action.into(),
+        answer: answer.chars().take(200).collect(),
+    };
+    let clock = Command::new("tell its time", "date +%s.%N", SOON);
+    // The first answer may include the time to connect.
+    transport.run(&clock)?;
+    let asked = now_s();
+    let text = transport.run(&clock)?.text(&node, &clock)?;
+    let answered = now_s();
+    let node_s: f64 = text.trim().parse().map_err(|_| odd("tell its time", &text))?;
+    let thorough = Command::new("be checked", script, THOROUGH);
+    let text = transport.run(&thorough)?.text(&node, &thorough)?;
+    let told = Told::read(&text).ok_or_else(|| odd("be checked", &text))?;
+    let round_trip = Duration::from_secs_f64((answered - asked).max(0.0));
+    Ok(Answered { round_trip, ahead_s: node_s - (asked + answered) / 2.0, told })
+}
+
+fn rows(
+    what: &str,
+    plan: &LaunchPlan,
+    node: &NodeId,
+    answered: &Answered,
+    usual_s: f64,
+) -> Vec<(&'static str, Result<String, Failure>)> {
+    let told = &answered.told;
+    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let yes = |name: &str| told.get(name) == Some("yes");
+    let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
+    let mut rows = vec![("node", Ok(format!("answers in {:.0} ms", answered.round_trip.as_secs_f64() * 1e3)))];
+
+    let apart_s = answered.ahead_s - usual_s;
+    let unsure_s = answered.round_trip.as_secs_f64() / 2.0;
+    rows.push(("clock", {
+        let in_words = format!("{:.1} s {}", apart_s.abs(), if apart_s < 0.0 { "behind" } else { "ahead of" });
+        if apart_s.abs() - unsure_s > CLOCKS_APART_S {
+            fail(format!("its clock is {in_words} the others"), "set it (chrony, ntpd), or waive it: --waive clock")
+        } else {
+            Ok(format!("{:.0} ms apart", apart_s.abs() * 1e3))
+        }
+    }));
+
+    let trainer = &plan.trainer;
+    rows.push((
+        "trainer",
+        match (told.get("missing"), told.get("sha256")) {
+            (None, Some(sha256)) if sha256 == trainer.sha256 => Ok(format!("{} ({})", trainer.path, short(sha256))),
+            (None, Some(sha256)) => fail(
+                format!(
+                    "{} is another binary there: {} here, {} there",
+                    trainer.path,
+                    short(&trainer.sha256),
+                    short(sha256)
+                ),
+                "copy this machine's to the node, or put it on a file system that all share (VIDTUI_TRAIN names it)",
+            ),
+            _ => fail(
+                format!("{} is not there, or not executable", trainer.path),
+                "put it on a file system that all nodes share (VIDTUI_TRAIN names it), or copy it there",
+            ),
+        },
+    ));
+
+    let version = told.get("version").and_then(|text| serde_json::from_str::<Version>(text).ok());
+    if told.get("missing").is_none() {
+        rows.push((
+            "libtorch",
+            match (&version, told.get("broken")) {
+                (Some(version), _) => {
+                    Ok(format!("{} for {}", version.libtorch, if version.cuda { "GPUs" } else { "CPUs" }))
+                }
+                (None, said) => fail(
+                    format!("the trainer does not run there: {}", said.unwrap_or("it says no version")),
+                    "try it there: `vidtui-train version`; libtorch must be where it is here",
+                ),
+            },
+        ));
+    }
+
+    rows.push((
+        "run folder",
+        if !yes("visible") {
+            fail(
+                format!("{runs} is not the folder that this machine sees under that name"),
+                "put the runs on a file system that all nodes share, and name it with --runs DIR",
+            )
+        } else if !yes("writable") {
+            fail(format!("{runs} cannot be written to"), "change its permissions, or log in as another user")
+        } else {
+            Ok(format!("{runs}, the same as here"))
+        },
+    ));
+
+    let free = told.get("free_kib").and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib * 1024);
+    rows.push((
+        "disk",
+        match free {
+            Some(free) => check_disk(what, &plan.disk, free, runs)
+                .map(|()| format!("{} needed, {} free", size(plan.disk.bytes()), size(free))),
+            None => fail(format!("df does not tell the free space of {runs}"), "look at its disks: df"),
+        },
+    ));
+    // File systems that make them as they need have no number to tell.
+    if let Some(inodes) = told.get("inodes").and_then(|text| text.parse::<u64>().ok()).filter(|inodes| *inodes > 0) {
+        rows.push((
+            "inodes",
+            if inodes < INODES {
+                fail(
+                    format!("{runs} has room for {inodes} more files"),
+                    "remove some there, or choose another disk with --runs",
+                )
+            } else {
+                Ok(format!("{inodes} free"))
+            },
+        ));
+    }
+
+    let data = plan.run.recipe().map(|recipe| recipe.data.index);
+    rows.push((
+        "data",
+        match &data {
+            Ok(index) if yes("data") => Ok(index.to_string()),
+            Ok(index) => fail(
+                format!("data set {index} cannot be read"),
+                "put it on a file system that all nodes share, or copy it to the same place on each",
+            ),
+            Err(error) => Err(Failure::new(what, error.to_string(), "launch it again")),
+        },
+    ));
+    if let Some(dir) = weights_dir(plan) {
+        rows.push((
+            "weights",
+            if yes("weights") {
+                Ok(dir.to_string())
+            } else {
+                fail(format!("checkpoint {dir} cannot be read"), "put it on a file system that all nodes share")
+            },
+        ));
+    }
+
+    if let Some(master) = &plan.master {
+        let at = format!("{} port {}", master.address, master.port);
+        rows.push(("rendezvous", match told.get("port").unwrap_or_default() {
+            "free" => Ok(at),
+            "taken" => fail(format!("{at}, where the ranks are to meet, is taken"), "launch again: another port is drawn"),
+            "silent" => fail(
+                format!("{at}, where the ranks are to meet, does not answer this node"),
+                "open the ports between the nodes, or give the first node an address (HostName) that the others reach",
+            ),
+            other => fail(
+                format!("{at}, where the ranks are to meet, is out of its reach: {}", other.trim_start_matches("unknown ")),
+                "give the first node an address (HostName) that the others reach",
+            ),
+        }));
+    }
+
+    let on_gpus = version.as_ref().is_some_and(|version| version.cuda);
+    let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
+    rows.push((
+        "GPUs",
+        match (told.get("gpus"), told.get("smi")) {
+            (Some("none") | None, None) if on_gpus => fail(
+                "it has no nvidia-smi, and the trainer wants GPUs".into(),
+                "install NVIDIA's driver, or choose another node",
+            ),
+            (Some("none") | None, None) => Ok("none, and none needed".into()),
+            (_, Some(said)) if on_gpus => fail(
+                format!("nvidia-smi fails: {}", said.split_once(' ').map_or(said, |(_, text)| text)),
+                "mend its driver, or leave the node out: --exclude",
+            ),
+            (_, Some(_)) => Ok("nvidia-smi fails, and no GPU is needed".into()),
+            (Some(gpus), None) => match gpus.parse::<usize>() {
+                Ok(gpus) if on_gpus && ranks > gpus => fail(
+                    format!("{} are to run on {gpus} GPUs", plan::counted(ranks, "rank")),
+                    "give it fewer slots in the hostfile",
+                ),
+                Ok(gpus) if on_gpus => Ok(format!("{} on {gpus}", plan::counted(ranks, "rank"))),
+                Ok(gpus) => Ok(format!("{gpus}, not used: this trainer runs on CPUs")),
+                Err(_) => fail(format!("nvidia-smi lists {gpus:?}"), "try it there: nvidia-smi -L"),
+            },
+        },
+    ));
+    let apps: Vec<String> = told.all("app").filter_map(app_in_words).collect();
+    rows.push((
+        "GPU processes",
+        if apps.is_empty() {
+            Ok("none left over".into())
+        } else {
+            fail(
+                format!("its GPUs are in use: {}", apps.join("; ")),
+                "end what is left over, leave the node out (--exclude), or waive it: --waive 'GPU processes'",
+            )
+        },
+    ));
+    rows
+}
+
+/// `PID USER MEMORY NAME`, as people read it.
+fn app_in_words(row: &str) -> Option<String> {
+    let mut words = row.splitn(4, ' ');
+    let (pid, user, memory, name) = (words.next()?, words.next()?, words.next()?, words.next().unwrap_or("?"));
+    let memory =
+        memory.trim_end_matches(',').parse::<u64>().map_or(String::new(), |mib| format!(" with {}", size(mib << 20)));
+    Some(format!("process {pid} of {user}{memory} ({name})"))
+}
+
+fn short(sha256: &str) -> &str {
+    sha256.get(..12).unwrap_or(sha256)
+}
+
+fn script(plan: &LaunchPlan, marker: &Marker) -> String {
+    let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
+    let data = plan.run.recipe().map_or_else(|_| Utf8PathBuf::new(), |recipe| recipe.data.index);
+    let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
+    let weights = weights_dir(plan).unwrap_or_default();
+    SCRIPT
+        .replace("@TRAINER", &quote(plan.trainer.path.as_str()))
+        .replace("@MARKER", &quote(marker.path.as_str()))
+        .replace("@TOKEN", &quote(&marker.token))
+        .replace("@EXISTING", &script::existing(runs))
+        .replace("@DATA", &quote(data.as_str()))
+        .replace("@WEIGHTS", &quote(weights.as_str()))
+        .replace("@ADDRESS", &quote(address))
+        .replace("@PORT", &port.to_string())
+}
+
+/// A file that every node must see if the folder of runs is the same for all. It goes when the checks are over.
+struct Marker {
+    path: Utf8PathBuf,
+    token: String,
+}
+
+impl Marker {
+    fn new(plan: &LaunchPlan) -> Self {
+        static UNIQUE: AtomicU32 = AtomicU32::new(0);
+        let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
+        let folder = runs.ancestors().find(|folder| folder.is_dir()).unwrap_or(Utf8Path::new("/"));
+        let token = format!("{}-{}-{}", plan.run.id, std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let path = folder.join(format!(".check-{token}"));
+        // If it cannot be written, the check of this machine's folder says so.
+        let _ = fs::write(&path, &token);
+        Self { path, token }
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_that_differs_from_most_is_the_one_that_is_wrong() {
+        assert_eq!(usual(vec![]), 0.0);
+        assert_eq!(usual(vec![7.0]), 7.0);
+        assert_eq!(usual(vec![0.1, 7.0]), 0.1);
+        assert_eq!(usual(vec![7.0, 7.1, 7.2]), 7.1, "this machine's own");
+        assert_eq!(usual(vec![-7.0, 0.2, 0.1]), 0.1);
+    }
+
+    #[test]
+    fn an_answer_counts_only_when_it_is_whole() {
+        let whole = "sha256 abc\nvisible yes\napp 12 ada 70000 python train.py\nend\n";
+        let told = Told::read(whole).unwrap();
+        assert_eq!((told.get("sha256"), told.get("visible"), told.get("data")), (Some("abc"), Some("yes"), None));
+        assert_eq!(Told::read("sha256 abc\nvisi"), None);
+        assert_eq!(Told::read(""), None);
+        let app = told.all("app").next().and_then(app_in_words);
+        assert_eq!(app.as_deref(), Some("process 12 of ada with 68.4 GiB (python train.py)"));
+    }
+}

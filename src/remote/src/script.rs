@@ -1,0 +1,116 @@
+//! What nodes are asked to do, as scripts for any POSIX shell, and what their answers mean.
+
+use camino::Utf8Path;
+use plan::{NodeKill, quote};
+
+use crate::group::{Seen, SeenProcess};
+use crate::proc::Stat;
+use crate::transport::{Addressee, Process, Signal};
+
+const LOOK: &str = include_str!("scripts/look.sh");
+const SIGNAL: &str = include_str!("scripts/signal.sh");
+/// Starts `@SCRIPT` and waits for `@PID_FILE`.
+pub const START: &str = include_str!("scripts/start.sh");
+
+/// Lists the processes that a process file names.
+pub fn look(target: &NodeKill) -> String {
+    let pids: Vec<String> =
+        [target.pid].into_iter().chain(target.ranks.iter().map(|r| r.pid)).map(|p| p.to_string()).collect();
+    let script = LOOK.replace("@PGID", &target.pgid.to_string()).replace("@PIDS", &pids.join(" "));
+    script.replace("@PID", &target.pid.to_string())
+}
+
+/// Reads what [`look`] prints; nothing if any of it is odd.
+pub fn read_seen(text: &str) -> Option<Seen> {
+    let mut lines = text.lines();
+    let boot_id = lines.next()?.strip_prefix("boot ")?.to_owned();
+    let mut processes = Vec::new();
+    for line in lines.by_ref() {
+        if line == "end" {
+            processes.sort_by_key(|process: &SeenProcess| process.stat.pid);
+            return lines.next().is_none().then_some(Seen { boot_id, own_group: None, processes });
+        }
+        processes.push(read_process(line.strip_prefix("process\t")?)?);
+    }
+    // It was cut off.
+    None
+}
+
+fn read_process(line: &str) -> Option<SeenProcess> {
+    let fields: Vec<&str> = line.splitn(8, '\t').collect();
+    let [pid, state, pgid, session, start_ticks, run, name, words] = fields[..] else { return None };
+    let stat = Stat {
+        pid: pid.parse().ok()?,
+        state: state.chars().next()?,
+        pgid: pgid.parse().ok()?,
+        session: session.parse().ok()?,
+        start_ticks: start_ticks.parse().ok()?,
+    };
+    let run = match run.strip_prefix('=') {
+        Some(run) => Ok(Some(run.to_owned())),
+        None if run == "-" => Ok(None),
+        None if run == "!" => Err("permission denied".to_owned()),
+        None => return None,
+    };
+    let words = words.trim();
+    let command = if words.is_empty() { format!("[{name}]") } else { words.to_owned() };
+    Some(SeenProcess { stat, run, has_command_line: !words.is_empty(), command })
+}
+
+/// Signals processes that were looked at, and the group as a whole where everyone is meant, so that none escapes by
+/// forking between the look and the signal.
+pub fn signal(target: &NodeKill, addressees: &[Process], to: Addressee, signal: Signal) -> String {
+    let send = |process: &Process| {
+        let Process { pid, pgid, start_ticks, .. } = process;
+        let still = format!("is_still {pid} {start_ticks} {pgid}");
+        if to == Addressee::Everyone && *pgid == target.pgid {
+            format!("[ -n \"$sent_group\" ] || {{ {still} && sent_group=yes && send -{pgid}; }}")
+        } else {
+            format!("{still} && send {pid}")
+        }
+    };
+    let sends: Vec<String> = addressees.iter().map(send).collect();
+    let name = match signal {
+        Signal::Term => "TERM",
+        Signal::Kill => "KILL",
+    };
+    let script = SIGNAL.replace("@BOOT", &quote(&target.boot_id)).replace("@SIGNAL", name);
+    script.replace("@SENDS", &sends.join("\n"))
+}
+
+/// Prints the KiB that users may still take on the disk of a folder, or of the folder it will be made in.
+pub fn free(dir: &Utf8Path) -> String {
+    format!("{}\nset -- $(df -Pk \"$dir\" | tail -n 1)\necho \"$4\"", existing(dir))
+}
+
+/// Sets `dir` to a folder, or to the nearest one above it that exists.
+pub fn existing(dir: &Utf8Path) -> String {
+    format!("dir={}\nwhile [ ! -d \"$dir\" ]; do dir=$(dirname -- \"$dir\"); done", quote(dir.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = "boot 4f70\n\
+        process\t4101\tS\t4100\t4100\t80\t=a-1\t\tvidtui-train rank\n\
+        process\t4100\tS\t4100\t4100\t77\t=a-1\t\tvidtui-train supervise\n\
+        process\t4177\tD\t4100\t4100\t99\t!\t\tnvidia-smi\n\
+        process\t4188\tR\t4100\t4100\t99\t-\tkworker\t\n\
+        end\n";
+
+    #[test]
+    fn an_answer_is_read_whole_and_in_order() {
+        insta::assert_debug_snapshot!(read_seen(ANSWER).unwrap());
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_or_odd_is_none() {
+        for cut in 0..ANSWER.len() - 1 {
+            assert!(read_seen(&ANSWER[..cut]).is_none(), "{:?}", &ANSWER[..cut]);
+        }
+        for odd in ["", "Welcome!\n", &format!("Welcome!\n{ANSWER}"), &format!("{ANSWER}more\n")] {
+            assert!(read_seen(odd).is_none(), "{odd:?}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+# Signals processes if each is still the one that was looked at: same boot, same start time.
+LC_ALL=C
+cd /proc || exit
+read -r boot <sys/kernel/random/boot_id || exit
+[ "$boot" = @BOOT ] || { echo booted; exit; }
+is_still() { # PID START_TICKS GROUP
+    { read -r line <"$1/stat"; } 2>/dev/null || return
+    pid=$1 ticks=$2 group=$3
+    set -- ${line##*) }
+    [ "${20}" = "$ticks" ] && [ "$3" = "$group" ]
+}
+failed=
+send() { # what `kill` takes; one that ended meanwhile is as good as signalled
+    said=$(kill -s @SIGNAL -- "$1" 2>&1) && return
+    case $1 in -*) return ;; esac
+    [ ! -e "$1" ] || failed=$said
+}
+sent_group=
+@SENDS
+[ -z "$failed" ] && echo sent || echo "refused $failed"

@@ -1,0 +1,54 @@
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// Pauses between attempts: each about twice the one before, and none quite like another's, so that many nodes that went
+/// away together are not tried again together.
+#[derive(Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+    random: RandomState,
+    drawn: u64,
+}
+
+impl Backoff {
+    /// Begins with `first`.
+    pub fn new(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, next: first, random: RandomState::new(), drawn: 0 }
+    }
+
+    /// Returns the next pause.
+    pub fn next(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        self.drawn += 1;
+        // The system seeds every hasher; 1024 steps between three quarters and five quarters are random enough.
+        let share = (self.random.hash_one(self.drawn) % 1024) as f64 / 1024.0;
+        pause.mul_f64(0.75 + share / 2.0)
+    }
+
+    /// Begins again.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_differ_a_little() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(8));
+        for whole in [1.0, 2.0, 4.0, 8.0, 8.0] {
+            let pause = backoff.next().as_secs_f64();
+            assert!((0.75 * whole..=1.25 * whole).contains(&pause), "{pause} for {whole}");
+        }
+        backoff.reset();
+        assert!(backoff.next() <= Duration::from_millis(1250));
+        let firsts: Vec<Duration> =
+            (0..8).map(|_| Backoff::new(Duration::from_secs(1), Duration::MAX).next()).collect();
+        assert!(firsts.iter().any(|pause| *pause != firsts[0]), "all nodes would come back at once: {firsts:?}");
+    }
+}

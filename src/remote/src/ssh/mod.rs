@@ -1,0 +1,209 @@
+//! Nodes reached by SSH.
+
+mod backoff;
+mod config;
+mod connect;
+mod connection;
+mod exchange;
+mod known_hosts;
+mod openssh;
+mod stream;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use camino::Utf8Path;
+use cluster::NodeId;
+use plan::{NodeKill, quote};
+use rundir::Login;
+
+pub use config::SshOptions;
+pub use stream::{Flow, Streamed, Tell};
+
+use crate::command::{Command, Output, Status};
+use crate::error::Refused;
+use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
+use crate::{RemoteError, group, script};
+use config::Settings;
+use connection::Connection;
+use openssh::OpenSsh;
+
+/// How long a node may take to list processes, send signals or look at a disk. A loaded one needs seconds.
+const SOON: Duration = Duration::from_secs(20);
+/// How long a node may take to start a supervisor or to say why it did not; the script there waits for less.
+const START: Duration = Duration::from_secs(30);
+
+/// A node reached by SSH. Clones share its connection, which is made when it is first needed and then held open.
+#[derive(Debug, Clone)]
+pub struct Ssh {
+    link: Arc<Link>,
+}
+
+#[derive(Debug)]
+struct Link {
+    options: SshOptions,
+    login: Login,
+    way: Mutex<Option<Way>>,
+}
+
+/// How the connection is made.
+#[derive(Debug, Clone)]
+enum Way {
+    /// In this program.
+    Inside(Arc<Connection>),
+    /// By OpenSSH's, since the configuration asks for what libssh2 has not.
+    Program(Arc<OpenSsh>),
+}
+
+/// A stream of lines; it ends when this is dropped.
+#[derive(Debug)]
+#[must_use = "a stream ends when it is dropped"]
+pub struct Streaming {
+    way: Way,
+    id: u64,
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        match &self.way {
+            Way::Inside(connection) => connection.end_stream(self.id),
+            Way::Program(program) => program.end_stream(self.id),
+        }
+    }
+}
+
+impl Ssh {
+    /// Names a node; connects to nothing yet.
+    pub fn new(options: SshOptions, login: Login) -> Self {
+        Self { link: Arc::new(Link { options, login, way: Mutex::new(None) }) }
+    }
+
+    /// Returns the address or name by which the node's SSH server is found: what `HostName` says.
+    ///
+    /// # Errors
+    /// When the SSH configuration cannot be read.
+    pub fn address(&self) -> Result<String, RemoteError> {
+        let read = Settings::read(&self.link.options, &self.link.login);
+        Ok(read.map_err(|refused| self.unreachable(refused))?.host)
+    }
+
+    /// Runs a script that writes lines, again and again when the connection breaks, and tells what it writes. The script
+    /// ends on the node when the connection does.
+    ///
+    /// # Errors
+    /// When the SSH configuration cannot be read; all else is told.
+    pub fn stream(&self, script: String, silence: Duration, tell: Tell) -> Result<Streaming, RemoteError> {
+        let way = self.way()?;
+        let id = match &way {
+            Way::Inside(connection) => connection.stream(script, silence, tell),
+            Way::Program(program) => program.stream(script, silence, tell),
+        };
+        Ok(Streaming { way, id })
+    }
+
+    fn unreachable(&self, refused: Refused) -> RemoteError {
+        RemoteError::Unreachable { node: self.link.login.node.clone(), refused }
+    }
+
+    fn way(&self) -> Result<Way, RemoteError> {
+        let Link { options, login, way } = &*self.link;
+        let mut way = way.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(way) = &*way {
+            return Ok(way.clone());
+        }
+        let settings = Settings::read(options, login).map_err(|refused| self.unreachable(refused))?;
+        let (options, login) = (options.clone(), login.clone());
+        let node = login.node.clone();
+        let made = if settings.beyond_us.is_some() {
+            OpenSsh::new(options, login).map(|program| Way::Program(Arc::new(program)))
+        } else {
+            Connection::new(options, login, settings).map(|connection| Way::Inside(Arc::new(connection)))
+        };
+        let made = made.map_err(|error| RemoteError::io(&node, "prepare a connection", error))?;
+        Ok(way.insert(made).clone())
+    }
+
+    fn text(&mut self, command: Command) -> Result<String, RemoteError> {
+        let output = self.run(&command)?;
+        output.text(self.node(), &command)
+    }
+
+    fn odd(&self, action: &str, answer: &str) -> RemoteError {
+        let answer = answer.chars().take(200).collect();
+        RemoteError::Odd { node: self.node().clone(), action: action.into(), answer }
+    }
+}
+
+impl Transport for Ssh {
+    fn node(&self) -> &NodeId {
+        &self.link.login.node
+    }
+
+    fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
+        match self.way()? {
+            Way::Inside(connection) => connection.run(command.clone()),
+            Way::Program(program) => program.run(command),
+        }
+    }
+
+    /// Waits on the node until the supervisor has written its process file or ended, or five seconds are over.
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path) -> Result<Started, RemoteError> {
+        let start =
+            script::START.replace("@SCRIPT", &quote(script.as_str())).replace("@PID_FILE", &quote(pid_file.as_str()));
+        let action = format!("start bash {script}");
+        let command = Command::new(&action, start, START);
+        let output = self.run(&command)?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = output.text(self.node(), &command)?;
+        match text.trim().split_once(' ').unwrap_or((text.trim(), "")) {
+            ("started" | "slow", "") => Ok(Started::running()),
+            ("ended", status) => Ok(Started::over(Ended { status: format!("exit status: {status}"), stderr })),
+            _ => Err(self.odd(&action, &text)),
+        }
+    }
+
+    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
+        let action = "list its processes";
+        let text = self.text(Command::new(action, script::look(target), SOON))?;
+        let seen = script::read_seen(&text).ok_or_else(|| self.odd(action, &text))?;
+        Ok(group::judge_all(target, &seen))
+    }
+
+    /// The node compares once more, at the moment of the signal, that each process is the one that was looked at.
+    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
+        let members = match self.look(target)? {
+            Group::Gone => return Ok(Vec::new()),
+            Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.node().clone(), why }),
+            Group::Ours(members) => members,
+        };
+        let addressees = group::addressees(members, to);
+        let action = "signal its processes";
+        let text = self.text(Command::new(action, script::signal(target, &addressees, to, signal), SOON))?;
+        match text.trim() {
+            "sent" => Ok(addressees),
+            "booted" => Ok(Vec::new()),
+            other => match other.strip_prefix("refused ") {
+                Some(said) => Err(RemoteError::Command {
+                    node: self.node().clone(),
+                    action: action.into(),
+                    status: "not permitted".into(),
+                    stderr: said.to_owned(),
+                }),
+                None => Err(self.odd(action, &text)),
+            },
+        }
+    }
+
+    fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError> {
+        let action = format!("ask the disk of {dir} for its free space");
+        let text = self.text(Command::new(&action, script::free(dir), SOON))?;
+        text.trim().parse::<u64>().map(|kib| kib * 1024).map_err(|_| self.odd(&action, &text))
+    }
+}
+
+impl Status {
+    /// Tells whether the command did as it was asked.
+    pub fn is_success(&self) -> bool {
+        *self == Self::Code(0)
+    }
+}

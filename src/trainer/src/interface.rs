@@ -1,0 +1,38 @@
+//! The network interface through which a rank reaches the others.
+
+use std::net::{IpAddr, UdpSocket};
+
+use nix::ifaddrs::getifaddrs;
+
+/// The variable by which a user names it, as for PyTorch.
+const VARIABLE: &str = "GLOO_SOCKET_IFNAME";
+
+/// Names the interface whose address faces another node; none when that cannot be told.
+///
+/// Left to itself, gloo listens where the node's own name resolves to, which on Debian is the loopback interface.
+pub fn towards(address: &str, port: u16) -> Option<String> {
+    if let Ok(named) = std::env::var(VARIABLE)
+        && !named.is_empty()
+    {
+        return Some(named);
+    }
+    let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
+    // Sends nothing: it only asks the kernel for the way.
+    socket.connect((address, port)).ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    getifaddrs().ok()?.find_map(|interface| {
+        let found: IpAddr = interface.address?.as_sockaddr_in()?.ip().into();
+        (found == own).then_some(interface.interface_name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_this_machine_is_its_loopback_interface() {
+        assert_eq!(towards("127.0.0.1", 29500).as_deref(), Some("lo"));
+        assert_eq!(towards("nowhere.invalid", 29500), None);
+    }
+}

@@ -1,0 +1,110 @@
+use std::fs;
+
+use crate::place::{Place, losses};
+
+const NODES: &str = "--hostfile hostfiles/rig.txt";
+
+#[test]
+fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_is_back() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 12);
+    place.until_step(&run, 1, 4);
+    place.rig.verb("linkdown node03").unwrap();
+    // The cut-off node as well: it cannot be told, and finds out by itself.
+    place.until("every process is gone", || place.all_gone());
+    let status = place.does("status latest");
+    assert!(status.contains("node node03 was lost: its supervisor said nothing for 10 s"), "{status}");
+
+    let refusal = place.vidtui("resume latest");
+    assert!(
+        !refusal.ok && refusal.err.contains("node03 is left out: node node03 cannot be reached"),
+        "{}",
+        refusal.err
+    );
+    place.does("resume latest --exclude node02 --wait");
+    assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
+    assert_eq!(losses(&run).len(), 12, "every step was made");
+
+    // The same on all four, now that they are there.
+    place.rig.verb("heal node03").unwrap();
+    let longer = place.vidtui(&format!("resume latest {NODES} --set train.steps=14 --wait"));
+    assert!(longer.ok, "{}", longer.err);
+    assert_eq!(run.read_attempt(3).unwrap().placement.by_node().len(), 4);
+}
+
+#[test]
+fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stopped() {
+    let Some(place) = Place::new() else { return };
+    let undisturbed = place.launch(NODES, 8);
+    place.until("it is finished", || place.does("status latest").contains("finished"));
+    let run = place.launch(NODES, 8);
+    place.until("it has saved", || rundir::latest(&run).is_some());
+    place.rig.verb("panic node02").unwrap();
+    place.until("every process is gone", || {
+        ["node01", "node03", "node04"].iter().all(|node| place.trainers_on(node) == 0)
+    });
+    let status = place.does("status latest");
+    assert!(status.contains("node node02 was lost"), "{status}");
+    place.rig.verb("poweron node02").unwrap();
+    let resumed = place.vidtui("resume latest --wait");
+    assert!(resumed.ok, "{}", resumed.err);
+    assert!(!resumed.err.contains("warning"), "one key is enough: {}", resumed.err);
+    assert_eq!(losses(&run), losses(&undisturbed));
+}
+
+#[test]
+fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 8);
+    place.until_step(&run, 1, 2);
+    place.rig.verb("stop node02").unwrap();
+    // The node does not answer for as long as this asks: less than its peers bear, more than a busy node is late by.
+    let status = place.does("status latest");
+    assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
+    place.rig.verb("cont node02").unwrap();
+    place.until("it is finished", || place.does("status latest").contains("finished"));
+    assert_eq!((losses(&run).len(), run.attempt_numbers().unwrap().len()), (8, 1));
+}
+
+#[test]
+fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 1000);
+    place.until_step(&run, 1, 1);
+    let killed = place.rig.command_on("node03", "pkill").args(["-KILL", "-f", "vidtui-train rank"]).status().unwrap();
+    assert!(killed.success());
+    place.until("every process is gone", || place.all_gone());
+    let status = place.does("status latest");
+    assert!(status.contains("rank 2 on node node03 was killed"), "{status}");
+    let others = place.rig.nodes().into_iter().filter(|node| node != "node03");
+    for node in others {
+        let exit =
+            fs::read_to_string(place.runs.join(run.name()).join("nodes").join(node).join("0001.exit.toml")).unwrap();
+        assert!(exit.contains(rundir::LOST_PEER) && exit.contains("node node03 failed"), "{exit}");
+    }
+}
+
+#[test]
+fn a_console_that_is_killed_loses_nothing_and_a_node_that_it_cannot_see_is_not_called_dead() {
+    let Some(place) = Place::new() else { return };
+    let mut console = place
+        .command(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --set train.steps=1000 --wait"));
+    let mut console = console.stdout(std::process::Stdio::null()).spawn().unwrap();
+    place.until("it trains", || place.vidtui("status latest").out.contains("running"));
+    console.kill().unwrap();
+    console.wait().unwrap();
+    // New connections are refused, and the run goes on.
+    for node in place.rig.nodes() {
+        place.rig.verb(&format!("killsshd {node}")).unwrap();
+    }
+    let status = place.does("status latest");
+    assert!(status.contains("running"), "{status}");
+    let kill = place.vidtui("kill latest --yes");
+    assert!(!kill.ok && kill.err.contains("refuses the connection"), "{}", kill.err);
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2));
+    for node in place.rig.nodes() {
+        place.rig.verb(&format!("startsshd {node}")).unwrap();
+    }
+    place.does("kill latest --yes");
+    assert!(place.all_gone());
+}

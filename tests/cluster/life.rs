@@ -1,0 +1,55 @@
+use std::fs;
+
+use crate::place::{Place, losses, samples};
+
+const NODES: &str = "--hostfile hostfiles/rig.txt";
+
+#[test]
+fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_never_left_this_machine() {
+    let Some(place) = Place::new() else { return };
+    let here = place.launch("--local 4", 7);
+    place.until("it has ended here", || place.does("status latest").contains("finished"));
+    let run = place.launch(NODES, 7);
+    place.until_step(&run, 1, 3);
+    let stopped = place.does("stop latest --wait");
+    assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
+    // Its supervisors write how it ended, and then end themselves.
+    place.until("every process is gone", || place.all_gone());
+    let saved = rundir::latest(&run).unwrap().step;
+    assert!((3..7).contains(&saved), "{saved}");
+    place.does("resume latest --wait");
+    assert_eq!(losses(&run), losses(&here), "over nodes, and with a stop at step {saved}");
+    assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
+    let attempt = run.read_attempt(2).unwrap();
+    assert_eq!(attempt.placement.by_node().len(), 4);
+}
+
+#[test]
+fn a_kill_ends_every_process_on_every_node_and_says_so() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 1000);
+    place.until_step(&run, 1, 1);
+    let plan = place.does("kill latest --dry-run");
+    assert!(place.rig.nodes().iter().all(|node| plan.contains(&format!("{node}: TERM, then KILL"))), "{plan}");
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2));
+    let said = place.vidtui("kill latest --yes");
+    assert!(said.ok, "{}", said.err);
+    assert!(place.all_gone());
+    let ended: Vec<String> = place.rig.nodes().iter().map(|node| format!("2 processes ended on {node}")).collect();
+    assert_eq!(said.out, ended.join(", "));
+    assert!(said.err.contains("node04: every process is gone"), "{}", said.err);
+    assert!(place.does("status latest").contains("stopped"));
+}
+
+#[test]
+fn what_was_launched_is_on_disk_to_be_started_by_hand() {
+    let Some(place) = Place::new() else { return };
+    let dry = place.does(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --dry-run"));
+    assert!(dry.contains("1 on each of node[01-04]") && dry.contains("# on node04"), "{dry}");
+    let run = place.launch(NODES, 2);
+    place.until("it is finished", || place.does("status latest").contains("finished"));
+    let node = run.read_attempt(1).unwrap().placement.ranks[0].node.clone();
+    let script = fs::read_to_string(run.launch_script(1, &node)).unwrap();
+    assert!(script.contains("export MASTER_ADDR=10.99.0.1\n"), "{script}");
+    assert_eq!(run.node_ids().unwrap().len(), 4);
+}

@@ -1,0 +1,8 @@
+//! Runs over nodes that SSH reaches: real servers, the real console, the real trainer. Skipped aloud where there is no rig.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+mod faults;
+mod life;
+mod place;
+mod preflight;

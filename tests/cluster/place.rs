@@ -1,0 +1,113 @@
+//! Four nodes, the real console on their head, the real trainer on each.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use rig::{Options, Rig};
+use rundir::{MetricSample, RunDir, Tail};
+
+const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
+/// Only a failing test waits so long.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+pub struct Place {
+    pub rig: Rig,
+    pub runs: Utf8PathBuf,
+    trainer: Utf8PathBuf,
+}
+
+/// What a command of the console gave.
+pub struct Said {
+    pub ok: bool,
+    pub out: String,
+    pub err: String,
+}
+
+impl Place {
+    /// Brings up four nodes; says why not where that is impossible, and skips the test.
+    pub fn new() -> Option<Self> {
+        let folder = Utf8Path::new(VIDTUI).parent().unwrap();
+        let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
+        let Some(trainer) = places.into_iter().find(|place| place.exists()) else {
+            println!("skipped: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
+            return None;
+        };
+        let rig = Options::new(4).gpus(2).up_or_skip()?;
+        let runs = rig.share().join("runs");
+        Some(Self { rig, runs, trainer })
+    }
+
+    /// Runs the console on the head.
+    pub fn vidtui(&self, words: &str) -> Said {
+        let mut command = self.command(words);
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        Said { ok: output.status.success(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    /// Runs the console; it must do as it is asked. Returns what it prints.
+    pub fn does(&self, words: &str) -> String {
+        let said = self.vidtui(words);
+        assert!(said.ok, "vidtui {words}: {}\n{}", said.err, said.out);
+        said.out
+    }
+
+    pub fn command(&self, words: &str) -> Command {
+        let mut command = self.rig.command(VIDTUI);
+        command.args(["--runs", self.runs.as_str()]).args(words.split_whitespace()).stdin(Stdio::null());
+        let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
+        command.current_dir(root).env("VIDTUI_TRAIN", &self.trainer).env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    /// Launches the demo, short, with one thread a rank, since the order of sums depends on their number, on four nodes with a rank each, or as `place` says; returns the run.
+    pub fn launch(&self, place: &str, steps: u64) -> RunDir {
+        let words = format!(
+            "launch configs/demo/2s.toml {place} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} --set checkpoint.interval=3 --set optimizer.warmup_steps=1"
+        );
+        RunDir::new(self.runs.join(self.does(&words)))
+    }
+
+    /// Waits until something holds, as `what` says.
+    pub fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert!(Instant::now() < deadline, "never: {what}\n{}", self.does("status latest"));
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub fn until_step(&self, run: &RunDir, attempt: u32, step: u64) {
+        let reached = || samples(run).iter().any(|sample| sample.attempt == attempt && sample.step >= step);
+        self.until(&format!("step {step} of attempt {attempt}"), reached);
+    }
+
+    /// The processes of the trainer on a node, by what `ps` says.
+    pub fn trainers_on(&self, node: &str) -> usize {
+        let output =
+            self.rig.command_on(node, "pgrep").args(["-fc", "vidtui-train (rank|supervise)"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+    }
+
+    pub fn all_gone(&self) -> bool {
+        self.rig.nodes().iter().all(|node| self.trainers_on(node) == 0)
+    }
+}
+
+pub fn samples(run: &RunDir) -> Vec<MetricSample> {
+    if !run.metrics().exists() {
+        return Vec::new();
+    }
+    let text = fs::read_to_string(run.metrics()).unwrap();
+    assert!(text.lines().all(|line| !line.is_empty()));
+    Tail::<MetricSample>::new(run.metrics()).poll().unwrap().items
+}
+
+/// The loss of each step; the higher attempt wins.
+pub fn losses(run: &RunDir) -> BTreeMap<u64, f64> {
+    samples(run).into_iter().map(|sample| (sample.step, sample.loss.unwrap())).collect()
+}

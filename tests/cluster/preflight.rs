@@ -1,0 +1,104 @@
+use std::fs;
+
+use crate::place::Place;
+
+const CHECK: &str = "check configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4";
+
+/// The table without what differs from rig to rig.
+fn shown(place: &Place, words: &str) -> String {
+    let said = place.vidtui(words);
+    let text = format!("{}\n{}", said.out, said.err).replace(place.rig.folder().as_str(), "RIG");
+    // Whether all say the very same depends on what else this machine does.
+    let text = text.replace("nodes, first: ", "nodes, ");
+    let root = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    let mut text = text.replace(root.to_str().unwrap(), "PROJECT");
+    for (before, after) in
+        [("answers in ", " ms"), ("vidtui-train (", ")"), (" needed, ", " free"), ("10.99.0.1 port ", "\n")]
+    {
+        text = masked(&text, before, after);
+    }
+    let rows = text
+        .lines()
+        .filter(|line| !["inodes", "run directory", "clock"].iter().any(|w| line.contains(w) && !line.contains('✗')));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+fn masked(text: &str, before: &str, after: &str) -> String {
+    let mut parts = text.split(before);
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.find(after).map_or("", |at| &part[at..]);
+        masked += &format!("{before}…{rest}");
+    }
+    masked
+}
+
+#[test]
+fn every_node_is_looked_at_before_a_launch() {
+    let Some(place) = Place::new() else { return };
+    insta::assert_snapshot!(shown(&place, CHECK));
+}
+
+#[test]
+fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
+    let Some(place) = Place::new() else { return };
+    let verbs = ["clock node02 7", "newkey node04"];
+    verbs.iter().for_each(|verb| place.rig.verb(verb).unwrap());
+    // Somebody's process on a GPU of node01.
+    let left_over =
+        "LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done";
+    assert!(place.rig.command("ssh").args(["node01", left_over]).output().unwrap().status.success());
+    let table = shown(&place, CHECK);
+    let bad: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
+    assert_eq!(bad.len(), 3, "{table}");
+    for (what, why) in [
+        ("node", "node node04 cannot be reached: host key: 10.99.0.4 shows ed25519 key SHA256:"),
+        ("clock", "node node02: its clock is 7.0 s ahead of the others"),
+        ("GPU processes", "node node01: its GPUs are in use: process "),
+    ] {
+        assert!(bad.iter().any(|line| line.starts_with(&format!("✗ {what}")) && line.contains(why)), "{why}\n{table}");
+    }
+
+    // Nothing starts, unless somebody says that it may.
+    let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=2 --include node[01-02] --set train.steps=1 --set optimizer.warmup_steps=1";
+    let refused = place.vidtui(launch);
+    assert!(!refused.ok && refused.err.contains("node01: its GPUs are in use"), "{}", refused.err);
+    assert!(place.all_gone());
+    let mut waived = place.command(launch);
+    let waived = waived.args(["--waive", "clock", "--waive", "GPU processes", "--wait"]).output().unwrap();
+    assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
+}
+
+#[test]
+fn a_folder_that_the_nodes_do_not_share_is_refused() {
+    let Some(mut place) = Place::new() else { return };
+    // Each node has its own folder under this name.
+    place.runs = place.rig.own().join("home/runs");
+    let table = shown(&place, CHECK);
+    let refused = table.lines().filter(|line| line.starts_with("✗ run folder"));
+    let why = "is not the folder that this machine sees under that name";
+    assert_eq!(refused.filter(|line| line.contains(why)).count(), 4, "{table}");
+}
+
+#[test]
+fn a_hostfile_with_a_mistake_is_refused_by_its_line() {
+    let Some(place) = Place::new() else { return };
+    let file = place.rig.share().join("hosts.txt");
+    let refused = |text: &str, more: &str| {
+        fs::write(&file, text).unwrap();
+        let said = place.vidtui(&format!("check configs/demo/2s.toml --hostfile {file} {more}"));
+        assert!(!said.ok);
+        said.out
+            .replace(place.rig.folder().as_str(), "RIG")
+            .lines()
+            .filter(|l| l.starts_with("✗") || l.contains("hint"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    let said = [
+        refused("node01\nnode01 slots=2\n", ""),
+        refused("node[01-02]\n", "--include node07"),
+        refused("node[01-04] slots=1\n", ""),
+    ];
+    insta::assert_snapshot!(said.join("\n\n"));
+}
