@@ -64,7 +64,16 @@ start_slurm_node() {
     PATH=$RIG/self/bin:$PATH slurmd
 }
 
-start_slurmctld() { slurmctld; }
+start_slurmctld() { # returns when it answers: the daemon detaches before it listens
+    local try
+    slurmctld || return 1
+    for ((try = 0; try < 300; try++)); do
+        ! timeout 3 scontrol ping 2>/dev/null | grep -q UP || return 0
+        sleep 0.05
+    done
+    echo "Slurm's controller does not answer after 15 s" >&2
+    return 1
+}
 
 start_slurm_head() { # returns when all nodes are idle
     local try

@@ -17,10 +17,9 @@ use crate::watches::{Stop, Watcher};
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rundir::Failure;
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ui::{Effect, Model, Msg, Setup, Size, Symbols, Theme};
@@ -31,10 +30,6 @@ const BATCH: usize = 256;
 const FRAME: Duration = Duration::from_millis(33);
 /// How often the clock ticks.
 const TICK: Duration = Duration::from_secs(1);
-
-/// Whether the last word was to stop. Who is continued before having stopped must not stop any more: nobody would
-/// continue it a second time.
-static STOP_WANTED: AtomicBool = AtomicBool::new(false);
 
 /// What comes through the queue.
 pub enum Item {
@@ -136,6 +131,7 @@ pub fn replay(
 /// Takes the terminal, after making sure that it will be given back.
 fn take_terminal(queue: &Arc<Queue<Item>>) -> Result<Screen, Refusal> {
     terminal::install_panic_hook();
+    terminal::hold_suspension().map_err(cannot_open)?;
     watch_signals(queue.clone()).map_err(cannot_open)?;
     Screen::open(Colours::from_env()).map_err(cannot_open)
 }
@@ -174,11 +170,7 @@ impl Console {
                     Item::Msg(msg) => self.handle(msg, screen)?,
                     Item::Stream(stop, msg) if !stop.requested() => self.handle(msg, screen)?,
                     Item::Stream(..) => {}
-                    Item::Signal(SIGTSTP) if STOP_WANTED.load(Ordering::SeqCst) => {
-                        screen.stop_until_continued().map_err(cannot_draw)?;
-                        self.redraw_all(screen)?;
-                    }
-                    Item::Signal(SIGTSTP | SIGCONT) => {
+                    Item::Signal(SIGCONT) => {
                         screen.retake().map_err(cannot_draw)?;
                         self.redraw_all(screen)?;
                     }
@@ -193,6 +185,7 @@ impl Console {
             if ticked.elapsed() >= TICK {
                 ticked = Instant::now();
                 self.tick(screen)?;
+                terminal::suspend_if_asked().map_err(cannot_draw)?;
             }
             if self.model.dirty() && drawn.elapsed() >= FRAME {
                 self.draw(screen)?;
@@ -217,7 +210,11 @@ impl Console {
             match effect {
                 Effect::Copy(text) => screen.copy(&text).map_err(cannot_draw)?,
                 // No shell to return to: nothing happens, as with any program that leads its terminal.
-                Effect::Suspend => drop(terminal::request_suspend()),
+                Effect::Suspend => {
+                    if terminal::request_suspend().is_ok() {
+                        terminal::suspend_if_asked().map_err(cannot_draw)?;
+                    }
+                }
                 Effect::Quit => {}
                 other => live.runner.start(other),
             }
@@ -241,16 +238,11 @@ impl Console {
 /// Turns signals into items of the queue. One that is to end the program is obeyed here when the loop does not: it has
 /// ended, or this is the second time of asking.
 fn watch_signals(queue: Arc<Queue<Item>>) -> io::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGTSTP, SIGCONT])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGCONT])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         let mut asked_to_end = false;
         for signal in signals.forever() {
-            match signal {
-                SIGTSTP => STOP_WANTED.store(true, Ordering::SeqCst),
-                SIGCONT => STOP_WANTED.store(false, Ordering::SeqCst),
-                _ => {}
-            }
-            let ends = !matches!(signal, SIGTSTP | SIGCONT);
+            let ends = signal != SIGCONT;
             let heard = queue.push_urgent(Item::Signal(signal)).is_ok();
             if ends && (asked_to_end || !heard) {
                 terminal::restore();

@@ -6,7 +6,7 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{self, Pid};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
@@ -88,13 +88,6 @@ impl Screen {
         out.flush()
     }
 
-    /// Gives the terminal back, stops this process as the shell expects, and takes the terminal again after `fg`.
-    pub fn stop_until_continued(&mut self) -> io::Result<()> {
-        restore();
-        signal::raise(Signal::SIGSTOP)?;
-        self.retake()
-    }
-
     /// Takes the terminal again and draws everything from nothing.
     pub fn retake(&mut self) -> io::Result<()> {
         enter()?;
@@ -109,8 +102,15 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back and asks for this process and its job to be suspended: SIGTSTP then arrives like any signal,
-/// and [`Screen::stop_until_continued`] is its answer.
+/// Makes SIGTSTP wait until [`suspend_if_asked`], in this thread and those that it starts from now on.
+///
+/// It is held back and not handled, so that the kernel itself withdraws it when the shell continues us before we have
+/// stopped: nobody would continue us a second time.
+pub fn hold_suspension() -> io::Result<()> {
+    Ok(suspension().thread_block()?)
+}
+
+/// Asks for this process and its job to be suspended; [`suspend_if_asked`] is the answer.
 ///
 /// The whole process group is signalled, because `cargo run` and `cargo xtask demo` wait in it and the shell only
 /// comes back when they stop too. The terminal is given back first, because the shell may come back at once.
@@ -123,6 +123,28 @@ pub fn request_suspend() -> io::Result<()> {
     }
     restore();
     Ok(signal::killpg(unistd::getpgrp(), Signal::SIGTSTP)?)
+}
+
+/// Stops this process when a SIGTSTP waits, with the terminal given back, and returns after `fg`, which also sends
+/// SIGCONT: its handler takes the terminal again.
+pub fn suspend_if_asked() -> io::Result<()> {
+    if suspension_is_pending()? {
+        restore();
+        suspension().thread_unblock()?;
+        suspension().thread_block()?;
+    }
+    Ok(())
+}
+
+fn suspension() -> SigSet {
+    SigSet::from(Signal::SIGTSTP)
+}
+
+/// Reads the signals that wait for the whole process: a mask in base 16, whose lowest bit is signal 1.
+fn suspension_is_pending() -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap_or_default();
+    Ok(u64::from_str_radix(mask.trim(), 16).unwrap_or_default() >> (Signal::SIGTSTP as u32 - 1) & 1 == 1)
 }
 
 /// Gives the terminal back: main screen, cursor, line mode, no colours.
