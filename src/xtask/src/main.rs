@@ -28,7 +28,7 @@ struct Command {
 
 #[rustfmt::skip]
 const COMMANDS: &[Command] = &[
-    Command { name: "demo", args: "[--headless]", does: "trains the demo on this machine and opens the console on it", run: demo::run },
+    Command { name: "demo", args: "[--nodes N]", does: "trains the demo, on N nodes that stand on this machine if asked, and opens the console", run: demo::run },
     Command { name: "build", args: "", does: "gets libtorch and builds both programs in release", run: build::run },
     Command { name: "libtorch", args: "", does: "gets libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
     Command { name: "test", args: "[FILTER]", does: "builds and runs all tests, after getting what they need", run: test::run },

@@ -1,27 +1,54 @@
 //! `cargo xtask rig`: a cluster of nodes on this machine, to try things on. The work is done by `tests/rig/rig`.
 
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use camino::Utf8PathBuf;
 
 use crate::failure::{Failure, Result};
-use crate::process::{command, not_started, run as run_command, works};
+use crate::process::{command, not_started, run as run_command};
 use crate::workspace::root;
 
 const USAGE: &str = "usage: cargo xtask rig up N [--slurm] | down | status | run COMMAND… | verb VERB NODE | verbs";
 
+/// Where the rig of `up` is.
+pub fn folder() -> Utf8PathBuf {
+    std::env::var("RIG").unwrap_or_else(|_| "/tmp/vidtui-rig".into()).into()
+}
+
 /// Runs the command: `rig up 4`. What a new rig lacks is installed first.
 pub fn run(args: &[String]) -> Result<()> {
-    let script = root().join("tests/rig/rig");
     let known = ["up", "down", "status", "run", "on", "verb", "verbs", "install"];
     let Some(first) = args.first().filter(|first| known.contains(&first.as_str())) else {
         return Err(Failure::request("cannot run the rig", format!("{args:?} is not understood"), USAGE));
     };
-    let slurm = args.iter().any(|arg| arg == "--slurm").then_some("--slurm");
-    let with_slurm = |word| [word].into_iter().chain(slurm).collect::<Vec<_>>();
-    if first == "up" && !works(script.as_str(), &with_slurm("possible")) {
-        run_command(&mut command(&script, with_slurm("install")), "see the message above")?;
+    if first == "up" {
+        install(args.iter().any(|arg| arg == "--slurm"))?;
     }
     // In this process's place, so that the terminal, signals and exit status are the command's own.
-    let mut rig = command(&script, args);
+    let mut rig = script(args);
     let error = rig.exec();
     Err(not_started(&rig, &error))
+}
+
+/// Starts a rig that stays until `rig down`; what it lacks is installed first.
+pub fn up(args: &[&str], slurm: bool) -> Result<()> {
+    install(slurm)?;
+    let mut up = script(["up"]);
+    up.args(args).args(slurm.then_some("--slurm"));
+    run_command(&mut up, "end another one with `cargo xtask rig down`")
+}
+
+/// The script that does the work, with these arguments.
+pub fn script<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
+    command(root().join("tests/rig/rig"), args)
+}
+
+fn install(slurm: bool) -> Result<()> {
+    let with_slurm = |word| [word].into_iter().chain(slurm.then_some("--slurm"));
+    if script(with_slurm("possible")).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success()) {
+        return Ok(());
+    }
+    run_command(&mut script(with_slurm("install")), "see the message above")
 }
