@@ -32,5 +32,5 @@ pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;
 pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
-pub use trainer::find_trainer;
+pub use trainer::{find_trainer, trainer_path};
 pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};

@@ -28,8 +28,16 @@ const WHAT: &str = "cannot find the trainer";
 /// # Errors
 /// When it is in none of these places, or does not run.
 pub fn find_trainer() -> Result<Trainer, Failure> {
+    probe(&trainer_path()?)
+}
+
+/// Finds the trainer in the same places, and does not ask it anything.
+///
+/// # Errors
+/// When it is in none of them.
+pub fn trainer_path() -> Result<Utf8PathBuf, Failure> {
     let own = env::current_exe().ok().and_then(|path| Utf8PathBuf::from_path_buf(path).ok());
-    probe(&find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))?)
+    find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))
 }
 
 /// Looks for the binary: the variable's, the one beside `own`, the first in `path`.

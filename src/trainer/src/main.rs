@@ -13,7 +13,6 @@ mod rank;
 mod seeds;
 mod signals;
 mod step;
-mod supervise;
 #[cfg(test)]
 mod traces;
 mod trainer;
@@ -65,17 +64,28 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Args::parse().command {
-        Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(|_| ExitCode::SUCCESS),
-        Command::Supervise { run_dir, attempt, node } => supervise::supervise(run_dir, attempt, node),
+        Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(drop),
+        Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
         Command::Version { json } => {
             print_version(json);
-            Ok(ExitCode::SUCCESS)
+            Ok(())
         }
     };
-    done.unwrap_or_else(|failure: Failure| {
-        eprintln!("{failure}");
-        ExitCode::FAILURE
-    })
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Supervises ranks that this program trains as.
+fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Failure> {
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
+    })?;
+    supervise::supervise(run_dir, attempt, node, &program)
 }
 
 /// The libtorch that tch 0.24 is bound to; its build refuses any other.

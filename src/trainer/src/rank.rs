@@ -9,14 +9,13 @@ use rundir::{Attempt, EventKind, Failure, LOST_PEER, Run, RunDir};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use supervise::{STORE_VARIABLE, threads};
 
 /// How long a rank waits for the others to start.
 const MEET: Duration = Duration::from_secs(300);
 /// How long a collective may take; a dead peer is noticed at once, this is for one that hangs.
 const COLLECTIVE: Duration = Duration::from_secs(1800);
 
-/// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
-pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
 /// This rank's place, as torchrun's variables tell it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
@@ -53,13 +52,6 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Fi
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let groups = if place.world == 1 { MeshGroups::alone() } else { place.join(&attempt).map_err(peer_lost)? };
     Trainer::new(run.clone(), meta, attempt, groups)?.run()
-}
-
-/// CPU threads of one rank: its share of the node's cores unless the recipe says otherwise.
-pub fn threads(wanted: usize, local_world: usize) -> i32 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if wanted > 0 { wanted } else { (cores / local_world).max(1) };
-    threads.try_into().unwrap_or(1)
 }
 
 /// A failed collective as people should read it.

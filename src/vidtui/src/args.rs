@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
+use cluster::NodeId;
 
 /// Trains video diffusion transformers and watches them train.
 #[derive(Debug, Parser)]
@@ -89,6 +90,9 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Plays a recorded session of the console
     Replay(ReplayArgs),
+    /// Starts and watches the ranks of one node; what a launch runs on every node
+    #[command(hide = true)]
+    Supervise(SuperviseArgs),
     /// Prints the completions of a shell
     Completions {
         /// The shell to complete in
@@ -321,6 +325,20 @@ pub struct ReplayArgs {
     /// Plays this many times faster
     #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
     pub speed: f64,
+}
+
+/// `vidtui supervise`.
+#[derive(Debug, Arguments)]
+pub struct SuperviseArgs {
+    /// The run's directory
+    #[arg(long)]
+    pub run_dir: Utf8PathBuf,
+    /// Number of the attempt
+    #[arg(long)]
+    pub attempt: u32,
+    /// This node's name in the attempt's placement
+    #[arg(long, value_parser = |name: &str| NodeId::new(name))]
+    pub node: NodeId,
 }
 
 /// `vidtui convert`.

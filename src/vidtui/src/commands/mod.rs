@@ -14,6 +14,7 @@ mod replay;
 mod runs;
 mod stages;
 mod status;
+mod supervise;
 mod transfer;
 mod waiting;
 
@@ -48,6 +49,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Convert(args) => convert::run(&desk, args),
         Command::Inspect(args) => inspect::run(&desk, args),
         Command::Replay(args) => return replay::run(args),
+        Command::Supervise(args) => supervise::run(args),
         Command::Completions { shell } => completions::run(*shell),
     }?;
     Ok(End::Quit)

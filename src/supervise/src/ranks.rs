@@ -12,8 +12,8 @@ use nix::unistd::{Pid, getpgrp};
 use rundir::{Failure, PidFile, RankPid, SCHEMA};
 use signal_hook::consts::SIGKILL;
 
-use super::job::Job;
-use crate::log::now_s;
+use crate::job::Job;
+use crate::now_s;
 
 /// All ranks of this node.
 pub struct Ranks {

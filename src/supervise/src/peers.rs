@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use rundir::{Failure, LOST_PEER};
 
-use super::job::Job;
+use crate::job::Job;
 
 /// How often a supervisor says that it is there.
 const BEAT: Duration = Duration::from_secs(1);

@@ -12,10 +12,10 @@ mod verdict;
 mod tests;
 
 use std::fs;
-use std::process::ExitCode;
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
@@ -24,9 +24,9 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::job::Job;
+pub use self::job::{STORE_VARIABLE, threads};
 use self::peers::Peers;
 use self::ranks::Ranks;
-use crate::log::now_s;
 
 /// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
 /// once, and nothing it could still save would be consistent.
@@ -37,14 +37,14 @@ const LOST_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for another node to say why it failed.
 const HEARSAY: Duration = Duration::from_secs(3);
 
-/// Runs one node's ranks of an attempt to their end.
+/// Runs one node's ranks of an attempt to their end; `trainer` is the program that trains as one rank.
 ///
 /// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
 /// because a run outlives the terminal it was started from.
 ///
 /// # Errors
-/// When the ranks cannot be started; how started ones end is in the node's exit file.
-pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<ExitCode, Failure> {
+/// When the ranks cannot be started, fail, or are killed; all of that is in the node's exit file as well.
+pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId, trainer: &Path) -> Result<(), Failure> {
     let run = RunDir::new(run_dir);
     // Nothing is written before this: the request itself may be wrong.
     let job = Job::read(&run, attempt, &node)?;
@@ -53,12 +53,9 @@ pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<Exi
     // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
     let _ = nix::unistd::setsid();
     let ended = wakes().and_then(|(wake, wakes)| {
-        let program = std::env::current_exe().map_err(|error| {
-            Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
-        })?;
         // Without a file to meet through, there are other nodes.
         let peers = job.store.is_none().then(|| Peers::watch(&job, wake));
-        supervise_with(&job, |_| job.rank_command(&program), &wakes, peers.as_ref(), GRACE)
+        supervise_with(&job, |_| job.rank_command(trainer), &wakes, peers.as_ref(), GRACE)
     });
     let exit = match ended {
         Ok(exit) => exit,
@@ -67,13 +64,10 @@ pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<Exi
             return Err(failure);
         }
     };
-    if let Some(failure) = &exit.failure {
-        eprintln!("{failure}");
+    match exit.reason {
+        ExitReason::Finished | ExitReason::Stopped => Ok(()),
+        ExitReason::Failed | ExitReason::Killed => Err(exit.failure.unwrap_or_else(|| killed(&job))),
     }
-    Ok(match exit.reason {
-        ExitReason::Finished | ExitReason::Stopped => ExitCode::SUCCESS,
-        ExitReason::Failed | ExitReason::Killed => ExitCode::FAILURE,
-    })
 }
 
 /// Runs the ranks as `command` starts them; `wakes` carries the signals that this process gets, SIGCHLD among them.
@@ -173,7 +167,7 @@ fn arrived(wakes: &Receiver<i32>, deadline: Option<Instant>) -> Vec<i32> {
     first.into_iter().chain(wakes.try_iter()).collect()
 }
 
-/// What other nodes are told of ranks that a person ended.
+/// What is told of ranks that a person ended.
 fn killed(job: &Job) -> Failure {
     Failure::new(
         format!("the ranks of node {} were killed", job.node),
@@ -201,6 +195,11 @@ fn wakes() -> Result<(Sender<i32>, Receiver<i32>), Failure> {
         }
     });
     Ok((others, wakes))
+}
+
+/// Now, in Unix seconds.
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Leaves word of an attempt that did not get as far as its ranks, for whoever looks later.

@@ -8,7 +8,8 @@ use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
 use rundir::{Attempt, Failure, RunDir, RunId};
 
-use crate::rank::{STORE_VARIABLE, threads};
+/// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
+pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
 
 /// One node's share of an attempt.
 pub struct Job {
@@ -53,9 +54,9 @@ impl Job {
         })
     }
 
-    /// The command line of a rank: this program again.
-    pub fn rank_command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
+    /// The command line of a rank of the trainer.
+    pub fn rank_command(&self, trainer: &Path) -> Command {
+        let mut command = Command::new(trainer);
         let number = self.attempt.number.to_string();
         command.args(["rank", "--run-dir", self.run.root.as_str(), "--attempt", &number]);
         command
@@ -80,6 +81,13 @@ impl Job {
         variables.extend(self.store.as_ref().map(|path| (STORE_VARIABLE, path.to_string())));
         variables
     }
+}
+
+/// CPU threads of one rank: its share of the node's cores unless the recipe says otherwise.
+pub fn threads(wanted: usize, local_world: usize) -> i32 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if wanted > 0 { wanted } else { (cores / local_world).max(1) };
+    threads.try_into().unwrap_or(1)
 }
 
 /// An address for ranks of one node, with a port that is free now.

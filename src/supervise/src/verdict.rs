@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events, recent_metrics};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
-use super::job::Job;
-use super::ranks::{EndedRank, How};
+use crate::job::Job;
+use crate::ranks::{EndedRank, How};
 
 /// How many of a rank's last lines are kept.
 const TAIL_LINES: usize = 20;

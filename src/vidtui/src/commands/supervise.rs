@@ -1,0 +1,10 @@
+//! `vidtui supervise`: what a launch runs on every node, without libtorch.
+
+use crate::args::SuperviseArgs;
+use crate::refusal::Refusal;
+
+/// Runs the ranks of one node to their end.
+pub fn run(args: &SuperviseArgs) -> Result<(), Refusal> {
+    let trainer = remote::trainer_path()?;
+    Ok(supervise::supervise(args.run_dir.clone(), args.attempt, args.node.clone(), trainer.as_std_path())?)
+}
