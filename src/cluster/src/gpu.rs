@@ -1,11 +1,13 @@
 //! What is known of a GPU at one moment.
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, IntoDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A number that a GPU reported, or why there is none. Never 0 for want of a number.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Reading<T> {
     /// The number.
@@ -31,6 +33,39 @@ impl<T> Reading<T> {
             Reading::Value(_) => None,
             Reading::Absent(why) => Some(why),
         }
+    }
+}
+
+/// By hand, because the derived one tries each variant on a copy, and samples are read by the million.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reading<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NumberOrReason(PhantomData))
+    }
+}
+
+struct NumberOrReason<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> de::Visitor<'de> for NumberOrReason<T> {
+    type Value = Reading<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number, or the reason why there is none")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        T::deserialize(number.into_deserializer()).map(Reading::Value)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        T::deserialize(number.into_deserializer()).map(Reading::Value)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+        T::deserialize(number.into_deserializer()).map(Reading::Value)
+    }
+
+    fn visit_str<E: de::Error>(self, reason: &str) -> Result<Self::Value, E> {
+        Ok(Reading::Absent(Absent::from(reason.to_owned())))
     }
 }
 

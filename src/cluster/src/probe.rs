@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! #frame 17 1763612345.123456789       its number, and the node's clock
-//! #host                                boot id, /proc/loadavg, lines of /proc/meminfo
+//! #host                                boot id, /proc/loadavg, lines of /proc/meminfo, the first of /proc/stat
 //! #gpus                                rows, or what is wrong
 //!                                      (an empty line: the rows before are whole)
 //! #exit 0
@@ -18,6 +18,8 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
 
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
@@ -32,7 +34,7 @@ pub fn script(query: &GpuQuery, every_s: f64) -> String {
 }
 
 /// What a node did at one moment.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Frame {
     /// Its number since the stream began.
     pub number: u64,
@@ -49,7 +51,7 @@ pub struct Frame {
 }
 
 /// What a machine did at one moment, its GPUs apart.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostSample {
     /// Another one since the last frame means that the node was started anew.
     pub boot_id: Option<String>,
@@ -59,6 +61,26 @@ pub struct HostSample {
     pub mem_available_mib: Option<u64>,
     /// Memory there is.
     pub mem_total_mib: Option<u64>,
+    /// What its processors have done since it was started.
+    #[serde(default)]
+    pub cpu: Option<CpuTicks>,
+}
+
+/// Clock ticks of all processors together since the machine was started; two of these make a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTicks {
+    /// Ticks in which something ran.
+    pub busy: u64,
+    /// All ticks.
+    pub total: u64,
+}
+
+impl CpuTicks {
+    /// Returns how busy the processors were since an earlier moment, all of them together, in percent.
+    pub fn busy_pct_since(self, earlier: CpuTicks) -> Option<f64> {
+        let total = self.total.checked_sub(earlier.total).filter(|total| *total > 0)?;
+        Some(self.busy.checked_sub(earlier.busy)? as f64 / total as f64 * 100.0)
+    }
 }
 
 /// The part of a frame that lines belong to.
@@ -219,6 +241,8 @@ fn read_host(text: &str) -> HostSample {
             host.mem_total_mib = mib(rest);
         } else if let Some(rest) = line.strip_prefix("MemAvailable:") {
             host.mem_available_mib = mib(rest);
+        } else if let Some(rest) = line.strip_prefix("cpu ") {
+            host.cpu = read_cpu(rest);
         } else if line.len() == 36 && !line.contains(' ') {
             host.boot_id = Some(line.into());
         } else if let Some(load) = line.split(' ').next().and_then(|load| load.parse().ok()) {
@@ -226,6 +250,14 @@ fn read_host(text: &str) -> HostSample {
         }
     }
     host
+}
+
+/// Reads `user nice system idle iowait irq softirq steal guest guest_nice`; user and nice hold the guests' already.
+fn read_cpu(rest: &str) -> Option<CpuTicks> {
+    let ticks: Vec<u64> = rest.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    let total: u64 = ticks.iter().sum();
+    let idle = ticks.get(3)? + ticks.get(4).unwrap_or(&0);
+    Some(CpuTicks { busy: total.checked_sub(idle)?, total })
 }
 
 /// Reads lines of `ps`, `4100 me 3600 python3 train.py`, and of the processes' environments.

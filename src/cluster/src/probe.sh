@@ -6,7 +6,8 @@ read -r boot </proc/sys/kernel/random/boot_id
 frame() {
     read -r load </proc/loadavg
     { read -r total && read -r _ && read -r available; } </proc/meminfo
-    printf '#host\n%s\n%s\n%s\n%s\n#gpus\n' "$boot" "$load" "$total" "$available"
+    read -r cpu </proc/stat
+    printf '#host\n%s\n%s\n%s\n%s\n%s\n#gpus\n' "$boot" "$load" "$total" "$available" "$cpu"
     timeout -k 2 20 nvidia-smi "$query" "$format" 2>&1
     status=$?
     # The empty line tells a last row that is whole from one that is not.

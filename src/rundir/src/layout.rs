@@ -14,7 +14,7 @@ use cluster::NodeId;
 /// ├── attempts/0001/attempt.toml       one launch or resume
 /// │   └── launch/<node>.sh             exactly what was run there
 /// ├── nodes/<node>/                    only that node's supervisor writes here
-/// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl
+/// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   └── logs/0001-rank-00000.log
 /// └── checkpoints/step-00000500/       complete when manifest.toml is in it
 /// ```
@@ -110,6 +110,11 @@ impl RunDir {
         self.node_dir(node).join("events.jsonl")
     }
 
+    /// One [`crate::NodeSample`] per line, by the node's supervisor.
+    pub fn gpu_samples(&self, node: &NodeId) -> Utf8PathBuf {
+        self.node_dir(node).join("gpu.jsonl")
+    }
+
     /// The folder of the node's logs.
     pub fn log_dir(&self, node: &NodeId) -> Utf8PathBuf {
         self.node_dir(node).join("logs")
@@ -170,6 +175,7 @@ mod tests {
             run.pid_toml(&node, 1),
             run.exit_toml(&node, 12),
             run.node_events(&node),
+            run.gpu_samples(&node),
             run.rank_log(&node, 1, 3),
             run.supervisor_log(&node, 1),
             run.step_dir(500),
@@ -186,6 +192,7 @@ mod tests {
                 "nodes/ml-1/0001.pid.toml",
                 "nodes/ml-1/0012.exit.toml",
                 "nodes/ml-1/events.jsonl",
+                "nodes/ml-1/gpu.jsonl",
                 "nodes/ml-1/logs/0001-rank-00003.log",
                 "nodes/ml-1/logs/0001-supervisor.log",
                 "checkpoints/step-00000500",

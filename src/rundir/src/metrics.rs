@@ -108,7 +108,7 @@ fn is_zero(x: &f64) -> bool {
     *x == 0.0
 }
 
-fn thousandth<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn thousandth<S: Serializer>(x: &f64, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_f64((x * 1e3).round() / 1e3)
 }
 

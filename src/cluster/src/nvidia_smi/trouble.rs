@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Says what keeps nvidia-smi, or a part of its answer, from being read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SmiTrouble {
     /// There is no nvidia-smi on the node.
     NotFound,
@@ -45,7 +47,7 @@ pub enum SmiTrouble {
 }
 
 /// A GPU as an error message names it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuName {
     /// Its number, where it is said.
     pub index: Option<u32>,

@@ -11,6 +11,7 @@ a word from the site: maintenance on Sunday
 3.50 2.00 1.00 3/900 4711
 MemTotal:       2113331240 kB
 MemAvailable:   1900000000 kB
+cpu  700 100 200 8000 1000 0 0 0 500 0
 #gpus
 0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0000000000000000, Disabled
 1, GPU-b, NVIDIA H100 80GB HBM3, 00000000:2D:00.0, [Unknown Error], 700.00, 0, 81559, 0, 31, 345, 0, 0x0000000000000001, Disabled
@@ -64,8 +65,18 @@ fn a_frame_has_gpus_with_their_processes_and_those_with_their_owners() {
             load: Some(3.5),
             mem_available_mib: Some(1_855_468),
             mem_total_mib: Some(2_063_800),
+            cpu: Some(CpuTicks { busy: 1000, total: 10_000 }),
         }
     );
+}
+
+#[test]
+fn processors_are_as_busy_as_their_ticks_between_two_moments() {
+    let at = |busy, total| CpuTicks { busy, total };
+    assert_eq!(at(1300, 11_000).busy_pct_since(at(1000, 10_000)), Some(30.0));
+    // The node was started anew in between, or no time has passed.
+    assert_eq!(at(1, 10).busy_pct_since(at(1000, 10_000)), None);
+    assert_eq!(at(1000, 10_000).busy_pct_since(at(1000, 10_000)), None);
 }
 
 #[test]

@@ -1,0 +1,170 @@
+//! What all nodes of a run did together: their samples, joined moment by moment.
+
+use crate::NodeSample;
+use cluster::{NodeId, Reading};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Seconds that one moment spans: every node samples about once within it.
+const SPAN_S: f64 = 5.0;
+/// A node that is so far behind the others is not waited for: it may be gone.
+const BEHIND_S: f64 = 30.0;
+
+/// What the nodes of a run did within some seconds. Where nobody measured something there is none of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moment {
+    /// The middle of it, Unix seconds.
+    pub t: f64,
+    /// What GPUs drew.
+    pub power_w: Option<Spread>,
+    /// Memory in use on GPUs.
+    pub gpu_mem_gib: Option<Spread>,
+    /// How busy the nodes' processors were.
+    pub cpu_pct: Option<Spread>,
+    /// Memory in use on the nodes.
+    pub mem_gib: Option<Spread>,
+}
+
+/// Several values of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Their mean.
+    pub mean: f64,
+    /// The lowest.
+    pub min: f64,
+    /// The highest.
+    pub max: f64,
+}
+
+/// Joins the samples of several nodes into moments, in the order of time, however the nodes' files are read.
+#[derive(Debug, Clone, Default)]
+pub struct Moments {
+    open: BTreeMap<i64, [Sum; 4]>,
+    newest: BTreeMap<NodeId, f64>,
+    taken: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sum {
+    count: u64,
+    sum: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Default for Sum {
+    fn default() -> Self {
+        Self { count: 0, sum: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, value: f64) {
+        self.count += 1;
+        self.sum += value;
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+
+    fn spread(&self) -> Option<Spread> {
+        (self.count > 0).then(|| Spread { mean: self.sum / self.count as f64, min: self.min, max: self.max })
+    }
+}
+
+impl Moments {
+    /// Adds a sample. One that comes after its moment was taken is left out.
+    pub fn push(&mut self, node: &NodeId, sample: &NodeSample) {
+        let newest = self.newest.entry(node.clone()).or_insert(sample.t);
+        *newest = newest.max(sample.t);
+        let at = (sample.t / SPAN_S).floor() as i64;
+        if self.taken.is_some_and(|taken| at <= taken) {
+            return;
+        }
+        let [power, gpu_mem, cpu, mem] = self.open.entry(at).or_default();
+        let gib = |mib: u64| mib as f64 / 1024.0;
+        sample.gpus.power_w.iter().filter_map(Reading::value).for_each(|w| power.add(w));
+        sample.gpus.mem_used_mib.iter().filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib)));
+        sample.cpu_pct.into_iter().for_each(|pct| cpu.add(pct));
+        sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib)));
+    }
+
+    /// Takes the moments to which no node will add any more, as far as can be told: all nodes are past them, or far ahead
+    /// of those that are not.
+    pub fn take(&mut self) -> Vec<Moment> {
+        let newest = self.newest.values().copied().fold(f64::NEG_INFINITY, f64::max);
+        let waited_for = self.newest.values().copied().filter(|t| *t > newest - BEHIND_S);
+        let past = waited_for.fold(f64::INFINITY, f64::min);
+        if !past.is_finite() {
+            return Vec::new();
+        }
+        let later = self.open.split_off(&((past / SPAN_S).floor() as i64));
+        self.close(later)
+    }
+
+    /// Takes all that are left.
+    pub fn take_rest(&mut self) -> Vec<Moment> {
+        self.close(BTreeMap::new())
+    }
+
+    fn close(&mut self, later: BTreeMap<i64, [Sum; 4]>) -> Vec<Moment> {
+        let done = std::mem::replace(&mut self.open, later);
+        self.taken = done.keys().next_back().copied().or(self.taken);
+        let moment = |(at, [power, gpu_mem, cpu, mem]): (i64, [Sum; 4])| Moment {
+            t: (at as f64 + 0.5) * SPAN_S,
+            power_w: power.spread(),
+            gpu_mem_gib: gpu_mem.spread(),
+            cpu_pct: cpu.spread(),
+            mem_gib: mem.spread(),
+        };
+        done.into_iter().map(moment).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::node;
+    use crate::node_sample::tests::frame;
+
+    fn sample(t: f64, gpus: usize) -> NodeSample {
+        NodeSample::new(1, &frame(t, gpus), None)
+    }
+
+    #[test]
+    fn the_nodes_of_one_moment_are_joined_and_gpus_without_a_number_left_out() {
+        let mut moments = Moments::default();
+        moments.push(&node("a"), &sample(101.0, 3));
+        moments.push(&node("b"), &sample(103.0, 2));
+        let all = moments.take_rest();
+        let [moment] = &all[..] else { panic!("{all:?}") };
+        let power = moment.power_w.unwrap();
+        assert_eq!((moment.t, power.min, power.max), (102.5, 600.2, 601.2));
+        assert!((power.mean - (600.2 + 601.2 + 600.2) / 3.0).abs() < 1e-9);
+        assert_eq!((moment.mem_gib.unwrap().mean, moment.cpu_pct), (1.0, None));
+    }
+
+    #[test]
+    fn a_moment_waits_until_every_node_is_past_it_whatever_order_files_are_read_in() {
+        let mut moments = Moments::default();
+        for t in [100.0, 105.0, 110.0, 115.0] {
+            moments.push(&node("a"), &sample(t, 2));
+        }
+        moments.push(&node("b"), &sample(101.0, 2));
+        assert_eq!(moments.take(), []);
+        moments.push(&node("b"), &sample(106.0, 2));
+        let times = |moments: Vec<Moment>| moments.iter().map(|moment| moment.t).collect::<Vec<_>>();
+        assert_eq!(times(moments.take()), [102.5]);
+        moments.push(&node("b"), &sample(102.0, 2));
+        assert_eq!(times(moments.take_rest()), [107.5, 112.5, 117.5], "what comes too late changes nothing");
+    }
+
+    #[test]
+    fn a_node_that_fell_silent_does_not_hold_the_others_up() {
+        let mut moments = Moments::default();
+        moments.push(&node("lost"), &sample(100.0, 2));
+        for i in 0..20 {
+            moments.push(&node("a"), &sample(100.0 + 5.0 * f64::from(i), 2));
+        }
+        assert_eq!(moments.take().len(), 19);
+    }
+}
