@@ -159,7 +159,7 @@ impl RunUnderTest {
                 start_step,
                 start,
                 steps: None,
-                mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1] },
+                mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: 1 },
                 placement,
                 logins: Vec::new(),
             })

@@ -26,7 +26,7 @@ impl MeshGroups {
         timeout: Duration,
         interface: Option<&str>,
     ) -> c10d::Result<Self> {
-        let (replicate, shard) = mesh.coords(rank);
+        let (replicate, shard, _) = mesh.coords(rank);
         let join = |name: String, rank, size| Group::gloo(&store.prefix(&name), rank, size, timeout, interface);
         Ok(MeshGroups {
             world: join("world".into(), rank, mesh.world())?,

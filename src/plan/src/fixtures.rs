@@ -68,7 +68,7 @@ pub fn recipe() -> Recipe {
             decay_gates: false,
             clip_norm: 0.1,
         },
-        mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
+        mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         remat: Remat { keep_attention: true, scan_group: 16 },
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2 },
         log: Log { interval: 1 },

@@ -2,7 +2,7 @@ use camino::Utf8PathBuf;
 use recipe::{Curriculum, Recipe, StageSpec, StageStart, Trainable};
 use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
-use crate::launch_plan::{Draft, crossing, place};
+use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, LaunchPlan, Weights, counted};
 
 /// What to launch.
@@ -138,13 +138,7 @@ impl NewRun<'_> {
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
     let (mesh, slots) = (&recipe.mesh, cx.place.slots());
     let Err(error) = mesh.check_world(slots) else { return Ok(()) };
-    let why = format!(
-        "mesh {} × {} needs {}, {} gives {slots}",
-        mesh.dp_replicate,
-        mesh.dp_shard,
-        counted(mesh.world(), "rank"),
-        cx.place.said
-    );
+    let why = format!("mesh {} needs {}, {} gives {slots}", sizes(mesh), counted(mesh.world(), "rank"), cx.place.said);
     Err(Failure::new(what, why, error.fix))
 }
 
@@ -171,7 +165,7 @@ mod tests {
         let refusals =
             [(1, 4, 2), (2, 2, 3), (2, 1, 1), (1, 2, 0), (1, 1, 2)].map(|(dp_replicate, dp_shard, ranks)| {
                 let mut recipe = recipe();
-                recipe.mesh = Mesh { dp_replicate, dp_shard };
+                recipe.mesh = Mesh { dp_replicate, dp_shard, tp: 1 };
                 plain(&recipe, ranks).unwrap_err().to_string()
             });
         insta::assert_snapshot!(refusals.join("\n\n"));
@@ -222,7 +216,7 @@ mod tests {
 
     fn over(hostfile: &str, dp_replicate: usize, dp_shard: usize) -> Result<LaunchPlan, Failure> {
         let mut recipe = recipe();
-        recipe.mesh = Mesh { dp_replicate, dp_shard };
+        recipe.mesh = Mesh { dp_replicate, dp_shard, tp: 1 };
         let cx = fixtures::cluster(hostfile, recipe.mesh.world());
         launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &cx)
     }
@@ -244,6 +238,26 @@ mod tests {
         assert_eq!(warnings("gpu[01-02] slots=2", 2, 2), [""; 0]);
         let crossing = [warnings("gpu[01-02] slots=2", 1, 4), warnings("gpu01 slots=1\ngpu02 slots=3", 2, 2)];
         insta::assert_snapshot!(crossing.concat().join("\n"));
+    }
+
+    #[test]
+    fn a_tp_group_that_leaves_its_node_is_warned_about() {
+        let warnings = |hostfile: &str, dp_shard| {
+            let mut recipe = recipe();
+            recipe.mesh = Mesh { dp_replicate: 1, dp_shard, tp: 2 };
+            let cx = fixtures::cluster(hostfile, recipe.mesh.world());
+            let request = LaunchRequest { recipe: &recipe, name: None, stage: None, init: None };
+            launch(&request, &cx).unwrap().warnings
+        };
+        assert_eq!(warnings("gpu01 slots=2", 1), [""; 0]);
+        assert_eq!(
+            warnings("gpu[01-02] slots=1", 1),
+            ["1 of 1 TP group (tp 2) crosses nodes, up to 2 each: every layer waits for the network"]
+        );
+        assert_eq!(
+            warnings("gpu[01-02] slots=2", 2),
+            ["1 of 1 shard group (dp_shard 2) crosses nodes, up to 2 each: every layer is gathered over the network"]
+        );
     }
 
     #[test]

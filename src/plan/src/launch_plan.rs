@@ -131,23 +131,36 @@ fn logins(placement: &Placement, cx: &Context) -> Vec<Login> {
     cx.place.logins.iter().filter(in_use).cloned().collect()
 }
 
-/// Warns of shard groups whose ranks are not all on one node: each gather and each reduce of theirs crosses the network.
-pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Option<String> {
-    let groups = placement.ranks.chunks(mesh.dp_shard.max(1));
+/// Warns of groups whose ranks are not all on one node. The ranks of a TP group talk several times in each layer and
+/// wait for it; those of a shard group gather and reduce each layer beside their work.
+pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
     let nodes_of = |group: &[cluster::RankPlace]| {
         group.iter().map(|place| &place.node).collect::<std::collections::BTreeSet<_>>().len()
     };
-    let total = groups.len();
-    let crossing = groups.clone().filter(|group| nodes_of(group) > 1).count();
-    let widest = groups.map(nodes_of).max().unwrap_or(0);
-    (crossing > 0).then(|| {
-        format!(
-            "{crossing} of {} (dp_shard {}) {} nodes, up to {widest} each: every layer is gathered over the network",
-            counted(total, "shard group"),
-            mesh.dp_shard,
-            if crossing == 1 { "crosses" } else { "cross" },
-        )
-    })
+    let warn = |noun: &str, axis: &str, size: usize, ranks: usize, so: &str| {
+        let groups = placement.ranks.chunks(ranks.max(1));
+        let total = groups.len();
+        let crossing = groups.clone().filter(|group| nodes_of(group) > 1).count();
+        let widest = groups.map(nodes_of).max().unwrap_or(0);
+        (size > 1 && crossing > 0).then(|| {
+            format!(
+                "{crossing} of {} ({axis} {size}) {} nodes, up to {widest} each: {so}",
+                counted(total, noun),
+                if crossing == 1 { "crosses" } else { "cross" },
+            )
+        })
+    };
+    let copy = mesh.dp_shard * mesh.tp;
+    let warnings = [
+        warn("TP group", "tp", mesh.tp, mesh.tp, "every layer waits for the network"),
+        warn("shard group", "dp_shard", mesh.dp_shard, copy, "every layer is gathered over the network"),
+    ];
+    warnings.into_iter().flatten().collect()
+}
+
+/// Writes the sizes of a mesh: `2 × 4`.
+pub(crate) fn sizes(mesh: &Mesh) -> String {
+    mesh.axes().iter().map(|(_, size)| size.to_string()).collect::<Vec<_>>().join(" × ")
 }
 
 #[expect(clippy::too_many_arguments, reason = "each is a row of the table")]
@@ -167,7 +180,7 @@ fn summary(
     }
     let by_node = attempt.placement.by_node();
     rows.push(("ranks", ranks_in_words(&by_node)));
-    rows.push(("mesh", mesh_in_words(&attempt.mesh)));
+    rows.push(("mesh", attempt.mesh.to_string()));
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
     rows.push(("weights", weights.to_owned()));
@@ -206,11 +219,6 @@ fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {
         kept => format!("the newest {kept} are kept"),
     };
     format!("{when}, {} each, {kept}", size(disk.checkpoint_bytes))
-}
-
-/// Writes a mesh with its product.
-pub(crate) fn mesh_in_words(mesh: &Mesh) -> String {
-    format!("dp_replicate {} × dp_shard {} = {}", mesh.dp_replicate, mesh.dp_shard, counted(mesh.world(), "rank"))
 }
 
 /// Places the ranks of a mesh.

@@ -5,7 +5,7 @@ use rundir::{
 };
 
 use crate::launch::{NewRun, from_weights};
-use crate::launch_plan::{Draft, crossing, mesh_in_words, place};
+use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, LaunchPlan, Weights, counted};
 
 /// What to resume, and how.
@@ -74,8 +74,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     {
         warnings.push(format!(
             "the mesh changes from {} to {}: losses agree with the old mesh up to rounding, not bit for bit",
-            mesh_in_words(&last.mesh),
-            mesh_in_words(&mesh)
+            last.mesh, mesh
         ));
     }
     if let Some(before) = &request.run.trainer_sha256
@@ -92,8 +91,8 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     }
     let placement = place(&what, &mesh, cx)?;
     // Who resumes on the same nodes knows by now.
-    let before = request.facts.attempt.as_ref().and_then(|last| crossing(&last.mesh, &last.placement));
-    warnings.extend(crossing(&mesh, &placement).filter(|now| before.as_ref() != Some(now)));
+    let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
+    warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now)));
     let (start, start_step, weights) = start_of(request, checkpoint);
     let draft = Draft {
         run: request.run.clone(),
@@ -263,27 +262,31 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
         return Ok(mesh);
     }
-    let Mesh { dp_replicate, dp_shard } = recipe.mesh;
-    if ranks == 0 || !ranks.is_multiple_of(dp_replicate) {
+    let Mesh { dp_replicate, tp, .. } = recipe.mesh;
+    let row = dp_replicate * tp;
+    if ranks == 0 || !ranks.is_multiple_of(row) {
+        let kept = if tp == 1 { String::new() } else { format!(" × tp {tp}") };
         return Err(Failure::new(
             what,
             format!(
-                "mesh {dp_replicate} × {dp_shard} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}",
+                "mesh {} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}{kept}",
+                sizes(&recipe.mesh),
                 counted(recipe.mesh.world(), "rank"),
                 cx.place.said
             ),
-            format!("start {} or another multiple of {dp_replicate}", counted(recipe.mesh.world(), "rank")),
+            format!("start {} or another multiple of {row}", counted(recipe.mesh.world(), "rank")),
         ));
     }
-    let mesh = Mesh { dp_replicate, dp_shard: ranks / dp_replicate };
+    let mesh = Mesh { dp_replicate, dp_shard: ranks / row, tp };
     let (batch, accum) = (recipe.train.global_batch, recipe.train.grad_accum);
-    if !batch.is_multiple_of(ranks * accum) {
+    let parts = mesh.data_ranks() * accum;
+    if !batch.is_multiple_of(parts) {
+        let each = if tp == 1 { String::new() } else { format!(" / tp {tp}") };
         return Err(Failure::new(
             what,
             format!(
-                "train.global_batch {batch} is not a multiple of {} × train.grad_accum {accum} = {}",
+                "train.global_batch {batch} is not a multiple of {}{each} × train.grad_accum {accum} = {parts}",
                 counted(ranks, "rank"),
-                ranks * accum
             ),
             format!("start as many ranks as before: {}", last_ranks(request.run, request.facts.attempt.as_ref())),
         ));

@@ -20,6 +20,7 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
     (&["model.text_len", "model.segments", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
+    (&["model.num_heads", "mesh.tp"], whole_heads),
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
@@ -144,7 +145,7 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
 
 fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
     let (train, mesh) = (&recipe.train, &recipe.mesh);
-    let parts = mesh.world() * train.grad_accum;
+    let parts = mesh.data_ranks() * train.grad_accum;
     if train.global_batch.is_multiple_of(parts) {
         return Ok(());
     }
@@ -158,6 +159,22 @@ fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
             division(train.global_batch, parts)
         ),
         fix: format!("set train.global_batch = {}", around(train.global_batch, parts)),
+    })
+}
+
+/// A rank of a TP group has whole heads; the hidden units of an MLP, four for each of a head's, then divide too.
+fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
+    let (heads, tp) = (recipe.model.num_heads, recipe.mesh.tp);
+    if heads.is_multiple_of(tp) {
+        return Ok(());
+    }
+    let fits = (1..tp).rev().find(|&n| heads.is_multiple_of(n)).unwrap_or(1);
+    Err(Advice {
+        why: format!(
+            "model.num_heads {heads} is not a multiple of mesh.tp {tp}, and a head cannot be split: {}",
+            division(heads, tp)
+        ),
+        fix: format!("set mesh.tp = {fits}, the largest below that fits"),
     })
 }
 

@@ -1,4 +1,4 @@
-use crate::{Layer, Mesh, Model, Recipe, Role, param_specs};
+use crate::{Layer, Mesh, Model, ParamSpec, Recipe, Role, Split, param_specs};
 
 /// What a recipe costs, counted from its shapes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -7,6 +7,10 @@ pub struct Cost {
     pub params: u64,
     /// Parameters that are trained.
     pub trainable: u64,
+    /// Of the parameters, those that the ranks of a TP group share out.
+    pub split: u64,
+    /// Of those that are trained, those that the ranks of a TP group share out.
+    pub split_trainable: u64,
     /// Tokens per sample.
     pub seq_len: u64,
     /// Floating-point operations of one forward pass over one sample: matrix products and attention, a multiply-add
@@ -33,10 +37,15 @@ impl Recipe {
     pub fn cost(&self) -> Cost {
         let specs = param_specs(&self.model);
         let tensors: u64 = specs.iter().map(|spec| spec.len()).sum();
-        let trainable: u64 = specs.iter().filter(|spec| self.train.trains(spec)).map(|spec| spec.len()).sum();
+        let sum = |wanted: &dyn Fn(&ParamSpec) -> bool| -> u64 {
+            specs.iter().filter(|spec| wanted(spec)).map(|spec| spec.len()).sum()
+        };
+        let trainable = sum(&|spec| self.train.trains(spec));
         Cost {
-            params: specs.iter().filter(|spec| spec.role == Role::Trained).map(|spec| spec.len()).sum(),
+            params: sum(&|spec| spec.role == Role::Trained),
             trainable,
+            split: sum(&|spec| spec.split != Split::None),
+            split_trainable: sum(&|spec| spec.split != Split::None && self.train.trains(spec)),
             seq_len: self.model.seq_len() as u64,
             forward_flops: forward_flops(&self.model),
             checkpoint_bytes: 4 * tensors + 8 * trainable,
@@ -47,12 +56,12 @@ impl Recipe {
 impl Cost {
     /// Estimates what one rank of a mesh holds.
     pub fn rank_memory(&self, mesh: &Mesh) -> RankMemory {
-        let share = |numbers: u64| 4 * numbers.div_ceil(mesh.dp_shard as u64);
-        RankMemory {
-            weights: share(self.params),
-            gradients: share(self.trainable),
-            optimizer: 2 * share(self.trainable),
-        }
+        let share = |numbers: u64, split: u64| {
+            let of_tp_rank = numbers - split + split.div_ceil(mesh.tp as u64);
+            4 * of_tp_rank.div_ceil(mesh.dp_shard as u64)
+        };
+        let trained = share(self.trainable, self.split_trainable);
+        RankMemory { weights: share(self.params, self.split), gradients: trained, optimizer: 2 * trained }
     }
 }
 
@@ -152,10 +161,20 @@ mod tests {
     }
 
     #[test]
-    fn replicas_do_not_make_a_rank_smaller_but_shards_do() {
-        let cost = Cost { params: 10, trainable: 6, seq_len: 1, forward_flops: 1.0, checkpoint_bytes: 1 };
-        let memory = cost.rank_memory(&Mesh { dp_replicate: 8, dp_shard: 4 });
+    fn replicas_do_not_make_a_rank_smaller_but_shards_do_and_tp_does_where_it_splits() {
+        let cost = Cost {
+            params: 10,
+            trainable: 6,
+            split: 8,
+            split_trainable: 4,
+            seq_len: 1,
+            forward_flops: 1.0,
+            checkpoint_bytes: 1,
+        };
+        let memory = cost.rank_memory(&Mesh { dp_replicate: 8, dp_shard: 4, tp: 1 });
         assert_eq!(memory, RankMemory { weights: 12, gradients: 8, optimizer: 16 });
         assert_eq!(memory.total(), 36);
+        let memory = cost.rank_memory(&Mesh { dp_replicate: 8, dp_shard: 2, tp: 2 });
+        assert_eq!(memory, RankMemory { weights: 12, gradients: 8, optimizer: 16 });
     }
 }

@@ -31,7 +31,7 @@ pub use load::{Origin, Resolved, load};
 pub use mesh::Mesh;
 pub use model::{Layer, LrAlignment, Model, Positions, SEGMENT_FRAMES};
 pub use optim::{Optimizer, Schedule};
-pub use params::{Family, Init, ParamSpec, Role, Unit, param_specs};
+pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use recipe::Recipe;
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, Train, Trainable};

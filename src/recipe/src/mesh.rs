@@ -1,28 +1,52 @@
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::RecipeError;
 
-/// How the ranks of a run are arranged: `dp_replicate` groups that each hold the whole model, split over `dp_shard` ranks.
+/// How the ranks of a run are arranged: `dp_replicate` copies of the model, each split over `dp_shard` × `tp` ranks.
 ///
-/// The last axis is innermost: the ranks of one shard group are consecutive, so that they share a node when they fit.
+/// The last axis is innermost: the ranks of a TP group, which talk most, are consecutive, so that they share a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// Copies of the model; gradients are averaged over them.
     pub dp_replicate: usize,
-    /// Ranks that one copy of the model is split over.
+    /// Ranks that one copy of the parameters is split over; each works on samples of its own (FSDP).
     pub dp_shard: usize,
+    /// Ranks that the work of a layer is split over; they work on the same samples (TP).
+    #[serde(default = "one")]
+    pub tp: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Mesh {
     /// Returns the number of ranks the mesh needs.
     pub fn world(&self) -> usize {
+        self.dp_replicate * self.dp_shard * self.tp
+    }
+
+    /// Returns the number of ranks, or groups of them, that work on samples of their own.
+    pub fn data_ranks(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// Returns a rank's place, `(replicate, shard)`; `rank = replicate * dp_shard + shard`.
-    pub fn coords(&self, rank: usize) -> (usize, usize) {
-        (rank / self.dp_shard, rank % self.dp_shard)
+    /// Returns a rank's place, `(replicate, shard, tp)`; `rank = (replicate * dp_shard + shard) * tp + tp_rank`.
+    pub fn coords(&self, rank: usize) -> (usize, usize, usize) {
+        let data = rank / self.tp;
+        (data / self.dp_shard, data % self.dp_shard, rank % self.tp)
+    }
+
+    /// Returns the sizes with their names, without TP where there is none.
+    pub fn axes(&self) -> Vec<(&'static str, usize)> {
+        let mut axes = vec![("dp_replicate", self.dp_replicate), ("dp_shard", self.dp_shard)];
+        if self.tp > 1 {
+            axes.push(("tp", self.tp));
+        }
+        axes
     }
 
     /// Checks that the mesh fits `ranks` exactly.
@@ -36,9 +60,8 @@ impl Mesh {
         Err(RecipeError::new(
             "mesh does not fit",
             format!(
-                "mesh.dp_replicate {} × mesh.dp_shard {} needs {}, there {} {}",
-                self.dp_replicate,
-                self.dp_shard,
+                "{} needs {}, there {} {}",
+                product(self.axes().into_iter().map(|(name, size)| format!("mesh.{name} {size}"))),
                 counted(self.world(), "rank"),
                 if ranks == 1 { "is" } else { "are" },
                 ranks
@@ -52,16 +75,31 @@ impl Mesh {
 
     /// The smallest change that fits `ranks`. Replicas first: they leave the memory of each rank as it is.
     fn nearest(&self, ranks: usize) -> Option<String> {
+        let (copy, row) = (self.dp_shard * self.tp, self.dp_replicate * self.tp);
         if ranks == 0 {
             None
-        } else if ranks.is_multiple_of(self.dp_shard) {
-            Some(format!("mesh.dp_replicate = {}", ranks / self.dp_shard))
-        } else if ranks.is_multiple_of(self.dp_replicate) {
-            Some(format!("mesh.dp_shard = {}", ranks / self.dp_replicate))
+        } else if ranks.is_multiple_of(copy) {
+            Some(format!("mesh.dp_replicate = {}", ranks / copy))
+        } else if ranks.is_multiple_of(row) {
+            Some(format!("mesh.dp_shard = {}", ranks / row))
+        } else if ranks.is_multiple_of(self.tp) {
+            Some(format!("mesh.dp_replicate = 1 and mesh.dp_shard = {}", ranks / self.tp))
         } else {
-            Some(format!("mesh.dp_replicate = 1 and mesh.dp_shard = {ranks}"))
+            Some(format!("mesh.dp_replicate = 1, mesh.dp_shard = {ranks} and mesh.tp = 1"))
         }
     }
+}
+
+/// Shows the mesh with its product: `dp_replicate 2 × dp_shard 4 = 8 ranks`.
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes = self.axes().into_iter().map(|(name, size)| format!("{name} {size}"));
+        write!(f, "{} = {}", product(axes), counted(self.world(), "rank"))
+    }
+}
+
+fn product(factors: impl Iterator<Item = String>) -> String {
+    factors.collect::<Vec<_>>().join(" × ")
 }
 
 /// Writes a count with its noun, `1 rank` or `2 ranks`.
@@ -74,24 +112,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_of_one_replica_are_consecutive_ranks() {
-        let mesh = Mesh { dp_replicate: 2, dp_shard: 3 };
-        let places: Vec<_> = (0..mesh.world()).map(|rank| mesh.coords(rank)).collect();
-        assert_eq!(places, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+    fn ranks_of_one_tp_group_are_consecutive_and_so_are_the_shards_of_a_replica() {
+        let places = |mesh: Mesh| (0..mesh.world()).map(|rank| mesh.coords(rank)).collect::<Vec<_>>();
+        let data = places(Mesh { dp_replicate: 2, dp_shard: 3, tp: 1 });
+        assert_eq!(data, [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 0), (1, 2, 0)]);
+        let tp = places(Mesh { dp_replicate: 1, dp_shard: 2, tp: 3 });
+        assert_eq!(tp, [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 1, 2)]);
+    }
+
+    #[test]
+    fn a_mesh_is_shown_with_its_product_and_tp_only_where_there_is_some() {
+        let shown = [1, 2].map(|tp| Mesh { dp_replicate: 1, dp_shard: 2, tp }.to_string());
+        assert_eq!(shown, ["dp_replicate 1 × dp_shard 2 = 2 ranks", "dp_replicate 1 × dp_shard 2 × tp 2 = 4 ranks"]);
     }
 
     #[test]
     fn a_mesh_that_does_not_fit_shows_the_product_and_the_nearest_that_does() {
-        let errors = [(1, 2, 4), (4, 2, 6), (2, 4, 6), (3, 2, 5), (1, 2, 1), (1, 1, 0)].map(
-            |(dp_replicate, dp_shard, ranks)| {
-                Mesh { dp_replicate, dp_shard }.check_world(ranks).unwrap_err().to_string()
-            },
-        );
+        let errors = [
+            (1, 2, 1, 4),
+            (4, 2, 1, 6),
+            (2, 4, 1, 6),
+            (3, 2, 1, 5),
+            (1, 2, 1, 1),
+            (1, 1, 1, 0),
+            (2, 2, 2, 12),
+            (2, 3, 2, 10),
+            (1, 2, 2, 3),
+        ]
+        .map(|(dp_replicate, dp_shard, tp, ranks)| {
+            Mesh { dp_replicate, dp_shard, tp }.check_world(ranks).unwrap_err().to_string()
+        });
         insta::assert_snapshot!(errors.join("\n"));
     }
 
     #[test]
     fn a_mesh_of_as_many_ranks_as_there_are_fits() {
-        assert_eq!(Mesh { dp_replicate: 2, dp_shard: 4 }.check_world(8), Ok(()));
+        assert_eq!(Mesh { dp_replicate: 2, dp_shard: 4, tp: 1 }.check_world(8), Ok(()));
     }
 }

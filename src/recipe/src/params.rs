@@ -22,6 +22,17 @@ pub struct ParamSpec {
     pub family: Family,
     /// Whether weight decay applies: to neither biases nor norms.
     pub decay: bool,
+    /// How the ranks of a TP group share it.
+    pub split: Split,
+}
+
+/// How the ranks of a TP group share a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// Each rank has all of it.
+    None,
+    /// Each rank has an equal part of this dimension.
+    Dim(usize),
 }
 
 impl ParamSpec {
@@ -41,6 +52,16 @@ impl ParamSpec {
             .iter()
             .find(|(ours, _)| name.strip_prefix(ours).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))?;
         Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
+    }
+
+    /// Returns where the part of rank `rank` of `tp` begins in the tensor, and its shape.
+    pub fn part(&self, rank: usize, tp: usize) -> (Vec<usize>, Vec<usize>) {
+        let (mut offset, mut shape) = (vec![0; self.shape.len()], self.shape.clone());
+        if let Split::Dim(dim) = self.split {
+            shape[dim] /= tp;
+            offset[dim] = rank * shape[dim];
+        }
+        (offset, shape)
     }
 
     /// Tells whether the tensor has no elements, which no checked recipe allows.
@@ -203,6 +224,27 @@ fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     }
 }
 
+/// What the ranks of a TP group share out, by the name within a block. Whatever is not here, each of them has whole.
+///
+/// Heads and hidden units are rows of what makes them and columns of what takes them in, whose bias is added once. All
+/// that belongs to one head of a TTT layer goes with it; the norm after its heads is over all of them, so its gains are
+/// shared out and its moments summed up.
+const SPLITS: &[(&str, Split)] = &[
+    ("attn.q.", Split::Dim(0)),
+    ("attn.k.", Split::Dim(0)),
+    ("attn.v.", Split::Dim(0)),
+    ("attn.o.weight", Split::Dim(1)),
+    ("mlp.up.", Split::Dim(0)),
+    ("mlp.down.weight", Split::Dim(1)),
+    ("ttt.q.", Split::Dim(0)),
+    ("ttt.k.", Split::Dim(0)),
+    ("ttt.v.", Split::Dim(0)),
+    ("ttt.o.weight", Split::Dim(1)),
+    ("ttt.lr.", Split::Dim(0)),
+    ("ttt.inner", Split::Dim(0)),
+    ("ttt.post_norm.", Split::Dim(0)),
+];
+
 /// Collects the tensors of one unit.
 struct Layers<'a> {
     unit: Unit,
@@ -243,7 +285,9 @@ impl<'a> Layers<'a> {
     }
 
     fn push(&mut self, name: String, diffusers: Option<String>, shape: &[usize], init: Init, role: Role, decay: bool) {
+        let split = SPLITS.iter().find(|(start, _)| self.unit != Unit::Root && name.starts_with(start));
         self.specs.push(ParamSpec {
+            split: split.map_or(Split::None, |(_, split)| *split),
             name: format!("{}{name}", self.ours),
             diffusers: diffusers.map(|name| format!("{}{name}", self.theirs)),
             shape: shape.to_vec(),
@@ -338,6 +382,31 @@ mod tests {
         assert!(units.is_sorted());
         assert_eq!(units[..16], [Unit::Root; 16]);
         assert_eq!(units.last(), Some(&Unit::Block(41)));
+    }
+
+    #[test]
+    fn tp_ranks_share_out_nearly_all_of_a_block_and_nothing_of_the_root() {
+        let specs = param_specs(&Model { layer: Layer::TttMlp, ..cogvideox_5b() });
+        let whole = |unit| {
+            let of = specs.iter().filter(|spec: &&ParamSpec| spec.unit == unit && spec.split == Split::None);
+            of.map(|spec| spec.name.rsplit_once("blocks.0.").map_or(spec.name.as_str(), |(_, name)| name)).collect()
+        };
+        let root: Vec<&str> = whole(Unit::Root);
+        assert_eq!(root.len(), 16);
+        let block: Vec<&str> = whole(Unit::Block(0));
+        insta::assert_snapshot!(block.join("\n"));
+        for spec in &specs {
+            let parts: Vec<_> = (0..4).map(|rank| spec.part(rank, 4)).collect();
+            match spec.split {
+                Split::None => {
+                    assert!(parts.iter().all(|(at, shape)| at.iter().sum::<usize>() == 0 && *shape == spec.shape))
+                }
+                Split::Dim(dim) => {
+                    assert_eq!(parts[3].0[dim] + parts[3].1[dim], spec.shape[dim], "{}", spec.name);
+                    assert_eq!(parts.iter().map(|(_, shape)| shape[dim]).sum::<usize>(), spec.shape[dim]);
+                }
+            }
+        }
     }
 
     #[test]

@@ -159,6 +159,7 @@ pub static SCHEMA: &[Key] = &[
 
     preset("mesh.dp_replicate", int(1, 100_000), Preset::Int(1), "copies of the model"),
     preset("mesh.dp_shard", int(1, 100_000), Preset::Int(1), "ranks that one copy is split over (FSDP)"),
+    preset("mesh.tp", int(1, 1024), Preset::Int(1), "ranks that the heads and hidden units of every block are split over, on the same samples (TP)"),
 
     preset("remat.keep_attention", Kind::Bool, Preset::Bool(true), "keeps attention outputs for the backward pass instead of computing them again"),
     preset("remat.scan_group", int(1, 1_000_000), Preset::Int(16), "mini-batches of a TTT layer between inner states that are saved for the backward pass"),

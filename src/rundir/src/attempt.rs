@@ -63,9 +63,14 @@ pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<M
     struct Known {
         dp_replicate: usize,
         dp_shard: usize,
+        #[serde(default = "one")]
+        tp: usize,
     }
-    let Known { dp_replicate, dp_shard } = Known::deserialize(deserializer)?;
-    Ok(Mesh { dp_replicate, dp_shard })
+    fn one() -> usize {
+        1
+    }
+    let Known { dp_replicate, dp_shard, tp } = Known::deserialize(deserializer)?;
+    Ok(Mesh { dp_replicate, dp_shard, tp })
 }
 
 /// Why an attempt was started.
@@ -169,7 +174,7 @@ mod tests {
         let (_keep, run) = temp();
         write_attempt(&run, 1, 0);
         let text = fs::read_to_string(run.attempt_toml(1)).unwrap();
-        fs::write(run.attempt_toml(1), text.replace("[mesh]", "[mesh]\ntp = 4")).unwrap();
-        assert_eq!(run.read_attempt(1).unwrap().mesh, Mesh { dp_replicate: 1, dp_shard: 1 });
+        fs::write(run.attempt_toml(1), text.replace("[mesh]", "[mesh]\nstages = 4")).unwrap();
+        assert_eq!(run.read_attempt(1).unwrap().mesh, Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 });
     }
 }

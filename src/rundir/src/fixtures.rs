@@ -55,7 +55,7 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         start_step,
         start: StartFrom::Random,
         steps: None,
-        mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len() },
+        mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
         placement: Placement { ranks: nodes.iter().enumerate().map(place).collect() },
         logins: Vec::new(),
     }
@@ -107,7 +107,7 @@ fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
         step,
         saved_s: 1000.0 + step as f64,
         params: 6,
-        mesh: Mesh { dp_replicate: 1, dp_shard: 2 },
+        mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         files,
         tensors: vec![LogicalTensor {
             name: "patch_embed.video.bias".into(),

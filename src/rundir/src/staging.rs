@@ -93,7 +93,7 @@ mod tests {
             step,
             saved_s: 1.0,
             params: 0,
-            mesh: Mesh { dp_replicate: 1, dp_shard: 1 },
+            mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
             files: vec![],
             tensors: vec![],
         }

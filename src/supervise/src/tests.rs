@@ -46,7 +46,7 @@ fn scene(world: usize) -> Scene {
         start_step: 0,
         start: StartFrom::Random,
         steps: None,
-        mesh: Mesh { dp_replicate: 1, dp_shard: world },
+        mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },
         placement,
         logins: Vec::new(),
     };

@@ -242,7 +242,7 @@ const REMAT: Remat = Remat { keep_attention: true, scan_group: 4 };
 #[test]
 fn oracle_one_rank_follows_the_reference_for_twenty_steps() {
     for path in traces() {
-        check(&path, Mesh { dp_replicate: 1, dp_shard: 1 }, 1, REMAT);
+        check(&path, Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 }, 1, REMAT);
     }
 }
 
@@ -250,7 +250,7 @@ fn oracle_one_rank_follows_the_reference_for_twenty_steps() {
 fn oracle_every_data_parallel_mesh_follows_the_reference() {
     for path in traces() {
         for (dp_replicate, dp_shard) in [(1, 2), (1, 4), (2, 2)] {
-            check(&path, Mesh { dp_replicate, dp_shard }, 1, REMAT);
+            check(&path, Mesh { dp_replicate, dp_shard, tp: 1 }, 1, REMAT);
         }
     }
 }
@@ -258,7 +258,7 @@ fn oracle_every_data_parallel_mesh_follows_the_reference() {
 #[test]
 fn oracle_accumulation_and_full_recomputation_follow_the_reference() {
     for path in traces() {
-        let mesh = Mesh { dp_replicate: 1, dp_shard: 1 };
+        let mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
         check(&path, mesh, 2, REMAT);
         check(&path, mesh, 1, Remat { keep_attention: false, scan_group: 1 });
     }

@@ -84,8 +84,7 @@ fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
         1 => String::new(),
         nodes => format!(" on {}", ui::words::counted(nodes, "node")),
     };
-    let ranks = ui::words::ranks(ranks);
-    Ok(format!("dp_replicate {} × dp_shard {} = {ranks}{of_nodes}", mesh.dp_replicate, mesh.dp_shard))
+    Ok(format!("{mesh}{of_nodes}"))
 }
 
 fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {

@@ -240,7 +240,7 @@ impl ConvertPlan {
             step: 0,
             saved_s: now_s,
             params: tensors.iter().filter_map(LogicalTensor::elements).sum(),
-            mesh: Mesh { dp_replicate: 1, dp_shard: 1 },
+            mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
             files,
             tensors,
         }

@@ -169,8 +169,22 @@ fn weights_or_optimizer_of_a_run_that_never_saved_are_refused() {
 #[test]
 fn another_number_of_ranks_splits_the_model_anew_and_says_so() {
     let plan = plan_with(&past(45, &[40]), ResumeOptions::default(), 4).unwrap();
-    assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 4 });
+    assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 4, tp: 1 });
     insta::assert_snapshot!(plan.warnings.join("\n"));
+}
+
+#[test]
+fn another_number_of_ranks_leaves_tp_as_it_is() {
+    let mut past = past(45, &[40]);
+    let mut recipe = past.run.recipe().unwrap();
+    recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 2 };
+    past.run.recipe = recipe.to_table();
+    past.facts.attempt.as_mut().unwrap().mesh = recipe.mesh;
+    let plan = plan_with(&past, ResumeOptions::default(), 4).unwrap();
+    assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 2, tp: 2 });
+    let refusal = plan_with(&past, ResumeOptions::default(), 3).unwrap_err();
+    assert!(refusal.why.contains("mesh 1 × 1 × 2 needs 2 ranks"), "{refusal}");
+    assert!(refusal.why.ends_with("3 is not a multiple of dp_replicate 1 × tp 2"), "{refusal}");
 }
 
 #[test]
@@ -178,7 +192,7 @@ fn ranks_that_cannot_share_replicas_or_batch_are_refused_with_the_arithmetic() {
     let batch = plan_with(&past(45, &[40]), ResumeOptions::default(), 3).unwrap_err().to_string();
     let mut replicated = past(45, &[40]);
     let mut recipe = replicated.run.recipe().unwrap();
-    recipe.mesh = Mesh { dp_replicate: 2, dp_shard: 1 };
+    recipe.mesh = Mesh { dp_replicate: 2, dp_shard: 1, tp: 1 };
     replicated.run.recipe = recipe.to_table();
     replicated.facts.attempt.as_mut().unwrap().mesh = recipe.mesh;
     let replicas = plan_with(&replicated, ResumeOptions::default(), 3).unwrap_err().to_string();
