@@ -5,6 +5,9 @@ use crate::vjp::{leaf, vjp};
 use recipe::{Model, Positions, Unit};
 use tch::{Device, Kind, Tensor};
 
+/// The offset of the first image that CogVideoX 1.5 image-to-video is given, in training and ever after.
+const OFS: f64 = 2.0;
+
 /// What enters the network, in the compute dtype except the timestep.
 #[derive(Debug)]
 pub struct Inputs {
@@ -29,11 +32,13 @@ pub struct Embedded {
 #[derive(Debug)]
 pub struct Embedder {
     patch: i64,
+    patch_t: i64,
     dim: i64,
     video: usize,
     text: usize,
     time1: usize,
     time2: usize,
+    ofs: Option<[usize; 2]>,
     learned: Option<usize>,
     fixed: Option<Tensor>,
 }
@@ -44,11 +49,13 @@ impl Embedder {
         let slots = Slots::of(model, Unit::Root);
         Embedder {
             patch: model.patch_size as i64,
+            patch_t: model.patch_size_t as i64,
             dim: model.dim() as i64,
             video: slots.affine("patch_embed.video"),
             text: slots.affine("patch_embed.text"),
             time1: slots.affine("time_embed.linear1"),
             time2: slots.affine("time_embed.linear2"),
+            ofs: model.ofs_embedding.then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
             learned: (model.positions == Positions::Learned)
                 .then(|| slots.find("patch_embed.positions").expect("learned positions are in the parameter table")),
             fixed: (model.positions == Positions::SinCos).then(|| crate::positions::sin_cos(model)),
@@ -58,29 +65,41 @@ impl Embedder {
     /// Embeds the inputs; builds a graph when the parameters or the latent ask for one.
     pub fn forward(&self, root: &UnitParams, inputs: &Inputs) -> Embedded {
         let latent = inputs.latent.size();
-        let (batch, frames) = (latent[0], latent[1]);
+        let (batch, frames) = (latent[0], latent[1] / self.patch_t);
         let video = root.affine(self.video);
         // A strided convolution whose stride is its kernel, written as one matrix product over patches.
         let (rows, columns) = (latent[3] / self.patch, latent[4] / self.patch);
         let patches = inputs
             .latent
-            .view([batch, frames, latent[2], rows, self.patch, columns, self.patch].as_slice())
-            .permute([0, 1, 3, 5, 2, 4, 6].as_slice())
-            .reshape([batch, frames * rows * columns, latent[2] * self.patch * self.patch]);
+            .view([batch, frames, self.patch_t, latent[2], rows, self.patch, columns, self.patch].as_slice())
+            .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
+            .reshape([batch, frames * rows * columns, latent[2] * self.patch_t * self.patch * self.patch]);
         let video_tokens = patches.linear(&video.weight.view([self.dim, -1]), Some(video.bias));
         let mut x_bld = Tensor::cat(&[root.affine(self.text).linear(&inputs.text), video_tokens], 1);
         if let Some(positions) = self.learned.map(|slot| root.tensor(slot)).or(self.fixed.as_ref()) {
             x_bld += positions.to_kind(inputs.latent.kind());
         }
-        let time = sinusoid(&inputs.timestep, self.dim).to_kind(inputs.latent.kind());
-        let act_be = root.affine(self.time2).linear(&root.affine(self.time1).linear(&time).silu()).silu();
-        Embedded { x_bld, act_be }
+        let embed = |[first, second]: [usize; 2], number: &Tensor| {
+            let width = root.affine(first).weight.size()[1];
+            let waves = sinusoid(number, width).to_kind(inputs.latent.kind());
+            root.affine(second).linear(&root.affine(first).linear(&waves).silu())
+        };
+        let time = embed([self.time1, self.time2], &inputs.timestep);
+        let time = match self.ofs {
+            Some(ofs) => time + embed(ofs, &Tensor::full([1], OFS, (Kind::Float, Device::Cpu))),
+            None => time,
+        };
+        Embedded { x_bld, act_be: time.silu() }
     }
 
     /// Recomputes the embedding with a graph and returns the gradients of its parameters and, when the latent requires
     /// one, of the latent.
     pub fn backward(&self, root: &UnitParams, inputs: &Inputs, grad: &Embedded) -> (Vec<SlotGrad>, Option<Tensor>) {
-        let affines = [self.video, self.text, self.time1, self.time2].map(|slot| root.affine(slot));
+        let affines: Vec<_> = [self.video, self.text, self.time1, self.time2]
+            .into_iter()
+            .chain(self.ofs.into_iter().flatten())
+            .map(|slot| root.affine(slot))
+            .collect();
         let (slots, mut wanted): (Vec<usize>, Vec<&Tensor>) = affines.iter().flat_map(|a| a.trained()).unzip();
         let latent = inputs.latent.requires_grad().then(|| leaf(&inputs.latent));
         if let Some(latent) = &latent {

@@ -14,6 +14,7 @@ pub struct Head {
     rows: i64,
     columns: i64,
     patch: i64,
+    patch_t: i64,
     channels: i64,
     norm: usize,
     adaln_linear: usize,
@@ -39,10 +40,11 @@ impl Head {
         Head {
             eps: model.norm_eps,
             text_len: model.text_tokens() as i64,
-            frames: model.latent_frames as i64,
+            frames: model.token_frames() as i64,
             rows: (model.latent_height / model.patch_size) as i64,
             columns: (model.latent_width / model.patch_size) as i64,
             patch: model.patch_size as i64,
+            patch_t: model.patch_size_t as i64,
             channels: model.out_channels as i64,
             norm: slots.affine("final.norm"),
             adaln_linear: slots.affine("final.adaln.linear"),
@@ -59,11 +61,11 @@ impl Head {
         let normed = root.affine(self.adaln_norm).layer_norm(&normed, self.eps);
         let modulated = modulation[0].addcmul(&normed, &(&modulation[1] + 1.0));
         let patches = root.affine(self.proj).linear(&modulated);
-        let (p, batch) = (self.patch, x_bld.size()[0]);
+        let (p, pt, batch) = (self.patch, self.patch_t, x_bld.size()[0]);
         patches
-            .view([batch, self.frames, self.rows, self.columns, self.channels, p, p].as_slice())
-            .permute([0, 1, 4, 2, 5, 3, 6])
-            .reshape([batch, self.frames, self.channels, self.rows * p, self.columns * p])
+            .view([batch, self.frames, self.rows, self.columns, self.channels, pt, p, p].as_slice())
+            .permute([0, 1, 5, 4, 2, 6, 3, 7])
+            .reshape([batch, self.frames * pt, self.channels, self.rows * p, self.columns * p])
     }
 
     /// Runs the head with a graph, lets `objective` turn the output into a scalar, and returns its gradients.

@@ -66,10 +66,10 @@ pub fn sin_cos(model: &Model) -> Tensor {
     Tensor::cat(&[text, video], 0).unsqueeze(0).to_kind(Kind::Float)
 }
 
-/// Latent frames, rows and columns of the token grid.
+/// Frames, rows and columns of the token grid.
 fn grid(model: &Model) -> (i64, i64, i64) {
     (
-        model.latent_frames as i64,
+        model.token_frames() as i64,
         (model.latent_height / model.patch_size) as i64,
         (model.latent_width / model.patch_size) as i64,
     )

@@ -80,7 +80,7 @@ impl Walk {
         for segment in 0..n {
             // The first segment has the frame that no other shares with it.
             let begin = if segment == 0 { 0 } else { segment * SEGMENT_FRAMES + 1 };
-            let end = if n == 1 { model.latent_frames } else { (segment + 1) * SEGMENT_FRAMES + 1 };
+            let end = if n == 1 { model.token_frames() } else { (segment + 1) * SEGMENT_FRAMES + 1 };
             let video = first_video + begin * frame..first_video + end * frame;
             there.extend((segment * text..(segment + 1) * text).chain(video).map(|t| t as i64));
         }

@@ -50,6 +50,8 @@ fn model(config: &Utf8Path, case: &Tensors) -> Model {
         in_channels: size("in_channels"),
         out_channels: size("out_channels"),
         patch_size: size("patch_size"),
+        patch_size_t: config["patch_size_t"].as_u64().unwrap_or(1) as usize,
+        ofs_embedding: !config["ofs_embed_dim"].is_null(),
         latent_frames: latent[1] as usize,
         latent_height: latent[3] as usize,
         latent_width: latent[4] as usize,

@@ -105,6 +105,8 @@ fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
         in_channels: size("in_channels"),
         out_channels: size("out_channels"),
         patch_size: patch,
+        patch_size_t: 1,
+        ofs_embedding: false,
         latent_frames: whole("latent_frames"),
         latent_height: size("latent_rows") * patch,
         latent_width: size("latent_cols") * patch,

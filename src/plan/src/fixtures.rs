@@ -32,6 +32,8 @@ pub fn recipe() -> Recipe {
             in_channels: 4,
             out_channels: 4,
             patch_size: 2,
+            patch_size_t: 1,
+            ofs_embedding: false,
             latent_frames: 3,
             latent_height: 4,
             latent_width: 4,

@@ -15,7 +15,10 @@ pub(crate) struct Broken {
 const RULES: &[(&[&str], Rule)] = &[
     (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
     (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
+    (&["model.latent_frames", "model.patch_size_t"], whole_patches_in_time),
+    (&["model.patch_size_t", "model.positions"], patches_in_time_have_rope),
     (&["model.head_dim", "model.num_heads", "model.positions"], positions_fit),
+    (&["model.segments", "model.patch_size_t"], segments_share_a_frame),
     (&["model.segments", "model.latent_frames"], whole_segments),
     (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
     (&["model.text_len", "model.segments", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
@@ -44,13 +47,47 @@ pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
 }
 
 fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
-    let patch = recipe.model.patch_size;
+    multiple(key, size, "patch_size", recipe.model.patch_size)
+}
+
+fn whole_patches_in_time(recipe: &Recipe) -> Result<(), Advice> {
+    multiple("latent_frames", recipe.model.latent_frames, "patch_size_t", recipe.model.patch_size_t)
+}
+
+fn multiple(key: &str, size: usize, of: &str, patch: usize) -> Result<(), Advice> {
     if size.is_multiple_of(patch) {
         return Ok(());
     }
     Err(Advice {
-        why: format!("model.{key} {size} is not a multiple of model.patch_size {patch}: {}", division(size, patch)),
+        why: format!("model.{key} {size} is not a multiple of model.{of} {patch}: {}", division(size, patch)),
         fix: format!("set model.{key} = {}", around(size, patch)),
+    })
+}
+
+/// CogVideoX 1.5 has rotary positions alone; a table of positions would be one per latent frame.
+fn patches_in_time_have_rope(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    if model.patch_size_t == 1 || model.positions == Positions::Rope {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("model.patch_size_t {} goes with rotary positions alone", model.patch_size_t),
+        fix: "set model.positions = \"rope\", or model.patch_size_t = 1".into(),
+    })
+}
+
+/// Neighbouring segments share one latent frame, which a patch of several would tear apart.
+fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    if model.segments == 1 || model.patch_size_t == 1 {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "model.segments {} share one latent frame with their neighbours, and model.patch_size_t {} makes one token of several",
+            model.segments, model.patch_size_t
+        ),
+        fix: "set model.segments = 1, or train a model with model.patch_size_t = 1".into(),
     })
 }
 
@@ -126,7 +163,7 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     Err(Advice {
         why: format!(
             "a sequence of {text} + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
-            model.latent_frames,
+            model.token_frames(),
             model.tokens_per_frame(),
             division(length, batch)
         ),

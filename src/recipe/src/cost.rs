@@ -76,7 +76,7 @@ impl RankMemory {
 fn forward_flops(m: &Model) -> f64 {
     let [l, d, e] = [m.seq_len(), m.dim(), m.time_embed_dim].map(|size| size as f64);
     let [text, video] = [m.text_tokens(), m.video_tokens()].map(|size| size as f64);
-    let patch = (m.patch_size * m.patch_size) as f64;
+    let patch = (m.patch_size_t * m.patch_size * m.patch_size) as f64;
 
     let modulation = 2.0 * 6.0 * d * e;
     let projections = 4.0 * l * d * d;
@@ -94,7 +94,11 @@ fn forward_flops(m: &Model) -> f64 {
     let ttt = if m.layer == Layer::None { 0.0 } else { 2.0 * l * (4.0 * d * d + m.num_heads as f64 * walk) };
     let block = modulation + projections + attention + ttt + mlp;
 
-    let embedding = video * d * patch * m.in_channels as f64 + text * m.text_dim as f64 * d + e * d + e * e;
+    let embedding = video * d * patch * m.in_channels as f64
+        + text * m.text_dim as f64 * d
+        + e * d
+        + e * e
+        + if m.ofs_embedding { 2.0 * e * e } else { 0.0 };
     let last = 2.0 * d * e + video * d * patch * m.out_channels as f64;
     2.0 * (embedding + m.num_layers as f64 * block + last)
 }

@@ -27,6 +27,10 @@ pub struct Model {
     pub out_channels: usize,
     /// Side of the square of latent pixels that becomes one token.
     pub patch_size: usize,
+    /// Latent frames of that square: 1, or 2 in CogVideoX 1.5.
+    pub patch_size_t: usize,
+    /// Whether the offset of the first image is embedded beside the time, as in CogVideoX 1.5 image-to-video.
+    pub ofs_embedding: bool,
     /// Latent frames per sample.
     pub latent_frames: usize,
     /// Rows of a latent frame.
@@ -97,14 +101,19 @@ impl Model {
         self.num_heads * self.head_dim
     }
 
-    /// Returns the video tokens of one latent frame.
+    /// Returns the video tokens of one frame of tokens.
     pub fn tokens_per_frame(&self) -> usize {
         (self.latent_height / self.patch_size) * (self.latent_width / self.patch_size)
     }
 
+    /// Returns the frames of tokens of one sample: latent frames, `patch_size_t` of them together.
+    pub fn token_frames(&self) -> usize {
+        self.latent_frames / self.patch_size_t
+    }
+
     /// Returns the video tokens of one sample.
     pub fn video_tokens(&self) -> usize {
-        self.latent_frames * self.tokens_per_frame()
+        self.token_frames() * self.tokens_per_frame()
     }
 
     /// Returns the text tokens of one sample.
@@ -124,6 +133,6 @@ impl Model {
 
     /// Returns the tokens that one segment's attention sees.
     pub fn attention_len(&self) -> usize {
-        self.text_len + self.attention_frames() * self.tokens_per_frame()
+        self.text_len + self.attention_frames() / self.patch_size_t * self.tokens_per_frame()
     }
 }

@@ -157,20 +157,30 @@ pub enum Family {
 
 /// Lists every tensor of a model: the root's first, then block by block.
 pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
-    let (dim, time, patch) = (m.dim(), m.time_embed_dim, m.patch_size);
+    let (dim, time) = (m.dim(), m.time_embed_dim);
+    let patch = m.patch_size_t * m.patch_size * m.patch_size;
 
     let mut root = Layers::new(Unit::Root, "", "");
-    root.layer("patch_embed.video", "patch_embed.proj", &[dim, m.in_channels, patch, patch], Init::Xavier);
+    // A convolution in CogVideoX 1.0, a linear layer in 1.5; both are read channel by channel, then frame, row, column.
+    let video: &[usize] = match m.patch_size_t {
+        1 => &[dim, m.in_channels, m.patch_size, m.patch_size],
+        _ => &[dim, m.in_channels * patch],
+    };
+    root.layer("patch_embed.video", "patch_embed.proj", video, Init::Xavier);
     root.layer("patch_embed.text", "patch_embed.text_proj", &[dim, m.text_dim], Init::Xavier);
     if m.positions == Positions::Learned {
         root.buffer("patch_embed.positions", "patch_embed.pos_embedding", &[1, m.seq_len(), dim]);
     }
     root.layer("time_embed.linear1", "time_embedding.linear_1", &[time, dim], Init::Xavier);
     root.layer("time_embed.linear2", "time_embedding.linear_2", &[time, time], Init::Xavier);
+    if m.ofs_embedding {
+        root.layer("ofs_embed.linear1", "ofs_embedding.linear_1", &[time, time], Init::Xavier);
+        root.layer("ofs_embed.linear2", "ofs_embedding.linear_2", &[time, time], Init::Xavier);
+    }
     root.norm("final.norm", "norm_final", dim);
     root.layer("final.adaln.linear", "norm_out.linear", &[2 * dim, time], Init::Zeros);
     root.norm("final.adaln.norm", "norm_out.norm", dim);
-    root.layer("final.proj", "proj_out", &[patch * patch * m.out_channels, dim], Init::Zeros);
+    root.layer("final.proj", "proj_out", &[patch * m.out_channels, dim], Init::Zeros);
 
     let mut specs = root.specs;
     for block in 0..m.num_layers {
@@ -328,6 +338,8 @@ mod tests {
             in_channels: 16,
             out_channels: 16,
             patch_size: 2,
+            patch_size_t: 1,
+            ofs_embedding: false,
             latent_frames: 13,
             latent_height: 60,
             latent_width: 90,
@@ -345,6 +357,17 @@ mod tests {
         let specs = param_specs(&cogvideox_5b());
         assert_eq!(specs.len(), 24 * 42 + 16);
         assert_eq!(specs.iter().map(ParamSpec::len).sum::<u64>(), 5_570_283_072);
+    }
+
+    #[test]
+    fn cogvideox_1_5_has_patches_of_two_frames_and_an_offset() {
+        let i2v = Model { patch_size_t: 2, ofs_embedding: true, in_channels: 32, ..cogvideox_5b() };
+        let specs = param_specs(&i2v);
+        let shape = |name: &str| &specs.iter().find(|spec| spec.diffusers.as_deref() == Some(name)).unwrap().shape[..];
+        assert_eq!(shape("patch_embed.proj.weight"), [3072, 32 * 8]);
+        assert_eq!(shape("proj_out.weight"), [16 * 8, 3072]);
+        assert_eq!(shape("ofs_embedding.linear_2.weight"), [512, 512]);
+        assert_eq!(specs.len(), 24 * 42 + 16 + 4);
     }
 
     #[test]
@@ -464,6 +487,8 @@ mod tests {
             in_channels: size("in_channels"),
             out_channels: size("out_channels"),
             patch_size: size("patch_size"),
+            patch_size_t: config["patch_size_t"].as_u64().unwrap_or(1) as usize,
+            ofs_embedding: !config["ofs_embed_dim"].is_null(),
             latent_frames: (size("sample_frames") - 1) / size("temporal_compression_ratio") + 1,
             latent_height: size("sample_height"),
             latent_width: size("sample_width"),

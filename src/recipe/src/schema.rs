@@ -119,6 +119,8 @@ pub static SCHEMA: &[Key] = &[
     preset("model.in_channels", int(1, 1024), Preset::Int(16), "channels of the latent that goes in"),
     preset("model.out_channels", int(1, 1024), Preset::Int(16), "channels of the prediction that comes out"),
     preset("model.patch_size", int(1, 64), Preset::Int(2), "side of the square of latent pixels that becomes one token"),
+    preset("model.patch_size_t", int(1, 64), Preset::Int(1), "latent frames of that square: 1, or 2 in CogVideoX 1.5"),
+    preset("model.ofs_embedding", Kind::Bool, Preset::Bool(false), "embeds the offset of the first image beside the time, as CogVideoX 1.5 image-to-video does"),
     needed("model.latent_frames", int(1, 10_000), "latent frames per sample: (video frames - 1) / 4 + 1"),
     needed("model.latent_height", int(1, 4096), "rows of a latent frame: video rows / 8"),
     needed("model.latent_width", int(1, 4096), "columns of a latent frame: video columns / 8"),

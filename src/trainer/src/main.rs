@@ -1,6 +1,8 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
 mod checkpoint;
+#[cfg(test)]
+mod converted;
 mod data;
 mod exchange;
 mod init;

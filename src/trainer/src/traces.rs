@@ -68,6 +68,8 @@ impl Trace {
                 in_channels: size("in_channels"),
                 out_channels: size("out_channels"),
                 patch_size: size("patch_size"),
+                patch_size_t: 1,
+                ofs_embedding: false,
                 latent_frames: self.about("latent_frames"),
                 latent_height: size("latent_rows") * size("patch_size"),
                 latent_width: size("latent_cols") * size("patch_size"),

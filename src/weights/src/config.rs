@@ -132,6 +132,8 @@ impl Family {
     pub fn of(model: &Model) -> Self {
         let extra = model.in_channels.saturating_sub(model.out_channels);
         match model.positions {
+            _ if model.patch_size_t > 1 && (model.ofs_embedding || extra > 0) => Self::CogVideoX15I2V,
+            _ if model.patch_size_t > 1 => Self::CogVideoX15,
             Positions::Learned => Self::CogVideoX5BI2V,
             _ if extra > model.out_channels => Self::FunInP,
             _ if extra > 0 => Self::FunControl,
@@ -206,22 +208,34 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let what = || format!("cannot use a {} model", config.family());
     let unsupported = |key: &str, value: String| {
         let why = format!("{key} = {value} in its config.json is something that the trainer does not have");
-        Err(Failure::new(what(), why, "use a CogVideoX 1.0 or CogVideoX-Fun 1.x model"))
+        Err(Failure::new(what(), why, "use a CogVideoX 1.0, CogVideoX 1.5 or CogVideoX-Fun model"))
     };
-    let rules: [(&str, bool, String); 10] = [
-        ("patch_size_t", config.patch_size_t.is_none(), format!("{:?}", config.patch_size_t.unwrap_or(0))),
-        ("ofs_embed_dim", config.ofs_embed_dim.is_none(), format!("{:?}", config.ofs_embed_dim.unwrap_or(0))),
+    let in_time = config.patch_size_t.is_some();
+    let ofs = config.ofs_embed_dim.filter(|width| *width != 0);
+    let rules: [(&str, bool, String); 11] = [
+        ("patch_size_t", config.patch_size_t != Some(1), "1, a linear layer over single frames,".into()),
+        (
+            "ofs_embed_dim",
+            ofs.is_none_or(|width| width == config.time_embed_dim),
+            format!("{} beside time_embed_dim = {}", ofs.unwrap_or(0), config.time_embed_dim),
+        ),
         ("activation_fn", config.activation_fn == "gelu-approximate", config.activation_fn.clone()),
         ("timestep_activation_fn", config.timestep_activation_fn == "silu", config.timestep_activation_fn.clone()),
         ("attention_bias", config.attention_bias, "false".into()),
         ("norm_elementwise_affine", config.norm_elementwise_affine, "false".into()),
         ("flip_sin_to_cos", config.flip_sin_to_cos, "false".into()),
         ("freq_shift", config.freq_shift == 0.0, config.freq_shift.to_string()),
-        ("patch_bias", config.patch_bias, "false".into()),
+        // Without a meaning where patches are of several frames: that layer has a bias whatever is said here.
+        ("patch_bias", config.patch_bias || in_time, "false".into()),
         (
             "use_rotary_positional_embeddings",
             config.use_rotary_positional_embeddings || !config.use_learned_positional_embeddings,
             "false with learned positions".into(),
+        ),
+        (
+            "patch_size_t",
+            !in_time || (config.use_rotary_positional_embeddings && !config.use_learned_positional_embeddings),
+            "above 1 without rotary positions, or with learned ones,".into(),
         ),
     ];
     if let Some((key, _, value)) = rules.into_iter().find(|(_, holds, _)| !holds) {
@@ -248,7 +262,14 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("in_channels", config.in_channels.into());
     set("out_channels", config.out_channels.unwrap_or(16).into());
     set("patch_size", config.patch_size.into());
-    set("latent_frames", ((config.sample_frames - 1) / ratio + 1).into());
+    let patch_t = config.patch_size_t.unwrap_or(1);
+    set("patch_size_t", patch_t.into());
+    set("ofs_embedding", ofs.is_some().into());
+    // Patches are whole: the 21 latent frames of CogVideoX 1.5's 81 become 22, as diffusers makes them too.
+    let frames = (config.sample_frames - 1) / ratio + 1;
+    let over = frames.checked_rem(patch_t).unwrap_or(0);
+    let more = if over > 0 { patch_t.saturating_sub(over) } else { 0 };
+    set("latent_frames", frames.saturating_add(more).into());
     set("latent_height", config.sample_height.into());
     set("latent_width", config.sample_width.into());
     set("norm_eps", config.norm_eps.into());
@@ -261,6 +282,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
 
 /// The `config.json` of a model, and what of the model has no place in it.
 pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
+    let in_time = model.patch_size_t > 1;
     let config = json!({
         "_class_name": CLASS,
         "activation_fn": "gelu-approximate",
@@ -275,11 +297,11 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         "norm_eps": model.norm_eps,
         "num_attention_heads": model.num_heads,
         "num_layers": model.num_layers,
-        "ofs_embed_dim": null,
+        "ofs_embed_dim": model.ofs_embedding.then_some(model.time_embed_dim),
         "out_channels": model.out_channels,
-        "patch_bias": true,
+        "patch_bias": !in_time,
         "patch_size": model.patch_size,
-        "patch_size_t": null,
+        "patch_size_t": in_time.then_some(model.patch_size_t),
         "sample_frames": (model.latent_frames - 1) * FRAMES_PER_LATENT + 1,
         "sample_height": model.latent_height,
         "sample_width": model.latent_width,
@@ -342,8 +364,20 @@ mod tests {
     }
 
     #[test]
+    fn latent_frames_are_made_a_multiple_of_a_patch() {
+        let published = r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"sample_frames":81}"#;
+        assert_eq!(model_from_diffusers(&config(published)).unwrap().latent_frames, 22);
+    }
+
+    #[test]
     fn a_configuration_is_the_same_after_there_and_back() {
-        for text in ["{}", r#"{"use_rotary_positional_embeddings":true,"num_layers":42,"num_attention_heads":48}"#] {
+        let texts = [
+            "{}",
+            r#"{"use_rotary_positional_embeddings":true,"num_layers":42,"num_attention_heads":48}"#,
+            r#"{"use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":false,"sample_frames":85}"#,
+            r#"{"use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":false,"sample_frames":85,"ofs_embed_dim":512,"in_channels":32}"#,
+        ];
+        for text in texts {
             let model = model_from_diffusers(&config(text)).unwrap();
             let (back, notes) = model_to_diffusers(&model);
             assert_eq!(serde_json::from_value::<Config>(back).unwrap(), config(text));
@@ -354,8 +388,10 @@ mod tests {
     #[test]
     fn what_the_trainer_does_not_have_is_named() {
         let cases = [
-            (r#"{"patch_size_t":2}"#, "patch_size_t = 2 in its config.json"),
-            (r#"{"ofs_embed_dim":512}"#, "ofs_embed_dim = 512"),
+            (r#"{"patch_size_t":1,"use_rotary_positional_embeddings":true}"#, "patch_size_t = 1"),
+            (r#"{"patch_size_t":2}"#, "patch_size_t = above 1 without rotary"),
+            (r#"{"ofs_embed_dim":256}"#, "ofs_embed_dim = 256 beside time_embed_dim = 512"),
+            (r#"{"patch_bias":false}"#, "patch_bias = false"),
             (r#"{"activation_fn":"geglu"}"#, "activation_fn = geglu"),
             (r#"{"attention_bias":false}"#, "attention_bias = false"),
             (r#"{"use_learned_positional_embeddings":true}"#, "false with learned positions"),

@@ -109,7 +109,7 @@ impl Report {
         rows
     }
 
-    /// Notes what types change and which channels are new.
+    /// Notes what types change.
     pub(crate) fn note_changes(&mut self) {
         let mut casts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for mapped in self.mapped.iter().filter(|m| m.from != m.to) {
@@ -117,13 +117,6 @@ impl Report {
         }
         self.notes
             .extend(casts.into_iter().map(|((from, to), n)| format!("{} rounded from {from} to {to}", counted(n))));
-        for grown in self.mapped.iter().filter(|m| m.new_channels > 0) {
-            let was = grown.shape[1] - grown.new_channels;
-            self.notes.push(format!(
-                "{} grew from {was} to {} input channels, the new ones zero",
-                grown.target, grown.shape[1]
-            ));
-        }
     }
 }
 

@@ -35,9 +35,13 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
             (_, None) => (&mut ttt, &spec.name),
         };
         if let Some(stored) = source.tensors.get(&from) {
-            let (mut target, mapped) = mapped(&source, &spec, stored, &from, to, request.dtype)?;
+            let (mut target, mapped) = mapped(&source, &model, &spec, stored, (&from, to), request.dtype)?;
             if let Some(lora) = merge {
                 target.merge = lora.for_parameter(&spec, request.scale, &mut merged)?;
+            }
+            if mapped.new_channels > 0 {
+                let (was, is) = (model.in_channels - mapped.new_channels, model.in_channels);
+                report.notes.push(format!("{to} grew from {was} to {is} input channels, the new ones zero"));
             }
             used.insert(from);
             report.mapped.push(mapped);
@@ -140,10 +144,10 @@ pub(super) fn word(layer: Layer) -> &'static str {
 /// A tensor that goes from the source to the target.
 fn mapped(
     source: &Source,
+    model: &Model,
     spec: &ParamSpec,
     stored: &Stored,
-    from: &str,
-    to: &str,
+    (from, to): (&str, &str),
     dtype: Option<Dtype>,
 ) -> Result<(Target, Mapped), Failure> {
     let bad = |why: String| {
@@ -161,8 +165,8 @@ fn mapped(
     let mut row = Mapped::new(from, to, &spec.shape, stored.dtype, dtype);
     let segments = if stored.shape == spec.shape {
         stored.spans.iter().cloned().map(Segment::File).collect()
-    } else if let Some(segments) = grown(source, spec, stored) {
-        row.new_channels = spec.shape[1] - stored.shape[1];
+    } else if let Some((channels, segments)) = grown(source.model()?, model, spec, stored) {
+        row.new_channels = channels;
         segments
     } else {
         return Err(bad(format!(
@@ -176,24 +180,20 @@ fn mapped(
     Ok((target, row))
 }
 
-/// The weight of the patch embedding with more input channels: zeros after each row's own.
-fn grown(source: &Source, spec: &ParamSpec, stored: &Stored) -> Option<Vec<Segment>> {
-    let own = source.model().ok()?.in_channels;
-    let ([rows, had, side, other], [wanted_rows, wanted, ..]) = (&stored.shape[..], &spec.shape[..]) else {
-        return None;
-    };
-    let same =
-        spec.name == "patch_embed.video.weight" && (rows, side, other) == (wanted_rows, &spec.shape[2], &spec.shape[3]);
-    if !same || *had != own || wanted <= had {
+/// The weight of the patch embedding with more input channels, and how many more: zeros after each row's own numbers,
+/// which lie channel by channel.
+fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &Stored) -> Option<(usize, Vec<Segment>)> {
+    let was = param_specs(had).into_iter().find(|was| was.name == spec.name)?;
+    if spec.name != "patch_embed.video.weight" || was.shape != stored.shape || wanted.in_channels <= had.in_channels {
         return None;
     }
-    let channel = (side * other * stored.dtype.size()) as u64;
-    let (row, zeros) = (*had as u64 * channel, (wanted - had) as u64 * channel);
-    let segments = (0..*rows as u64).flat_map(|n| {
-        let own = stored.cut(n * row, row).into_iter().map(Segment::File);
-        own.chain([Segment::Zeros(zeros)])
+    let row = |spec: &ParamSpec| spec.len() / spec.shape[0] as u64 * stored.dtype.size() as u64;
+    let (own, zeros) = (row(&was), row(spec) - row(&was));
+    let segments = (0..spec.shape[0] as u64).flat_map(|n| {
+        let kept = stored.cut(n * own, own).into_iter().map(Segment::File);
+        kept.chain([Segment::Zeros(zeros)])
     });
-    Some(segments.collect())
+    Some((wanted.in_channels - had.in_channels, segments.collect()))
 }
 
 /// A tensor of a layer that the target has and the source does not.

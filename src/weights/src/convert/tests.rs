@@ -185,6 +185,18 @@ fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
         assert_eq!(&ours[..64], theirs);
         assert!(ours[64..].iter().all(|b| *b == 0));
     }
+    // CogVideoX 1.5: a linear layer over patches of two frames, channel by channel too.
+    let model = "../../tests/fixtures/oracle/cogvideox/cogvideox15_5b_tiny";
+    let place = folder.join("grown in time");
+    let in_time = ConvertRequest { in_channels: Some(8), ..ConvertRequest::new(model, &place, Form::Internal) };
+    go(&in_time).unwrap();
+    let (_, shape, ours) = of(&place).remove("patch_embed.video.weight").unwrap();
+    let (_, was, theirs) = of(model.into()).remove("patch_embed.proj.weight").unwrap();
+    assert_eq!((&was[..], &shape[..]), (&[32, 4 * 8][..], &[32, 8 * 8][..]));
+    for (ours, theirs) in ours.chunks(8 * 8 * 4).zip(theirs.chunks(4 * 8 * 4)) {
+        assert_eq!(&ours[..128], theirs);
+        assert!(ours[128..].iter().all(|b| *b == 0));
+    }
     request.in_channels = Some(3);
     assert!(plan_conversion(&request).unwrap_err().why.contains("it has 4 input channels, 3 were asked for"));
 }
