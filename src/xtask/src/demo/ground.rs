@@ -67,7 +67,9 @@ impl Ground {
             Ground::Local => vec!["--local".into(), RANKS.to_string()],
             Ground::Rig { nodes, file, slurm } => {
                 let by = if *slurm { "--slurm" } else { "--hostfile" };
-                vec![by.into(), file.to_string(), "--set".into(), format!("mesh.dp_shard={nodes}")]
+                let batch = "train.global_batch=4"; // of both stages, so that each rank has a video
+                let sets = ["--set", &format!("mesh.dp_shard={nodes}"), "--set", batch];
+                [by, file.as_str()].into_iter().chain(sets).map(str::to_owned).collect()
             }
         }
     }
