@@ -27,6 +27,8 @@ pub struct Scene {
 pub struct RunUnderTest {
     pub dir: RunDir,
     attempt: u32,
+    /// Steps of the attempts to come, when not the recipe's.
+    steps: Option<u64>,
 }
 
 /// A run with living ranks.
@@ -135,7 +137,7 @@ impl Scene {
             recipe: resolved.table,
         })
         .unwrap();
-        RunUnderTest { dir, attempt: 0 }.attempt(mesh, start, 0)
+        RunUnderTest { dir, attempt: 0, steps: None }.attempt(mesh, start, 0)
     }
 }
 
@@ -146,6 +148,34 @@ impl RunUnderTest {
 
     /// Starts the next attempt.
     pub fn attempt(self, mesh: &[usize; 2], start: StartFrom, start_step: u64) -> Running {
+        self.attempt_that_dies(mesh, start, start_step, &[], "")
+    }
+
+    /// Lets the attempts to come train longer.
+    pub fn train_on_to(&mut self, steps: u64) {
+        self.steps = Some(steps);
+    }
+
+    /// Starts an attempt from the newest complete checkpoint.
+    pub fn resume(self, mesh: &[usize; 2]) -> Running {
+        self.resume_and_die(mesh, &[], "")
+    }
+
+    /// As [`RunUnderTest::resume`], with `victims` that kill themselves at a `PHASE:STEP` of a save.
+    pub fn resume_and_die(self, mesh: &[usize; 2], victims: &[usize], at: &str) -> Running {
+        let step = rundir::latest(&self.dir).expect("a complete checkpoint").step;
+        let start = StartFrom::Checkpoint { run: self.id(), step };
+        self.attempt_that_dies(mesh, start, step, victims, at)
+    }
+
+    fn attempt_that_dies(
+        self,
+        mesh: &[usize; 2],
+        start: StartFrom,
+        start_step: u64,
+        victims: &[usize],
+        at: &str,
+    ) -> Running {
         let (number, world) = (self.attempt + 1, mesh[0] * mesh[1]);
         let placement = Placement::new(&[Node::local("test", world)], world).unwrap();
         fs::create_dir_all(self.dir.attempt_dir(number)).unwrap();
@@ -158,7 +188,7 @@ impl RunUnderTest {
                 started_s: 0.0,
                 start_step,
                 start,
-                steps: None,
+                steps: self.steps,
                 mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: 1 },
                 placement,
                 logins: Vec::new(),
@@ -174,6 +204,7 @@ impl RunUnderTest {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
                 .env("RUST_BACKTRACE", "0")
+                .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -273,13 +304,21 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    pub fn mount(scene: &Scene, size: &str) -> Option<Self> {
+    /// Mounts one, with options such as `size=600k`; none where that is not allowed.
+    pub fn mount(scene: &Scene, options: &str) -> Option<Self> {
         let path = scene.path.join("disk");
         fs::create_dir_all(&path).unwrap();
-        let options = format!("size={size}");
         let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs", path.as_str()]).output().ok()?;
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", path.as_str()]).output().ok()?;
         mounted.status.success().then_some(SmallDisk { path })
+    }
+}
+
+impl SmallDisk {
+    /// Gives it room, as somebody who frees some space would.
+    pub fn grow(&self) {
+        let options = "remount,size=50m,nr_inodes=1000";
+        assert!(Command::new("mount").args(["-o", options, self.path.as_str()]).status().unwrap().success());
     }
 }
 

@@ -3,9 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
 mod harness;
+mod saves;
 
 use harness::{Scene, assert_close, losses};
-use rundir::{Checkpoint, EventKind, StartFrom, checkpoints, latest};
+use rundir::{Checkpoint, EventKind, StartFrom, latest};
 
 #[test]
 fn every_mesh_gives_the_same_losses() {
@@ -140,39 +141,6 @@ fn later_stages_train_attention_alone_and_start_from_the_weights_of_the_stage_be
 }
 
 #[test]
-fn a_run_keeps_the_newest_checkpoints_and_removes_the_others() {
-    let scene = Scene::new();
-    let sets = ["train.steps=10", "checkpoint.interval=2", "checkpoint.keep_last=2"];
-    let run = scene.launch("keep", &[1, 1], &sets).finish();
-    let steps: Vec<u64> = checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect();
-    assert_eq!(steps, [8, 10]);
-}
-
-#[test]
-fn a_damaged_checkpoint_is_refused_before_a_step_is_taken() {
-    let scene = Scene::new();
-    let sets = ["train.steps=4", "checkpoint.interval=2"];
-    for (name, damage, word) in [
-        ("truncated", (|bytes: &mut Vec<u8>| bytes.truncate(bytes.len() - 4)) as fn(&mut Vec<u8>), "bytes"),
-        ("flipped", |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1, "checksum"),
-    ] {
-        let run = scene.launch(name, &[1, 2], &sets).finish();
-        let file = run.dir.step_dir(2).join("rank-00001.safetensors");
-        let mut bytes = std::fs::read(&file).unwrap();
-        damage(&mut bytes);
-        std::fs::write(&file, bytes).unwrap();
-        let samples = run.samples().len();
-        let start = StartFrom::Checkpoint { run: run.id(), step: 2 };
-        let (run, outputs) = run.attempt(&[1, 2], start, 2).wait();
-        for output in &outputs {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains(word) && said.contains("hint:"), "{name}: {said}");
-        }
-        assert_eq!(run.samples().len(), samples, "{name}: a step was taken");
-    }
-}
-
-#[test]
 fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
     let scene = Scene::new();
     for (set, word) in
@@ -186,30 +154,6 @@ fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
         assert!(run.samples().is_empty());
         std::fs::remove_dir_all(&run.dir.root).unwrap();
     }
-}
-
-#[test]
-fn a_full_disk_fails_the_save_and_the_run_goes_on_to_the_next() {
-    let scene = Scene::new();
-    let Some(disk) = harness::SmallDisk::mount(&scene, "600k") else {
-        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
-        return;
-    };
-    let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
-    let mut running = scene.launch_in(&disk.path, "full", &[1, 2], &sets);
-    let failed = |run: &harness::RunUnderTest| {
-        run.events().iter().any(
-            |e| matches!(&e.kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("free some space")),
-        )
-    };
-    running.wait_for("a failed save", failed);
-    let step = running.run.samples().last().unwrap().step;
-    running.wait_for_step(step + 2);
-    running.signal(0, "TERM");
-    let (run, outputs) = running.wait();
-    // The save on the way out fails too, so the run says that it failed instead of claiming a checkpoint.
-    assert!(outputs.iter().all(|o| !o.status.success()));
-    assert!(latest(&run.dir).is_none_or(|c| Checkpoint::open(&c.dir).unwrap().verify_checksums().is_ok()));
 }
 
 #[test]

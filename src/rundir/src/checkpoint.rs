@@ -150,6 +150,9 @@ impl Checkpoint {
             }
             Err(e) => return Err(e),
         };
+        if let Ok(why) = fs::read_to_string(dir.join(step_files::DAMAGED)) {
+            return Err(incomplete(why.trim_end().to_owned()));
+        }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)
             && step != manifest.step
         {
@@ -177,16 +180,26 @@ impl Checkpoint {
     /// Reads every file and compares its checksum with the manifest.
     ///
     /// # Errors
-    /// [`Error::Checksum`] naming the first damaged file, or [`Error::Io`].
+    /// As [`Checkpoint::verify_file`], for the first damaged file.
     pub fn verify_checksums(&self) -> Result<(), Error> {
-        for wanted in &self.manifest.files {
-            let path = self.dir.join(&wanted.name);
-            let found = file_sum(&path)?;
-            if found.xxh3 != wanted.xxh3 {
-                return Err(Error::Checksum { path, found: found.xxh3, wanted: wanted.xxh3.clone() });
-            }
+        self.manifest.files.iter().try_for_each(|file| self.verify_file(file))
+    }
+
+    /// Reads one file and compares its checksum with the manifest. If it has changed, the checkpoint is marked as damaged,
+    /// so that nobody takes it for complete again.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`] when it has changed, or [`Error::Io`].
+    pub fn verify_file(&self, wanted: &FileSum) -> Result<(), Error> {
+        let path = self.dir.join(&wanted.name);
+        let found = file_sum(&path)?.xxh3;
+        if found == wanted.xxh3 {
+            return Ok(());
         }
-        Ok(())
+        let why = format!("{} is damaged: its checksum is {found}, the manifest says {}\n", wanted.name, wanted.xxh3);
+        // Where the mark cannot be written, the error still says it.
+        let _ = crate::write_atomic(&self.dir.join(step_files::DAMAGED), why.as_bytes());
+        Err(Error::Checksum { path, found, wanted: wanted.xxh3.clone() })
     }
 
     /// The tensor of that name.
@@ -375,7 +388,20 @@ mod tests {
         let error = Checkpoint::open(&run.step_dir(40)).unwrap().verify_checksums().unwrap_err();
         let failure = Failure::from(error);
         assert!(failure.what.contains("rank-00000.safetensors is damaged"), "{failure}");
-        assert!(failure.fix.contains("--step"), "{failure}");
+        assert!(failure.fix.contains("resume again"), "{failure}");
+        assert!(why(&run, 40).starts_with("rank-00000.safetensors is damaged: its checksum is "));
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_passed_over_from_then_on() {
+        let (_keep, run) = temp();
+        save(&run, 20, 1);
+        save(&run, 40, 1);
+        fs::write(run.step_dir(40).join("rank-00001.safetensors"), [7; 60]).unwrap();
+        let newest = crate::latest(&run).unwrap();
+        assert_eq!(newest.step, 40, "sizes alone do not tell");
+        Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap_err();
+        assert_eq!(crate::latest(&run).unwrap().step, 20);
     }
 
     #[test]

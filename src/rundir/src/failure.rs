@@ -166,7 +166,7 @@ impl From<Error> for Failure {
             Error::Checksum { path, found, wanted } => split(
                 format!("checkpoint file {path} is damaged"),
                 format!("its checksum is {found}, its manifest says {wanted}"),
-                "resume from an earlier step with --step N, and check the disk".into(),
+                "check the disk and resume again: the newest checkpoint before it is taken then".into(),
             ),
             Error::Recipe { path, why, fix } => split(format!("the recipe in {path} is not valid"), why, fix),
         }

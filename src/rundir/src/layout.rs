@@ -10,7 +10,7 @@ use cluster::NodeId;
 /// 2026-11-20T0340-demo-2s-k7f2/
 /// ├── run.toml                         what is trained; written once, by whoever launches
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
-/// ├── stop                             its existence asks the run to stop
+/// ├── stop  save                       their existence asks the run to save and stop, or only to save
 /// ├── attempts/0001/attempt.toml       one launch or resume
 /// │   └── launch/<node>.sh             exactly what was run there
 /// ├── nodes/<node>/                    only that node's supervisor writes here
@@ -58,6 +58,11 @@ impl RunDir {
     /// Its existence asks every rank to save and stop; for machines that cannot be signalled.
     pub fn stop_file(&self) -> Utf8PathBuf {
         self.root.join("stop")
+    }
+
+    /// Its existence asks every rank to save and go on; rank 0 removes it.
+    pub fn save_file(&self) -> Utf8PathBuf {
+        self.root.join("save")
     }
 
     /// The folder of all attempts.
@@ -147,6 +152,8 @@ pub(crate) mod step_files {
     pub const MANIFEST: &str = "manifest.toml";
     /// [`crate::TrainState`].
     pub const STATE: &str = "state.toml";
+    /// Why it must not be used, in words: somebody read it and found a file changed.
+    pub const DAMAGED: &str = "damaged";
 }
 
 /// Reads the step out of `step-00000500`.
@@ -170,6 +177,7 @@ mod tests {
             run.metrics(),
             run.events(),
             run.stop_file(),
+            run.save_file(),
             run.attempt_toml(1),
             run.launch_script(1, &node),
             run.pid_toml(&node, 1),
@@ -187,6 +195,7 @@ mod tests {
                 "metrics.jsonl",
                 "events.jsonl",
                 "stop",
+                "save",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/launch/ml-1.sh",
                 "nodes/ml-1/0001.pid.toml",

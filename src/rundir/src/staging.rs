@@ -8,7 +8,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 /// A checkpoint being saved, in a folder of its own beside the finished ones.
 ///
 /// Every rank writes its files into [`Staging::dir`]; one of them calls [`Staging::prepare`] before and
-/// [`Staging::commit`] after. Until the commit's rename the finished checkpoints are untouched, also one of the same step.
+/// [`Staging::seal`] and [`Staging::publish`] after. Until it is published the finished checkpoints are untouched, also
+/// one of the same step.
 #[derive(Debug, Clone)]
 pub struct Staging {
     folder: WholeFolder,
@@ -47,20 +48,35 @@ impl Staging {
         self.folder.abandon()
     }
 
-    /// Writes state and manifest, then renames the folder into place; `manifest.files` lists the files of all ranks.
-    ///
-    /// Returns the finished folder and its size in bytes.
+    /// Writes state and manifest; `manifest.files` lists the files of all ranks. Returns the size in bytes.
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.
-    pub fn commit(&self, state: &TrainState, mut manifest: Manifest) -> Result<(Utf8PathBuf, u64), Error> {
+    pub fn seal(&self, state: &TrainState, mut manifest: Manifest) -> Result<u64, Error> {
         let dir = self.dir();
         write_toml(&dir.join(step_files::STATE), state)?;
         manifest.files.push(file_sum(&dir.join(step_files::STATE))?);
         manifest.check_slices().map_err(|why| Error::Incomplete { dir: dir.clone(), why })?;
         write_toml(&dir.join(step_files::MANIFEST), &manifest)?;
+        Ok(manifest.files.iter().map(|f: &FileSum| f.bytes).sum())
+    }
+
+    /// Puts a sealed checkpoint in its place, and returns that place.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn publish(&self) -> Result<Utf8PathBuf, Error> {
         self.folder.commit()?;
-        Ok((self.folder.place().to_owned(), manifest.files.iter().map(|f: &FileSum| f.bytes).sum()))
+        Ok(self.folder.place().to_owned())
+    }
+
+    /// Seals and publishes; returns the finished folder and its size in bytes.
+    ///
+    /// # Errors
+    /// As both.
+    pub fn commit(&self, state: &TrainState, manifest: Manifest) -> Result<(Utf8PathBuf, u64), Error> {
+        let bytes = self.seal(state, manifest)?;
+        Ok((self.publish()?, bytes))
     }
 }
 

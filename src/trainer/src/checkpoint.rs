@@ -5,6 +5,7 @@
 
 use crate::data::kind;
 use crate::exchange::agree;
+use crate::fault;
 use crate::optim::{Moment, Moments};
 use camino::Utf8Path;
 use dist::flat::Which;
@@ -95,7 +96,9 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     let groups = sharded.fsdp.groups();
     let staging = Staging::new(run, state.step);
     let first = groups.world.rank() == 0;
+    fault::reached("asked", state.step);
     agree(&groups.world, if first { staging.prepare().map_err(Failure::from) } else { Ok(()) })?;
+    fault::reached("prepared", state.step);
     let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
         let rank = groups.world.rank();
         let copies = |pieces: Vec<Piece>| pieces.into_iter().map(|p| Piece { values: p.values.copy(), ..p }).collect();
@@ -106,8 +109,9 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     } else {
         Vec::new()
     };
-    let dir = staging.dir();
-    let thread = std::thread::spawn(move || write_part(files, &dir));
+    let (dir, step) = (staging.dir(), state.step);
+    fault::reached("copied", step);
+    let thread = std::thread::spawn(move || write_part(files, &dir, step));
     Ok(Writing { state, staging, thread })
 }
 
@@ -122,12 +126,16 @@ pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>) -> Result<u64, F
     let Writing { state, staging, thread } = writing;
     let written = thread.join().expect("writing a checkpoint does not panic");
     let committed = agree(world, written).and_then(|parts| {
+        fault::reached("written", state.step);
         let commit = || {
-            let manifest = merge(parts, saved, &state);
-            staging.commit(&state, manifest).map(|(_, bytes)| bytes).map_err(Failure::from)
+            let bytes = staging.seal(&state, merge(parts, saved, &state))?;
+            fault::reached("sealed", state.step);
+            staging.publish()?;
+            Ok(bytes)
         };
         agree(world, if first { commit() } else { Ok(0) })
     });
+    fault::reached("published", state.step);
     match committed {
         Ok(bytes) => Ok(bytes[0]),
         Err(failure) => {
@@ -152,14 +160,8 @@ pub fn load(sharded: &mut Sharded<'_>, checkpoint: &Checkpoint, restore: Restore
 
 /// Checks the checksums of this rank's share of the files, so that each file is read once in all.
 fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), Failure> {
-    for wanted in checkpoint.manifest.files.iter().skip(rank).step_by(ranks) {
-        let path = checkpoint.dir.join(&wanted.name);
-        let found = rundir::file_sum(&path)?.xxh3;
-        if found != wanted.xxh3 {
-            return Err(rundir::Error::Checksum { path, found, wanted: wanted.xxh3.clone() }.into());
-        }
-    }
-    Ok(())
+    let mut share = checkpoint.manifest.files.iter().skip(rank).step_by(ranks);
+    share.try_for_each(|file| checkpoint.verify_file(file)).map_err(Failure::from)
 }
 
 fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
@@ -222,7 +224,7 @@ fn read_slice(
     Ok(Tensor::from_data_size(&bytes, &[len as i64], kind(info.dtype)))
 }
 
-fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path) -> Result<Part, Failure> {
+fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path, step: u64) -> Result<Part, Failure> {
     let mut part = Part::default();
     for (file, pieces) in files {
         // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
@@ -240,6 +242,7 @@ fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path) -> Result<Part, 
         let views = pieces.iter().map(|piece| (piece.name.as_str(), Bytes::of(&piece.values)));
         safetensors::serialize_to_file(views, None, path.as_std_path()).map_err(|e| failed(e.to_string()))?;
         File::open(&path).and_then(|f| f.sync_all()).map_err(|e| failed(e.to_string()))?;
+        fault::reached("half-written", step);
         part.files.push(rundir::file_sum(&path)?);
         part.tensors.extend(pieces.into_iter().map(|piece| LogicalTensor {
             dtype: dtype_name(piece.values.kind()).to_owned(),

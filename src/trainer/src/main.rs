@@ -5,6 +5,7 @@ mod checkpoint;
 mod converted;
 mod data;
 mod exchange;
+mod fault;
 mod init;
 mod interface;
 mod log;

@@ -1,0 +1,159 @@
+//! What crashes, damage and full disks do to checkpoints: the newest complete one is always found, and goes on to the
+//! losses of a run that nothing happened to.
+
+use crate::harness::{RunUnderTest, Scene, SmallDisk, losses};
+use rundir::{Checkpoint, CheckpointEntry, EventKind, checkpoints, latest};
+
+const SAVES: [&str; 6] = [
+    "train.steps=16",
+    "train.global_batch=4",
+    "checkpoint.interval=1",
+    "checkpoint.keep_last=3",
+    "optimizer.warmup_steps=0",
+    "optimizer.schedule=constant",
+];
+
+/// The phases of a save, in order, and whether the checkpoint may be complete when a rank dies there.
+const PHASES: [(&str, bool); 6] = [
+    ("asked", false),
+    ("prepared", false),
+    ("copied", false),
+    ("half-written", false),
+    ("written", true),
+    ("published", true),
+];
+
+/// Kills ranks in every phase of a save, resumes each time, and compares the whole run with one that was left alone.
+fn survives(name: &str, victims: &[usize]) {
+    let scene = Scene::new();
+    let want = losses(&scene.launch(&format!("{name}-calm"), &[1, 2], &SAVES).finish());
+    let mut run = scene.launch(name, &[1, 2], &[&SAVES[..], &["train.steps=1"]].concat()).finish();
+    run.train_on_to(16);
+    // Only rank 0 seals.
+    let sealed = victims.contains(&0).then_some(("sealed", false));
+    for (phase, complete) in PHASES.into_iter().chain(sealed) {
+        let before = latest(&run.dir).unwrap().step;
+        let at = format!("{phase}:{}", before + 2);
+        let (crashed, outputs) = run.resume_and_die(&[1, 2], victims, &at).wait();
+        assert!(outputs.iter().all(|o| !o.status.success()), "nobody died at {at}");
+        run = crashed;
+        let newest = latest(&run.dir).unwrap();
+        // A peer of the dead rank may have gone on to put the checkpoint in its place.
+        let wanted = if complete { before + 1..=before + 2 } else { before + 1..=before + 1 };
+        assert!(wanted.contains(&newest.step), "after a crash at {at} the newest is {}", newest.step);
+        Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap();
+    }
+    let run = run.resume(&[1, 2]).finish();
+    assert_eq!(losses(&run), want, "{name}");
+    // What the crashes left is cleared, but for a save of a step that never came again.
+    let steps: Vec<u64> = checkpoints(&run.dir).unwrap().iter().map(CheckpointEntry::step).collect();
+    assert_eq!(steps, [14, 15, 16]);
+}
+
+#[test]
+fn killing_the_first_rank_in_any_phase_of_a_save_loses_no_complete_checkpoint() {
+    survives("first", &[0]);
+}
+
+#[test]
+fn killing_another_rank_in_any_phase_of_a_save_loses_no_complete_checkpoint() {
+    survives("other", &[1]);
+}
+
+#[test]
+fn killing_all_ranks_in_any_phase_of_a_save_loses_no_complete_checkpoint() {
+    survives("all", &[0, 1]);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_and_the_one_before_it_goes_on_to_the_same_losses() {
+    let scene = Scene::new();
+    let sets = ["train.steps=6", "checkpoint.interval=2", "optimizer.schedule=constant"];
+    let want = losses(&scene.launch("calm", &[1, 2], &sets).finish());
+    type Damage = fn(&camino::Utf8Path);
+    let damages: [(&str, Damage); 3] = [
+        ("missing", |file| std::fs::remove_file(file).unwrap()),
+        ("truncated", |file| {
+            let bytes = std::fs::read(file).unwrap();
+            std::fs::write(file, &bytes[..bytes.len() - 4]).unwrap();
+        }),
+        ("flipped", |file| {
+            let mut bytes = std::fs::read(file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(file, bytes).unwrap();
+        }),
+    ];
+    for (name, damage) in damages {
+        let mut run = scene.launch(name, &[1, 2], &[&sets[..], &["train.steps=4"]].concat()).finish();
+        run.train_on_to(6);
+        damage(&run.dir.step_dir(4).join("rank-00001.safetensors"));
+        if name == "flipped" {
+            // Its sizes are right: only reading it tells, and that marks it.
+            let samples = run.samples().len();
+            let (refused, outputs) = run.resume(&[1, 2]).wait();
+            for output in &outputs {
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(!output.status.success() && said.contains("checksum") && said.contains("hint:"), "{said}");
+            }
+            assert_eq!(refused.samples().len(), samples, "a step was taken");
+            run = refused;
+        }
+        assert_eq!(latest(&run.dir).unwrap().step, 2, "{name}");
+        let again = run.resume(&[1, 2]).finish();
+        assert_eq!(losses(&again), want, "{name}");
+        assert_eq!(latest(&again.dir).unwrap().step, 6);
+    }
+}
+
+#[test]
+fn a_run_keeps_the_newest_checkpoints_and_removes_the_others() {
+    let scene = Scene::new();
+    let sets = ["train.steps=10", "checkpoint.interval=2", "checkpoint.keep_last=2"];
+    let run = scene.launch("keep", &[1, 1], &sets).finish();
+    assert_eq!(complete(&run), [8, 10]);
+}
+
+fn complete(run: &RunUnderTest) -> Vec<u64> {
+    checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect()
+}
+
+fn failed_saves(run: &RunUnderTest) -> usize {
+    let failed = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("free some space"));
+    run.events().iter().filter(|e| failed(&e.kind)).count()
+}
+
+#[test]
+fn a_full_disk_fails_the_save_and_the_run_goes_on_to_one_that_succeeds() {
+    let scene = Scene::new();
+    // The second has space, and no room for the last file of a save.
+    for (name, options) in [("full", "size=300k"), ("no-inodes", "size=50m,nr_inodes=13")] {
+        let Some(disk) = SmallDisk::mount(&scene, options) else {
+            eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+            return;
+        };
+        let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
+        let mut running = scene.launch_in(&disk.path, name, &[1, 2], &sets);
+        running.wait_for("a failed save", |run| failed_saves(run) > 0);
+        let step = running.run.samples().last().unwrap().step;
+        running.wait_for_step(step + 2);
+        disk.grow();
+        running.wait_for("a save that succeeds", |run| latest(&run.dir).is_some());
+        running.signal(0, "TERM");
+        let run = running.finish();
+        let newest = latest(&run.dir).unwrap();
+        Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap();
+        assert_eq!(newest.step, run.samples().last().unwrap().step);
+    }
+}
+
+#[test]
+fn a_run_whose_last_save_fails_says_that_it_failed() {
+    let scene = Scene::new();
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
+        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let (run, outputs) = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]).wait();
+    assert!(outputs.iter().all(|o| !o.status.success()));
+    assert_eq!((failed_saves(&run), latest(&run.dir)), (1, None));
+}
