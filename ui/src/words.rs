@@ -93,6 +93,8 @@ pub fn event(event: &Event) -> (String, Weight) {
         }
         EventKind::CheckpointFailed { failure } => (sentence(&failure.what, &failure.why), Weight::Bad),
         EventKind::CheckpointPruned { step } => (format!("old checkpoint {step} removed"), Weight::Plain),
+        EventKind::EvaluationStarted => ("evaluating".to_owned(), Weight::Plain),
+        EventKind::EvaluationEnded => ("evaluated".to_owned(), Weight::Plain),
         EventKind::LossNotFinite => ("the loss was not a finite number".to_owned(), Weight::Warn),
         EventKind::StepSkipped => ("step skipped: its gradient was not finite".to_owned(), Weight::Warn),
         EventKind::Stopping { why } => (sentence("stopping", why), Weight::Plain),

@@ -10,8 +10,10 @@ pub mod nvidia_smi;
 mod placement;
 pub mod probe;
 pub mod slurm;
+mod xid;
 
 pub use gpu::{Absent, GpuProcess, GpuSample, ProcessOwner, Reading, ThrottleReasons};
 pub use hostfile::{Hostfile, HostfileError};
 pub use node::{Node, NodeId, NodeIdError, Rank};
 pub use placement::{Placement, PlacementError, RankPlace};
+pub use xid::{Xid, XidAction};

@@ -8,6 +8,7 @@ mod context;
 mod disk;
 #[cfg(test)]
 mod fixtures;
+mod health;
 mod kill;
 mod launch;
 mod launch_plan;
@@ -19,6 +20,9 @@ mod size;
 
 pub use context::{Context, Master, Place, Trainer, Weights};
 pub use disk::{DiskNeed, check_disk, checkpoint_bytes};
+pub use health::{
+    CLOCKS_APART_S, Disk, Evidence, Finding, NodeEvidence, Rule, Subject, Urgency, findings, node_findings, power,
+};
 pub use kill::{KillHow, KillPlan, NodeKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};

@@ -73,6 +73,10 @@ pub enum EventKind {
         #[serde(rename = "pruned_step")]
         step: u64,
     },
+    /// An evaluation began: steps wait until it has ended.
+    EvaluationStarted,
+    /// It ended.
+    EvaluationEnded,
     /// The loss or the gradient was not finite.
     LossNotFinite,
     /// The optimizer did not apply a step.
@@ -222,6 +226,8 @@ mod tests {
             EventKind::CheckpointStarted,
             EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },
             EventKind::CheckpointPruned { step: 20 },
+            EventKind::EvaluationStarted,
+            EventKind::EvaluationEnded,
             EventKind::LossNotFinite,
             EventKind::StepSkipped,
             EventKind::Stopping { why: "SIGTERM".into() },

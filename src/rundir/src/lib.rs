@@ -53,7 +53,7 @@ pub use node_sample::{GpuColumns, NodeSample};
 pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
-pub use state::{Liveness, RunFacts, RunState, derive, stall_after_s};
+pub use state::{Liveness, Load, RunFacts, RunState, derive};
 pub use summary::{RunSummary, list_runs};
 pub use tail::{Batch, Tail};
 pub use whole_folder::WholeFolder;

@@ -7,6 +7,11 @@ use serde::{Deserialize, Serialize};
 const STALL_MIN_S: f64 = 30.0;
 /// A step may take this many times the usual before the run counts as stalled; a collective that hangs takes forever.
 const STALL_STEPS: f64 = 5.0;
+/// A run whose GPUs draw less than this share of what they drew while it made steps has nothing to compute. A collective
+/// that hangs keeps utilization at 100 %, but power falls to a third and less.
+const POWER_COLLAPSED: f64 = 0.5;
+/// A rank that uses less of a processor than this waits for something. One that computes uses all of it.
+const CPU_COLLAPSED: f64 = 0.2;
 /// How long a new attempt may have no process: the time between writing `attempt.toml` and the supervisor's start.
 const START_GRACE_S: f64 = 10.0;
 
@@ -23,6 +28,38 @@ pub enum Liveness {
     Unknown,
 }
 
+/// Whether a run that says nothing still computes, as its machines tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Load {
+    /// Nobody could look.
+    #[default]
+    Unknown,
+    /// What its GPUs draw, all together.
+    Power {
+        /// Now.
+        now_w: f64,
+        /// While it made steps.
+        before_w: f64,
+    },
+    /// Processors in use by the rank that uses most, where there are no GPUs that tell their power.
+    Cpu {
+        /// 1 is all of one processor.
+        most: f64,
+    },
+}
+
+impl Load {
+    /// Tells whether there is work going on; nothing if that is not known.
+    pub fn works(self) -> Option<bool> {
+        match self {
+            Self::Unknown => None,
+            Self::Power { now_w, before_w } => Some(now_w >= POWER_COLLAPSED * before_w),
+            Self::Cpu { most } => Some(most >= CPU_COLLAPSED),
+        }
+    }
+}
+
 /// Everything from which the state of a run follows. All but `steps_total` is about the newest attempt.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFacts {
@@ -36,6 +73,10 @@ pub struct RunFacts {
     pub last_metric: Option<(u64, f64)>,
     /// The usual seconds of a step.
     pub median_step_s: Option<f64>,
+    /// Steps from one logged step to the next; 0 and 1 are the same.
+    pub steps_per_line: u64,
+    /// What its machines do.
+    pub load: Load,
     /// How it ended, on each node where it has.
     pub exits: Vec<ExitFile>,
     /// The last thing that happened.
@@ -44,6 +85,8 @@ pub struct RunFacts {
     pub steps_total: u64,
     /// Since when it has been saving.
     pub checkpointing_since: Option<f64>,
+    /// Since when it has been evaluating.
+    pub evaluating_since: Option<f64>,
 }
 
 /// The state of a run.
@@ -60,7 +103,7 @@ pub enum RunState {
     Saving,
     /// It was asked to stop and has not ended yet.
     Stopping,
-    /// Its processes exist but nothing happens.
+    /// Its processes exist but nothing happens, and nothing is computed either as far as that is known.
     Stalled {
         /// When the last thing happened, Unix seconds.
         since_s: f64,
@@ -89,7 +132,10 @@ impl RunFacts {
             | EventKind::Stopped { .. }
             | EventKind::Finished
             | EventKind::Failed { .. }
+            | EventKind::CheckpointFailed { .. }
             | EventKind::RankDied { .. } => self.checkpointing_since = None,
+            EventKind::EvaluationStarted => self.evaluating_since = Some(event.t),
+            EventKind::EvaluationEnded => self.evaluating_since = None,
             EventKind::Stopping { .. } => self.stopping = true,
             _ => {}
         }
@@ -107,6 +153,26 @@ impl RunFacts {
         if self.checkpointing_since.is_some_and(|since| since < sample.t) {
             self.checkpointing_since = None;
         }
+        if self.evaluating_since.is_some_and(|since| since < sample.t) {
+            self.evaluating_since = None;
+        }
+    }
+
+    /// How long it may say nothing before that is alarming, in seconds.
+    ///
+    /// Five usual steps, more where not every step is logged, and never less than half a minute.
+    pub fn stall_after_s(&self) -> f64 {
+        let steps = STALL_STEPS + self.steps_per_line.saturating_sub(1) as f64;
+        STALL_MIN_S.max(steps * self.median_step_s.unwrap_or(0.0))
+    }
+
+    /// Since when nothing has happened, if that is alarmingly long ago at `now`: no step, and no other phase that it is
+    /// known to be in. Whether work goes on nevertheless is another question.
+    pub fn silent_since_s(&self, now: f64) -> Option<f64> {
+        let attempt = self.attempt.as_ref()?;
+        let exempt = self.checkpointing_since.or(self.evaluating_since).is_some() || self.last_metric.is_none();
+        let since_s = self.last_sign_s(attempt);
+        (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
     /// When something last happened, Unix seconds.
@@ -115,11 +181,6 @@ impl RunFacts {
         let metric = self.last_metric.map_or(f64::MIN, |(_, t)| t);
         attempt.started_s.max(event).max(metric)
     }
-}
-
-/// How long a run with steps of `median_step_s` may be silent before it counts as stalled, in seconds.
-pub fn stall_after_s(median_step_s: Option<f64>) -> f64 {
-    STALL_MIN_S.max(STALL_STEPS * median_step_s.unwrap_or(0.0))
 }
 
 /// Derives the state of a run at `now`, Unix seconds.
@@ -132,16 +193,16 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     }
     match facts.alive {
         Liveness::Dead => dead(facts, attempt, now),
-        Liveness::Alive => alive(facts, attempt, now),
+        Liveness::Alive => alive(facts, now),
         Liveness::Unknown => unknown(facts, attempt, now),
     }
 }
 
 /// Nobody can look, but files tell: a shared disk shows steps of a node that cannot be reached.
 fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
-    match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= stall_after_s(facts.median_step_s)) {
+    match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= facts.stall_after_s()) {
         (Some(ended), _) => ended,
-        (None, true) => alive(facts, attempt, now),
+        (None, true) => alive(facts, now),
         (None, false) => RunState::Unknown,
     }
 }
@@ -209,7 +270,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     ))
 }
 
-fn alive(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
+fn alive(facts: &RunFacts, now: f64) -> RunState {
     if facts.stopping || ended_by_event(facts).is_some() {
         return RunState::Stopping;
     }
@@ -219,8 +280,10 @@ fn alive(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     if facts.last_metric.is_none() {
         return RunState::Starting;
     }
-    let since_s = facts.last_sign_s(attempt);
-    if now - since_s > stall_after_s(facts.median_step_s) { RunState::Stalled { since_s } } else { RunState::Running }
+    match facts.silent_since_s(now) {
+        Some(since_s) if facts.load.works() != Some(true) => RunState::Stalled { since_s },
+        _ => RunState::Running,
+    }
 }
 
 #[cfg(test)]
@@ -304,6 +367,32 @@ mod tests {
         let facts = RunFacts { median_step_s: Some(60.0), ..running() };
         assert_eq!(derive(&facts, 1400.0), RunState::Running);
         assert_eq!(derive(&facts, 1400.1), RunState::Stalled { since_s: 1100.0 });
+    }
+
+    #[test]
+    fn silence_is_no_stall_while_power_or_processors_show_work() {
+        let at_work = [Load::Power { now_w: 350.0, before_w: 600.0 }, Load::Cpu { most: 0.9 }];
+        let idle = [Load::Power { now_w: 75.0, before_w: 600.0 }, Load::Cpu { most: 0.02 }, Load::Unknown];
+        let state = |load| derive(&RunFacts { load, ..running() }, 1200.0);
+        assert_eq!(at_work.map(state), [RunState::Running, RunState::Running]);
+        assert!(idle.map(state).iter().all(|state| *state == RunState::Stalled { since_s: 1100.0 }));
+    }
+
+    #[test]
+    fn silence_between_lines_is_longer_where_not_every_step_is_logged() {
+        let facts = RunFacts { median_step_s: Some(20.0), steps_per_line: 10, ..running() };
+        assert_eq!(derive(&facts, 1100.0 + 280.0), RunState::Running);
+        assert_eq!(derive(&facts, 1100.0 + 280.1), RunState::Stalled { since_s: 1100.0 });
+    }
+
+    #[test]
+    fn a_run_that_evaluates_is_never_stalled() {
+        let mut facts = running();
+        facts.see_event(&event(1101.0, EventKind::EvaluationStarted));
+        assert_eq!(derive(&facts, 5000.0), RunState::Running);
+        facts.see_event(&event(5001.0, EventKind::EvaluationEnded));
+        assert_eq!(derive(&facts, 5030.0), RunState::Running);
+        assert_eq!(derive(&facts, 5032.0), RunState::Stalled { since_s: 5001.0 });
     }
 
     #[test]

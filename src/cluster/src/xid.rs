@@ -1,0 +1,104 @@
+//! Errors that NVIDIA's driver writes to the kernel's log, by their numbers.
+
+use serde::{Deserialize, Serialize};
+
+/// One error: `NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', GPU has fallen off the bus.`
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Xid {
+    /// Its number.
+    pub number: u32,
+    /// Where the GPU is plugged in: `0000:19:00`.
+    pub bus_id: String,
+}
+
+/// What is to be done about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum XidAction {
+    /// Nothing: another error is the cause, or the driver has dealt with it.
+    Note,
+    /// The program failed; the GPU is well.
+    Restart,
+    /// The GPU needs a reset before it is used again.
+    Reset,
+    /// The machine needs a reboot.
+    Reboot,
+}
+
+impl Xid {
+    /// What the numbers that matter mean. NVIDIA's "Xid Errors" lists all of them.
+    const TABLE: [(u32, XidAction, &str); 20] = [
+        (13, XidAction::Restart, "a kernel used memory that is not its own"),
+        (31, XidAction::Restart, "a kernel used memory that is not its own"),
+        (43, XidAction::Note, "a program was ended; the error before it is the cause"),
+        (45, XidAction::Note, "a program was ended; the error before it is the cause"),
+        (48, XidAction::Reset, "a memory error that could not be corrected"),
+        (62, XidAction::Reset, "its controller stopped"),
+        (63, XidAction::Note, "a row of its memory was replaced"),
+        (64, XidAction::Reset, "a row of its memory could not be replaced"),
+        (74, XidAction::Reset, "NVLink failed"),
+        (79, XidAction::Reboot, "it has fallen off the bus"),
+        (92, XidAction::Note, "many memory errors were corrected"),
+        (94, XidAction::Restart, "a memory error, kept to one program"),
+        (95, XidAction::Reset, "a memory error, not kept to one program"),
+        (109, XidAction::Reset, "it did not switch between programs in time"),
+        (119, XidAction::Reset, "its system processor does not answer"),
+        (120, XidAction::Reset, "its system processor failed"),
+        (140, XidAction::Reset, "a memory error that could not be corrected"),
+        (144, XidAction::Reset, "NVLink failed"),
+        (145, XidAction::Reset, "NVLink failed"),
+        (149, XidAction::Reset, "NVLink failed"),
+    ];
+
+    /// Reads one line of the kernel's log; nothing if it is about something else.
+    pub fn read(line: &str) -> Option<Self> {
+        let (_, rest) = line.split_once("NVRM: Xid (PCI:")?;
+        let (bus_id, rest) = rest.split_once("): ")?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
+        Some(Self { number: digits.parse().ok()?, bus_id: bus_id.into() })
+    }
+
+    /// What it means; nothing for a number that is not in the table.
+    pub fn meaning(&self) -> Option<&'static str> {
+        self.row().map(|(.., meaning)| *meaning)
+    }
+
+    /// What is to be done. An unknown number is taken for the program's fault, as most are.
+    pub fn action(&self) -> XidAction {
+        self.row().map_or(XidAction::Restart, |(_, action, _)| *action)
+    }
+
+    fn row(&self) -> Option<&'static (u32, XidAction, &'static str)> {
+        Self::TABLE.iter().find(|(number, ..)| *number == self.number)
+    }
+}
+
+impl XidAction {
+    /// Says it to a person.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Note => "nothing is to be done",
+            Self::Restart => "the GPU is well; start again what failed",
+            Self::Reset => "reset the GPU before it is used again (nvidia-smi -r), or leave the node out: --exclude",
+            Self::Reboot => "reboot the node before it is used again, or leave it out: --exclude",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_found_in_the_kernels_log_and_nowhere_else() {
+        let lines = [
+            "[Thu Nov 20 03:40:12 2026] NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+            "NVRM: Xid (PCI:0000:3b:00): 13, Graphics SM Warp Exception",
+            "NVRM: loading NVIDIA UNIX x86_64 Kernel Module",
+            "NVRM: Xid (PCI:0000:3b:00): many",
+        ];
+        let read: Vec<(u32, XidAction)> =
+            lines.iter().filter_map(|line| Xid::read(line)).map(|xid| (xid.number, xid.action())).collect();
+        assert_eq!(read, [(79, XidAction::Reboot), (13, XidAction::Restart)]);
+        assert_eq!(Xid::read(lines[0]).unwrap().bus_id, "0000:19:00");
+    }
+}

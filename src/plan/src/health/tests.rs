@@ -1,0 +1,347 @@
+use cluster::{Reading, ThrottleReasons};
+use rundir::{EventKind, Failure, History, Liveness, Load, derive};
+
+use super::*;
+use crate::fixtures;
+
+/// Power of an H100 that trains, that waits in a collective, and that has nothing to do.
+const TRAINING_W: f64 = 650.0;
+const WAITING_W: f64 = 120.0;
+const IDLE_W: f64 = 70.0;
+/// How often the console looks.
+const POLL_S: f64 = 2.0;
+
+/// What a run does for some time.
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Processes start and load.
+    StartUp(f64),
+    /// Steps of this many seconds each.
+    Steps(u32, f64),
+    /// A checkpoint is written while steps wait.
+    Checkpoint(f64),
+    /// An evaluation that is announced.
+    Evaluation(f64),
+    /// One that is not, of other trainers: the GPUs work less than in training.
+    Unannounced(f64, f64),
+    /// Nothing happens any more.
+    Hang(f64),
+}
+
+/// A node whose GPUs tell their power, or one without GPUs, whose processes' use of processors is seen.
+#[derive(Clone, Copy, PartialEq)]
+enum Machine {
+    Gpus,
+    Processors,
+}
+
+/// Replays phases, looks every two seconds as the console does, and returns the times at which the run counted as stalled,
+/// from its beginning on.
+fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
+    let attempt = fixtures::past(10, &[]).facts.attempt.unwrap();
+    let start_s = fixtures::NOW;
+    let mut facts =
+        RunFacts { attempt: Some(attempt.clone()), alive: Liveness::Alive, steps_total: 1000, ..RunFacts::default() };
+    facts.attempt.as_mut().unwrap().started_s = start_s;
+    let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
+    let mut history = History::default();
+    let (mut t, mut poll, mut step, mut called) = (start_s, start_s, 0, Vec::new());
+    let event = |t, kind| Event::new(t, attempt.number, None, kind);
+    for phase in phases {
+        let (steps, step_s, power_w) = match *phase {
+            Phase::StartUp(s) => (1, s, IDLE_W),
+            Phase::Steps(steps, s) => (steps, s, TRAINING_W),
+            Phase::Checkpoint(s) => (1, s, IDLE_W),
+            Phase::Evaluation(s) => (1, s, 0.4 * TRAINING_W),
+            Phase::Unannounced(s, share) => (1, s, share * TRAINING_W),
+            Phase::Hang(s) => (1, s, WAITING_W),
+        };
+        match phase {
+            Phase::Checkpoint(_) => facts.see_event(&event(t, EventKind::CheckpointStarted)),
+            Phase::Evaluation(_) => facts.see_event(&event(t, EventKind::EvaluationStarted)),
+            _ => {}
+        }
+        for _ in 0..steps {
+            let end = t + step_s;
+            while poll < end {
+                if machine == Machine::Gpus {
+                    node.gpus.extend((0..8).map(|index| gpu(index, poll, power_w)));
+                }
+                let sign_s = facts.last_metric.map_or(start_s, |(_, t)| t);
+                facts.load = match machine {
+                    Machine::Gpus => power(std::slice::from_ref(&node), sign_s, poll),
+                    Machine::Processors if matches!(phase, Phase::Hang(_)) => Load::Cpu { most: 0.01 },
+                    Machine::Processors => Load::Cpu { most: 0.97 },
+                };
+                if let RunState::Stalled { .. } = derive(&facts, poll) {
+                    called.push(poll - start_s);
+                }
+                poll += POLL_S;
+            }
+            t = end;
+            if matches!(phase, Phase::Steps(..)) {
+                step += 1;
+                let sample = MetricSample { attempt: attempt.number, step, t, step_s, ..MetricSample::default() };
+                facts.see_metric(&sample);
+                history.push(sample);
+                facts.median_step_s = history.median_step_s();
+            }
+        }
+        match phase {
+            Phase::Checkpoint(s) => {
+                let kind = EventKind::CheckpointSaved { path: "x".into(), bytes: 1, seconds: *s };
+                facts.see_event(&event(t, kind));
+            }
+            Phase::Evaluation(_) => facts.see_event(&event(t, EventKind::EvaluationEnded)),
+            _ => {}
+        }
+    }
+    called
+}
+
+fn gpu(index: u32, t: f64, power_w: f64) -> GpuSample {
+    GpuSample {
+        t,
+        index,
+        uuid: None,
+        name: None,
+        bus_id: None,
+        power_w: Reading::Value(power_w),
+        power_limit_w: Reading::default(),
+        mem_used_mib: Reading::default(),
+        mem_total_mib: Reading::default(),
+        util_pct: Reading::Value(100.0),
+        temp_c: Reading::default(),
+        sm_clock_mhz: Reading::default(),
+        ecc_uncorrected: Reading::Value(0),
+        throttle_reasons: Reading::default(),
+        mig: false,
+        processes: Vec::new(),
+    }
+}
+
+#[test]
+fn a_hang_is_called_within_a_minute_of_the_last_step_and_not_before_half_of_one() {
+    for machine in [Machine::Gpus, Machine::Processors] {
+        let called = calls(machine, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::Hang(120.0)]);
+        let after_s = called[0] - 190.0;
+        assert!((30.0..=60.0).contains(&after_s), "{after_s}");
+        assert!(called.last().unwrap() - 190.0 > 110.0, "and it stays called");
+    }
+}
+
+#[test]
+fn start_up_checkpoints_and_evaluations_are_never_called_a_hang() {
+    let phases = [
+        Phase::StartUp(300.0),
+        // The first step compiles and fills caches.
+        Phase::Steps(1, 60.0),
+        Phase::Steps(50, 1.0),
+        Phase::Checkpoint(240.0),
+        Phase::Steps(30, 1.0),
+        Phase::Evaluation(600.0),
+        Phase::Steps(30, 1.0),
+        Phase::Unannounced(300.0, 0.7),
+        Phase::Steps(3, 20.0),
+    ];
+    assert_eq!(calls(Machine::Gpus, &phases), Vec::<f64>::new());
+    assert_eq!(calls(Machine::Processors, &phases), Vec::<f64>::new());
+}
+
+#[test]
+fn long_steps_are_no_hang_until_five_of_them_are_missed() {
+    let called = calls(Machine::Gpus, &[Phase::StartUp(60.0), Phase::Steps(20, 60.0), Phase::Hang(400.0)]);
+    let after_s = called[0] - 60.0 - 1200.0;
+    assert!((300.0..=305.0).contains(&after_s), "{after_s}");
+}
+
+#[test]
+fn power_tells_nothing_before_it_was_seen_on_both_sides_of_the_last_step() {
+    let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
+    let nodes = |node: &NodeEvidence| power(std::slice::from_ref(node), 100.0, 130.0);
+    assert_eq!(nodes(&node), Load::Unknown);
+    node.gpus = [122.0, 124.0, 126.0, 128.0].map(|t| gpu(0, t, WAITING_W)).to_vec();
+    assert_eq!(nodes(&node), Load::Unknown, "it may never have drawn more");
+    node.gpus.splice(0..0, [90.0, 94.0, 98.0].map(|t| gpu(0, t, TRAINING_W)));
+    assert_eq!(nodes(&node), Load::Power { now_w: WAITING_W, before_w: TRAINING_W });
+}
+
+/// A run of two nodes that makes steps of one second, with what its newest lines say.
+struct Case {
+    facts: RunFacts,
+    state: RunState,
+    metrics: Vec<MetricSample>,
+    events: Vec<Event>,
+    checkpoint: Option<CheckpointSummary>,
+    disk: Option<Disk>,
+    nodes: Vec<NodeEvidence>,
+}
+
+impl Case {
+    fn new() -> Self {
+        let attempt = fixtures::past(10, &[]).facts.attempt.unwrap();
+        let start_s = attempt.started_s;
+        let metrics: Vec<MetricSample> = (1..=60)
+            .map(|step| MetricSample {
+                attempt: attempt.number,
+                step,
+                t: start_s + step as f64,
+                loss: Some(1.0 + 0.02 * f64::from((step % 5) as u8)),
+                grad_norm: Some(1.0),
+                step_s: 1.0,
+                step_s_by_rank: vec![1.0, 1.01],
+                ..MetricSample::default()
+            })
+            .collect();
+        let mut facts = RunFacts {
+            attempt: Some(attempt),
+            alive: Liveness::Alive,
+            median_step_s: Some(1.0),
+            ..RunFacts::default()
+        };
+        facts.see_metric(&metrics[59]);
+        let node = NodeEvidence::new(facts.attempt.as_ref().unwrap().placement.ranks[0].node.clone());
+        let (state, checkpoint, disk) = (RunState::Running, None, None);
+        Self { facts, state, metrics, events: Vec::new(), checkpoint, disk, nodes: vec![node] }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.metrics.last().unwrap().t + 1.0
+    }
+
+    /// What is found, a line each: urgency, rule, sentence, since how many seconds.
+    fn found(&self) -> Vec<String> {
+        let findings = findings(&Evidence {
+            now_s: self.now_s(),
+            state: &self.state,
+            facts: &self.facts,
+            metrics: &self.metrics,
+            events: &self.events,
+            checkpoint: self.checkpoint.as_ref(),
+            checkpoint_interval: 40,
+            disk: self.disk,
+            nodes: &self.nodes,
+        });
+        let line = |f: &Finding| {
+            let since = f.since_s.map_or(String::new(), |since_s| format!(" ({:.0} s ago)", self.now_s() - since_s));
+            format!("{:?} {:?} {}{since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
+        };
+        findings.iter().map(line).collect()
+    }
+
+    fn samples(&mut self, seconds: u32, sample: impl Fn(u32, f64) -> GpuSample) {
+        let end = self.now_s();
+        let times = (0..seconds / 2).rev().map(|back| end - 2.0 * f64::from(back));
+        self.nodes[0].gpus = times.flat_map(|t| [0, 1, 2, 3].map(|index| sample(index, t))).collect();
+    }
+}
+
+#[test]
+fn a_run_that_is_well_has_no_findings() {
+    let mut case = Case::new();
+    case.samples(80, |index, t| gpu(index, t, TRAINING_W));
+    case.disk = Some(Disk { free_bytes: 100 << 30, checkpoint_bytes: 1 << 30 });
+    assert_eq!(case.found(), Vec::<String>::new());
+}
+
+#[test]
+fn a_run_that_has_ended_has_no_findings() {
+    let case =
+        Case { state: RunState::Finished, disk: Some(Disk { free_bytes: 0, checkpoint_bytes: 1 }), ..Case::new() };
+    assert_eq!(case.found(), Vec::<String>::new());
+}
+
+#[test]
+fn every_rule_says_what_it_saw_and_what_to_do() {
+    let mut all = Vec::new();
+    let mut add = |what: &str, change: &dyn Fn(&mut Case)| {
+        let mut case = Case::new();
+        change(&mut case);
+        all.push(format!("{what}\n  {}", case.found().join("\n  ")));
+    };
+    add("stalled, by power", &|case| {
+        case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
+        case.facts.load = Load::Power { now_w: 960.0, before_w: 5200.0 };
+    });
+    add("stalled, by processors", &|case| {
+        case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
+        case.facts.load = Load::Cpu { most: 0.01 };
+    });
+    add("silent, but at work", &|case| {
+        case.facts.load = Load::Power { now_w: 5000.0, before_w: 5200.0 };
+        case.facts.last_metric = Some((60, case.now_s() - 45.0));
+    });
+    add("straggler", &|case| {
+        case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
+    });
+    add("one step without a number", &|case| case.metrics[59].grad_norm = None);
+    add("no number any more", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
+    add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
+    add("disk", &|case| case.disk = Some(Disk { free_bytes: 25 << 28, checkpoint_bytes: 3 << 30 }));
+    add("full disk", &|case| case.disk = Some(Disk { free_bytes: 1 << 20, checkpoint_bytes: 3 << 30 }));
+    add("failed checkpoint", &|case| {
+        let failure = Failure::new("cannot save step 40", "the disk is full", "free some space");
+        let event = Event::new(case.now_s() - 20.0, 1, Some(40), EventKind::CheckpointFailed { failure });
+        case.events.push(event);
+    });
+    add("stale checkpoint", &|case| case.facts.last_metric = Some((110, case.now_s())));
+    add("long checkpoint", &|case| {
+        case.state = RunState::Saving;
+        case.facts.checkpointing_since = Some(case.now_s() - 700.0);
+    });
+    add("unseen node, and no step since", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 9.0));
+    add("unseen node of a run that goes on", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0));
+    add("clock", &|case| case.nodes[0].clock_ahead_s = Some(-7.25));
+    add("lost GPU", &|case| {
+        case.samples(30, |index, t| gpu(index, t, TRAINING_W));
+        let end = case.now_s() - 14.0;
+        case.nodes[0].gpus.retain(|gpu| gpu.index != 2 || gpu.t < end);
+    });
+    add("GPU in need of a reset", &|case| {
+        case.samples(30, |index, t| GpuSample {
+            power_w: if index == 1 { Reading::Absent(cluster::Absent::RequiresReset) } else { Reading::Value(650.0) },
+            ..gpu(index, t, TRAINING_W)
+        });
+    });
+    add("memory errors", &|case| {
+        let now_s = case.now_s();
+        case.samples(30, |index, t| GpuSample {
+            ecc_uncorrected: Reading::Value(if index == 3 && t > now_s - 10.0 { 2 } else { 0 }),
+            ..gpu(index, t, TRAINING_W)
+        });
+    });
+    add("throttled", &|case| {
+        case.samples(30, |index, t| GpuSample {
+            throttle_reasons: Reading::Value(ThrottleReasons(if index == 0 { 0x44 } else { 0x4 })),
+            temp_c: Reading::Value(91.0),
+            sm_clock_mhz: Reading::Value(1100.0),
+            ..gpu(index, t, TRAINING_W)
+        });
+    });
+    add("low power", &|case| case.samples(40, |index, t| gpu(index, t, if index == 2 { 210.0 } else { TRAINING_W })));
+    add("Xid", &|case| {
+        case.nodes[0].xids = ["79", "45", "31"]
+            .map(|number| Xid::read(&format!("NVRM: Xid (PCI:0000:19:00): {number}, pid=1")).unwrap())
+            .to_vec();
+    });
+    add("nvidia-smi hangs", &|case| case.nodes[0].troubles = vec![SmiTrouble::TimedOut, SmiTrouble::NotFound]);
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn one_odd_batch_is_no_spike_and_small_steps_have_no_straggler() {
+    let mut case = Case::new();
+    case.metrics[59].loss = Some(9.0);
+    case.metrics.iter_mut().for_each(|line| line.step_s_by_rank = vec![0.010, 0.015]);
+    assert_eq!(case.found(), Vec::<String>::new());
+}
+
+#[test]
+fn the_most_urgent_finding_is_first() {
+    let mut case = Case::new();
+    case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
+    case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0);
+    case.disk = Some(Disk { free_bytes: 0, checkpoint_bytes: 1 << 30 });
+    let order: Vec<String> = case.found().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(order, ["Act", "Look", "Note"]);
+}
