@@ -68,6 +68,26 @@ fn kill_asks_first_and_shows_what_it_will_signal() {
 }
 
 #[test]
+fn stacks_of_all_ranks_are_written_into_the_run_by_a_key_and_by_its_command() {
+    let place = Place::new().with("FAKE_STEP_MS", "400");
+    let run = place.works(&["launch", "configs/small:short"]);
+    let run = RunDir::new(place.root.join("runs").join(run.trim()));
+    place.until_step("latest", 1);
+    let told = place.json(&["stacks", "latest", "--json"]);
+    assert_eq!(told["nodes"][0]["processes"], 3, "{told}");
+    let text = std::fs::read_to_string(told["nodes"][0]["file"].as_str().unwrap()).unwrap();
+    let (file, _) = remote::pid_files(&run).unwrap().remove(0);
+    for rank in &file.ranks {
+        assert!(text.contains(&format!("=== process {},", rank.pid)), "{text}");
+    }
+    let console = place.console(SIZE, &[], &[]);
+    console.shows(&["running"]).press("t").shows(&["stacks of 3 processes are in"]);
+    assert!(is_alive(&run), "nothing was signalled");
+    place.works(&["kill", "latest", "--yes"]);
+    assert!(place.refuses(&["stacks", "latest"]).contains("cannot collect the stacks"));
+}
+
+#[test]
 fn the_second_stage_starts_from_the_first_ones_checkpoint() {
     let place = Place::new().with("FAKE_STEP_MS", "2");
     place.works(&["launch", "configs/small:short", "--set", "train.steps=40", "--wait"]);

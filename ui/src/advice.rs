@@ -8,6 +8,7 @@ use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, failure_lines};
 use crate::words::{StateKind, ranks, short_id};
+use plan::{Finding, Rule, Urgency};
 use ratatui_core::text::{Line, Span};
 use rundir::RunState;
 
@@ -42,6 +43,9 @@ pub fn lines(model: &Model, row: &RunRow, context: Context, width: usize) -> Vec
 }
 
 fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
+    if let Some(first) = row.findings.first() {
+        return finding(model, row, first, width);
+    }
     let took = units::duration(row.updated_s - row.created_s);
     let text = match &row.state {
         RunState::Failed(failure) | RunState::Crashed(failure) => return failure_lines(model, failure, width),
@@ -68,6 +72,33 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     text::wrap(&text, width).into_iter().map(Line::from).collect()
 }
 
+/// The most urgent of what was found, what to do about it, and how much more there is.
+fn finding(model: &Model, row: &RunRow, first: &Finding, width: usize) -> Vec<Line<'static>> {
+    let style = match first.urgency {
+        Urgency::Act => model.theme.bad,
+        Urgency::Look => model.theme.warn,
+        Urgency::Note => model.theme.faint,
+    };
+    let more = match row.findings.len() - 1 {
+        0 => String::new(),
+        n => format!(" (and {n} more: vidtui status {})", short_id(&row.run)),
+    };
+    let glyph = model.symbols.states[StateKind::Stalled as usize];
+    let text = format!("{glyph} {}{more}.", finding_in_words(model.now, first));
+    let mut lines: Vec<Line<'static>> =
+        text::wrap(&text::clean(&text), width).into_iter().map(|line| Line::styled(line, style)).collect();
+    let fix = format!("What to do: {}", first.fix);
+    lines.extend(text::wrap(&text::clean(&fix), width).into_iter().map(Line::from));
+    lines
+}
+
+/// Returns a finding as a sentence, with how long it has been so.
+pub fn finding_in_words(now: f64, finding: &Finding) -> String {
+    let since = finding.since_s.filter(|since_s| now - since_s >= 1.0);
+    let since = since.map_or(String::new(), |since_s| format!(", for {}", units::duration(now - since_s)));
+    format!("{}{since}", capitalized(&finding.sentence()))
+}
+
 fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'static>>> {
     let kind = StateKind::of(&row.state);
     let mut steps = Vec::new();
@@ -87,6 +118,9 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             say(Action::NewRun, "start its stage again".to_owned());
         }
     }
+    if row.findings.iter().any(|finding| finding.rule == Rule::SlowStep) {
+        say(Action::Stacks, "collect stacks".to_owned());
+    }
     match kind {
         StateKind::Finished => {
             if let Some(next) = model.next_stage(row) {
@@ -99,6 +133,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         }
         StateKind::Running | StateKind::Starting | StateKind::Saving => say(Action::Stop, "save and stop".to_owned()),
         StateKind::Stalled => {
+            say(Action::Stacks, "collect stacks".to_owned());
             say(Action::Logs, "read the logs".to_owned());
             say(Action::Stop, "try to save and stop".to_owned());
             say(Action::Kill, "kill".to_owned());

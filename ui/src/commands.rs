@@ -38,6 +38,8 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
             Err(format!("{name} is not running ({word})."))
         }
+        Action::Stacks if model.jobs.collecting(&row.run) => Err(format!("Already on it: wait for {name}.")),
+        Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word}).")),
         Action::NextStage => {
             let next = model.next_stage(row);
             match (next, row.checkpoint_step) {
@@ -76,6 +78,10 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Kill => {
             let job = model.jobs.start(Intent::PlanKill(run.clone()));
             vec![Effect::PlanKill { job, run }]
+        }
+        Action::Stacks => {
+            let job = model.jobs.start(Intent::Stacks(run.clone()));
+            vec![Effect::CollectStacks { job, run }]
         }
         Action::NextStage => {
             let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });

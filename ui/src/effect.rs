@@ -64,6 +64,13 @@ pub enum Effect {
         /// Proof that somebody said yes.
         confirmed: Confirmed,
     },
+    /// Write where a run's processes are into its folder; answered by `Outcome::Stacks` or `Failed`. Signals nothing.
+    CollectStacks {
+        /// Where the answer goes.
+        job: JobId,
+        /// The run.
+        run: RunId,
+    },
     /// Draw a chart into a file.
     Export {
         /// Where the answer goes.

@@ -3,7 +3,7 @@
 use crate::*;
 use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
-use plan::{KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch};
+use plan::{Finding, KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch, Rule, Subject, Urgency};
 use ratatui_core::backend::TestBackend;
 use ratatui_core::terminal::Terminal;
 use recipe::{Change, Mesh, StageStart};
@@ -67,7 +67,35 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         created_s: NOW - 310.0,
         updated_s: NOW - 1.0,
         checkpoint_step: Some(step / 80 * 80).filter(|s| *s > 0),
+        findings: vec![],
     }
+}
+
+/// A run whose collective hangs.
+pub fn stalled() -> RunRow {
+    let hang = finding(
+        Rule::Stalled,
+        Urgency::Act,
+        Subject::Run,
+        "no step since step 83 (one usually takes 1.2 s), and its GPUs draw 960 W where they drew 5200 W",
+    );
+    let fix = "collect the stacks of all ranks first (vidtui stacks RUN), then kill and resume it".into();
+    let findings = vec![Finding { since_s: Some(NOW - 190.0), fix, ..hang }];
+    RunRow { findings, ..row(stage_1(), "2s", RunState::Stalled { since_s: NOW - 190.0 }, 83) }
+}
+
+/// A run that trains, with something to look at and something to know.
+pub fn slowed() -> RunRow {
+    let gpu = Subject::Gpu(NodeId::new("node03").unwrap(), 2);
+    let hot = finding(Rule::Throttled, Urgency::Look, gpu, "held back: thermal, by hardware, 91 °C, 1100 MHz");
+    let unseen = Subject::Node(NodeId::new("node02").unwrap());
+    let away = finding(Rule::NodeLost, Urgency::Note, unseen, "it cannot be seen from here");
+    RunRow { findings: vec![Finding { since_s: Some(NOW - 420.0), ..hot }, away], ..running(83) }
+}
+
+fn finding(rule: Rule, urgency: Urgency, about: Subject, saw: &str) -> Finding {
+    let fix = "look at its cooling and power supply; every other rank waits for it";
+    Finding { rule, urgency, about, since_s: None, saw: saw.into(), fix: fix.into() }
 }
 
 pub fn running(step: u64) -> RunRow {

@@ -27,6 +27,8 @@ pub enum Intent {
     Stop(RunId),
     /// Kill a run.
     Kill(RunId),
+    /// Collect the stacks of a run's processes.
+    Stacks(RunId),
     /// Write a chart.
     Export,
 }
@@ -37,7 +39,7 @@ impl Intent {
         match self {
             Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
             Self::Launch { run, .. } => Some(run),
-            Self::PlanStage { .. } | Self::Export => None,
+            Self::PlanStage { .. } | Self::Stacks(_) | Self::Export => None,
         }
     }
 
@@ -51,6 +53,7 @@ impl Intent {
             Self::Launch { run, .. } => format!("starting {}", short(run)),
             Self::Stop(run) => format!("asking {} to save and stop", short(run)),
             Self::Kill(run) => format!("killing {}", short(run)),
+            Self::Stacks(run) => format!("collecting the stacks of {}", short(run)),
             Self::Export => "writing the chart".to_owned(),
         }
     }
@@ -103,6 +106,11 @@ impl Jobs {
     /// Returns whether something is already being done to a run.
     pub fn busy_with(&self, run: &RunId) -> bool {
         self.running.values().any(|job| job.intent.run() == Some(run))
+    }
+
+    /// Returns whether the stacks of a run are already being collected.
+    pub fn collecting(&self, run: &RunId) -> bool {
+        self.running.values().any(|job| matches!(&job.intent, Intent::Stacks(of) if of == run))
     }
 
     /// Returns whether a stage is already being prepared.

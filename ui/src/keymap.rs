@@ -27,6 +27,7 @@ pub enum Action {
     Resume,
     Stop,
     Kill,
+    Stacks,
     Logs,
     Filter,
     CopyPath,
@@ -229,6 +230,12 @@ const RUNS: &[Binding] = with_motion![
     bind(&[Key::ch('l')], Action::Logs, "logs", "read what the run's ranks print"),
     bind(&[Key::ch('/')], Action::Filter, "filter", "show only runs whose name, stage or state contains a text"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "end the run's processes by force; asks first"),
+    bind(
+        &[Key::ch('t')],
+        Action::Stacks,
+        "",
+        "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
+    ),
     bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "clear the filter"),
 ];
@@ -276,6 +283,12 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('x')], Action::ToggleX, "time", "x axis: steps or time"),
     bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "list the checkpoints"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "end the run's processes by force; asks first"),
+    bind(
+        &[Key::ch('t')],
+        Action::Stacks,
+        "",
+        "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
+    ),
     bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),
     bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "move down in a list"),
     bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "move up in a list"),

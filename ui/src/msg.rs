@@ -1,7 +1,7 @@
 //! Everything that can happen to the screen, as data: one closed list, ordered by one queue.
 
 use camino::Utf8PathBuf;
-use plan::{KillPlan, LaunchPlan};
+use plan::{Finding, KillPlan, LaunchPlan};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, RunId, RunState, StartFrom};
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +148,9 @@ pub struct RunRow {
     pub updated_s: f64,
     /// Step of the newest complete checkpoint: where a resume would start.
     pub checkpoint_step: Option<u64>,
+    /// What a person should know of, the most urgent first.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// News of one run.
@@ -259,6 +262,13 @@ pub enum Outcome {
         /// The run.
         run: RunId,
         /// One line, such as "3 processes ended on devbox after 0.4 s".
+        report: String,
+    },
+    /// The stacks of a run's processes were written.
+    Stacks {
+        /// The run.
+        run: RunId,
+        /// One line: how many of which nodes, and where they are.
         report: String,
     },
     /// A chart was written.

@@ -172,6 +172,7 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             model.say(format!("{} saves a checkpoint and stops at the end of this step", short_id(&run)));
         }
         Outcome::Killed { run, report } => model.say(format!("{}: {report}", short_id(&run))),
+        Outcome::Stacks { run, report } => model.say(format!("{}: {report}", short_id(&run))),
         Outcome::Exported(path) => model.say(format!("Wrote {path}")),
     }
 }

@@ -205,5 +205,5 @@ pub fn node_findings(node: &NodeEvidence) -> Vec<Finding> {
 }
 
 fn sort(found: &mut [Finding]) {
-    found.sort_by(|a, b| (a.urgency, a.rule).cmp(&(b.urgency, b.rule)));
+    found.sort_by_key(|finding| (finding.urgency, finding.rule));
 }

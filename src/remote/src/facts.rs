@@ -1,12 +1,10 @@
 use cluster::NodeId;
 use rundir::{
-    Attempt, Error, Event, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, Tail, recent_metrics,
+    Attempt, Error, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, recent_events,
+    recent_metrics,
 };
 
 use crate::{Here, here, proc};
-
-/// How much of the end of an event file tells what happens now.
-const RECENT_BYTES: u64 = 64 * 1024;
 
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
@@ -75,7 +73,7 @@ pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>) -> Result<RunFacts, 
     // Before the exit files: a process may end between the two, but not the other way round.
     facts.alive = attempt_liveness(dir, &attempt, look)?;
     facts.stopping = dir.stop_file().exists();
-    for event in recent_events(dir, &attempt)? {
+    for event in recent_events(dir, nodes(&attempt))? {
         if let EventKind::SignalReceived { signal } = event.kind
             && event.attempt == attempt.number
             && STOP_SIGNALS.contains(&signal)
@@ -90,6 +88,9 @@ pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>) -> Result<RunFacts, 
         history.push(sample);
     }
     facts.median_step_s = history.median_step_s();
+    if let [.., before, last] = history.effective() {
+        facts.steps_per_line = last.step - before.step;
+    }
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }
@@ -119,17 +120,6 @@ fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<L
         }
     }
     Ok(all)
-}
-
-fn recent_events(dir: &RunDir, attempt: &Attempt) -> Result<Vec<Event>, Error> {
-    let mut events = Vec::new();
-    for path in std::iter::once(dir.events()).chain(nodes(attempt).map(|node| dir.node_events(node))) {
-        let read = |source| Error::Io { action: "read", path: path.clone(), source };
-        let mut tail = Tail::<Event>::near_end(&path, RECENT_BYTES).map_err(read)?;
-        events.extend(tail.poll().map_err(read)?.items);
-    }
-    events.sort_by(|a, b| a.t.total_cmp(&b.t));
-    Ok(events)
 }
 
 fn nodes(attempt: &Attempt) -> impl Iterator<Item = &NodeId> {

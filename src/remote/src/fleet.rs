@@ -1,17 +1,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::NodeId;
-use plan::{KillHow, node_kill};
-use rundir::{Attempt, Failure, Liveness, Login, PidFile, Run, RunDir, RunFacts, RunId};
+use plan::{KillHow, NodeEvidence, node_kill};
+use rundir::{Attempt, Failure, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
 
+use crate::at_once::at_once;
 use crate::command::Command;
 use crate::facts::{self, liveness};
 use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Group, Transport};
-use crate::{Here, Local, RemoteError, here};
+use crate::{Here, Local, RemoteError, here, load};
 
 /// How long a node may take to say that it is there.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -19,6 +20,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 const FRESH: Duration = Duration::from_secs(1);
 /// and one this old tells nothing any more.
 const STALE: Duration = Duration::from_secs(10);
+/// How often it is measured what the processes of a silent run use.
+const WEIGH_EVERY: Duration = Duration::from_secs(4);
 
 /// The nodes that this program has to do with. Each keeps its connection for as long as this lives.
 #[derive(Debug)]
@@ -27,6 +30,7 @@ pub struct Fleet {
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
+    loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
 }
 
 /// A supervisor's process, by what names it for good.
@@ -43,6 +47,15 @@ struct Named {
 struct Sight {
     asking: bool,
     last: Option<(Instant, Liveness)>,
+    /// Since when the node does not answer, Unix seconds.
+    unseen_since_s: Option<f64>,
+}
+
+/// What is known of the work of a run.
+#[derive(Debug, Clone, Copy, Default)]
+struct Weighed {
+    asking: bool,
+    last: Option<(Instant, Load)>,
 }
 
 impl Fleet {
@@ -51,7 +64,7 @@ impl Fleet {
     /// # Errors
     /// As [`here`].
     pub fn new(options: SshOptions) -> Result<Self, RemoteError> {
-        Ok(Self { here: here()?, options, nodes: Mutex::default(), sights: Arc::default() })
+        Ok(Self { here: here()?, options, nodes: Mutex::default(), sights: Arc::default(), loads: Arc::default() })
     }
 
     /// Returns the way to a node by SSH; nothing is connected before it is used.
@@ -102,7 +115,46 @@ impl Fleet {
     /// # Errors
     /// When the run's files exist and cannot be read.
     pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
-        Ok(facts::read(dir, run, &|attempt, files| self.see(&run.id, attempt, files, patience))?)
+        let mut facts = facts::read(dir, run, &|attempt, files| self.see(&run.id, attempt, files, patience))?;
+        // Before the silence is long enough to be alarming, so that the answer is there when it is.
+        if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
+            facts.load = self.load(dir, run, &facts, patience);
+        }
+        Ok(facts)
+    }
+
+    /// Measures how busy the processors are that the run's ranks have, on all its nodes at once.
+    fn load(&self, dir: &RunDir, run: &Run, facts: &RunFacts, patience: Duration) -> Load {
+        let Some(attempt) = &facts.attempt else { return Load::Unknown };
+        let nodes = attempt.placement.by_node();
+        let files = nodes.iter().filter_map(|(node, _)| dir.read_pid(node, attempt.number).ok().flatten());
+        let targets: Vec<_> = files.map(|file| (file.node.clone(), node_kill(&run.id, KillHow::Kill, &file))).collect();
+        let (loads, changed) = &*self.loads;
+        let mut known = loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let weighed = known.entry(run.id.clone()).or_default();
+        let fresh = weighed.last.is_some_and(|(at, _)| at.elapsed() < WEIGH_EVERY);
+        if !weighed.asking
+            && !fresh
+            && let Ok(mut transports) = self.transports(&attempt.logins)
+        {
+            weighed.asking = true;
+            let (loads, id) = (self.loads.clone(), run.id.clone());
+            thread::spawn(move || {
+                let used = at_once(targets, &mut transports, |target, transport| {
+                    load::most_used(&target, transport).ok().flatten()
+                });
+                let mut known = loads.0.lock().unwrap_or_else(PoisonError::into_inner);
+                known.insert(id, Weighed { asking: false, last: Some((Instant::now(), load::join(used))) });
+                loads.1.notify_all();
+            });
+        }
+        let asking = |known: &mut BTreeMap<RunId, Weighed>| known.get(&run.id).is_some_and(|weighed| weighed.asking);
+        let waited = changed.wait_timeout_while(known, patience, asking);
+        let known = waited.map(|(known, _)| known).unwrap_or_else(|poisoned| poisoned.into_inner().0);
+        match known.get(&run.id).and_then(|weighed| weighed.last) {
+            Some((at, load)) if at.elapsed() < STALE => load,
+            _ => Load::Unknown,
+        }
     }
 
     /// Reads the process files of a run's newest attempt, each with whether its processes exist: what a kill is planned
@@ -113,6 +165,17 @@ impl Fleet {
     pub fn pid_files(&self, dir: &RunDir, patience: Duration) -> Result<Vec<(PidFile, Liveness)>, Failure> {
         let run = dir.read_run()?.id;
         Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(&run, attempt, files, patience))?)
+    }
+
+    /// What is known of an attempt's nodes without asking them.
+    pub fn evidence(&self, attempt: &Attempt) -> Vec<NodeEvidence> {
+        let known = self.sights.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unseen =
+            |node: &NodeId| known.iter().filter(|(named, _)| named.node == *node).find_map(|(_, s)| s.unseen_since_s);
+        let nodes = attempt.placement.by_node().into_iter();
+        nodes
+            .map(|(node, _)| NodeEvidence { unseen_since_s: unseen(node), ..NodeEvidence::new(node.clone()) })
+            .collect()
     }
 
     /// Looks for the processes of all these files at once.
@@ -147,7 +210,9 @@ impl Fleet {
                         Err(_) => Liveness::Unknown,
                     };
                     let mut known = sights.0.lock().unwrap_or_else(PoisonError::into_inner);
-                    known.insert(named, Sight { asking: false, last: Some((Instant::now(), seen)) });
+                    let earlier = known.get(&named).and_then(|sight| sight.unseen_since_s);
+                    let unseen_since_s = (seen == Liveness::Unknown).then(|| earlier.unwrap_or_else(now_s));
+                    known.insert(named, Sight { asking: false, last: Some((Instant::now(), seen)), unseen_since_s });
                     sights.1.notify_all();
                 });
             }
@@ -170,4 +235,8 @@ impl Fleet {
         };
         files.iter().zip(&asked).map(one).collect()
     }
+}
+
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -12,7 +12,8 @@ use cluster::NodeId;
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save                       their existence asks the run to save and stop, or only to save
 /// ├── attempts/0001/attempt.toml       one launch or resume
-/// │   └── launch/<node>.sh             exactly what was run there
+/// │   ├── launch/<node>.sh             exactly what was run there
+/// │   └── stacks/1795146012/<node>.txt where its processes were at that second, if somebody asked
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   └── logs/0001-rank-00000.log
@@ -83,6 +84,16 @@ impl RunDir {
     /// The script that started a node.
     pub fn launch_script(&self, attempt: u32, node: &NodeId) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("launch").join(format!("{node}.sh"))
+    }
+
+    /// Where the processes of an attempt were at one moment, in Unix seconds; whoever asks writes it.
+    pub fn stacks_dir(&self, attempt: u32, at_s: f64) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("stacks").join(format!("{at_s:.0}"))
+    }
+
+    /// Where those of one node were.
+    pub fn stacks_file(&self, attempt: u32, at_s: f64, node: &NodeId) -> Utf8PathBuf {
+        self.stacks_dir(attempt, at_s).join(format!("{node}.txt"))
     }
 
     /// The folder of all nodes.
@@ -180,6 +191,7 @@ mod tests {
             run.save_file(),
             run.attempt_toml(1),
             run.launch_script(1, &node),
+            run.stacks_file(1, 1_795_146_012.4, &node),
             run.pid_toml(&node, 1),
             run.exit_toml(&node, 12),
             run.node_events(&node),
@@ -198,6 +210,7 @@ mod tests {
                 "save",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/launch/ml-1.sh",
+                "attempts/0001/stacks/1795146012/ml-1.txt",
                 "nodes/ml-1/0001.pid.toml",
                 "nodes/ml-1/0012.exit.toml",
                 "nodes/ml-1/events.jsonl",

@@ -39,7 +39,7 @@ mod whole_folder;
 pub use append::LineAppender;
 pub use attempt::{Attempt, AttemptWhy, Login};
 pub use checkpoint::{Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, xxh3_hex};
-pub use events::{Event, EventKind, read_events};
+pub use events::{Event, EventKind, read_events, recent_events};
 pub use failure::{Error, Failure};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
 pub use history::History;

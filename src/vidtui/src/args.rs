@@ -80,6 +80,8 @@ pub enum Command {
     Checkpoints(RunArgs),
     /// Stops a run after it has saved a checkpoint
     Stop(StopArgs),
+    /// Writes the stacks of all ranks into the run's folder: where a run that hangs is
+    Stacks(RunArgs),
     /// Ends a run now, without a checkpoint
     Kill(KillArgs),
     /// Writes the curves of a run as SVG, PNG or CSV

@@ -3,16 +3,18 @@
 //! Keys of the console and commands of the shell both come through here, so that they cannot differ.
 
 use crate::args::NodesArgs;
+use crate::documents::has_ended;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::Hostfile;
 use cluster::hostfile::Filter;
 use nix::unistd::{Uid, User};
 use plan::{
-    Context, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest, Weights,
+    Context, Disk, Evidence, Finding, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions,
+    ResumeRequest, Weights, checkpoint_bytes,
 };
 use recipe::{Curriculum, Resolved, Role, StageSpec, StageStart};
-use remote::{Fleet, KillProgress, KillReport, Patience, SshOptions, Transport};
+use remote::{Fleet, KillProgress, KillReport, Local, NodeStacks, Patience, SshOptions, Transport};
 use rundir::{Attempt, Failure, Lineage, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -138,6 +140,52 @@ impl Desk {
         let run = dir.read_run()?;
         let facts = self.fleet.read_facts(dir, &run, self.patience)?;
         Ok((RunSummary::new(run, dir.clone(), &facts, crate::console::now_s())?, facts))
+    }
+
+    /// What a person should know of about a run, the most urgent first.
+    pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
+        let Some(attempt) = facts.attempt.as_ref().filter(|_| !has_ended(&summary.state)) else { return Vec::new() };
+        let places = attempt.placement.by_node();
+        // What cannot be read now says nothing; the next look may.
+        let metrics = rundir::recent_metrics(&summary.dir).unwrap_or_default();
+        let events = rundir::recent_events(&summary.dir, places.iter().map(|(node, _)| *node)).unwrap_or_default();
+        let recipe = summary.run.recipe().ok();
+        let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
+        let disk = recipe.as_ref().zip(free_bytes);
+        let disk = disk.map(|(recipe, free_bytes)| Disk { free_bytes, checkpoint_bytes: checkpoint_bytes(recipe) });
+        plan::findings(&Evidence {
+            now_s: crate::console::now_s(),
+            state: &summary.state,
+            facts,
+            metrics: &metrics,
+            events: &events,
+            checkpoint: summary.checkpoint.as_ref(),
+            checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
+            disk,
+            nodes: &self.fleet.evidence(attempt),
+        })
+    }
+
+    /// Writes where the processes of a run are into its folder.
+    pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
+        let run = dir.read_run()?.id;
+        let attempt = dir.latest_attempt()?;
+        let mut files = Vec::new();
+        for (node, _) in attempt.iter().flat_map(|attempt| attempt.placement.by_node()) {
+            files.extend(dir.read_pid(node, attempt.as_ref().map_or(0, |attempt| attempt.number))?);
+        }
+        let mut nodes = self.transports(&attempt.map_or_else(Vec::new, |attempt| attempt.logins))?;
+        let stacks = remote::collect_stacks(&run, dir, crate::console::now_s(), &files, &mut nodes)?;
+        match stacks.iter().all(|node| node.result.is_err()) {
+            true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
+                Failure::new(
+                    format!("cannot collect the stacks of {run}"),
+                    "it has no nodes",
+                    "look at its attempt.toml",
+                )
+            })),
+            false => Ok(stacks),
+        }
     }
 
     /// Sums up all runs, oldest first; then why others cannot be read.
@@ -462,6 +510,17 @@ pub fn report_in_words(report: &KillReport) -> String {
         format!("{} ended on {}", ui::words::counted(gone, "process"), node.node)
     };
     report.nodes.iter().map(of_node).collect::<Vec<_>>().join(", ")
+}
+
+/// What became of collecting stacks, in one line.
+pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
+    let written: Vec<_> = stacks.iter().filter_map(|node| node.result.as_ref().ok()).collect();
+    let processes = ui::words::counted(written.iter().map(|(_, count)| count).sum(), "process");
+    let folder = written.first().and_then(|(path, _)| path.parent()).map_or("", Utf8Path::as_str);
+    let away: Vec<String> =
+        stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
+    let without = if away.is_empty() { String::new() } else { format!("; nothing from {}", away.join(", ")) };
+    format!("stacks of {processes} are in {folder}{without}")
 }
 
 fn more(count: usize) -> String {

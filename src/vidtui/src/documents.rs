@@ -2,6 +2,7 @@
 //! whatever the types inside are called.
 
 use camino::Utf8PathBuf;
+use plan::Finding;
 use rundir::{CheckpointEntry, Failure, RunState, RunSummary};
 use serde::Serialize;
 use ui::words::StateKind;
@@ -26,6 +27,21 @@ pub struct RunDocument {
     created_s: f64,
     attempt: Option<AttemptDocument>,
     checkpoint: Option<CheckpointDocument>,
+    /// What a person should know of, the most urgent first; only in `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    findings: Option<Vec<FindingDocument>>,
+}
+
+/// Something that a person should know of.
+#[derive(Debug, Serialize)]
+pub struct FindingDocument {
+    rule: plan::Rule,
+    urgency: plan::Urgency,
+    /// In words: `GPU 2 of node03`.
+    about: String,
+    since_s: Option<f64>,
+    saw: String,
+    fix: String,
 }
 
 /// The run whose weights another began from.
@@ -85,6 +101,26 @@ impl RunDocument {
             created_s: run.created_s,
             attempt,
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
+            findings: None,
+        }
+    }
+
+    /// Adds what was found.
+    pub fn with_findings(self, findings: &[Finding]) -> Self {
+        Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
+    }
+}
+
+impl FindingDocument {
+    /// Describes a finding.
+    pub fn new(finding: &Finding) -> Self {
+        Self {
+            rule: finding.rule,
+            urgency: finding.urgency,
+            about: finding.about.to_string(),
+            since_s: finding.since_s,
+            saw: finding.saw.clone(),
+            fix: finding.fix.clone(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::chart_export;
 use crate::console::Item;
 use crate::curves;
-use crate::desk::{self, Desk, Init, Subject, Wish, report_in_words};
+use crate::desk::{self, Desk, Init, Subject, Wish, report_in_words, stacks_in_words};
 use crate::queue::Queue;
 use crate::refusal::Refusal;
 use plan::{KillHow, ResumeOptions};
@@ -68,6 +68,7 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Launch { job, .. }
         | Effect::Stop { job, .. }
         | Effect::Kill { job, .. }
+        | Effect::CollectStacks { job, .. }
         | Effect::Export { job, .. } => Some(*job),
         Effect::Copy(_) | Effect::Suspend | Effect::Quit => None,
     }
@@ -104,6 +105,10 @@ fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, R
         Effect::Kill { plan, confirmed: _, .. } => {
             let report = at.signal(&plan, &Patience::default(), &mut |step| progress(step.text))?;
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
+        }
+        Effect::CollectStacks { run, .. } => {
+            let stacks = at.stacks(&at.dir(&run))?;
+            JobMsg::Done(Outcome::Stacks { run, report: stacks_in_words(&stacks) })
         }
         Effect::Export { chart, to, .. } => {
             let (summary, _) = at.summary(&at.dir(&chart.run))?;

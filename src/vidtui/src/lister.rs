@@ -78,7 +78,7 @@ impl Lister {
 
 fn status(desk: &Desk, dir: &RunDir) -> Result<RunStatus, Failure> {
     let (summary, facts) = desk.summary(dir)?;
-    let row = row(&summary, &facts);
+    let row = RunRow { findings: desk.findings(&summary, &facts), ..row(&summary, &facts) };
     Ok(RunStatus { row, dir: dir.root.clone(), start: summary.run.start, attempt: summary.attempt })
 }
 
@@ -106,6 +106,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         created_s: run.created_s,
         updated_s: written.into_iter().flatten().fold(run.created_s, f64::max),
         checkpoint_step: summary.checkpoint.as_ref().map(|checkpoint| checkpoint.step),
+        findings: Vec::new(),
     }
 }
 

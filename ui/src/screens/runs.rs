@@ -13,6 +13,7 @@ use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
 use crate::words::{StateKind, counted, ranks, short_id};
+use plan::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -249,11 +250,18 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
         let style = if i == chosen { model.theme.strong } else { Style::new() };
         let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
         let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
+        // A stalled run has the mark already.
+        let worth_a_look = row.findings.first().is_some_and(|finding| finding.urgency < Urgency::Note);
+        let marked = worth_a_look && StateKind::of(&row.state) != StateKind::Stalled;
         let mut line = row_line(
             Span::styled(pointer, model.theme.accent),
             state(model, StateKind::of(&row.state)),
             Span::styled(padded(&name, name_width, false), style),
         );
+        if marked {
+            let glyph = model.symbols.states[StateKind::Stalled as usize];
+            line[3] = Span::styled(format!("{glyph} "), model.theme.warn);
+        }
         for (column, width) in &columns {
             line.push(gap());
             if column.title == BAR {

@@ -81,6 +81,7 @@ fn any_row() -> impl Strategy<Value = RunRow> {
             step_s: maybe,
             created_s: NOW + number,
             updated_s: number,
+            findings: if step % 2 == 0 { slowed().findings } else { vec![] },
             ..row(run, "2s", state, 80)
         },
     )

@@ -124,7 +124,18 @@ fn run_failed() {
 
 #[test]
 fn run_stalled() {
-    picture("run_stalled", Ui::on_run(row(stage_1(), "2s", RunState::Stalled { since_s: NOW - 190.0 }, 83)));
+    picture("run_stalled", Ui::on_run(stalled()));
+}
+
+#[test]
+fn run_with_findings() {
+    picture("run_with_findings", Ui::on_run(slowed()));
+}
+
+#[test]
+fn runs_with_findings() {
+    let rows = vec![slowed(), RunRow { run: stage_2(), ..stalled() }, finished()];
+    picture("runs_with_findings", Ui::with_runs(rows));
 }
 
 #[test]

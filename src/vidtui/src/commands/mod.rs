@@ -12,6 +12,7 @@ mod logs;
 mod recipe;
 mod replay;
 mod runs;
+mod stacks;
 mod stages;
 mod status;
 mod supervise;
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Status(args) => status::run(&desk, args),
         Command::Logs(args) => logs::run(&desk, args),
         Command::Checkpoints(args) => checkpoints::run(&desk, args),
+        Command::Stacks(args) => stacks::run(&desk, args),
         Command::Stop(args) => ending::stop(&desk, args),
         Command::Kill(args) => ending::kill(&desk, args),
         Command::Export(args) => export::run(&desk, args),

@@ -6,26 +6,33 @@ use crate::desk::Desk;
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
+use plan::Finding;
 use rundir::{AttemptWhy, RunSummary};
+use ui::advice::finding_in_words;
 use ui::units;
 use ui::words::{self, StateKind};
 
 /// Shows one run: state, progress, loss, checkpoint.
 pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
-    let (summary, _) = desk.summary(&desk.find(&args.run)?)?;
+    let (summary, known) = desk.summary(&desk.find(&args.run)?)?;
+    let findings = desk.findings(&summary, &known);
     if args.output.json {
-        return output::json(&RunDocument::new(&summary));
+        return output::json(&RunDocument::new(&summary).with_findings(&findings));
     }
-    output::text(&output::facts(&facts(&summary, now_s())))
+    output::text(&output::facts(&facts(&summary, &findings, now_s())))
 }
 
 /// The facts about a run, as a person asks for them.
-fn facts(summary: &RunSummary, now: f64) -> Vec<(String, String)> {
+fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
     if let Some(failure) = summary.failure() {
         facts.push(("", format!("{}: {}", failure.what, failure.why)));
         facts.push(("", format!("hint: {}", failure.fix)));
+    }
+    for (n, finding) in findings.iter().enumerate() {
+        facts.push((if n == 0 { "findings" } else { "" }, finding_in_words(now, finding)));
+        facts.push(("", format!("hint: {}", finding.fix)));
     }
     if let (Some(stage), Some(curriculum)) = (&run.stage, &run.curriculum) {
         facts.push(("stage", format!("{stage} of {curriculum}")));

@@ -1,0 +1,120 @@
+//! How much of a processor the ranks of a run use: what tells a hang where no GPU tells its power.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use plan::{NodeKill, quote};
+use rundir::Load;
+
+use crate::command::Command;
+use crate::{RemoteError, Transport};
+
+const USAGE: &str = include_str!("scripts/usage.sh");
+
+/// How long a node may take. Its script sleeps for a second.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Measures for a second; returns the share of a processor that the busiest process of the run there uses.
+///
+/// # Errors
+/// When the node cannot be asked.
+pub(crate) fn most_used(target: &NodeKill, transport: &mut dyn Transport) -> Result<Option<f64>, RemoteError> {
+    let script = USAGE
+        .replace("@BOOT", &quote(&target.boot_id))
+        .replace("@PGID", &target.pgid.to_string())
+        .replace("@PID", &target.pid.to_string())
+        .replace("@START_TICKS", &target.start_ticks.to_string());
+    let command = Command::new("tell what its processes use", script, SOON);
+    let node = transport.node().clone();
+    let text = transport.run(&command)?.text(&node, &command)?;
+    Ok(read(&text))
+}
+
+/// Joins what nodes tell: one rank that computes is enough.
+pub(crate) fn join(nodes: impl IntoIterator<Item = Option<f64>>) -> Load {
+    nodes.into_iter().flatten().reduce(f64::max).map_or(Load::Unknown, |most| Load::Cpu { most })
+}
+
+/// Reads what the script prints: nothing if there are no processes, or the answer is cut off.
+fn read(text: &str) -> Option<f64> {
+    let (mut rate, mut began, mut ended): (f64, f64, Option<f64>) = (0.0, 0.0, None);
+    let mut before: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut used: Vec<u64> = Vec::new();
+    let mut lines: Vec<&str> = text.lines().collect();
+    (lines.pop()? == "end").then_some(())?;
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["rate", ticks, time] => (rate, began) = (ticks.parse().ok()?, time.parse().ok()?),
+            ["again", time] => ended = Some(time.parse().ok()?),
+            // One that was halted by a debugger or a signal does not work, whatever it used before.
+            ["T" | "t" | "Z", ..] => {}
+            [_, pid, ticks] => {
+                let (pid, ticks) = (pid.parse().ok()?, ticks.parse().ok()?);
+                match (ended, before.get(&pid)) {
+                    (None, _) => _ = before.insert(pid, ticks),
+                    (Some(_), Some(earlier)) => used.push(ticks.saturating_sub(*earlier)),
+                    // It is new.
+                    (Some(_), None) => {}
+                }
+            }
+            _ => return None,
+        }
+    }
+    let seconds = ended? - began;
+    let most = used.into_iter().max()? as f64;
+    (rate > 0.0 && seconds > 0.0).then(|| most / rate / seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_process_counts() {
+        let text = "rate 100 1000.0\nS 11 500\nR 12 700\nagain 1002.0\nS 11 501\nR 12 890\nS 13 9000\nend\n";
+        assert_eq!(read(text), Some(0.95));
+        assert_eq!(join([None, read(text), Some(0.1)]), Load::Cpu { most: 0.95 });
+    }
+
+    #[test]
+    fn a_process_that_computes_is_told_from_one_that_waits() {
+        use std::os::unix::process::CommandExt;
+        let used = |script: &str| {
+            let mut command = std::process::Command::new("bash");
+            let mut leader = command.args(["-c", script]).process_group(0).spawn().unwrap();
+            let pid = leader.id() as i32;
+            let (here, stat) = (crate::here().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
+            let target = NodeKill {
+                run: rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap(),
+                node: here.node,
+                attempt: 1,
+                pid,
+                pgid: pid,
+                boot_id: here.boot_id,
+                start_ticks: stat.start_ticks,
+                ranks: Vec::new(),
+                why: String::new(),
+            };
+            let used = most_used(&target, &mut crate::Local::new().unwrap()).unwrap();
+            // The group is this test's own, and its leader is not collected yet.
+            let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
+            let _ = leader.wait();
+            used
+        };
+        // The leader stands for the supervisor, its child for a rank.
+        assert_eq!(join([used("sleep 1000 & wait")]).works(), Some(false));
+        // On a busy machine it gets a part of a processor, and that is more than nothing.
+        assert!(used("bash -c 'while :; do :; done' & wait").unwrap() > 0.0);
+    }
+
+    #[test]
+    fn no_processes_and_answers_that_are_cut_off_tell_nothing() {
+        for text in
+            ["", "end\n", "rate 100 1000.0\nR 12 700\nagain 1001.0\nR 12 800\n", "rate 100 1.0\nagain 2.0\nend\n"]
+        {
+            assert_eq!(read(text), None, "{text:?}");
+        }
+        assert_eq!(join([None]), Load::Unknown);
+    }
+}

@@ -1,0 +1,22 @@
+# Prints how much processor time the processes of a run have used, and the same a second later.
+LC_ALL=C
+cd /proc || exit
+read -r boot <sys/kernel/random/boot_id || exit
+[ "$boot" = @BOOT ] || { echo end; exit; }
+used() {
+    for stat in [0-9]*/stat; do
+        { read -r line <"$stat"; } 2>/dev/null || continue
+        pid=${stat%/*}
+        # What follows the name in parentheses: state, parent, group, session; the 12th and 13th are user and system time.
+        set -- ${line##*) }
+        if [ "$3" = @PGID ] || [ "$4" = @PID ]; then
+            [ "${20}" -ge @START_TICKS ] && [ "$pid" != @PID ] && echo "$1 $pid $((${12} + ${13}))"
+        fi
+    done
+}
+echo "rate $(getconf CLK_TCK) $(date +%s.%N)"
+used
+sleep 1
+echo "again $(date +%s.%N)"
+used
+echo end

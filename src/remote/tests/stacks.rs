@@ -1,0 +1,108 @@
+//! Stacks of real processes that hang: they are read, and nothing is done to them.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use camino::Utf8Path;
+use cluster::NodeId;
+use remote::{collect_stacks, here, local_transports};
+use rundir::{PidFile, RankPid, RunDir, RunId, SCHEMA};
+
+const RUN: &str = "2026-11-20T0340-demo-k7f2";
+
+/// A process that leads a group and waits for its children, ended when the test is over.
+struct Leader(Child);
+
+impl Leader {
+    fn start(run: &str, script: &str) -> Self {
+        let mut command = Command::new("bash");
+        Self(command.args(["-c", script]).process_group(0).env("VIDTUI_RUN", run).spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        // The group is this test's own, and its leader is not collected yet: its number cannot be another's.
+        let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+fn start_ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+fn pid_file(leader: i32, node: NodeId) -> PidFile {
+    PidFile {
+        schema: SCHEMA,
+        attempt: 1,
+        node,
+        pid: leader,
+        pgid: leader,
+        boot_id: here().unwrap().boot_id,
+        start_ticks: start_ticks(leader),
+        started_s: 0.0,
+        ranks: vec![RankPid { rank: 0, pid: leader, start_ticks: 0 }],
+    }
+}
+
+/// Waits until the children of a leader have come up.
+fn child_of(leader: i32) -> i32 {
+    loop {
+        let children = fs::read_to_string(format!("/proc/{leader}/task/{leader}/children")).unwrap();
+        if let Some(child) = children.split_whitespace().next() {
+            return child.parse().unwrap();
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap().join(RUN));
+    let leader = Leader::start(RUN, "RANK=3 sleep 1000 & wait");
+    let rank = child_of(leader.pid());
+    while fs::read_to_string(format!("/proc/{rank}/cmdline")).unwrap_or_default() != "sleep\u{0}1000\u{0}" {
+        std::thread::yield_now();
+    }
+    let run = RunId::parse(RUN).unwrap();
+    let away = PidFile { node: NodeId::new("elsewhere").unwrap(), ..pid_file(leader.pid(), here().unwrap().node) };
+    let files = [pid_file(leader.pid(), here().unwrap().node), away];
+    let stacks = collect_stacks(&run, &dir, 1_795_146_012.0, &files, &mut local_transports().unwrap()).unwrap();
+
+    let (path, count) = stacks[0].result.clone().unwrap();
+    assert_eq!((path, count), (dir.stacks_file(1, 1_795_146_012.0, &here().unwrap().node), 2));
+    let text = fs::read_to_string(dir.stacks_file(1, 1_795_146_012.0, &here().unwrap().node)).unwrap();
+    assert!(text.contains(&format!("=== process {rank}, rank 3, state S: sleep 1000")), "{text}");
+    assert!(text.contains(&format!("--- thread {rank} (sleep): state S, waits in ")), "{text}");
+    assert!(text.contains("nanosleep"), "where it waits: {text}");
+    assert_eq!(start_ticks(rank), start_ticks(rank), "it is still there");
+    let failure = stacks[1].result.clone().unwrap_err();
+    assert_eq!(
+        (stacks[1].node.as_str(), &failure.why[..]),
+        ("elsewhere", "node elsewhere cannot be reached from here")
+    );
+}
+
+#[test]
+fn a_process_that_is_not_the_runs_is_not_looked_into() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap().join(RUN));
+    let leader = Leader::start("another-run", "sleep 1000 & wait");
+    child_of(leader.pid());
+    let run = RunId::parse(RUN).unwrap();
+    let file = pid_file(leader.pid(), here().unwrap().node);
+    let stacks = collect_stacks(&run, &dir, 5.0, &[file], &mut local_transports().unwrap()).unwrap();
+    let failure = stacks[0].result.clone().unwrap_err();
+    assert!(failure.why.ends_with("no process of the run is left there"), "{failure}");
+    assert!(!dir.root.exists());
+}

@@ -1,0 +1,26 @@
+//! `vidtui stacks`.
+
+use crate::args::RunArgs;
+use crate::desk::{Desk, stacks_in_words};
+use crate::output;
+use crate::refusal::Refusal;
+
+/// Writes where the processes of a run are into its folder, and says where. Signals nothing.
+pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
+    let dir = desk.find(&args.run)?;
+    let stacks = desk.stacks(&dir)?;
+    if args.output.json {
+        let nodes: Vec<_> = stacks
+            .iter()
+            .map(|node| match &node.result {
+                Ok((path, count)) => serde_json::json!({ "node": node.node, "file": path, "processes": count }),
+                Err(failure) => serde_json::json!({ "node": node.node, "failure": failure }),
+            })
+            .collect();
+        return output::json(&serde_json::json!({ "run": dir.name(), "nodes": nodes }));
+    }
+    for failure in stacks.iter().filter_map(|node| node.result.as_ref().err()) {
+        eprintln!("{failure}");
+    }
+    output::line(&stacks_in_words(&stacks))
+}
