@@ -1,13 +1,15 @@
 //! Batches of precomputed latents in an order that is exact over epochs, ranks and resumes.
 //!
 //! Samples are numbered from the start of the run. Number `k` is item `k % n` of the permutation of epoch `k / n`, so
-//! every item is seen once per epoch whatever the batch size, and the position is one integer.
+//! every item is seen once per epoch whatever the batch size, and the position is one integer. While a step computes, a
+//! thread reads the next batch; it is never further ahead than that.
 
-use crate::seeds::{Purpose, permutation};
+use crate::seeds::{Purpose, normal, permutation};
 use rundir::Failure;
 use std::ops::Range;
+use std::thread::{self, JoinHandle};
 use tch::{Kind, Tensor};
-use weights::{Dtype, Header, Index, LATENT, TEXT};
+use weights::{Dtype, Header, Index, LATENT, MOMENTS, Sample, TEXT};
 
 /// A data set, and the order of its current epoch.
 #[derive(Debug)]
@@ -17,6 +19,7 @@ pub struct Data {
     seed: u64,
     latent_scale: f64,
     epoch: Option<(u64, Vec<usize>)>,
+    ahead: Option<Ahead>,
 }
 
 /// Latents and texts of some samples, fp32.
@@ -26,6 +29,30 @@ pub struct Batch {
     pub latent: Tensor,
     /// `[B, text_len, text_dim]`
     pub text: Tensor,
+}
+
+/// A batch that is being read.
+#[derive(Debug)]
+struct Ahead {
+    numbers: Range<u64>,
+    reading: JoinHandle<Result<Vec<Read>, Failure>>,
+}
+
+/// The bytes of a sample.
+#[derive(Debug)]
+struct Read {
+    latent: Raw,
+    /// Whether `latent` holds means and log-variances.
+    moments: bool,
+    texts: Vec<Raw>,
+}
+
+/// The bytes of a tensor.
+#[derive(Debug)]
+struct Raw {
+    bytes: Vec<u8>,
+    shape: Vec<i64>,
+    dtype: Dtype,
 }
 
 impl Data {
@@ -42,6 +69,7 @@ impl Data {
             seed: recipe.train.seed,
             latent_scale: recipe.model.latent_scale,
             epoch: None,
+            ahead: None,
         })
     }
 
@@ -56,20 +84,36 @@ impl Data {
         (sample / n, sample % n)
     }
 
-    /// Reads the samples with these numbers.
+    /// Returns the samples with these numbers, and begins to read `next`, those that will be asked for after them.
+    ///
+    /// `seed` is the key of the draws of latents whose file holds means and variances.
     ///
     /// # Errors
     /// When a file cannot be read.
-    pub fn batch(&mut self, numbers: Range<u64>) -> Result<Batch, Failure> {
-        let (mut latents, mut texts) = (Vec::new(), Vec::new());
-        for number in numbers {
-            let item = self.item(number);
-            let sample = &self.index.samples[item];
-            latents.push(read(&sample.latent, LATENT)? * self.latent_scale);
-            let chunks: Vec<Tensor> = sample.text.iter().map(|path| read(path, TEXT)).collect::<Result<_, _>>()?;
-            texts.push(Tensor::cat(&chunks, 0));
-        }
+    pub fn batch(&mut self, numbers: Range<u64>, next: Range<u64>, seed: u64) -> Result<Batch, Failure> {
+        let read = match self.ahead.take() {
+            Some(ahead) if ahead.numbers == numbers => ahead.reading.join().expect("reading does not panic")?,
+            _ => read_all(&self.samples(numbers.clone()))?,
+        };
+        let samples = self.samples(next.clone());
+        // Where no thread can be had, the batch is read when it is asked for.
+        let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&samples)).ok();
+        self.ahead = reading.map(|reading| Ahead { numbers: next, reading });
+
+        let latents: Vec<Tensor> =
+            numbers.zip(&read).map(|(number, read)| read.latent(seed, number) * self.latent_scale).collect();
+        let texts: Vec<Tensor> =
+            read.iter().map(|read| Tensor::cat(&read.texts.iter().map(Raw::tensor).collect::<Vec<_>>(), 0)).collect();
         Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0) })
+    }
+
+    fn samples(&mut self, numbers: Range<u64>) -> Vec<Sample> {
+        numbers
+            .map(|number| {
+                let item = self.item(number);
+                self.index.samples[item].clone()
+            })
+            .collect()
     }
 
     /// The item that sample `number` is.
@@ -85,13 +129,47 @@ impl Data {
     }
 }
 
-/// Reads one tensor of a safetensors file as fp32.
-fn read(path: &camino::Utf8Path, name: &str) -> Result<Tensor, Failure> {
-    let header = Header::read(path)?;
-    let tensor = header.tensor(name)?;
-    let bytes = header.read_tensor(name)?;
-    let shape: Vec<i64> = tensor.shape.iter().map(|&d| d as i64).collect();
-    Ok(Tensor::from_data_size(&bytes, &shape, kind(tensor.dtype)).to_kind(Kind::Float))
+fn read_all(samples: &[Sample]) -> Result<Vec<Read>, Failure> {
+    samples.iter().map(Read::sample).collect()
+}
+
+impl Read {
+    fn sample(sample: &Sample) -> Result<Self, Failure> {
+        let header = Header::read(&sample.latent)?;
+        let moments = header.tensors.contains_key(MOMENTS);
+        let latent = Raw::read(&header, if moments { MOMENTS } else { LATENT })?;
+        let mut texts = Vec::with_capacity(sample.text.len());
+        for path in &sample.text {
+            texts.push(Raw::read(&Header::read(path)?, TEXT)?);
+        }
+        Ok(Read { latent, moments, texts })
+    }
+
+    /// The latent of sample `number`; drawn anew each time it comes by when only its mean and variance are known.
+    ///
+    /// Source: reference `preembedding_dataset.py` and `regularizers.py`.
+    fn latent(&self, seed: u64, number: u64) -> Tensor {
+        let latent = self.latent.tensor();
+        if !self.moments {
+            return latent;
+        }
+        let [mean, log_variance] = latent.chunk(2, 1).try_into().expect("two halves");
+        let noise = normal(seed, Purpose::Latent, number, &mean.size());
+        mean + (log_variance.clamp(-30.0, 20.0) * 0.5).exp() * noise
+    }
+}
+
+impl Raw {
+    fn read(header: &Header, name: &str) -> Result<Self, Failure> {
+        let info = header.tensor(name)?;
+        let shape = info.shape.iter().map(|&d| d as i64).collect();
+        Ok(Raw { bytes: header.read_tensor(name)?, shape, dtype: info.dtype })
+    }
+
+    /// The tensor, as fp32.
+    fn tensor(&self) -> Tensor {
+        Tensor::from_data_size(&self.bytes, &self.shape, kind(self.dtype)).to_kind(Kind::Float)
+    }
 }
 
 /// libtorch's name of a dtype.
@@ -106,5 +184,107 @@ pub fn kind(dtype: Dtype) -> Kind {
         Dtype::U8 => Kind::Uint8,
         Dtype::Bool => Kind::Bool,
         _ => Kind::Int8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use camino::{Utf8Path, Utf8PathBuf};
+    use safetensors::tensor::TensorView;
+
+    const ITEMS: u64 = 5;
+
+    /// Five samples of one latent number each, the item's own; `log_variance` turns latents into moments.
+    fn dataset(folder: &Utf8Path, log_variance: Option<f32>) -> recipe::Recipe {
+        let write = |name: String, key: &str, shape: Vec<usize>, values: Vec<f32>| {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let view = TensorView::new(safetensors::Dtype::F32, shape, &bytes).unwrap();
+            std::fs::write(folder.join(&name), safetensors::serialize([(key, view)], None).unwrap()).unwrap();
+        };
+        let mut index = String::new();
+        for item in 0..ITEMS {
+            let mean = vec![item as f32; 3 * 16 * 64];
+            match log_variance {
+                None => write(format!("{item}"), LATENT, vec![3, 16, 8, 8], mean),
+                Some(v) => {
+                    let frame = |f: usize| [&mean[f * 1024..][..1024], &[v; 1024][..]].concat();
+                    write(format!("{item}"), MOMENTS, vec![3, 32, 8, 8], (0..3).flat_map(frame).collect());
+                }
+            }
+            write(format!("{item}.text"), TEXT, vec![16, 4], vec![0.5; 64]);
+            index += &format!("{{\"vid_emb\": \"{item}\", \"text_chunk_emb\": [\"{item}.text\"]}}\n");
+        }
+        std::fs::write(folder.join("index.jsonl"), index).unwrap();
+        let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+        let sets = [format!("data.index={}", folder.join("index.jsonl")), "model.text_dim=4".into()];
+        recipe::load(minimal.into(), &sets).unwrap().recipe
+    }
+
+    fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
+        (keep, folder)
+    }
+
+    /// The items of a batch.
+    fn items(batch: &Batch) -> Vec<i64> {
+        let first = batch.latent.select(1, 0).select(1, 0).select(1, 0).select(1, 0);
+        Vec::try_from(first.round().to_kind(Kind::Int64)).unwrap()
+    }
+
+    #[test]
+    fn reading_ahead_gives_what_reading_in_place_gives_over_epochs_ranks_and_resumes() {
+        let (_keep, folder) = temp();
+        let recipe = dataset(&folder, None);
+        let in_place: Vec<i64> = (0..20)
+            .map(|number| items(&Data::open(&recipe).unwrap().batch(number..number + 1, 0..1, 1).unwrap())[0])
+            .collect();
+        for epoch in in_place.chunks(ITEMS as usize) {
+            let mut seen = epoch.to_vec();
+            seen.sort_unstable();
+            assert_eq!(seen, [0, 1, 2, 3, 4]);
+        }
+        // Two ranks, two samples each and step; the second begins in the middle, as a resume does.
+        for (rank, from) in [(0, 0), (1, 4)] {
+            let mut data = Data::open(&recipe).unwrap();
+            for first in (from..20).step_by(4) {
+                let own = |first: u64| first + 2 * rank..first + 2 * rank + 2;
+                let batch = data.batch(own(first), own(first + 4), 1).unwrap();
+                assert_eq!(data.ahead.as_ref().unwrap().numbers, own(first + 4));
+                assert_eq!(items(&batch), in_place[own(first).start as usize..own(first).end as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_vanishes_fails_the_batch_that_wants_it_and_no_other() {
+        let (_keep, folder) = temp();
+        let recipe = dataset(&folder, None);
+        let mut data = Data::open(&recipe).unwrap();
+        let gone = folder.join(data.samples(1..2)[0].latent.file_name().unwrap());
+        std::fs::remove_file(&gone).unwrap();
+        assert!(data.batch(0..1, 1..2, 1).is_ok());
+        let failure = data.batch(1..2, 2..3, 1).unwrap_err();
+        assert_eq!(failure.what, format!("cannot read {gone}"));
+        assert!(data.batch(2..3, 3..4, 1).is_ok());
+    }
+
+    #[test]
+    fn a_latent_is_drawn_from_its_mean_and_variance_by_the_number_of_the_sample() {
+        let (_keep, folder) = temp();
+        let recipe = dataset(&folder, Some((0.25f32).ln()));
+        let mut data = Data::open(&recipe).unwrap();
+        let mut draw = |number: u64, seed| data.batch(number..number + 1, 0..1, seed).unwrap();
+        let (first, again) = (draw(3, 1).latent, draw(3, 1).latent);
+        assert_eq!(first.size(), [1, 3, 16, 8, 8]);
+        assert_eq!(first, again);
+        // The mean is a whole number that the draw is too wide to show in one place.
+        let item = first.mean(Kind::Float).double_value(&[]);
+        assert!((item - item.round()).abs() < 0.05, "{item}");
+        assert!((first.std(true).double_value(&[]) - 0.5).abs() < 0.02);
+        assert_ne!(draw(3, 2).latent, first);
+        let sure = dataset(&folder, Some(-100.0));
+        assert_eq!(items(&Data::open(&sure).unwrap().batch(3..4, 0..1, 1).unwrap()), [item.round() as i64]);
     }
 }

@@ -24,7 +24,9 @@ use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};
 use cluster::NodeId;
 use rundir::{Failure, RunDir};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
+use weights::ImportRequest;
 
 /// The embedded trainer of vidtui. People use `vidtui launch`; the console starts this program on every node.
 #[derive(Parser)]
@@ -57,6 +59,9 @@ enum Command {
         #[arg(long, value_parser = |name: &str| NodeId::new(name))]
         node: NodeId,
     },
+    /// Prepares datasets; `vidtui data` is the same with progress
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Prints the version of this program and of the libtorch it runs on
     Version {
         /// As one JSON object
@@ -65,10 +70,33 @@ enum Command {
     },
 }
 
+#[derive(Subcommand)]
+enum DataCommand {
+    /// Turns a dataset of torch pickles, as ttt-video-dit writes it, into one that training reads; runs nothing in them
+    Import {
+        /// The index: a line for each sample, with `vid_emb` and `text_chunk_emb`
+        index: Utf8PathBuf,
+        /// The folder to make: a new index and a safetensors file for each tensor
+        target: Utf8PathBuf,
+        /// Where the relative paths of the index start (default: its own folder)
+        #[arg(long)]
+        root: Option<Utf8PathBuf>,
+        /// Channels of a latent; files with twice as many hold means and log-variances, from which latents are drawn
+        #[arg(long, default_value_t = 16)]
+        channels: usize,
+        /// Replaces an earlier import
+        #[arg(long)]
+        force: bool,
+    },
+}
+
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(drop),
         Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
+        Command::Data(DataCommand::Import { index, target, root, channels, force }) => {
+            import(&ImportRequest { index, root, target, channels }, force)
+        }
         Command::Version { json } => {
             print_version(json);
             Ok(())
@@ -89,6 +117,12 @@ fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Fai
         Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
     })?;
     supervise::supervise(run_dir, attempt, node, &program)
+}
+
+fn import(request: &ImportRequest, force: bool) -> Result<(), Failure> {
+    let done = weights::plan_import(request)?.execute(force, &mut |_| ControlFlow::Continue(()))?;
+    println!("{}", done.index);
+    Ok(())
 }
 
 /// The libtorch that tch 0.24 is bound to; its build refuses any other.

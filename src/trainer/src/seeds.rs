@@ -19,6 +19,8 @@ pub enum Purpose {
     Timestep,
     /// Whether a sample's text is dropped.
     TextDropout,
+    /// A latent of which the mean and variance are known.
+    Latent,
 }
 
 /// Returns 64 well-mixed bits for a key.

@@ -83,8 +83,16 @@ impl Step<'_> {
         first: u64,
         wishes: Wishes,
     ) -> Result<Outcome, Failure> {
+        let train = &self.recipe.train;
+        let (rank, ranks) = (fsdp.groups().world.rank() as u64, fsdp.groups().world.size());
+        let share = (train.global_batch / ranks) as u64;
         self.run_on(fsdp, moments, step, wishes, |places| {
-            let batch = data.batch(first + places.start..first + places.end)?;
+            let numbers = |places: &Range<u64>| first + places.start..first + places.end;
+            let micro = places.end - places.start;
+            // After this rank's last part of a batch comes its first part of the next.
+            let skipped = if places.end == (rank + 1) * share { train.global_batch as u64 - share } else { 0 };
+            let next = places.end + skipped..places.end + skipped + micro;
+            let batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
             Ok(self.noised(batch, first, places.start))
         })
     }

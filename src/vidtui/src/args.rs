@@ -86,6 +86,9 @@ pub enum Command {
     Kill(KillArgs),
     /// Writes the curves of a run as SVG, PNG or CSV
     Export(ExportArgs),
+    /// Prepares datasets
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Turns weights into a checkpoint to start from, or into a diffusers model
     Convert(ConvertArgs),
     /// Shows what weights are: family, size, whether complete; with a second path, how they differ
@@ -107,6 +110,13 @@ pub enum Command {
 pub enum RecipeCommand {
     /// Prints the complete recipe: every key, with its value
     Show(RecipeShowArgs),
+}
+
+/// `vidtui data …`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Turns a dataset of torch pickles, as ttt-video-dit writes it, into one that training reads; runs nothing in them
+    Import(DataImportArgs),
 }
 
 /// The machine-readable output of commands that take nothing else.
@@ -384,6 +394,26 @@ pub struct ConvertArgs {
     /// Shows what would become of every tensor, and writes nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui data import`.
+#[derive(Debug, Arguments)]
+pub struct DataImportArgs {
+    /// The index: a line for each sample, with `vid_emb` and `text_chunk_emb`
+    pub index: Utf8PathBuf,
+    /// The folder to make: a new index and a safetensors file for each tensor
+    pub target: Utf8PathBuf,
+    /// Where the relative paths of the index start (default: its own folder)
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<Utf8PathBuf>,
+    /// Channels of a latent; files with twice as many hold means and log-variances, from which latents are drawn
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub channels: usize,
+    /// Replaces an earlier import at TARGET
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

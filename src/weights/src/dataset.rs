@@ -5,6 +5,7 @@
 
 use crate::Dtype;
 use crate::safetensors::{Error, Header, TensorInfo};
+use crate::torch_file;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{Failure, xxh3_hex};
@@ -14,11 +15,14 @@ use std::io;
 
 /// The tensor of a latent file: `[T, C, H, W]`.
 pub const LATENT: &str = "latent";
+/// What a latent file may hold instead, `[T, 2C, H, W]`: means, then logarithms of variances, from which a latent is
+/// drawn each time it is read.
+pub const MOMENTS: &str = "moments";
 /// The tensor of a text file: `[t, text_dim]`.
 pub const TEXT: &str = "text";
 
 /// The element types a dataset may have.
-const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// The samples of a dataset, in the order of the index file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,8 +71,12 @@ impl Index {
     /// # Errors
     /// If it is missing or empty, or a line is not what it should be: names the first such line.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
+        Self::open_in(path, path.parent().unwrap_or(Utf8Path::new("")))
+    }
+
+    /// As [`Index::open`], with paths that start at another folder than that of the index.
+    pub(crate) fn open_in(path: &Utf8Path, folder: &Utf8Path) -> Result<Self, Failure> {
         let text = fs::read(path).map_err(|e| unreadable(path, &e))?;
-        let folder = path.parent().unwrap_or(Utf8Path::new(""));
         let mut samples = Vec::new();
         for (n, line) in text.split(|b| *b == b'\n').enumerate() {
             if line.trim_ascii().is_empty() {
@@ -121,10 +129,12 @@ impl Index {
     /// Checks one sample and returns the sizes of its files, the latent first.
     fn check_sample(&self, sample: &Sample, model: &Model) -> Result<Vec<u64>, Failure> {
         let header = self.header(sample, &sample.latent)?;
-        let latent = self.tensor(sample, &header, LATENT)?;
-        let wanted = [model.latent_frames, model.in_channels, model.latent_height, model.latent_width];
+        let name = if header.tensors.contains_key(MOMENTS) { MOMENTS } else { LATENT };
+        let latent = self.tensor(sample, &header, name)?;
+        let channels = if name == MOMENTS { 2 * model.in_channels } else { model.in_channels };
+        let wanted = [model.latent_frames, channels, model.latent_height, model.latent_width];
         if latent.shape != wanted {
-            return Err(self.wrong_latent(sample, latent, wanted));
+            return Err(self.wrong_latent(sample, latent, wanted, name == MOMENTS));
         }
         let mut sizes = vec![header.bytes];
         if sample.text.len() != model.segments {
@@ -163,12 +173,13 @@ impl Index {
         Ok(sizes)
     }
 
-    fn wrong_latent(&self, sample: &Sample, latent: &TensorInfo, wanted: [usize; 4]) -> Failure {
+    fn wrong_latent(&self, sample: &Sample, latent: &TensorInfo, wanted: [usize; 4], moments: bool) -> Failure {
         const KEYS: [&str; 4] =
             ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
         let fix = if latent.shape.len() == wanted.len() {
             let axes = KEYS.iter().zip(&latent.shape).zip(wanted).filter(|((_, found), wanted)| *found != wanted);
-            let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {found}")).collect();
+            let halved = |key: &str, found: usize| if key == KEYS[1] && moments { found / 2 } else { found };
+            let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {}", halved(key, *found))).collect();
             format!("set {}, or encode the clip again", sets.join(" and "))
         } else {
             "write latents as [frames, channels, rows, columns], without a batch axis".into()
@@ -181,7 +192,16 @@ impl Index {
     }
 
     fn header(&self, sample: &Sample, file: &Utf8Path) -> Result<Header, Failure> {
-        Header::read(file).map_err(|error| self.broken(sample, error))
+        Header::read(file).map_err(|error| {
+            if torch_file::is_one(file) {
+                return Failure::new(
+                    self.what(sample, "cannot be used as it is"),
+                    format!("{file} is a file of torch.save, and training reads safetensors files"),
+                    format!("import the dataset once: `vidtui data import {} NEW_FOLDER`", self.path),
+                );
+            }
+            self.broken(sample, error)
+        })
     }
 
     fn tensor<'a>(&self, sample: &Sample, header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
@@ -201,7 +221,7 @@ impl Index {
         Failure::new(self.what(sample, "cannot be used"), format!("{what}: {why}"), fix)
     }
 
-    fn what(&self, sample: &Sample, what: &str) -> String {
+    pub(crate) fn what(&self, sample: &Sample, what: &str) -> String {
         format!("line {} of {} {what}", sample.line, self.path)
     }
 }

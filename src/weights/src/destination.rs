@@ -8,8 +8,15 @@ use std::fs::{self, File, TryLockError};
 /// Space that is left alone: manifests, folders, and whoever else writes there.
 const SPARE: u64 = 16 << 20;
 /// What a conversion writes, by the ends of names. Only a folder of such files is ever replaced.
-const OURS: [&str; 6] =
-    [".safetensors", "manifest.toml", "state.toml", "model.toml", "config.json", ".safetensors.index.json"];
+const OURS: [&str; 7] = [
+    ".safetensors",
+    "manifest.toml",
+    "state.toml",
+    "model.toml",
+    "config.json",
+    ".safetensors.index.json",
+    "index.jsonl",
+];
 
 /// Checks that a folder may be made at `target`, or replaced with `force`.
 pub(crate) fn check(target: &Utf8Path, source: &Utf8Path, force: bool) -> Result<(), Failure> {

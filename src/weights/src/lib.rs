@@ -15,6 +15,7 @@ mod destination;
 mod dtype;
 #[cfg(test)]
 mod fixtures;
+mod import;
 mod inspect;
 mod lora;
 mod made;
@@ -36,8 +37,9 @@ mod write;
 pub use compare::{Changed, Difference, compare};
 pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
-pub use dataset::{DatasetInfo, Index, LATENT, Sample, TEXT};
+pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT};
 pub use dtype::Dtype;
+pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use inspect::{Inspection, Stats, TensorRow, inspect};
 pub use lora::{Lora, LoraForm, LoraLayer};
 pub use report::{Initialized, Mapped, Pattern, Report};

@@ -7,10 +7,14 @@ use crate::stored::{Files, Span, Stored, Tensors};
 use camino::Utf8Path;
 use rundir::Failure;
 use std::fs;
+use std::io::Read;
 use std::sync::Arc;
 
 /// Under which key of a training checkpoint the weights are looked for, when they are not at the top.
 const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
+
+/// The most pieces that a tensor may lie in: a video's frames and channels are far fewer.
+const MAX_RUNS: u64 = 1 << 16;
 
 /// The classes of storages, and the types of their elements.
 const STORAGES: [(&str, Dtype); 10] = [
@@ -52,6 +56,13 @@ pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
         return Err(bad("it holds no tensors".into()));
     }
     Ok(tensors)
+}
+
+/// Tells whether a file begins like those that `torch.save` writes.
+pub(crate) fn is_one(path: &Utf8Path) -> bool {
+    let mut head = [0; 4];
+    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    read.is_ok() && head == *b"PK\x03\x04"
 }
 
 /// Opens the one tensor that `torch.save` wrote into a range of a file.
@@ -118,20 +129,11 @@ impl Described {
     /// Finds the tensor in the archive.
     fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<Stored, String> {
         let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or("its shape overflows")?;
-        let mut stride = 1u64;
-        let row_by_row = self.shape.len() == self.strides.len()
-            && self.shape.iter().zip(&self.strides).rev().all(|(size, own)| {
-                let fits = *size <= 1 || *own == stride;
-                stride = stride.saturating_mul(*size);
-                fits
-            });
-        if !row_by_row && elements > 0 {
-            return Err("it is not stored row by row: save it again with .contiguous()".into());
-        }
         let name = format!("data/{}", self.storage);
         let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its numbers, {name}, are not there"))?;
         let size = self.dtype.size() as u64;
-        let inside = self.first.checked_add(elements).is_some_and(|end| end <= self.held);
+        let reach = self.reach().ok_or("its strides do not fit its shape")?;
+        let inside = elements == 0 || self.first.checked_add(reach).is_some_and(|last| last < self.held);
         if !inside || self.held.checked_mul(size) != Some(bytes) {
             return Err(format!(
                 "it takes {elements} elements of {} from the {}th on, of {} in {bytes} bytes",
@@ -139,7 +141,39 @@ impl Described {
             ));
         }
         let shape = self.shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
-        let span = Span { file: file.clone(), begin: at + self.first * size, len: elements * size };
-        Ok(Stored { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans: vec![span] })
+        let span = |first: u64, len: u64| Span { file: file.clone(), begin: at + first * size, len: len * size };
+        let spans = self.runs(elements)?.into_iter().map(|(first, len)| span(first, len)).collect();
+        Ok(Stored { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans })
+    }
+
+    /// The distance from the first element to the last one in the storage.
+    fn reach(&self) -> Option<u64> {
+        let far =
+            |reach: u64, (size, stride): (&u64, &u64)| reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?);
+        (self.shape.len() == self.strides.len())
+            .then(|| self.shape.iter().zip(&self.strides).try_fold(0, far))
+            .flatten()
+    }
+
+    /// The tensor as runs of neighbouring elements, row by row: where each begins in the storage, and its length.
+    ///
+    /// A view such as a permuted one is taken apart along its outer axes.
+    fn runs(&self, elements: u64) -> Result<Vec<(u64, u64)>, String> {
+        if elements == 0 {
+            return Ok(vec![(self.first, 0)]);
+        }
+        let mut outer: Vec<(u64, u64)> = self.shape.iter().copied().zip(self.strides.iter().copied()).collect();
+        let mut run = 1;
+        while let Some((size, _)) = outer.pop_if(|(size, stride)| *size == 1 || *stride == run) {
+            run *= size;
+        }
+        if elements / run > MAX_RUNS {
+            return Err("it is stored in another order than row by row: save it again with .contiguous()".into());
+        }
+        let mut starts = vec![self.first];
+        for (size, stride) in &outer {
+            starts = starts.iter().flat_map(|start| (0..*size).map(move |i| start + i * stride)).collect();
+        }
+        Ok(starts.into_iter().map(|start| (start, run)).collect())
     }
 }

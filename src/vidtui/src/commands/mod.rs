@@ -4,6 +4,7 @@ mod check;
 mod checkpoints;
 mod completions;
 mod convert;
+mod data;
 mod ending;
 mod export;
 mod inspect;
@@ -19,7 +20,7 @@ mod supervise;
 mod transfer;
 mod waiting;
 
-use crate::args::{Args, Command, RecipeCommand};
+use crate::args::{Args, Command, DataCommand, RecipeCommand};
 use crate::console::{self, End};
 use crate::desk::Desk;
 use crate::refusal::Refusal;
@@ -48,6 +49,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Stop(args) => ending::stop(&desk, args),
         Command::Kill(args) => ending::kill(&desk, args),
         Command::Export(args) => export::run(&desk, args),
+        Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Convert(args) => convert::run(&desk, args),
         Command::Inspect(args) => inspect::run(&desk, args),
         Command::Replay(args) => return replay::run(args),

@@ -1,0 +1,31 @@
+//! `vidtui data`.
+
+use crate::args::DataImportArgs;
+use crate::commands::transfer::Transfer;
+use crate::output;
+use crate::refusal::Refusal;
+use ui::{units, words};
+use weights::{ImportRequest, Imported, plan_import};
+
+/// Brings a dataset into the form that training reads.
+pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {
+    let DataImportArgs { index, target, root, channels, force, .. } = args;
+    let request =
+        ImportRequest { index: index.clone(), root: root.clone(), target: target.clone(), channels: *channels };
+    let plan = plan_import(&request)?;
+    let mut transfer = Transfer::begin("importing");
+    let done = plan.execute(*force, &mut |progress| transfer.step(progress));
+    transfer.end();
+    let done = done?;
+    if args.output.json {
+        return output::json(&done);
+    }
+    let Imported { index, samples, files, bytes } = done;
+    eprintln!(
+        "{} in {}, {}; set data.index to the index below",
+        words::counted(samples, "sample"),
+        words::counted(files, "file"),
+        units::bytes(bytes)
+    );
+    output::line(index.as_str())
+}
