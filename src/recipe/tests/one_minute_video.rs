@@ -1,0 +1,90 @@
+//! `configs/ttt-mlp` and `configs/ttt-linear` against the presets of ttt-video-dit and what is known about them.
+
+use recipe::{Curriculum, Layer, Recipe, Schedule, StageStart, Trainable};
+
+fn curriculum(kind: &str) -> Curriculum {
+    Curriculum::load(format!("../../configs/{kind}/curriculum.toml").as_str().into(), &[]).unwrap()
+}
+
+/// Name, segments, latent frames, text length, tokens; warm-up, steps; dp_replicate, dp_shard, tp, ranks.
+type Row = (&'static str, [usize; 4], [u64; 2], [usize; 4]);
+
+const STAGES: [Row; 5] = [
+    ("3s", [1, 13, 498, 18_048], [100, 5000], [8, 8, 1, 64]),
+    ("9s", [3, 37, 502, 51_456], [100, 5000], [8, 8, 1, 64]),
+    ("18s", [6, 73, 471, 101_376], [50, 1000], [8, 8, 1, 64]),
+    ("30s", [10, 121, 497, 168_320], [50, 1000], [16, 4, 2, 128]),
+    ("63s", [21, 253, 458, 351_168], [25, 250], [16, 4, 4, 256]),
+];
+
+#[test]
+fn every_stage_has_upstreams_numbers() {
+    for kind in ["ttt-mlp", "ttt-linear"] {
+        let stages = curriculum(kind).stages;
+        assert_eq!(stages.len(), STAGES.len());
+        for (at, (stage, (name, shape, steps, mesh))) in stages.iter().zip(STAGES).enumerate() {
+            let linear = kind == "ttt-linear";
+            let Recipe { model, train, optimizer, mesh: m, remat, checkpoint, .. } = &stage.resolved.recipe;
+            let what = format!("{kind}:{name}");
+            assert_eq!((stage.name.as_str(), stage.resolved.recipe.name.clone()), (name, format!("{kind}-{name}")));
+            assert_eq!([model.segments, model.latent_frames, model.text_len, model.seq_len()], shape, "{what}");
+            let steps = if linear && name == "30s" { [50, 500] } else { steps };
+            assert_eq!([optimizer.warmup_steps, train.steps], steps, "{what}");
+            assert_eq!([m.dp_replicate, m.dp_shard, m.tp, m.world()], mesh, "{what}");
+            assert_eq!(train.global_batch / m.data_ranks() / train.grad_accum, 1, "{what}");
+            assert_eq!((train.global_batch, optimizer.clip_norm), (64, 0.1), "{what}");
+            assert_eq!((optimizer.lr, optimizer.lr_end), (1e-5, 1e-5), "{what}");
+            assert_eq!(optimizer.lr_ttt, if at == 0 { 1e-4 } else { 1e-5 }, "{what}");
+            assert_eq!((optimizer.schedule, optimizer.schedule_ttt), (Schedule::Linear, Schedule::Cosine), "{what}");
+            assert_eq!((optimizer.beta1, optimizer.beta2, optimizer.weight_decay), (0.9, 0.95, 1e-4), "{what}");
+            let trainable = if at == 0 && !linear { Trainable::All } else { Trainable::Qkvo };
+            assert_eq!(train.trainable, trainable, "{what}");
+            let layer = if linear { (Layer::TttLinear, 16, 1.0) } else { (Layer::TttMlp, 64, 0.1) };
+            assert_eq!((model.layer, model.ttt_mini_batch, model.ttt_base_lr), layer, "{what}");
+            assert_eq!(remat.scan_group, if linear && at == 0 { 4 } else { 16 }, "{what}");
+            let interval = match (name, linear) {
+                ("30s", true) => 50,
+                ("30s" | "63s", _) => 25,
+                _ => 500,
+            };
+            assert_eq!(checkpoint.interval, interval, "{what}");
+            let start = if at == 0 { format!("weights/cogvideox-5b-{kind}") } else { String::new() };
+            match &stage.start {
+                StageStart::Path(path) => assert!(at == 0 && path.as_str().ends_with(&start), "{what}: {path}"),
+                other => assert!(at > 0 && *other == StageStart::Previous, "{what}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stage_file_holds_what_the_stage_changes_and_no_more() {
+    for kind in ["ttt-mlp", "ttt-linear"] {
+        for stage in &curriculum(kind).stages {
+            let own: Vec<&str> = stage
+                .resolved
+                .origins
+                .iter()
+                .filter(|(_, origin)| origin.to_string().contains(&format!("/{}.toml:", stage.name)))
+                .map(|(key, _)| key.as_str())
+                .collect();
+            assert!(own.len() <= 12, "{kind}:{}: {own:?}", stage.name);
+            assert!(own.iter().all(|key| *key != "model.layer" && *key != "train.global_batch"), "{own:?}");
+        }
+    }
+}
+
+#[test]
+fn parameters_are_those_that_upstream_counts() {
+    let counted = |kind: &str, at: usize| {
+        let cost = curriculum(kind).stages[at].resolved.recipe.cost();
+        (cost.params, cost.trainable)
+    };
+    assert_eq!(counted("ttt-mlp", 0), (7_230_178_848, 7_230_178_848));
+    for at in 1..5 {
+        assert_eq!(counted("ttt-mlp", at), (7_230_178_848, 3_245_869_536));
+    }
+    for at in 0..5 {
+        assert_eq!(counted("ttt-linear", at), (7_171_860_000, 3_187_550_688));
+    }
+}
