@@ -3,7 +3,7 @@
 use recipe::{Curriculum, Layer, Recipe, Schedule, StageStart, Trainable};
 
 fn curriculum(kind: &str) -> Curriculum {
-    Curriculum::load(format!("../../configs/{kind}/curriculum.toml").as_str().into(), &[]).unwrap()
+    Curriculum::load(format!("../../configs/{kind}/curriculum.toml").as_str().into(), &[]).expect("a curriculum")
 }
 
 /// Name, segments, latent frames, text length, tokens; warm-up, steps; dp_replicate, dp_shard, tp, ranks.

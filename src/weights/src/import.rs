@@ -91,6 +91,9 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     Ok(ImportPlan { target: request.target.clone(), samples, source: request.index.clone(), files, index })
 }
 
+/// What was wanted or why it cannot be, and what to do.
+type Refused = (String, String);
+
 /// An import as it is being planned.
 struct Importing<'a> {
     request: &'a ImportRequest,
@@ -125,13 +128,13 @@ impl Importing<'_> {
         })
     }
 
-    /// Takes a file over under a new name. `kind` tells what its tensor is by its shape, or what was wanted and what to do.
+    /// Takes a file over under a new name. `kind` tells what its tensor is by its shape.
     fn file(
         &mut self,
         sample: &Sample,
         (what, path): (&'static str, &Utf8Path),
         name: &str,
-        kind: &dyn Fn(&[usize]) -> Result<&'static str, (String, String)>,
+        kind: &dyn Fn(&[usize]) -> Result<&'static str, Refused>,
     ) -> Result<String, Failure> {
         let met = (what, path.to_owned());
         if let Some(known) = self.names.get(&met) {
@@ -154,7 +157,7 @@ impl Importing<'_> {
 }
 
 /// The one tensor of a file, or why there is none and what to do.
-fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<Stored, (String, String)> {
+fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<Stored, Refused> {
     let again = || format!("make {path} again, or copy it again from where it came");
     if torch_file::is_one(path) {
         let len = fs::metadata(path).map_err(|e| (e.to_string(), again()))?.len();
