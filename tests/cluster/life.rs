@@ -37,8 +37,47 @@ fn a_kill_ends_every_process_on_every_node_and_says_so() {
     assert!(place.all_gone());
     let ended: Vec<String> = place.rig.nodes().iter().map(|node| format!("2 processes ended on {node}")).collect();
     assert_eq!(said.out, ended.join(", "));
-    assert!(said.err.contains("node04: every process is gone"), "{}", said.err);
+    let verified = "node04: every process is gone; their GPU memory is released";
+    assert!(said.err.contains(verified), "{}", said.err);
     assert!(place.does("status latest").contains("stopped"));
+}
+
+#[test]
+fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 1000);
+    place.until_step(&run, 1, 1);
+    let mut stray = place.rig.command_on("node02", "sleep").arg("98765").spawn().unwrap();
+    let sleeps = |place: &Place| place.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --dry-run");
+    place.until("the stray is listed", || sleeps(&place).contains("sleep 98765"));
+    let listed = sleeps(&place);
+    assert!(listed.contains("node02") && listed.contains("root") && listed.lines().count() == 2, "{listed}");
+    let refused = place.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$");
+    assert!(!refused.ok && refused.err.contains("there is no terminal to ask on"), "{}", refused.err);
+    place.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
+    assert!(!stray.wait().unwrap().success());
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "the run goes on");
+
+    // A node that does not answer is named, and everything else is done.
+    place.rig.verb("refuse node04").unwrap();
+    let said = place.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
+    assert!(!said.ok && said.err.contains("node04 could not be looked at"), "{}", said.err);
+    assert!(said.out.contains("no process of yours on node01, node02, node03 fits"), "{}", said.out);
+    place.rig.verb("heal node04").unwrap();
+
+    // Memory that is held although its process is gone.
+    let pid = run.read_pid(&cluster::NodeId::new("node01").unwrap(), 1).unwrap().unwrap().ranks[0].pid;
+    let gpus = place.rig.node_folder("node01").join("gpus");
+    let table = fs::read_to_string(gpus.join("table.tsv")).unwrap();
+    let uuid = table.split(['\t', '\n']).find(|cell| cell.starts_with("GPU-")).unwrap();
+    fs::write(gpus.join("apps.tsv"), format!("{uuid}\t{pid}\tvidtui-train\t18432\n")).unwrap();
+    let all = place.does("kill --hostfile hostfiles/rig.txt --dry-run");
+    assert!(all.starts_with(run.name()) && all.contains("node04: TERM, then KILL"), "{all}");
+    let said = place.vidtui("kill --hostfile hostfiles/rig.txt --yes");
+    let held = format!("node node01: GPU memory is still held: 18.0 GiB by process {pid}");
+    assert!(!said.ok && said.err.contains(&held), "{}", said.err);
+    assert!(place.all_gone());
+    assert!(place.does("kill --hostfile hostfiles/rig.txt --yes").contains("no run of yours on node01, node02"));
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod quote;
 mod resume;
 mod script;
 mod size;
+mod strays;
 
 pub use context::{Context, Master, Place, Trainer, Weights};
 pub use disk::{DiskNeed, check_disk, checkpoint_bytes};
@@ -31,3 +32,4 @@ pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
 pub use script::{script, supervise_command};
 pub use size::{counted, size};
+pub use strays::{FoundRun, NodeProcesses, NodeStrays, Reach, SeenProcess, found_runs, strays};

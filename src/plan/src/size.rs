@@ -12,9 +12,14 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// Writes a count with its noun: `1 rank`, `2 ranks`.
+/// Writes a count with its noun: `1 rank`, `2 ranks`, `3 processes`.
 pub fn counted(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+    let plural = match n {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{n} {noun}{plural}")
 }
 
 #[cfg(test)]

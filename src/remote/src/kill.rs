@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -6,6 +7,8 @@ use plan::{KillHow, KillPlan, NodeKill};
 use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
 
 use crate::at_once::at_once;
+use crate::gpu_memory::GpuMemory;
+use crate::processes::released;
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
 use crate::{RemoteError, proc};
 
@@ -62,14 +65,45 @@ pub struct NodeReport {
     pub signalled: usize,
     /// The processes that are still there.
     pub left: Vec<Process>,
+    /// Whether the memory of its GPUs was given back.
+    pub gpu_memory: GpuMemory,
     /// Why the node could not be dealt with.
     pub failure: Option<Failure>,
+}
+
+impl NodeReport {
+    pub(crate) fn new(node: NodeId) -> Self {
+        let (signals, left, gpu_memory) = (Vec::new(), Vec::new(), GpuMemory::Unasked);
+        Self { node, signals, signalled: 0, left, gpu_memory, failure: None }
+    }
+
+    /// Tells whether every process is verified to be gone, and no GPU memory is known to be held.
+    pub fn all_gone(&self) -> bool {
+        self.left.is_empty() && self.failure.is_none() && !matches!(self.gpu_memory, GpuMemory::Held(_))
+    }
+
+    /// How it ended there, in a line.
+    pub fn ended_in_words(&self) -> String {
+        match (&self.failure, self.left.len()) {
+            (Some(failure), _) => failure.why.clone(),
+            (None, 0) if self.gpu_memory == GpuMemory::Unasked => "every process is gone".to_owned(),
+            (None, 0) => format!("every process is gone; {}", self.gpu_memory.in_words()),
+            (None, left) => format!("{} still there", counted_processes(left)),
+        }
+    }
+
+    /// Names what is left, processes and memory.
+    pub fn survivors(&self) -> Vec<String> {
+        let processes = self.left.iter().map(|process| survivor(&self.node, process));
+        let held = matches!(self.gpu_memory, GpuMemory::Held(_));
+        processes.chain(held.then(|| format!("node {}: {}", self.node, self.gpu_memory.in_words()))).collect()
+    }
 }
 
 impl KillReport {
     /// Tells whether every process is verified to be gone.
     pub fn all_gone(&self) -> bool {
-        self.nodes.iter().all(|node| node.left.is_empty() && node.failure.is_none())
+        self.nodes.iter().all(NodeReport::all_gone)
     }
 
     /// Says what did not go as asked, naming each process that is left. A stop that was sent and is being obeyed is no
@@ -81,7 +115,7 @@ impl KillReport {
         if self.how == KillHow::Stop || self.all_gone() {
             return None;
         }
-        let left = self.nodes.iter().flat_map(|node| node.left.iter().map(|process| survivor(&node.node, process)));
+        let left = self.nodes.iter().flat_map(NodeReport::survivors);
         Some(Failure::new(
             format!("cannot kill all of {run}"),
             left.collect::<Vec<_>>().join("; "),
@@ -130,12 +164,17 @@ pub fn execute_kill(
             node.report.failure = Some(error.failure(&*node.what));
         }
     }
+    if plan.how == KillHow::Kill {
+        let ended = nodes.iter_mut().filter(|node| node.gone && node.report.failure.is_none());
+        let ended = ended.map(|node| (node.target.node.clone(), node)).collect();
+        at_once(ended, transports, |node: &mut Ending<'_>, transport| {
+            let ranks = node.target.ranks.iter().map(|rank| rank.pid);
+            let pids = node.pids.iter().copied().chain(ranks).collect();
+            node.report.gpu_memory = released(&pids, transport, patience.kill);
+        });
+    }
     for node in &mut nodes {
-        let text = match (&node.report.failure, node.report.left.len()) {
-            (Some(failure), _) => failure.why.clone(),
-            (None, 0) => "every process is gone".to_owned(),
-            (None, left) => format!("{} still there", counted_processes(left)),
-        };
+        let text = node.report.ended_in_words();
         progress(KillProgress { node: node.report.node.clone(), text });
         if plan.how == KillHow::Kill && node.is_done() && node.report.failure.is_none() {
             node.report.failure = record(&plan.dir, node.target).err();
@@ -150,6 +189,8 @@ struct Ending<'a> {
     target: &'a NodeKill,
     report: NodeReport,
     gone: bool,
+    /// Everyone who was signalled.
+    pids: BTreeSet<i32>,
     /// Whether the signal of this phase is still to be sent: the node was out of sight.
     unsent: bool,
     /// Why the node is out of sight.
@@ -168,9 +209,8 @@ impl<'a> Ending<'a> {
                 format!("run `vidtui {verb} {}` on {}", plan.run, target.node),
             )
         });
-        let report =
-            NodeReport { node: target.node.clone(), signals: Vec::new(), signalled: 0, left: Vec::new(), failure };
-        Self { what, target, report, gone: false, unsent: false, blind: None }
+        let report = NodeReport { failure, ..NodeReport::new(target.node.clone()) };
+        Self { what, target, report, gone: false, pids: BTreeSet::new(), unsent: false, blind: None }
     }
 
     fn is_done(&self) -> bool {
@@ -200,6 +240,7 @@ impl<'a> Ending<'a> {
                 let pids = signalled.iter().map(|process| process.pid.to_string()).collect::<Vec<_>>().join(", ");
                 let text = format!("{name} sent to {}: {pids}", counted_processes(signalled.len()));
                 self.report.signals.push(text.clone());
+                self.pids.extend(signalled.iter().map(|process| process.pid));
                 self.report.signalled = self.report.signalled.max(signalled.len());
                 self.report.left = signalled;
                 Some(KillProgress { node: self.report.node.clone(), text })
@@ -281,7 +322,11 @@ fn end(
 
 /// Writes how the attempt ended, in the place of a supervisor that was killed before it could.
 fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
-    if dir.read_exit(&target.node, target.attempt)?.is_some() {
+    // Of a run that was found by its processes alone, there is no folder to write to.
+    if target.attempt == 0
+        || !dir.node_dir(&target.node).is_dir()
+        || dir.read_exit(&target.node, target.attempt)?.is_some()
+    {
         return Ok(());
     }
     let ended_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
@@ -306,6 +351,6 @@ fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
     Ok(())
 }
 
-fn counted_processes(count: usize) -> String {
+pub(crate) fn counted_processes(count: usize) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
 }

@@ -74,7 +74,7 @@ pub fn signal(target: &NodeKill, addressees: &[Process], to: Addressee, signal: 
         Signal::Term => "TERM",
         Signal::Kill => "KILL",
     };
-    let script = SIGNAL.replace("@BOOT", &quote(&target.boot_id)).replace("@SIGNAL", name);
+    let script = SIGNAL.replace("@BOOT", &quote(&target.boot_id)).replace("@SIGNAL", name).replace("@KILL", "kill");
     script.replace("@SENDS", &sends.join("\n"))
 }
 

@@ -283,11 +283,36 @@ pub struct LogsArgs {
     pub json: bool,
 }
 
+/// Nodes to look for processes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
+pub struct OnNodesArgs {
+    /// The nodes that this file lists, one to a line
+    #[arg(long, value_name = "FILE", conflicts_with = "run")]
+    pub hostfile: Option<Utf8PathBuf>,
+    /// Only these of the nodes: gpu[001-004],gpu009
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub include: Option<String>,
+    /// All but these of the nodes
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub exclude: Option<String>,
+}
+
+impl OnNodesArgs {
+    /// The nodes, as a launch names them.
+    pub fn nodes(&self) -> NodesArgs {
+        let Self { hostfile, include, exclude } = self.clone();
+        NodesArgs { hostfile, include, exclude, waive: Vec::new() }
+    }
+}
+
 /// `vidtui stop`.
 #[derive(Debug, Arguments)]
 pub struct StopArgs {
-    /// The run
-    pub run: String,
+    /// The run; without it, all of your runs that are found on the nodes of --hostfile
+    #[arg(required_unless_present = "hostfile")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub on: OnNodesArgs,
     /// Waits until the run has stopped
     #[arg(long)]
     pub wait: bool,
@@ -301,8 +326,20 @@ pub struct StopArgs {
 /// `vidtui kill`.
 #[derive(Debug, Arguments)]
 pub struct KillArgs {
-    /// The run
-    pub run: String,
+    /// The run; without it, all of your runs that are found on the nodes of --hostfile
+    #[arg(required_unless_present_any = ["hostfile", "pattern"])]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub on: OnNodesArgs,
+    /// Ends processes by their command line instead, whatever started them; on this machine without --hostfile
+    #[arg(long, value_name = "REGEX", conflicts_with = "run")]
+    pub pattern: Option<String>,
+    /// Other users' processes as well, as far as you may signal them
+    #[arg(long, requires = "pattern")]
+    pub all_users: bool,
+    /// Signals by `sudo -n kill`, other users' processes as well
+    #[arg(long, requires = "pattern")]
+    pub sudo: bool,
     /// Shows what would be signalled, and signals nothing
     #[arg(long)]
     pub dry_run: bool,

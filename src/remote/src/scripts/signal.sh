@@ -11,7 +11,7 @@ is_still() { # PID START_TICKS GROUP
 }
 failed=
 send() { # what `kill` takes; one that ended meanwhile is as good as signalled
-    said=$(kill -s @SIGNAL -- "$1" 2>&1) && return
+    said=$(@KILL -s @SIGNAL -- "$1" 2>&1) && return
     case $1 in -*) return ;; esac
     [ ! -e "$1" ] || failed=$said
 }

@@ -1,19 +1,23 @@
 //! `vidtui stop` and `vidtui kill`: what will be signalled is shown before it is.
 
 use crate::args::{KillArgs, StopArgs};
-use crate::commands::waiting;
+use crate::commands::{found, waiting};
 use crate::desk::{Desk, report_in_words};
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
-use plan::{KillHow, KillPlan};
-use remote::Patience;
+use plan::{KillHow, KillPlan, Reach};
+use remote::{GpuMemory, NodeReport, Patience};
 use rundir::Failure;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 /// Asks a run to save and stop.
 pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
-    let dir = desk.find(&args.run)?;
+    let Some(run) = &args.run else {
+        let how = found::How { kill: KillHow::Stop, dry_run: args.dry_run, yes: true, json: args.output.json };
+        return found::runs(desk, &args.on.nodes(), &how);
+    };
+    let dir = desk.find(run)?;
     let plan = desk.plan_kill(&dir, KillHow::Stop)?;
     if args.dry_run {
         return show(&plan, args.output.json);
@@ -38,34 +42,45 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
 
 /// Ends a run now.
 pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
-    let dir = desk.find(&args.run)?;
+    let how = found::How { kill: KillHow::Kill, dry_run: args.dry_run, yes: args.yes, json: args.output.json };
+    if let Some(pattern) = &args.pattern {
+        let reach = match (args.sudo, args.all_users) {
+            (true, _) => Reach::Sudo,
+            (false, true) => Reach::AllUsers,
+            (false, false) => Reach::Own,
+        };
+        return found::strays(desk, &args.on.nodes(), pattern, reach, &how);
+    }
+    let Some(run) = &args.run else { return found::runs(desk, &args.on.nodes(), &how) };
+    let dir = desk.find(run)?;
     let plan = desk.plan_kill(&dir, KillHow::Kill)?;
     if args.dry_run {
         return show(&plan, args.output.json);
     }
     if !args.yes {
         eprint!("{}", in_words(&plan));
-        if !confirmed(&plan)? {
+        let question = "Steps since the last checkpoint are lost. Kill?";
+        if !confirmed(plan.run.as_str(), question, &format!("vidtui kill {} --yes", plan.run))? {
             return Err(Failure::new(format!("{} goes on", plan.run), "nobody said yes", "").into());
         }
     }
     let report = desk.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
     if args.output.json {
         return output::json(
-            &serde_json::json!({ "run": plan.run, "killed": true, "report": report_in_words(&report) }),
+            &serde_json::json!({ "run": plan.run, "killed": true, "report": report_in_words(&report), "nodes": nodes(&report.nodes) }),
         );
     }
     output::line(&report_in_words(&report))
 }
 
 /// Asks on the terminal; what is not a clear yes is a no.
-fn confirmed(plan: &KillPlan) -> Result<bool, Refusal> {
+pub fn confirmed(what: &str, question: &str, say_yes: &str) -> Result<bool, Refusal> {
     if !io::stdin().is_terminal() {
         let why = "it asks first, and there is no terminal to ask on";
-        let fix = format!("say yes beforehand: vidtui kill {} --yes", plan.run);
-        return Err(Refusal::request(Failure::new(format!("cannot kill {}", plan.run), why, fix)));
+        let fix = format!("say yes beforehand: {say_yes}");
+        return Err(Refusal::request(Failure::new(format!("cannot kill {what}"), why, fix)));
     }
-    eprint!("Steps since the last checkpoint are lost. Kill? [y/N] ");
+    eprint!("{question} [y/N] ");
     // A question that cannot be shown is not answered with yes.
     let _ = io::stderr().flush();
     let mut answer = String::new();
@@ -73,10 +88,37 @@ fn confirmed(plan: &KillPlan) -> Result<bool, Refusal> {
     Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
+/// What became of nodes, for scripts.
+pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
+    let of_node = |report: &NodeReport| {
+        let memory = match report.gpu_memory {
+            GpuMemory::Unasked => "unasked",
+            GpuMemory::NoGpus => "no_gpus",
+            GpuMemory::Released => "released",
+            GpuMemory::Held(_) => "held",
+            GpuMemory::Unknown(_) => "unknown",
+        };
+        serde_json::json!({
+            "node": report.node,
+            "gone": report.all_gone(),
+            "signalled": report.signalled,
+            "gpu_memory": memory,
+            "left": report.survivors(),
+            "failure": report.failure,
+        })
+    };
+    reports.iter().map(of_node).collect()
+}
+
 fn show(plan: &KillPlan, json: bool) -> Result<(), Refusal> {
     if !json {
         return output::text(&in_words(plan));
     }
+    output::json(&document(plan))
+}
+
+/// What would be signalled, for scripts.
+pub fn document(plan: &KillPlan) -> serde_json::Value {
     let nodes: Vec<_> = plan
         .nodes
         .iter()
@@ -87,10 +129,11 @@ fn show(plan: &KillPlan, json: bool) -> Result<(), Refusal> {
         })
         .collect();
     let how = if plan.how == KillHow::Stop { "stop" } else { "kill" };
-    output::json(&serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes }))
+    serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes })
 }
 
-fn in_words(plan: &KillPlan) -> String {
+/// What would be signalled, for people.
+pub fn in_words(plan: &KillPlan) -> String {
     let lines = plan.nodes.iter().map(|node| format!("{}: {}\n", node.node, node.why));
     format!("{}\n{}", plan.run, lines.collect::<String>())
 }

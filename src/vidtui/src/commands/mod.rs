@@ -7,6 +7,7 @@ mod convert;
 mod data;
 mod ending;
 mod export;
+mod found;
 mod inspect;
 mod launch;
 mod logs;

@@ -1,0 +1,207 @@
+//! Processes that no run is known to own, or that are to be ended by what they are: which of them, exactly.
+
+use std::collections::BTreeMap;
+
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use rundir::RunId;
+
+use crate::NodeKill;
+
+/// A live process of a node.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SeenProcess {
+    /// Its number.
+    pub pid: i32,
+    /// Who started it.
+    pub parent: i32,
+    /// Its group.
+    pub pgid: i32,
+    /// Its session.
+    pub session: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+    /// State letter of `/proc/PID/stat`.
+    pub state: char,
+    /// Its user's number.
+    pub uid: u32,
+    /// Its user.
+    pub user: String,
+    /// Seconds since it started.
+    pub age_s: u64,
+    /// `VIDTUI_RUN` in its environment, where that can be read.
+    pub run: Option<String>,
+    /// GPU memory that it holds.
+    pub gpu_mib: Option<u64>,
+    /// Its command line.
+    pub command: String,
+}
+
+/// The processes of a node, without those that looked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeProcesses {
+    /// The node.
+    pub node: NodeId,
+    /// The boot it is in.
+    pub boot_id: String,
+    /// The number of the user who looked.
+    pub uid: u32,
+    /// That user.
+    pub user: String,
+    /// The processes, by number.
+    pub processes: Vec<SeenProcess>,
+}
+
+/// Processes of a node that will be ended.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct NodeStrays {
+    /// The node.
+    pub node: NodeId,
+    /// The boot during which they were seen.
+    pub boot_id: String,
+    /// The processes.
+    pub processes: Vec<SeenProcess>,
+}
+
+/// Whose processes may be ended, and by which right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Those of the user who is logged in.
+    Own,
+    /// Those of everyone, as far as that user may signal them.
+    AllUsers,
+    /// Those of everyone, by `sudo`.
+    Sudo,
+}
+
+/// Picks the processes whose command line fits. Never the first process of a node, and never one of the kernel.
+pub fn strays(seen: &NodeProcesses, reach: Reach, fits: &dyn Fn(&str) -> bool) -> NodeStrays {
+    let picked = seen.processes.iter().filter(|process| {
+        // ps writes the names of kernel threads, which have no command line, in brackets; a user's program may look so.
+        let of_kernel = process.uid == 0 && (process.pid == 2 || process.parent == 2);
+        let ours = reach != Reach::Own || process.uid == seen.uid;
+        process.pid > 1 && !of_kernel && ours && !matches!(process.state, 'Z' | 'X') && fits(&process.command)
+    });
+    NodeStrays { node: seen.node.clone(), boot_id: seen.boot_id.clone(), processes: picked.cloned().collect() }
+}
+
+/// A run of which processes were found on nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRun {
+    /// The run, as its processes' environment names it.
+    pub run: RunId,
+    /// Its folder, where a supervisor's command line tells it.
+    pub dir: Option<Utf8PathBuf>,
+    /// Its process groups.
+    pub nodes: Vec<NodeKill>,
+}
+
+/// Finds the runs of the user who looked among the processes of nodes, by `VIDTUI_RUN` in their environment.
+pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
+    let mut found: BTreeMap<RunId, FoundRun> = BTreeMap::new();
+    for node in seen {
+        let mut groups: BTreeMap<(RunId, i32), Vec<&SeenProcess>> = BTreeMap::new();
+        for process in node.processes.iter().filter(|p| p.uid == node.uid && p.pgid > 1) {
+            if let Some(run) = process.run.as_deref().and_then(|run| RunId::parse(run).ok()) {
+                groups.entry((run, process.pgid)).or_default().push(process);
+            }
+        }
+        for ((run, pgid), members) in groups {
+            let kill = node_kill(&run, node, pgid, &members);
+            let dir = members.iter().find_map(|process| after(&process.command, "--run-dir")).map(Utf8PathBuf::from);
+            let entry = found.entry(run.clone()).or_insert_with(|| FoundRun { run, dir: None, nodes: Vec::new() });
+            entry.dir = entry.dir.take().or(dir);
+            entry.nodes.push(kill);
+        }
+    }
+    found.into_values().collect()
+}
+
+/// A group without a process file. Its oldest process stands for the supervisor, which leads it or has gone.
+fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&SeenProcess]) -> NodeKill {
+    let attempt = members.iter().find_map(|process| after(&process.command, "--attempt")?.parse().ok());
+    let pids: Vec<String> = members.iter().map(|process| process.pid.to_string()).collect();
+    NodeKill {
+        run: run.clone(),
+        node: node.node.clone(),
+        attempt: attempt.unwrap_or(0),
+        pid: pgid,
+        pgid,
+        boot_id: node.boot_id.clone(),
+        start_ticks: members.iter().map(|process| process.start_ticks).min().unwrap_or(0),
+        ranks: Vec::new(),
+        why: format!(
+            "process group {pgid}: {} ({}); VIDTUI_RUN={run} is in their environment",
+            crate::counted(pids.len(), "process"),
+            pids.join(", ")
+        ),
+    }
+}
+
+/// The word after a flag.
+fn after<'a>(command: &'a str, flag: &str) -> Option<&'a str> {
+    let mut words = command.split_whitespace().skip_while(|word| *word != flag);
+    words.next()?;
+    words.next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, uid: u32, run: Option<&str>, command: &str) -> SeenProcess {
+        SeenProcess {
+            pid,
+            parent: if uid == 0 { 2 } else { 1 },
+            pgid: 4100,
+            session: 4100,
+            start_ticks: pid as u64,
+            state: 'S',
+            uid,
+            user: format!("user{uid}"),
+            age_s: 60,
+            run: run.map(str::to_owned),
+            gpu_mib: None,
+            command: command.into(),
+        }
+    }
+
+    fn node() -> NodeProcesses {
+        let run = Some("2026-11-20T0340-demo-2s-k7f2");
+        NodeProcesses {
+            node: NodeId::from_hostname("ml-1"),
+            boot_id: "4f70".into(),
+            uid: 1000,
+            user: "user1000".into(),
+            processes: vec![
+                process(1, 0, None, "python init"),
+                process(44, 0, None, "[python-kworker]"),
+                process(4100, 1000, run, "vidtui-train supervise --run-dir /share/runs/a --attempt 3 --node ml-1"),
+                process(4101, 1000, run, "vidtui-train rank"),
+                process(5000, 1000, None, "python3 train.py"),
+                process(5001, 1001, run, "python3 train.py"),
+            ],
+        }
+    }
+
+    #[test]
+    fn only_the_users_own_processes_are_picked_unless_all_are_asked_for() {
+        let pids = |reach| {
+            let picked = strays(&node(), reach, &|command| command.contains("python"));
+            picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
+        };
+        assert_eq!(pids(Reach::Own), [5000]);
+        assert_eq!(pids(Reach::AllUsers), [5000, 5001]);
+        assert_eq!(pids(Reach::Sudo), [5000, 5001]);
+    }
+
+    #[test]
+    fn runs_are_found_by_the_environment_of_the_users_own_processes() {
+        let found = found_runs(&[node()]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].dir.as_deref(), Some("/share/runs/a".into()));
+        let NodeKill { attempt, pid, pgid, start_ticks, .. } = found[0].nodes[0];
+        assert_eq!((found[0].nodes.len(), attempt, pid, pgid, start_ticks), (1, 3, 4100, 4100, 4100));
+        assert!(found[0].nodes[0].why.contains("2 processes (4100, 4101)"), "{}", found[0].nodes[0].why);
+    }
+}

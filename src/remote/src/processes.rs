@@ -1,0 +1,306 @@
+//! The processes of nodes, whosesoever they are: listed, and those that a person chose ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::NodeId;
+use plan::{NodeProcesses, NodeStrays, Reach, SeenProcess, quote};
+
+use crate::at_once::at_once;
+use crate::command::Command;
+use crate::gpu_memory::{self, GpuMemory};
+use crate::kill::{KillProgress, NodeReport, Patience, counted_processes};
+use crate::transport::{Process, Role, Signal};
+use crate::{RemoteError, Transport};
+
+const LIST: &str = include_str!("scripts/processes.sh");
+const SIGNAL: &str = include_str!("scripts/signal.sh");
+
+/// How long a node may take. A loaded one needs seconds.
+const SOON: Duration = Duration::from_secs(30);
+/// How often processes are looked at while they end.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Lists the processes of all these nodes at once; each with why not, where it cannot be asked.
+pub fn list_processes(
+    nodes: &[NodeId],
+    transports: &mut [Box<dyn Transport>],
+) -> Vec<(NodeId, Result<NodeProcesses, RemoteError>)> {
+    let nodes = nodes.iter().map(|node| (node.clone(), node.clone())).collect();
+    at_once(nodes, transports, |node, transport| {
+        let listed = list(transport);
+        (node, listed)
+    })
+}
+
+fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
+    let command = Command::new("list its processes", LIST, SOON);
+    let node = transport.node().clone();
+    let text = transport.run(&command)?.text(&node, &command)?;
+    read(&node, &text).ok_or_else(|| RemoteError::Odd {
+        node,
+        action: command.action,
+        answer: text.chars().take(200).collect(),
+    })
+}
+
+/// Reads what the script prints; nothing if it was cut off.
+fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    (lines.pop()? == "end").then_some(())?;
+    let (mut boot_id, mut user, mut own) = (String::new(), (0, String::new()), 0);
+    let mut stats: BTreeMap<i32, (char, i32, i32, i32, u64)> = BTreeMap::new();
+    let mut processes: BTreeMap<i32, SeenProcess> = BTreeMap::new();
+    for line in lines {
+        let (kind, rest) = line.split_once(' ')?;
+        match kind {
+            "boot" => boot_id = rest.to_owned(),
+            "user" => user = rest.split_once(' ').and_then(|(id, name)| Some((id.parse().ok()?, name.to_owned())))?,
+            "self" => own = rest.parse().ok()?,
+            "stat" => {
+                let words: Vec<&str> = rest.split(' ').collect();
+                let [pid, state, parent, pgid, session, ticks] = words[..] else { return None };
+                let numbers = (parent.parse().ok()?, pgid.parse().ok()?, session.parse().ok()?);
+                let state = state.chars().next()?;
+                stats.insert(pid.parse().ok()?, (state, numbers.0, numbers.1, numbers.2, ticks.parse().ok()?));
+            }
+            "ps" => {
+                let mut words = rest.split_whitespace();
+                let (pid, uid, name, age) = (words.next()?, words.next()?, words.next()?, words.next()?);
+                let pid = pid.parse().ok()?;
+                // Both lists have it, or it came or went in between.
+                let Some((state, parent, pgid, session, start_ticks)) = stats.get(&pid).copied() else { continue };
+                processes.insert(
+                    pid,
+                    SeenProcess {
+                        pid,
+                        parent,
+                        pgid,
+                        session,
+                        start_ticks,
+                        state,
+                        uid: uid.parse().ok()?,
+                        user: name.to_owned(),
+                        age_s: age.parse().unwrap_or(0),
+                        run: None,
+                        gpu_mib: None,
+                        command: words.collect::<Vec<_>>().join(" "),
+                    },
+                );
+            }
+            // A process may change its environment's memory to anything: what cannot be read says nothing.
+            "env" => {
+                let set = rest.split_once("/environ:VIDTUI_RUN=");
+                let found = set.and_then(|(pid, run)| Some((processes.get_mut(&pid.parse().ok()?)?, run)));
+                if let Some((process, run)) = found {
+                    process.run.get_or_insert_with(|| run.to_owned());
+                }
+            }
+            "gpu" => {
+                let found = rest.split_once(',').and_then(|(pid, mib)| Some((pid.trim().parse().ok()?, mib)));
+                if let Some(process) = found.and_then(|(pid, _): (i32, _)| processes.get_mut(&pid)) {
+                    let mib = rest.split_once(',').and_then(|(_, mib)| mib.trim().parse::<u64>().ok());
+                    process.gpu_mib = Some(process.gpu_mib.unwrap_or(0) + mib.unwrap_or(0));
+                }
+            }
+            _ => {}
+        }
+    }
+    let looking = lineage(own, &stats);
+    let processes = processes.into_values().filter(|p| !looking.contains(&p.pid) && p.parent != own).collect();
+    Some(NodeProcesses { node: node.clone(), boot_id, uid: user.0, user: user.1, processes })
+}
+
+/// A process and those that started it: they must survive what they do.
+fn lineage(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTreeSet<i32> {
+    let mut own = BTreeSet::new();
+    let mut at = pid;
+    while at > 0 && own.insert(at) {
+        at = stats.get(&at).map_or(0, |(_, parent, ..)| *parent);
+    }
+    own
+}
+
+/// Ends the processes that a plan lists, TERM and then KILL, and verifies that they are gone and their GPU memory with them.
+///
+/// Each is compared once more at the moment of each signal: same boot, same start time, same group.
+pub fn end_strays(
+    strays: &[NodeStrays],
+    reach: Reach,
+    transports: &mut [Box<dyn Transport>],
+    patience: &Patience,
+    progress: &mut dyn FnMut(KillProgress),
+) -> Vec<NodeReport> {
+    let items: Vec<(NodeId, &NodeStrays)> = strays.iter().map(|node| (node.node.clone(), node)).collect();
+    let reports = at_once(items, transports, |node, transport| end_on(node, reach, transport, patience));
+    for report in &reports {
+        for text in report.signals.iter().cloned().chain([report.ended_in_words()]) {
+            progress(KillProgress { node: report.node.clone(), text });
+        }
+    }
+    reports
+}
+
+fn end_on(strays: &NodeStrays, reach: Reach, transport: &mut dyn Transport, patience: &Patience) -> NodeReport {
+    let mut report = NodeReport::new(strays.node.clone());
+    report.left = strays.processes.iter().map(as_process).collect();
+    report.signalled = report.left.len();
+    let pids: BTreeSet<i32> = strays.processes.iter().map(|process| process.pid).collect();
+    let what = format!("cannot end the processes on {}", strays.node);
+    for (signal, wait) in [(Signal::Term, patience.term), (Signal::Kill, patience.kill)] {
+        let deadline = Instant::now() + wait;
+        let mut sent = false;
+        while !report.left.is_empty() {
+            let tried = if sent { Ok(()) } else { send(strays, &report.left, signal, reach, transport) };
+            let seen = tried.and_then(|()| {
+                if !sent {
+                    report.signals.push(told(signal, &report.left));
+                }
+                sent = true;
+                still(strays, transport)
+            });
+            match seen {
+                Ok(left) => {
+                    report.failure = None;
+                    report.left = left;
+                }
+                // A node that is out of sight is tried again for as long as there is patience.
+                Err(error) => {
+                    let blind = error.is_blind();
+                    report.failure = Some(error.failure(&*what));
+                    if !blind {
+                        return report;
+                    }
+                }
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(LOOK_EVERY.min(deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+    if report.left.is_empty() && report.failure.is_none() {
+        report.gpu_memory = released(&pids, transport, patience.kill);
+    }
+    report
+}
+
+/// Waits until the memory is given back: the driver needs a moment.
+pub(crate) fn released(pids: &BTreeSet<i32>, transport: &mut dyn Transport, patience: Duration) -> GpuMemory {
+    let deadline = Instant::now() + patience;
+    loop {
+        let memory = gpu_memory::look(pids, transport).unwrap_or_else(|error| GpuMemory::Unknown(error.to_string()));
+        if !matches!(memory, GpuMemory::Held(_)) || Instant::now() >= deadline {
+            return memory;
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn as_process(process: &SeenProcess) -> Process {
+    let SeenProcess { pid, pgid, start_ticks, state, command, .. } = process.clone();
+    Process { pid, pgid, start_ticks, role: Role::Other, state, command }
+}
+
+fn told(signal: Signal, to: &[Process]) -> String {
+    let pids: Vec<String> = to.iter().map(|process| process.pid.to_string()).collect();
+    let name = if signal == Signal::Term { "TERM" } else { "KILL" };
+    format!("{name} sent to {}: {}", counted_processes(to.len()), pids.join(", "))
+}
+
+fn send(
+    strays: &NodeStrays,
+    to: &[Process],
+    signal: Signal,
+    reach: Reach,
+    transport: &mut dyn Transport,
+) -> Result<(), RemoteError> {
+    let sends: Vec<String> = to
+        .iter()
+        .map(|process| {
+            let Process { pid, pgid, start_ticks, .. } = process;
+            format!("is_still {pid} {start_ticks} {pgid} && send {pid}")
+        })
+        .collect();
+    let script = SIGNAL
+        .replace("@BOOT", &quote(&strays.boot_id))
+        .replace("@SIGNAL", if signal == Signal::Term { "TERM" } else { "KILL" })
+        .replace("@KILL", if reach == Reach::Sudo { "sudo -n kill" } else { "kill" })
+        .replace("@SENDS", &sends.join("\n"));
+    let command = Command::new("signal its processes", script, SOON);
+    let node = transport.node().clone();
+    let text = transport.run(&command)?.text(&node, &command)?;
+    match text.trim() {
+        "sent" | "booted" => Ok(()),
+        other => match other.strip_prefix("refused ") {
+            Some(said) => Err(RemoteError::Command {
+                node,
+                action: command.action,
+                status: "not permitted".into(),
+                stderr: said.to_owned(),
+            }),
+            None => Err(RemoteError::Odd { node, action: command.action, answer: other.chars().take(200).collect() }),
+        },
+    }
+}
+
+/// Those that are still there, and still the same.
+fn still(strays: &NodeStrays, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
+    let now = list(transport)?;
+    if now.boot_id != strays.boot_id {
+        return Ok(Vec::new());
+    }
+    let same = |process: &&SeenProcess| {
+        process.state != 'Z'
+            && process.state != 'X'
+            && strays.processes.iter().any(|s| s.pid == process.pid && s.start_ticks == process.start_ticks)
+    };
+    Ok(now.processes.iter().filter(same).map(as_process).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = "boot 4f70\n\
+        user 1000 ada\n\
+        self 910\n\
+        stat 1 S 0 1 1 5\n\
+        stat 900 S 1 900 900 70\n\
+        stat 905 S 900 905 905 80\n\
+        stat 910 S 905 905 905 81\n\
+        stat 911 R 910 905 905 81\n\
+        stat 4100 S 1 4100 4100 77\n\
+        stat 4101 D 4100 4100 4100 78\n\
+        ps     1     0 root   100 /sbin/init\n\
+        ps   900     0 root   100 sshd: ada\n\
+        ps   905  1000 ada      1 sh -c list\n\
+        ps   910  1000 ada      1 sh -c list\n\
+        ps   911  1000 ada      0 ps -eww\n\
+        ps  4100  1000 ada   7200 python3 train.py --config a b\n\
+        ps  4101  1001 eve     60 python3 train.py\n\
+        ps  4177  1001 eve     60 it came later\n\
+        env 4100/environ:VIDTUI_RUN=a-1\n\
+        gpu 4100, 18432\n\
+        gpu 4100, 1024\n\
+        gpu [Insufficient Permissions], [N/A]\n\
+        end\n";
+
+    #[test]
+    fn processes_are_listed_with_owner_age_run_and_gpu_memory_without_those_that_look() {
+        let node = NodeId::new("ml-1").unwrap();
+        let read = read(&node, ANSWER).unwrap();
+        assert_eq!((read.uid, &read.user[..], &read.boot_id[..]), (1000, "ada", "4f70"));
+        assert_eq!(read.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [4100, 4101]);
+        let found = &read.processes[0];
+        assert_eq!((found.run.as_deref(), found.gpu_mib, found.age_s), (Some("a-1"), Some(19456), 7200));
+        assert_eq!(found.command, "python3 train.py --config a b");
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_none() {
+        let node = NodeId::new("ml-1").unwrap();
+        assert!(read(&node, &ANSWER[..ANSWER.len() - 5]).is_none());
+    }
+}

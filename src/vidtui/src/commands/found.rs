@@ -1,0 +1,231 @@
+//! `vidtui stop` and `vidtui kill` of what is found on nodes: the user's runs, or processes by their command line.
+
+use crate::args::NodesArgs;
+use crate::commands::ending::{confirmed, document, in_words, nodes};
+use crate::desk::{Desk, report_in_words};
+use crate::output::{self, Side};
+use crate::refusal::Refusal;
+use cluster::NodeId;
+use plan::{KillHow, KillPlan, NodeProcesses, NodeStrays, Reach};
+use remote::{Patience, RemoteError, Transport, end_strays, list_processes};
+use rundir::{Failure, RunDir};
+use std::thread;
+use std::time::Duration;
+use ui::{units, words};
+
+/// Pauses before nodes that did not answer are asked again.
+const AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+
+/// What was asked for besides which.
+pub struct How {
+    /// Stop or kill.
+    pub kill: KillHow,
+    /// Only show.
+    pub dry_run: bool,
+    /// Do not ask.
+    pub yes: bool,
+    /// For scripts.
+    pub json: bool,
+}
+
+/// Nodes as they were seen.
+struct Seen {
+    listed: Vec<NodeProcesses>,
+    /// Those that did not answer, each with why.
+    away: Vec<(NodeId, RemoteError)>,
+    transports: Vec<Box<dyn Transport>>,
+}
+
+/// Ends all of the user's runs of which processes are on these nodes.
+pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
+    let mut seen = look(desk, on)?;
+    let mut plans: Vec<KillPlan> = Vec::new();
+    for found in plan::found_runs(&seen.listed) {
+        let told = found.dir.as_ref().map(RunDir::new);
+        let dir = [Some(desk.dir(&found.run)), told.clone()].into_iter().flatten().find(|dir| dir.run_toml().exists());
+        // The process files of its folder name all of its nodes; without them, what was found is what there is.
+        let by_files = dir.as_ref().and_then(|dir| desk.plan_kill(dir, how.kill).ok());
+        plans.push(by_files.unwrap_or_else(|| KillPlan {
+            dir: dir.or(told).unwrap_or_else(|| desk.dir(&found.run)),
+            run: found.run,
+            how: how.kill,
+            nodes: found.nodes,
+        }));
+    }
+    seen.tell();
+    if plans.is_empty() {
+        return seen.end(how, Vec::new(), &format!("no run of yours on {}", seen.nodes()));
+    }
+    if how.dry_run {
+        let documents = plans.iter().map(document).collect();
+        return seen.end(how, documents, &plans.iter().map(in_words).collect::<Vec<_>>().join("\n"));
+    }
+    if !how.yes {
+        eprint!("{}", plans.iter().map(in_words).collect::<Vec<_>>().join("\n"));
+        let what = words::counted(plans.len(), "run");
+        if !confirmed(&what, "Steps since the last checkpoints are lost. Kill?", "add --yes")? {
+            return Err(Failure::new(format!("{what} go on"), "nobody said yes", "").into());
+        }
+    }
+    let (mut told, mut documents, mut failed) = (Vec::new(), Vec::new(), None);
+    for plan in &plans {
+        // The nodes of its attempt may be more than those of the hostfile.
+        let logins = plan.dir.latest_attempt().ok().flatten().map_or_else(Vec::new, |attempt| attempt.logins);
+        let mut own = if logins.is_empty() { Vec::new() } else { desk.transports(&logins)? };
+        let transports = if own.is_empty() { &mut seen.transports } else { &mut own };
+        let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
+        let report = remote::execute_kill(plan, transports, &Patience::default(), &mut progress);
+        failed = failed.or(report.failure(plan.run.as_str()));
+        told.push(match how.kill {
+            KillHow::Stop => format!("{} saves a checkpoint and stops", plan.run),
+            KillHow::Kill => format!("{}: {}", plan.run, report_in_words(&report)),
+        });
+        documents.push(serde_json::json!({ "run": plan.run, "nodes": nodes(&report.nodes) }));
+    }
+    match failed {
+        Some(failure) => {
+            eprintln!("{}", told.join("\n"));
+            Err(failure.into())
+        }
+        None => seen.end(how, documents, &told.join("\n")),
+    }
+}
+
+/// Ends processes whose command line fits, after they were shown.
+pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &How) -> Result<(), Refusal> {
+    let regex = regex::Regex::new(pattern).map_err(|error| {
+        let fix = "write it as in `grep -E`, and quote it: 'train\\.py.*--config'";
+        Refusal::request(Failure::new(format!("cannot use the pattern {pattern}"), error.to_string(), fix))
+    })?;
+    let mut seen = look(desk, on)?;
+    let own = std::process::id() as i32;
+    let found: Vec<NodeStrays> = seen
+        .listed
+        .iter()
+        .map(|node| plan::strays(node, reach, &|command| regex.is_match(command)))
+        .map(|mut node| {
+            node.processes.retain(|process| process.pid != own || node.node != desk.fleet.here().node);
+            node
+        })
+        .filter(|node| !node.processes.is_empty())
+        .collect();
+    seen.tell();
+    let count = found.iter().map(|node| node.processes.len()).sum();
+    if count == 0 {
+        let whose = if reach == Reach::Own { " of yours" } else { "" };
+        return seen.end(how, Vec::new(), &format!("no process{whose} on {} fits {pattern}", seen.nodes()));
+    }
+    if how.dry_run {
+        let documents = found.iter().map(|node| serde_json::json!(node)).collect();
+        return seen.end(how, documents, table(&found).trim_end());
+    }
+    let what = words::counted(count, "process");
+    eprint!("{}", table(&found));
+    if !how.yes && !confirmed(&what, &format!("End {what}?"), "add --yes")? {
+        return Err(Failure::new(format!("{what} left alone"), "nobody said yes", "").into());
+    }
+    let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
+    let reports = end_strays(&found, reach, &mut seen.transports, &Patience::default(), &mut progress);
+    let gone: usize = reports.iter().map(|report| report.signalled.saturating_sub(report.left.len())).sum();
+    let left: Vec<String> = reports.iter().flat_map(remote::NodeReport::survivors).collect();
+    if let Some(failure) = reports.iter().find_map(|report| report.failure.clone()) {
+        return Err(failure.into());
+    }
+    if !left.is_empty() {
+        let fix = "a process that waits for a device ends when the device answers; if it never does, restart the node";
+        return Err(Failure::new(format!("cannot end all of {what}"), left.join("; "), fix).into());
+    }
+    let documents = nodes(&reports);
+    seen.end(
+        how,
+        documents,
+        &format!("{} ended on {}", words::counted(gone, "process"), names(found.iter().map(|n| &n.node))),
+    )
+}
+
+/// Lists the processes of the nodes. One that does not answer is asked again.
+fn look(desk: &Desk, on: &NodesArgs) -> Result<Seen, Refusal> {
+    let place = desk.place(None, on, 1)?;
+    let mut transports = desk.transports(&place.logins)?;
+    let nodes: Vec<NodeId> = place.nodes.iter().map(|node| node.id.clone()).collect();
+    let (mut listed, mut away) = (Vec::new(), Vec::new());
+    let mut wanted = nodes;
+    for pause in AGAIN.into_iter().map(Some).chain([None]) {
+        away.clear();
+        for (node, result) in list_processes(&wanted, &mut transports) {
+            match result {
+                Ok(processes) => listed.push(processes),
+                Err(error) => away.push((node, error)),
+            }
+        }
+        wanted = away.iter().filter(|(_, error)| error.is_blind()).map(|(node, _)| node.clone()).collect();
+        match pause {
+            Some(pause) if !wanted.is_empty() => thread::sleep(pause),
+            _ => break,
+        }
+    }
+    listed.sort_by(|a, b| a.node.cmp(&b.node));
+    Ok(Seen { listed, away, transports })
+}
+
+impl Seen {
+    /// Says which nodes did not answer.
+    fn tell(&self) {
+        for (_, error) in &self.away {
+            eprintln!("{error}");
+        }
+    }
+
+    fn nodes(&self) -> String {
+        names(self.listed.iter().map(|node| &node.node))
+    }
+
+    /// Prints what was done. Nodes that nobody could look at are no success.
+    fn end(&self, how: &How, done: Vec<serde_json::Value>, said: &str) -> Result<(), Refusal> {
+        if how.json {
+            let away: Vec<_> = self
+                .away
+                .iter()
+                .map(|(node, error)| serde_json::json!({ "node": node, "why": error.to_string() }))
+                .collect();
+            output::json(&serde_json::json!({ "done": !how.dry_run, "found": done, "unreachable": away }))?;
+        } else {
+            output::line(said)?;
+        }
+        if self.away.is_empty() {
+            return Ok(());
+        }
+        let away = names(self.away.iter().map(|(node, _)| node));
+        let why = "whatever runs there goes on";
+        Err(Failure::new(format!("{away} could not be looked at"), why, "try again when they answer").into())
+    }
+}
+
+fn names<'a>(nodes: impl Iterator<Item = &'a NodeId>) -> String {
+    let names: Vec<String> = nodes.map(ToString::to_string).collect();
+    if names.is_empty() { "no node".into() } else { names.join(", ") }
+}
+
+fn table(found: &[NodeStrays]) -> String {
+    const COLUMNS: [(&str, Side); 6] = [
+        ("node", Side::Left),
+        ("process", Side::Right),
+        ("user", Side::Left),
+        ("age", Side::Right),
+        ("GPU memory", Side::Right),
+        ("command", Side::Left),
+    ];
+    let rows = found.iter().flat_map(|node| {
+        node.processes.iter().map(|process| {
+            vec![
+                node.node.to_string(),
+                process.pid.to_string(),
+                process.user.clone(),
+                units::short_duration(process.age_s as f64),
+                process.gpu_mib.map_or_else(String::new, |mib| units::bytes(mib << 20)),
+                process.command.chars().take(120).collect(),
+            ]
+        })
+    });
+    output::table(&COLUMNS, &rows.collect::<Vec<_>>())
+}
