@@ -14,7 +14,7 @@ use std::time::Duration;
 use ui::{units, words};
 
 /// Pauses before nodes that did not answer are asked again.
-const AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 
 /// What was asked for besides which.
 pub struct How {
