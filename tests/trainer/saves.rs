@@ -106,11 +106,42 @@ fn a_damaged_checkpoint_is_refused_and_the_one_before_it_goes_on_to_the_same_los
 }
 
 #[test]
-fn a_run_keeps_the_newest_checkpoints_and_removes_the_others() {
+fn a_run_keeps_the_newest_checkpoints_and_some_for_good() {
     let scene = Scene::new();
-    let sets = ["train.steps=10", "checkpoint.interval=2", "checkpoint.keep_last=2"];
+    let sets = ["train.steps=10", "checkpoint.interval=1", "checkpoint.keep_last=2", "checkpoint.keep_every=4"];
     let run = scene.launch("keep", &[1, 1], &sets).finish();
-    assert_eq!(complete(&run), [8, 10]);
+    assert_eq!(complete(&run), [4, 8, 9, 10]);
+}
+
+#[test]
+fn a_file_asks_for_a_checkpoint_and_another_for_the_end() {
+    let scene = Scene::new();
+    let mut running = scene.launch("files", &[1, 2], &["train.steps=100000"]);
+    running.wait_for_step(2);
+    std::fs::write(running.run.dir.save_file(), "").unwrap();
+    running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
+    assert!(!running.run.dir.save_file().exists());
+    let step = latest(&running.run.dir).unwrap().step;
+    running.wait_for_step(step + 2);
+    std::fs::write(running.run.dir.stop_file(), "").unwrap();
+    let run = running.finish();
+    assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
+    let told = |wanted: fn(&EventKind) -> Option<&String>| {
+        run.events().iter().filter_map(|e| wanted(&e.kind).cloned()).collect::<Vec<_>>()
+    };
+    let why = "a file in the run directory asks for it";
+    assert_eq!(told(|kind| if let EventKind::SaveAsked { why } = kind { Some(why) } else { None }), [why]);
+    assert_eq!(told(|kind| if let EventKind::Stopped { why } = kind { Some(why) } else { None }), [why]);
+}
+
+#[test]
+fn a_run_saves_and_stops_before_its_time_is_up() {
+    let scene = Scene::new();
+    let run = scene.launch("limit", &[1, 2], &["train.steps=100000", "run.time_limit=2s"]).finish();
+    assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
+    let events = run.events();
+    let why = events.iter().find_map(|e| if let EventKind::Stopped { why } = &e.kind { Some(why) } else { None });
+    assert!(why.unwrap().starts_with("the time limit of 2s is near; "), "{why:?}");
 }
 
 fn complete(run: &RunUnderTest) -> Vec<u64> {
@@ -156,4 +187,21 @@ fn a_run_whose_last_save_fails_says_that_it_failed() {
     let (run, outputs) = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]).wait();
     assert!(outputs.iter().all(|o| !o.status.success()));
     assert_eq!((failed_saves(&run), latest(&run.dir)), (1, None));
+}
+
+#[test]
+fn saves_that_go_on_failing_end_the_run_where_the_recipe_says_so() {
+    let scene = Scene::new();
+    let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
+        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];
+    let (run, outputs) = scene.launch_in(&disk.path, "give-up", &[1, 2], &sets).wait();
+    for output in &outputs {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("3 saves in a row failed"), "{said}");
+        assert!(said.contains("MB are free on its disk") && said.contains("free some space there"), "{said}");
+    }
+    assert_eq!(failed_saves(&run), 3);
 }

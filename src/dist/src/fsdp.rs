@@ -94,6 +94,16 @@ impl Fsdp {
         &self.groups
     }
 
+    /// Bytes of all tensors and of the two moments of what is trained, over the ranks of one replica.
+    pub fn bytes(&self) -> u64 {
+        let ranks = self.groups.world.size() / self.groups.replicate.size();
+        let of = |unit: &ShardedUnit| {
+            let len = |which| unit.layout.shard_len(which) as u64 * ranks as u64;
+            len(Which::Trained) * 12 + len(Which::Frozen) * self.compute.elt_size_in_bytes() as u64
+        };
+        self.units.iter().map(of).sum()
+    }
+
     /// What this rank owns of every tensor, in the order of units and slots.
     pub fn owned(&self) -> Vec<OwnedRun> {
         let mut owned = Vec::new();

@@ -14,19 +14,37 @@ pub struct DiskNeed {
 }
 
 impl DiskNeed {
-    /// Foresees the checkpoints of `steps` more steps, when `saved` are on disk.
-    pub(crate) fn new(recipe: &Recipe, steps: u64, saved: u64) -> Self {
+    /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk.
+    pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64) -> Self {
         let policy = &recipe.checkpoint;
+        let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
         // A new one is complete before the oldest is removed, so for a moment there is one more than are kept.
         let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
-        Self { checkpoint_bytes: checkpoint_bytes(recipe), count: written.min(room) }
+        Self {
+            checkpoint_bytes: checkpoint_bytes(recipe),
+            count: written.min(room + kept_for_good(recipe, done, total)),
+        }
     }
 
     /// Returns the space that all of them take.
     pub fn bytes(&self) -> u64 {
         self.checkpoint_bytes.saturating_mul(self.count)
     }
+}
+
+/// Checkpoints that nothing removes: those at multiples of the interval and of `keep_every`.
+fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
+    let policy = &recipe.checkpoint;
+    if policy.interval == 0 || policy.keep_every == 0 || policy.keep_last == 0 {
+        return 0;
+    }
+    let mut gcd = (policy.interval, policy.keep_every);
+    while gcd.1 > 0 {
+        gcd = (gcd.1, gcd.0 % gcd.1);
+    }
+    let Some(both) = (policy.interval / gcd.0).checked_mul(policy.keep_every) else { return 0 };
+    total / both - done.min(total) / both
 }
 
 /// Returns the size of a checkpoint: master weights of every tensor and two moments of each that is trained, in float32.
@@ -66,7 +84,7 @@ mod tests {
         let mut recipe = fixtures::recipe();
         recipe.checkpoint.interval = interval;
         recipe.checkpoint.keep_last = keep_last;
-        DiskNeed::new(&recipe, steps, saved).count
+        DiskNeed::new(&recipe, 0, steps, saved).count
     }
 
     #[test]
@@ -78,6 +96,21 @@ mod tests {
         assert_eq!(need(20, 2, 600, 2), 1, "two are there already");
         assert_eq!(need(20, 2, 20, 0), 1, "there is only one to come");
         assert_eq!(need(20, 2, 600, 9), 1, "more than are kept are there already");
+    }
+
+    #[test]
+    fn checkpoints_that_are_kept_for_good_are_foreseen_too() {
+        let mut recipe = fixtures::recipe();
+        (recipe.checkpoint.interval, recipe.checkpoint.keep_last) = (20, 1);
+        let need = |recipe: &Recipe, done, total| DiskNeed::new(recipe, done, total, 0).count;
+        assert_eq!(need(&recipe, 0, 600), 2);
+        recipe.checkpoint.keep_every = 200;
+        assert_eq!(need(&recipe, 0, 600), 2 + 3);
+        assert_eq!(need(&recipe, 300, 600), 2 + 2, "steps 400 and 600");
+        recipe.checkpoint.keep_every = 30;
+        assert_eq!(need(&recipe, 0, 600), 2 + 10, "only multiples of 60 are saved and kept");
+        recipe.checkpoint.keep_every = 20;
+        assert_eq!(need(&recipe, 0, 600), 30, "every one that is written");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use recipe::{
     CheckpointPolicy, Curriculum, Data, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
-    Schedule, StageSpec, StageStart, Train, Trainable,
+    RunLimits, Schedule, StageSpec, StageStart, Train, Trainable,
 };
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Liveness, Run, RunDir, RunFacts};
 
@@ -72,8 +72,9 @@ pub fn recipe() -> Recipe {
         },
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         remat: Remat { keep_attention: true, scan_group: 16 },
-        checkpoint: CheckpointPolicy { interval: 20, keep_last: 2 },
-        log: Log { interval: 1 },
+        checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
+        log: Log { interval: 1, spike: 0.0 },
+        run: RunLimits { time_limit: "none".parse().unwrap() },
     }
 }
 

@@ -84,7 +84,7 @@ impl Draft<'_> {
             placement: self.placement,
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
-        let disk = DiskNeed::new(self.recipe, steps.saturating_sub(self.start_step), self.saved);
+        let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved);
         let master = master(&attempt.placement, cx);
         let nodes = attempt
             .placement
@@ -186,6 +186,9 @@ fn summary(
     rows.push(("weights", weights.to_owned()));
     rows.push(("data", recipe.data.index.to_string()));
     rows.push(("checkpoints", checkpoints_in_words(recipe, disk)));
+    if recipe.run.time_limit.seconds().is_some() {
+        rows.push(("time limit", format!("{}: it saves and stops before", recipe.run.time_limit)));
+    }
     rows.push(("run directory", dir.root.to_string()));
     if let [(node, _)] = by_node[..] {
         rows.push(("command", command_line(&supervise_command(trainer, dir, attempt.number, node))));
@@ -218,7 +221,11 @@ fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {
         1 => "the newest is kept".into(),
         kept => format!("the newest {kept} are kept"),
     };
-    format!("{when}, {} each, {kept}", size(disk.checkpoint_bytes))
+    let for_good = match recipe.checkpoint.keep_every {
+        steps if steps > 0 && recipe.checkpoint.keep_last > 0 => format!(", and every one at a multiple of {steps}"),
+        _ => String::new(),
+    };
+    format!("{when}, {} each, {kept}{for_good}", size(disk.checkpoint_bytes))
 }
 
 /// Places the ranks of a mesh.

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{CheckpointPolicy, Data, Log, Mesh, Model, Optimizer, RecipeError, Remat, Train, load};
+use crate::{CheckpointPolicy, Data, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunLimits, Train, load};
 
 /// A complete, checked training configuration for one stage.
 ///
@@ -27,6 +27,8 @@ pub struct Recipe {
     pub checkpoint: CheckpointPolicy,
     /// What is written while training.
     pub log: Log,
+    /// When an attempt must end.
+    pub run: RunLimits,
 }
 
 impl Recipe {

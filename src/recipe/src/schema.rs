@@ -33,6 +33,8 @@ pub enum Kind {
     OneOf(&'static [&'static str]),
     /// `"all"`, `"qkvo"` or a list of regular expressions.
     Trainable,
+    /// A time with its units, such as `"1h30m"`, or `"none"`.
+    Time,
 }
 
 /// The range of a number.
@@ -168,6 +170,11 @@ pub static SCHEMA: &[Key] = &[
 
     preset("checkpoint.interval", int(0, MANY), Preset::Int(0), "steps between checkpoints; 0 saves only when the run stops or ends"),
     preset("checkpoint.keep_last", int(0, MANY), Preset::Int(0), "newest checkpoints that stay; 0 keeps all"),
+    preset("checkpoint.keep_every", int(0, MANY), Preset::Int(0), "checkpoints at multiples of this step stay for good; 0: none does"),
+    preset("checkpoint.max_failures", int(0, MANY), Preset::Int(0), "failed saves in a row before the run stops; 0 goes on, however many"),
 
     preset("log.interval", int(1, MANY), Preset::Int(1), "steps between lines of metrics"),
+    preset("log.spike", NOT_NEGATIVE, Preset::Float(10.0), "a loss this many times the usual scatter above the median is told as a spike; 0 tells none"),
+
+    preset("run.time_limit", Kind::Time, Preset::Str("none"), "time that an attempt is given, such as 4h or 1d12h: it saves and stops before"),
 ];

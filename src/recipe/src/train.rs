@@ -186,6 +186,10 @@ pub struct CheckpointPolicy {
     pub interval: u64,
     /// Newest checkpoints that stay; 0 keeps all.
     pub keep_last: u64,
+    /// Checkpoints whose step is a multiple of this stay for good; 0 means none does.
+    pub keep_every: u64,
+    /// Saves that fail in a row before the run stops; 0 goes on without checkpoints, however many.
+    pub max_failures: u64,
 }
 
 /// What is written while training.
@@ -194,6 +198,8 @@ pub struct CheckpointPolicy {
 pub struct Log {
     /// Steps between lines of metrics.
     pub interval: u64,
+    /// A loss so many times the usual scatter above the median of the steps before is told as a spike; 0 tells none.
+    pub spike: f64,
 }
 
 #[cfg(test)]

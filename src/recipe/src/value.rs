@@ -2,7 +2,7 @@ use toml::Value;
 
 use crate::nearest::nearest;
 use crate::schema::MANY;
-use crate::{Bounds, Key, Kind, Pattern, Preset};
+use crate::{Bounds, Key, Kind, Pattern, Preset, TimeLimit};
 
 /// What is wrong with a value, and what to write instead.
 #[derive(Debug)]
@@ -24,6 +24,9 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
         (Kind::OneOf(words), Value::String(word)) if words.contains(&word.as_str()) => Ok(value.clone()),
         (Kind::Path, Value::String(path)) if !path.is_empty() => Ok(value.clone()),
         (Kind::Name, Value::String(name)) if is_name(name) => Ok(value.clone()),
+        (Kind::Time, Value::String(text)) if let Ok(limit) = text.parse::<TimeLimit>() => {
+            Ok(Value::String(limit.to_string()))
+        }
         (Kind::Trainable, Value::String(word)) if word == "all" || word == "qkvo" => Ok(value.clone()),
         (Kind::Trainable, Value::Array(patterns)) if !patterns.is_empty() && patterns.iter().all(Value::is_str) => {
             patterns.iter().filter_map(Value::as_str).try_for_each(check_pattern)?;
@@ -40,7 +43,7 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
 ///
 /// Words need no quotes; everything else is written as in a file.
 pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
-    let words = matches!(key.kind, Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable);
+    let words = matches!(key.kind, Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Time);
     match text.parse::<Value>() {
         Ok(value) if !words || value.is_str() || value.is_array() => accept(key, &value),
         _ => accept(key, &Value::String(text.to_owned())),
@@ -91,6 +94,7 @@ fn expected(kind: Kind) -> String {
         Kind::Float(Bounds::Fraction) => "a number from 0 up to, but not including, 1".into(),
         Kind::Bool => "true or false".into(),
         Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
+        Kind::Time => "a time such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
         Kind::Trainable => "\"all\", \"qkvo\" or a list of patterns of parameter names".into(),
     }
 }

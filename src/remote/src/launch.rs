@@ -79,8 +79,9 @@ fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
     // Onto a folder that is there and not empty, rename fails: that is the lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
-            // What asked the attempt before to stop must not stop this one. There is rarely any.
+            // What was asked of the attempt before must not be asked of this one. There is rarely anything.
             let _ = fs::remove_file(plan.dir.stop_file());
+            let _ = fs::remove_file(plan.dir.save_file());
             Ok(target)
         }
         Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {

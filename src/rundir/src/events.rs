@@ -54,6 +54,11 @@ pub enum EventKind {
         /// The step directory.
         from: Utf8PathBuf,
     },
+    /// Somebody asked for a checkpoint beyond those at the interval.
+    SaveAsked {
+        /// Who or what asked.
+        why: String,
+    },
     /// Saving began.
     CheckpointStarted,
     /// A checkpoint is complete.
@@ -82,6 +87,13 @@ pub enum EventKind {
     EvaluationEnded,
     /// The loss or the gradient was not finite.
     LossNotFinite,
+    /// The loss was far above those before it.
+    LossSpike {
+        /// The loss.
+        loss: f64,
+        /// The median of the steps before.
+        usual: f64,
+    },
     /// The optimizer did not apply a step.
     StepSkipped,
     /// The run will stop at the end of this step.
@@ -241,6 +253,8 @@ mod tests {
             EventKind::Started { world: 2 },
             EventKind::Resumed { from_step: 40, of_run: run_id() },
             EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
+            EventKind::SaveAsked { why: "SIGUSR1".into() },
+            EventKind::LossSpike { loss: 3.5, usual: 0.25 },
             EventKind::CheckpointStarted,
             EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },
             EventKind::CheckpointPruned { step: 20 },

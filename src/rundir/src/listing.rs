@@ -115,18 +115,20 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
     complete.iter().filter(|c| !left(c)).max_by_key(|c| age(c)).or(complete.iter().max_by_key(|c| age(c))).cloned()
 }
 
-/// The steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay; 0 keeps all.
+/// The steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay, and those at multiples
+/// of `keep_every`; a `keep_last` of 0 keeps all, a `keep_every` of 0 none for good.
 ///
 /// Call it after saving. The newest complete one is never among them. Incomplete ones are not either: one of those may
 /// be in the making, or be complete to a newer vidtui.
-pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64) -> Vec<u64> {
+pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) -> Vec<u64> {
     if keep_last == 0 {
         return Vec::new();
     }
     let mut complete: Vec<&CheckpointSummary> = entries.iter().filter_map(CheckpointEntry::complete).collect();
     complete.sort_by_key(|c| age(c));
     let remove = complete.len().saturating_sub(usize::try_from(keep_last).unwrap_or(usize::MAX));
-    complete[..remove].iter().map(|c| c.step).collect()
+    let for_good = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
+    complete[..remove].iter().map(|c| c.step).filter(|step| !for_good(*step)).collect()
 }
 
 /// Newer means a later attempt, then a later step.
@@ -176,7 +178,7 @@ mod tests {
         let entries = checkpoints(&run).unwrap();
         let CheckpointEntry::Incomplete { why, .. } = &entries[0] else { panic!() };
         assert!(why.contains("written by a newer vidtui (format 3; this one reads 1)"), "{why}");
-        assert!(to_prune(&entries, 1).is_empty());
+        assert!(to_prune(&entries, 1, 0).is_empty());
     }
 
     #[test]
@@ -204,11 +206,23 @@ mod tests {
         }
         fs::remove_file(run.step_dir(20).join("state.toml")).unwrap();
         let entries = checkpoints(&run).unwrap();
-        assert!(to_prune(&entries, 0).is_empty());
-        assert_eq!(to_prune(&entries, 1), [10, 30]);
-        assert_eq!(to_prune(&entries, 2), [10]);
-        assert!(to_prune(&entries, 9).is_empty());
-        assert!(to_prune(&[], 1).is_empty());
+        assert!(to_prune(&entries, 0, 0).is_empty());
+        assert_eq!(to_prune(&entries, 1, 0), [10, 30]);
+        assert_eq!(to_prune(&entries, 2, 0), [10]);
+        assert!(to_prune(&entries, 9, 0).is_empty());
+        assert!(to_prune(&[], 1, 0).is_empty());
+    }
+
+    #[test]
+    fn checkpoints_at_some_steps_are_kept_for_good() {
+        let (_keep, run) = temp();
+        for step in [10, 20, 30, 40, 50] {
+            save(&run, step, 1);
+        }
+        let entries = checkpoints(&run).unwrap();
+        assert_eq!(to_prune(&entries, 1, 20), [10, 30]);
+        assert_eq!(to_prune(&entries, 2, 30), [10, 20]);
+        assert!(to_prune(&entries, 0, 20).is_empty());
     }
 
     #[test]
@@ -218,7 +232,7 @@ mod tests {
             save(&run, step, 1);
         }
         save(&run, 20, 2);
-        assert_eq!(to_prune(&checkpoints(&run).unwrap(), 1), [10, 30, 40]);
+        assert_eq!(to_prune(&checkpoints(&run).unwrap(), 1, 0), [10, 30, 40]);
     }
 
     /// What can happen to a step directory.
@@ -269,7 +283,7 @@ mod tests {
             let complete: Vec<u64> = entries.iter().filter_map(|e| e.complete().map(|c| c.step)).collect();
             prop_assert_eq!(&complete, &whole);
             prop_assert_eq!(latest(&run).map(|c| c.step), whole.last().copied());
-            let pruned = to_prune(&entries, keep_last);
+            let pruned = to_prune(&entries, keep_last, 0);
             prop_assert!(pruned.iter().all(|step| whole.contains(step) && whole.last() != Some(step)));
             prop_assert_eq!(whole.len() - pruned.len(), whole.len().min(keep_last as usize));
         }

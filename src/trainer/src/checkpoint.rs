@@ -88,6 +88,32 @@ impl Writing {
     }
 }
 
+/// The size of a checkpoint: values, and for each tensor some hundred bytes of headers and manifest. The same on every
+/// rank.
+pub fn bytes(sharded: &Sharded<'_>) -> u64 {
+    sharded.fsdp.bytes() + sharded.tables.iter().flatten().count() as u64 * ABOUT_A_TENSOR
+}
+
+/// What is said about a tensor and its two moments, when every rank of a few has a piece.
+const ABOUT_A_TENSOR: u64 = 1500;
+
+/// Refuses to begin what cannot end.
+fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
+    let parent = dir.parent().unwrap_or(dir);
+    // Where the system does not tell, writing will.
+    let Ok(disk) = nix::sys::statvfs::statvfs(parent.as_std_path()) else { return Ok(()) };
+    let free = disk.blocks_available() * disk.fragment_size();
+    if free >= needed {
+        return Ok(());
+    }
+    let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    Err(Failure::new(
+        format!("cannot save {dir}"),
+        format!("it needs {}, and {} are free on its disk", mb(needed), mb(free)),
+        "free some space there; the checkpoints before this one are untouched",
+    ))
+}
+
 /// Copies this rank's part of a checkpoint and starts writing it. A collective, short beside the writing.
 ///
 /// # Errors
@@ -97,7 +123,11 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     let staging = Staging::new(run, state.step);
     let first = groups.world.rank() == 0;
     fault::reached("asked", state.step);
-    agree(&groups.world, if first { staging.prepare().map_err(Failure::from) } else { Ok(()) })?;
+    let prepare = || {
+        staging.prepare()?;
+        check_space(&staging.dir(), bytes(sharded)).inspect_err(|_| drop(staging.abandon()))
+    };
+    agree(&groups.world, if first { prepare() } else { Ok(()) })?;
     fault::reached("prepared", state.step);
     let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
         let rank = groups.world.rank();

@@ -15,10 +15,12 @@ mod parallelize;
 mod rank;
 mod seeds;
 mod signals;
+mod spikes;
 mod step;
 #[cfg(test)]
 mod traces;
 mod trainer;
+mod wishes;
 
 use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};

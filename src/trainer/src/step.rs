@@ -6,6 +6,7 @@ use crate::optim::{LearningRates, Moments};
 use crate::parallelize::Sharded;
 use crate::rank::peer_lost;
 use crate::seeds::{self, Purpose};
+use crate::wishes::{Why, Wishes};
 use dist::clip::{clip_factor, grad_norm};
 use dist::fsdp::Fsdp;
 use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
@@ -27,19 +28,6 @@ pub struct Step<'a> {
     pub schedule: &'a Schedule,
     /// Key of every random draw.
     pub seed: u64,
-}
-
-/// What the ranks ask for and tell each other once a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Wishes {
-    /// Save now.
-    pub save: bool,
-    /// Save and stop: a signal or the stop file.
-    pub stop: bool,
-    /// Save and stop: a supervisor is gone.
-    pub orphaned: bool,
-    /// Whether the checkpoint on its way, if there is one, is written: of all ranks, where the others are of any.
-    pub written: bool,
 }
 
 /// What a step gave, the same on every rank except the times.
@@ -150,9 +138,8 @@ impl Step<'_> {
             applied,
             lr,
             wishes: Wishes {
-                save: ranks.iter().any(|r| r.wishes.save),
-                stop: ranks.iter().any(|r| r.wishes.stop),
-                orphaned: ranks.iter().any(|r| r.wishes.orphaned),
+                save: ranks.iter().filter_map(|r| r.wishes.save).max(),
+                stop: ranks.iter().filter_map(|r| r.wishes.stop).max(),
                 written: ranks.iter().all(|r| r.wishes.written),
             },
             data_s,
@@ -214,17 +201,15 @@ struct Told {
 
 /// One small all-gather per step: so all ranks see the same wishes and stop at the same step.
 fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
-    let flag = |b: bool| if b { 1.0 } else { 0.0 };
     let Told { loss, step_s, memory, wishes } = told;
     let mine = [
         loss,
         step_s,
         memory.now_gib,
         memory.peak_gib,
-        flag(wishes.save),
-        flag(wishes.stop),
-        flag(wishes.orphaned),
-        flag(wishes.written),
+        Why::to_number(wishes.save),
+        Why::to_number(wishes.stop),
+        f64::from(u8::from(wishes.written)),
     ];
     let world = &fsdp.groups().world;
     let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
@@ -235,7 +220,7 @@ fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
         loss: r[0],
         step_s: r[1],
         memory: Memory { now_gib: r[2], peak_gib: r[3] },
-        wishes: Wishes { save: r[4] != 0.0, stop: r[5] != 0.0, orphaned: r[6] != 0.0, written: r[7] != 0.0 },
+        wishes: Wishes { save: Why::of_number(r[4]), stop: Why::of_number(r[5]), written: r[6] != 0.0 },
     };
     Ok(flat.chunks_exact(mine.len()).map(read).collect())
 }

@@ -6,7 +6,8 @@
 use crate::init;
 use crate::optim::Moments;
 use crate::parallelize::{layouts, unit_tables};
-use crate::step::{Outcome, Step, Wishes};
+use crate::step::{Outcome, Step};
+use crate::wishes::Wishes;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use dist::fsdp::Fsdp;
@@ -16,8 +17,8 @@ use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{
-    CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat, Train,
-    Trainable,
+    CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
+    RunLimits, Train, Trainable,
 };
 use std::time::Duration;
 use tch::{Kind, Tensor};
@@ -112,8 +113,9 @@ impl Trace {
             },
             mesh,
             remat,
-            checkpoint: CheckpointPolicy { interval: 0, keep_last: 0 },
-            log: Log { interval: 1 },
+            checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
+            log: Log { interval: 1, spike: 0.0 },
+            run: RunLimits { time_limit: "none".parse().unwrap() },
         }
     }
 }

@@ -9,7 +9,9 @@ use crate::optim::Moments;
 use crate::parallelize::{layouts, unit_tables};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
-use crate::step::{Outcome, Step, Wishes, compute_kind};
+use crate::spikes::Spikes;
+use crate::step::{Outcome, Step, compute_kind};
+use crate::wishes::{Deadline, Why, Wishes};
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
 use dit::block::Keep;
@@ -18,6 +20,9 @@ use dit::network::Network;
 use recipe::{Layer, ParamSpec, Recipe};
 use rundir::{Attempt, Checkpoint, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
 use std::time::Instant;
+
+/// Bytes a second that a save is taken to write until one was measured.
+const SLOW_DISK: f64 = 100e6;
 
 /// How a run of the loop ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +50,8 @@ pub struct Trainer {
     log: Option<RunLog>,
     progress: Progress,
     saving: Option<Saving>,
+    deadline: Deadline,
+    spikes: Spikes,
 }
 
 /// A checkpoint on its way to the disk.
@@ -66,6 +73,8 @@ struct Progress {
     bad_steps: u64,
     /// The step of the last checkpoint, saved or on its way.
     saved: Option<u64>,
+    /// Saves in a row that failed.
+    failed_saves: u64,
     /// Seconds that the last step was held up by saving.
     checkpoint_s: f64,
 }
@@ -87,10 +96,20 @@ impl Trainer {
         let tables = unit_tables(&recipe);
         let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
-        let progress =
-            Progress { step: 0, samples: 0, seed: recipe.train.seed, bad_steps: 0, saved: None, checkpoint_s: 0.0 };
+        let progress = Progress {
+            step: 0,
+            samples: 0,
+            seed: recipe.train.seed,
+            bad_steps: 0,
+            saved: None,
+            failed_saves: 0,
+            checkpoint_s: 0.0,
+        };
+        let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+        let sharded = Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
+        let deadline = Deadline::new(recipe.run.time_limit, checkpoint::bytes(&sharded) as f64 / SLOW_DISK);
         let mut trainer = Trainer {
-            moments: Moments::new(&fsdp, &tables, &recipe.optimizer),
+            moments,
             network: Network::new(&recipe.model, keep, recipe.remat.scan_group),
             schedule: Schedule::default(),
             id: meta.id.clone(),
@@ -104,6 +123,8 @@ impl Trainer {
             log,
             progress,
             saving: None,
+            deadline,
+            spikes: Spikes::default(),
         };
         trainer.start()?;
         Ok(trainer)
@@ -189,35 +210,76 @@ impl Trainer {
     /// When a peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
     pub fn run(mut self) -> Result<Finish, Failure> {
         while self.progress.step < self.recipe.train.steps {
-            let wishes = Wishes {
-                save: self.signals.take_save(),
-                stop: self.signals.stop() || (self.log.is_some() && self.run.stop_file().exists()),
-                orphaned: self.signals.orphaned(),
-                written: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
-            };
+            let wishes = self.wishes();
             let outcome = self.step(wishes)?;
             let interval = self.recipe.checkpoint.interval;
             let due = interval > 0 && self.progress.step.is_multiple_of(interval);
-            if outcome.wishes.stop || outcome.wishes.orphaned {
-                let why = if outcome.wishes.stop { "asked to stop" } else { "the supervisor is gone" };
-                self.event(EventKind::Stopping { why: why.into() });
+            if let Some(why) = outcome.wishes.stop {
+                let why = self.in_words(why);
+                self.event(EventKind::Stopping { why: why.clone() });
                 self.save_now()?;
-                self.event(EventKind::Stopped { why: why.into() });
-                return Ok(Finish::Stopped(why.into()));
+                self.event(EventKind::Stopped { why: why.clone() });
+                return Ok(Finish::Stopped(why));
             }
             let held_up = Instant::now();
-            // A save that fails is an event, and the run goes on: it tries again at the next interval.
             if outcome.wishes.written {
-                let _ = self.finish_save();
+                self.finish_save().or_else(|failure| self.go_on_after(failure))?;
             }
-            if (due || outcome.wishes.save) && self.progress.step < self.recipe.train.steps {
-                let _ = self.begin_save();
+            if self.progress.step < self.recipe.train.steps {
+                if let Some(why) = outcome.wishes.save {
+                    self.event(EventKind::SaveAsked { why: why.to_string() });
+                }
+                if due || outcome.wishes.save.is_some() {
+                    self.begin_save().or_else(|failure| self.go_on_after(failure))?;
+                }
             }
             self.progress.checkpoint_s = held_up.elapsed().as_secs_f64();
         }
         self.save_now()?;
         self.event(EventKind::Finished);
         Ok(Finish::Complete)
+    }
+
+    /// What this rank wishes; files and the clock are looked at by rank 0 alone.
+    fn wishes(&mut self) -> Wishes {
+        let first = self.log.is_some();
+        // Whoever asks by file asks once: the file goes when it was seen.
+        let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
+        let stop = [
+            (self.signals.stop(), Why::Term),
+            (first && self.run.stop_file().exists(), Why::File),
+            (first && self.deadline.is_near(), Why::TimeLimit),
+            (self.signals.orphaned(), Why::Orphaned),
+        ];
+        Wishes {
+            save: if self.signals.take_save() { Some(Why::Usr1) } else { save_file.then_some(Why::File) },
+            stop: stop.into_iter().find_map(|(asked, why)| asked.then_some(why)),
+            written: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
+        }
+    }
+
+    fn in_words(&self, why: Why) -> String {
+        match why {
+            Why::TimeLimit => format!(
+                "the time limit of {} is near; {:.1} s of it are kept for saving",
+                self.recipe.run.time_limit,
+                self.deadline.reserve_s()
+            ),
+            other => other.to_string(),
+        }
+    }
+
+    /// A save that failed is an event, and the run goes on to the next, unless the recipe has had enough.
+    fn go_on_after(&mut self, failure: Failure) -> Result<(), Failure> {
+        let (failed, most) = (self.progress.failed_saves, self.recipe.checkpoint.max_failures);
+        if most == 0 || failed < most {
+            return Ok(());
+        }
+        Err(Failure::new(
+            format!("training stopped at step {}: {failed} saves in a row failed", self.progress.step),
+            format!("{}: {}", failure.what, failure.why),
+            format!("{}; checkpoint.max_failures = 0 would train on without checkpoints", failure.fix),
+        ))
     }
 
     fn step(&mut self, wishes: Wishes) -> Result<Outcome, Failure> {
@@ -228,7 +290,9 @@ impl Trainer {
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, wishes)?;
         self.progress.step += 1;
         self.progress.samples += self.recipe.train.global_batch as u64;
-        self.record(&outcome, start.elapsed().as_secs_f64());
+        let step_s = start.elapsed().as_secs_f64();
+        self.deadline.saw_step(step_s);
+        self.record(&outcome, step_s);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         if self.progress.bad_steps > self.recipe.train.max_bad_steps {
             return Err(Failure::new(
@@ -268,6 +332,10 @@ impl Trainer {
         };
         let due = step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps;
         let Some(log) = &mut self.log else { return };
+        let spike = finite(outcome.loss).and_then(|loss| self.spikes.see(loss, self.recipe.log.spike));
+        if let Some(usual) = spike {
+            log.event(step, EventKind::LossSpike { loss: outcome.loss, usual });
+        }
         if due {
             log.metrics(&sample);
         }
@@ -294,7 +362,7 @@ impl Trainer {
         if self.progress.saved == Some(step) {
             return Ok(());
         }
-        let _ = self.finish_save();
+        self.finish_save().or_else(|failure| self.go_on_after(failure))?;
         self.event(EventKind::CheckpointStarted);
         let started = Instant::now();
         let (epoch, position) = self.data.position(self.progress.samples);
@@ -328,6 +396,8 @@ impl Trainer {
         match checkpoint::finish(&self.fsdp, writing, &saved) {
             Ok(bytes) => {
                 let seconds = started.elapsed().as_secs_f64();
+                self.deadline.saw_save(seconds);
+                self.progress.failed_saves = 0;
                 self.event_at(step, EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
                 self.prune();
                 Ok(())
@@ -340,6 +410,7 @@ impl Trainer {
         if self.progress.saved == Some(step) {
             self.progress.saved = None;
         }
+        self.progress.failed_saves += 1;
         self.event_at(step, EventKind::CheckpointFailed { failure: failure.clone() });
         Err(failure)
     }
@@ -348,8 +419,9 @@ impl Trainer {
         if self.log.is_none() {
             return;
         }
+        let policy = self.recipe.checkpoint.clone();
         let entries = rundir::checkpoints(&self.run).unwrap_or_default();
-        for step in rundir::to_prune(&entries, self.recipe.checkpoint.keep_last) {
+        for step in rundir::to_prune(&entries, policy.keep_last, policy.keep_every) {
             let dir = self.run.step_dir(step);
             match std::fs::remove_dir_all(&dir) {
                 Ok(()) => self.event(EventKind::CheckpointPruned { step }),

@@ -1,0 +1,129 @@
+//! What a rank wants of all of them: to save, or to stop.
+//!
+//! Wishes are exchanged once a step, so all ranks act on them at the same one.
+
+use recipe::TimeLimit;
+use std::fmt;
+use std::time::Instant;
+
+/// What the ranks ask for and tell each other once a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wishes {
+    /// Save now.
+    pub save: Option<Why>,
+    /// Save and stop.
+    pub stop: Option<Why>,
+    /// Whether the checkpoint on its way, if there is one, is written: of all ranks, where the others are of any.
+    pub written: bool,
+}
+
+/// Where a wish comes from. Of several, the later one here is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// The supervisor of a rank is gone.
+    Orphaned,
+    /// The time limit is near.
+    TimeLimit,
+    /// A file in the run directory.
+    File,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGTERM or SIGINT.
+    Term,
+}
+
+const ALL: [Why; 5] = [Why::Orphaned, Why::TimeLimit, Why::File, Why::Usr1, Why::Term];
+
+impl Why {
+    /// A wish as a number that travels with others of a step; 0 is none.
+    pub fn to_number(why: Option<Why>) -> f64 {
+        why.and_then(|why| ALL.iter().position(|w| *w == why)).map_or(0.0, |at| (at + 1) as f64)
+    }
+
+    /// The wish that a number stands for.
+    pub fn of_number(number: f64) -> Option<Why> {
+        ALL.get((number as usize).checked_sub(1)?).copied()
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Orphaned => "the supervisor is gone",
+            Why::TimeLimit => "the time limit is near",
+            Why::File => "a file in the run directory asks for it",
+            Why::Usr1 => "SIGUSR1",
+            Why::Term => "SIGTERM or SIGINT",
+        })
+    }
+}
+
+/// Watches the time limit: it is near when no more is left than a step and a save may take.
+#[derive(Debug)]
+pub struct Deadline {
+    started: Instant,
+    limit_s: Option<f64>,
+    step_s: f64,
+    save_s: f64,
+    measured: bool,
+}
+
+impl Deadline {
+    /// Begins to count. Until a save was measured it is taken to need `save_s`.
+    pub fn new(limit: TimeLimit, save_s: f64) -> Self {
+        Deadline {
+            started: Instant::now(),
+            limit_s: limit.seconds().map(|s| s as f64),
+            step_s: 0.0,
+            save_s,
+            measured: false,
+        }
+    }
+
+    /// Takes in how long a step took.
+    pub fn saw_step(&mut self, seconds: f64) {
+        // A slow step may come again; one long ago says little.
+        self.step_s = seconds.max(self.step_s * 0.99);
+    }
+
+    /// Takes in how long a save took, from being asked for to being there.
+    pub fn saw_save(&mut self, seconds: f64) {
+        self.save_s = if self.measured { self.save_s.max(seconds) } else { seconds };
+        self.measured = true;
+    }
+
+    /// Whether it is time to save.
+    pub fn is_near(&self) -> bool {
+        self.limit_s.is_some_and(|limit| self.started.elapsed().as_secs_f64() + self.reserve_s() >= limit)
+    }
+
+    /// Seconds that are kept for the step under way and the save after it.
+    pub fn reserve_s(&self) -> f64 {
+        2.0 * self.step_s + 1.5 * self.save_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_travels_as_a_number() {
+        for why in ALL.into_iter().map(Some).chain([None]) {
+            assert_eq!(Why::of_number(Why::to_number(why)), why);
+        }
+        assert!(ALL.is_sorted());
+    }
+
+    #[test]
+    fn the_time_of_a_save_is_kept_in_reserve() {
+        let mut deadline = Deadline::new("1h".parse().unwrap(), 60.0);
+        assert!(!deadline.is_near());
+        deadline.saw_step(100.0);
+        deadline.saw_save(1000.0);
+        assert!(!deadline.is_near(), "{}", deadline.reserve_s());
+        deadline.saw_save(2300.0);
+        assert!(deadline.is_near(), "{}", deadline.reserve_s());
+        assert!(!Deadline::new("none".parse().unwrap(), 1e9).is_near());
+    }
+}
