@@ -133,6 +133,10 @@ pub enum Chart {
     StepTime,
     /// Memory per rank in GiB.
     Memory,
+    /// Norm of the trained weights.
+    WeightNorm,
+    /// Share of the devices' peak that the model's own arithmetic reaches.
+    Mfu,
 }
 
 /// What runs along the bottom of the charts.

@@ -45,6 +45,9 @@ pub fn sample(attempt: u32, step: u64) -> MetricSample {
         lr: 1e-4 * (x / 20.0).min(1.0),
         step_s: 1.21 + 0.05 * wave + if step % 40 == 1 { 0.6 } else { 0.0 },
         data_s: 0.02 + 0.01 * wave.abs(),
+        weight_norm: Some(41.0 + 0.01 * x),
+        mfu: Some(0.31 + 0.02 * wave),
+        busy_s_by_rank: vec![1.02, if (30..44).contains(&step) { 1.6 } else { 1.04 + 0.08 * wave.abs() }],
         mem_gib_by_rank: vec![1.21 + 0.2 * (1.0 - (-x / 5.0).exp()), 1.18 + 0.2 * (1.0 - (-x / 5.0).exp())],
         ..Default::default()
     }

@@ -41,6 +41,8 @@ pub fn areas(size: Size) -> Areas {
 pub enum Panel {
     /// One chart.
     Chart(Chart),
+    /// How much slower than the others each rank is.
+    Ranks,
     /// What can be resumed from.
     Checkpoints,
     /// What happened.
@@ -49,16 +51,33 @@ pub enum Panel {
 
 impl Panel {
     /// All panels, in the order of the Tab key.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Chart(Chart::Loss),
         Self::Chart(Chart::LearningRate),
         Self::Chart(Chart::GradNorm),
         Self::Chart(Chart::StepTime),
         Self::Chart(Chart::Memory),
+        Self::Chart(Chart::WeightNorm),
+        Self::Chart(Chart::Mfu),
+        Self::Ranks,
         Self::Checkpoints,
         Self::Events,
     ];
+
+    /// Panels that share the column on the right, where there is room for four of them.
+    const SIDE: [Self; 7] = [
+        Self::Chart(Chart::LearningRate),
+        Self::Chart(Chart::GradNorm),
+        Self::Chart(Chart::StepTime),
+        Self::Chart(Chart::Memory),
+        Self::Chart(Chart::WeightNorm),
+        Self::Chart(Chart::Mfu),
+        Self::Ranks,
+    ];
 }
+
+/// Panels above each other in the column on the right.
+const SHOWN_OF_SIDE: usize = 4;
 
 /// Parts of the run screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,13 +106,14 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool) -> RunAr
     } else if enlarged || rest.width < 60 || rest.height < 15 {
         vec![(focus, rest)]
     } else {
-        grid(rest)
+        grid(rest, focus)
     };
     RunAreas { state, advice, panels }
 }
 
-/// The loss large on the left with the events below it; everything else in a column on the right.
-fn grid(area: Rect) -> Vec<(Panel, Rect)> {
+/// The loss large on the left with the events below it; everything else in a column on the right, which moves on to the
+/// focused panel where it has no room for all.
+fn grid(area: Rect, focus: Panel) -> Vec<(Panel, Rect)> {
     const GAP: u16 = 3;
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
@@ -105,9 +125,11 @@ fn grid(area: Rect) -> Vec<(Panel, Rect)> {
     let chart_height = (area.height - checkpoints) / 4 - air;
     let mut rest = right;
     let mut panels = vec![(Panel::Chart(Chart::Loss), loss)];
-    for chart in [Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory] {
+    let focused = Panel::SIDE.iter().position(|panel| *panel == focus).unwrap_or(0);
+    let first = (focused + 1).saturating_sub(SHOWN_OF_SIDE);
+    for panel in &Panel::SIDE[first..first + SHOWN_OF_SIDE] {
         let (top, below) = cut_top(rest, chart_height);
-        panels.push((Panel::Chart(chart), top));
+        panels.push((*panel, top));
         rest = cut_top(below, air).1;
     }
     panels.push((Panel::Checkpoints, rest));

@@ -17,6 +17,7 @@ pub mod layout;
 pub mod modals;
 mod model;
 mod msg;
+pub mod rank_times;
 pub mod screens;
 pub mod series;
 pub mod text;

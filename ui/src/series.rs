@@ -4,6 +4,7 @@
 //! extremes of each of its columns, which the pyramid answers in a few dozen operations. Nothing is thrown away, so
 //! zooming in always ends at the samples themselves.
 
+use crate::rank_times::RankTimes;
 use rundir::MetricSample;
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
@@ -33,6 +34,10 @@ pub enum Track {
     Lr,
     /// Learning rate of the TTT layers.
     LrTtt,
+    /// Norm of the trained weights.
+    WeightNorm,
+    /// Share of the devices' peak that is used.
+    Mfu,
     /// Memory of one rank.
     Memory(usize),
     /// Memory of the fullest rank.
@@ -42,7 +47,7 @@ pub enum Track {
 }
 
 impl Track {
-    const COUNT: usize = 8 + MAX_RANK_LINES;
+    const COUNT: usize = 10 + MAX_RANK_LINES;
     const SMOOTHED: usize = 3;
 
     fn index(self) -> usize {
@@ -55,7 +60,9 @@ impl Track {
             Self::LrTtt => 5,
             Self::MemoryHighest => 6,
             Self::MemoryLowest => 7,
-            Self::Memory(rank) => 8 + rank.min(MAX_RANK_LINES - 1),
+            Self::WeightNorm => 8,
+            Self::Mfu => 9,
+            Self::Memory(rank) => 10 + rank.min(MAX_RANK_LINES - 1),
         }
     }
 }
@@ -295,6 +302,8 @@ impl Piece {
         add(Track::DataTime, Reading::of(Some(sample.data_s)));
         add(Track::Lr, Reading::of(Some(sample.lr)));
         add(Track::LrTtt, Reading::if_measured(sample.lr_ttt));
+        add(Track::WeightNorm, Reading::if_measured(sample.weight_norm));
+        add(Track::Mfu, Reading::if_measured(sample.mfu));
         let memory = &sample.mem_gib_by_rank;
         let wide = memory.len() > MAX_RANK_LINES;
         for rank in 0..MAX_RANK_LINES {
@@ -351,6 +360,7 @@ pub struct Series {
     live: Piece,
     superseded: Vec<Piece>,
     started_s: Option<f64>,
+    rank_times: RankTimes,
 }
 
 impl Series {
@@ -369,8 +379,15 @@ impl Series {
             if newer {
                 self.superseded.push(tail);
             }
+            self.rank_times.cut(sample.step);
         }
         self.live.push(sample);
+        self.rank_times.push(sample);
+    }
+
+    /// Returns how long each rank was busy in the newest steps that count.
+    pub fn rank_times(&self) -> &RankTimes {
+        &self.rank_times
     }
 
     /// Returns the samples that count.

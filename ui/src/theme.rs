@@ -109,6 +109,8 @@ pub struct Symbols {
     pub none: &'static str,
     /// Corners and sides of a dialog: top left, top right, bottom left, bottom right, horizontal, vertical.
     pub frame: [&'static str; 6],
+    /// From usual to far too slow, in the order of [`crate::rank_times::LEVELS`].
+    pub shades: [&'static str; 5],
     /// States, in the order of [`crate::words::StateKind`].
     pub states: [&'static str; 11],
 }
@@ -131,6 +133,7 @@ impl Symbols {
             arrow: "→",
             none: "–",
             frame: ["╭", "╮", "╰", "╯", "─", "│"],
+            shades: ["·", "░", "▒", "▓", "█"],
             states: ["○", "◌", "●", "↓", "□", "▲", "✓", "■", "✗", "✗", "?"],
         }
     }
@@ -152,6 +155,7 @@ impl Symbols {
             arrow: "->",
             none: "-",
             frame: ["+", "+", "+", "+", "-", "|"],
+            shades: [".", "-", "=", "%", "#"],
             states: [".", "~", "*", "v", "-", "!", "=", "#", "x", "x", "?"],
         }
     }

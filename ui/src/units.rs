@@ -119,6 +119,8 @@ pub enum Unit {
     Seconds,
     /// GiB.
     Gib,
+    /// A part of 1, shown in per cent.
+    Share,
     /// Optimizer steps.
     Step,
     /// Seconds since the start of the run.
@@ -137,6 +139,7 @@ pub fn value(value: f64, unit: Unit) -> String {
         Unit::Seconds if value.abs() < 1.0 => format!("{:.0} ms", value * 1e3),
         Unit::Seconds if value.abs() < 100.0 => format!("{value:.2} s"),
         Unit::Seconds => duration(value),
+        Unit::Share => format!("{} %", number(value * 100.0)),
         Unit::Gib if value.abs() < 1.0 => format!("{:.0} MiB", value * 1024.0),
         Unit::Gib if value.abs() < 10.0 => format!("{value:.2} GiB"),
         Unit::Gib => format!("{value:.1} GiB"),
@@ -189,6 +192,7 @@ fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
         Unit::Plain | Unit::Rate | Unit::Step => (1.0, ""),
         Unit::Seconds if largest < 1.0 => (1e3, " ms"),
         Unit::Seconds => (1.0, " s"),
+        Unit::Share => (100.0, " %"),
         Unit::Gib if largest < 1.0 => (1024.0, " MiB"),
         Unit::Gib => (1.0, " GiB"),
         Unit::Elapsed if largest < 180.0 => (1.0, " s"),

@@ -44,7 +44,7 @@ pub struct MetricSample {
     /// Seconds of the forward pass.
     #[serde(default, serialize_with = "millionth")]
     pub forward_s: f64,
-    /// Seconds of the backward pass, with recomputation and reduction.
+    /// Seconds of the backward pass with recomputation, without the waiting for reductions.
     #[serde(default, serialize_with = "millionth")]
     pub backward_s: f64,
     /// Seconds of clipping and the optimizer.
@@ -65,9 +65,24 @@ pub struct MetricSample {
     /// Most memory in use so far, GiB, by rank.
     #[serde(default, serialize_with = "thousandths")]
     pub mem_peak_gib_by_rank: Vec<f64>,
-    /// Seconds of the step, by rank: who waits for whom.
+    /// Seconds of the step, by rank, with the waiting for each other.
     #[serde(default, serialize_with = "thousandths")]
     pub step_s_by_rank: Vec<f64>,
+    /// Seconds of the step that a rank did not spend waiting for others, by rank: who is waited for.
+    #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
+    pub busy_s_by_rank: Vec<f64>,
+    /// Seconds that the first rank waited for gathered weights and reduced gradients.
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    pub reduce_s: f64,
+    /// Norm of all trained weights.
+    #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
+    pub weight_norm: Option<f64>,
+    /// Model TFLOP per second and rank: forward and backward once, whatever is computed again.
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    pub tflops: f64,
+    /// The share of the device's peak that this is; none where the peak is not known.
+    #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
 }
 
 impl Default for MetricSample {
@@ -92,6 +107,11 @@ impl Default for MetricSample {
             mem_gib_by_rank: Vec::new(),
             mem_peak_gib_by_rank: Vec::new(),
             step_s_by_rank: Vec::new(),
+            busy_s_by_rank: Vec::new(),
+            reduce_s: 0.0,
+            weight_norm: None,
+            tflops: 0.0,
+            mfu: None,
         }
     }
 }

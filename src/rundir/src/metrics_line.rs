@@ -21,10 +21,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<MetricSample> {
     let grad_norm = at.number_or_null()?;
     at.skip(b",\"lr\":")?;
     let lr = at.number()?;
-    let lr_ttt = match at.skip(b",\"lr_ttt\":") {
-        Some(()) => Some(at.number()?),
-        None => None,
-    };
+    let lr_ttt = at.maybe(b",\"lr_ttt\":")?;
     let sample = MetricSample {
         v: SCHEMA,
         attempt,
@@ -39,15 +36,20 @@ pub(crate) fn parse(line: &[u8]) -> Option<MetricSample> {
         forward_s: at.named(b",\"forward_s\":")?,
         backward_s: at.named(b",\"backward_s\":")?,
         optimizer_s: at.named(b",\"optimizer_s\":")?,
-        checkpoint_s: match at.skip(b",\"checkpoint_s\":") {
-            Some(()) => at.number()?,
-            None => 0.0,
-        },
+        checkpoint_s: at.maybe(b",\"checkpoint_s\":")?.unwrap_or_default(),
         samples_per_s: at.named(b",\"samples_per_s\":")?,
         tokens_per_s: at.named(b",\"tokens_per_s\":")?,
         mem_gib_by_rank: at.numbers(b",\"mem_gib_by_rank\":[")?,
         mem_peak_gib_by_rank: at.numbers(b",\"mem_peak_gib_by_rank\":[")?,
         step_s_by_rank: at.numbers(b",\"step_s_by_rank\":[")?,
+        busy_s_by_rank: match at.rest.starts_with(b",\"busy_s_by_rank\":[") {
+            true => at.numbers(b",\"busy_s_by_rank\":[")?,
+            false => Vec::new(),
+        },
+        reduce_s: at.maybe(b",\"reduce_s\":")?.unwrap_or_default(),
+        weight_norm: at.maybe(b",\"weight_norm\":")?,
+        tflops: at.maybe(b",\"tflops\":")?.unwrap_or_default(),
+        mfu: at.maybe(b",\"mfu\":")?,
     };
     (at.rest == b"}").then_some(sample)
 }
@@ -65,6 +67,14 @@ impl Cursor<'_> {
     fn named(&mut self, key: &[u8]) -> Option<f64> {
         self.skip(key)?;
         self.number()
+    }
+
+    /// The number of a key that may be left out; none if there is something else than a number.
+    fn maybe(&mut self, key: &[u8]) -> Option<Option<f64>> {
+        match self.skip(key) {
+            Some(()) => self.number().map(Some),
+            None => Some(None),
+        }
     }
 
     fn number_or_null(&mut self) -> Option<Option<f64>> {
@@ -164,7 +174,7 @@ mod tests {
     fn anything_else_is_left_to_the_general_parser() {
         let other = LINE.replace("\"v\":1", "\"v\":2");
         let spaced = LINE.replace(':', ": ");
-        let longer = LINE.replace(r#"]}"#, r#"],"mfu":0.4}"#);
+        let longer = LINE.replace(r#"]}"#, r#"],"eggs":0.4}"#);
         let cut = &LINE[..LINE.len() - 1];
         for line in [&other, &spaced, &longer, cut, "", "{", "{\"v\":1,\"attempt\":", "{\"v\":1,\"attempt\":-1"] {
             assert_eq!(parse(line.as_bytes()), None, "{line}");
@@ -188,7 +198,12 @@ mod tests {
                 lr_ttt: ttt.then_some(single(numbers[2])),
                 step_s: usual[1], data_s: usual[2], forward_s: numbers[3].clamp(-1e200, 1e200), backward_s: usual[3],
                 optimizer_s: usual[4], checkpoint_s: if ttt { usual[5] } else { 0.0 }, samples_per_s: usual[5], tokens_per_s: usual[6],
-                mem_gib_by_rank: ranks.clone(), mem_peak_gib_by_rank: vec![], step_s_by_rank: ranks,
+                mem_gib_by_rank: ranks.clone(), mem_peak_gib_by_rank: vec![], step_s_by_rank: ranks.clone(),
+                busy_s_by_rank: if finite { ranks } else { vec![] },
+                reduce_s: if ttt { usual[2].abs() } else { 0.0 },
+                weight_norm: finite.then_some(single(numbers[4])),
+                tflops: if finite { usual[6].abs() } else { 0.0 },
+                mfu: ttt.then_some(single(numbers[5])),
             };
             let line = serde_json::to_string(&sample).unwrap();
             let read = parse(line.as_bytes());

@@ -27,19 +27,24 @@ enum Values {
 pub const METRICS: &[Metric] = &[
     one("loss", "loss", Unit::Plain, |s| s.loss),
     one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
+    one("weight_norm", "weight norm", Unit::Plain, |s| s.weight_norm),
     one("lr", "learning rate", Unit::Rate, |s| Some(s.lr)),
     one("lr_ttt", "learning rate of TTT layers", Unit::Rate, |s| s.lr_ttt),
     one("step_s", "step time", Unit::Seconds, |s| Some(s.step_s)),
     one("data_s", "waiting for data", Unit::Seconds, |s| Some(s.data_s)),
     one("forward_s", "forward", Unit::Seconds, |s| Some(s.forward_s)),
     one("backward_s", "backward", Unit::Seconds, |s| Some(s.backward_s)),
+    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| Some(s.reduce_s)),
     one("optimizer_s", "optimizer", Unit::Seconds, |s| Some(s.optimizer_s)),
     one("checkpoint_s", "checkpoint", Unit::Seconds, |s| Some(s.checkpoint_s)),
     one("samples_per_s", "samples per second", Unit::Plain, |s| Some(s.samples_per_s)),
     one("tokens_per_s", "tokens per second", Unit::Plain, |s| Some(s.tokens_per_s)),
+    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| Some(s.tflops)),
+    one("mfu", "model FLOP utilisation", Unit::Share, |s| s.mfu),
     per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
     per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time of each rank", Unit::Seconds, |s| &s.step_s_by_rank),
+    per_rank("rank_busy_s", "step time of each rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
 ];
 
 const fn one(name: &'static str, label: &'static str, unit: Unit, value: fn(&MetricSample) -> Option<f64>) -> Metric {
@@ -101,6 +106,8 @@ pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, history: &History) -> C
         ui::Chart::Loss => ("loss", Unit::Plain, &[("loss", "loss")]),
         ui::Chart::LearningRate => ("learning rate", Unit::Rate, &[("lr", "weights"), ("lr_ttt", "TTT layers")]),
         ui::Chart::GradNorm => ("gradient norm", Unit::Plain, &[("grad_norm", "gradient norm")]),
+        ui::Chart::WeightNorm => ("weight norm", Unit::Plain, &[("weight_norm", "weight norm")]),
+        ui::Chart::Mfu => ("model FLOP utilisation", Unit::Share, &[("mfu", "MFU")]),
         ui::Chart::StepTime => ("step time", Unit::Seconds, &[("step_s", "step"), ("data_s", "waiting for data")]),
         ui::Chart::Memory => ("memory", Unit::Gib, &[("mem_gib", "memory")]),
     };

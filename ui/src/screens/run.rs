@@ -115,7 +115,7 @@ impl State {
     pub fn focused_chart(&self) -> Option<Chart> {
         match self.focus {
             Panel::Chart(chart) => Some(chart),
-            Panel::Checkpoints | Panel::Events => None,
+            Panel::Ranks | Panel::Checkpoints | Panel::Events => None,
         }
     }
 
@@ -235,7 +235,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let columns = chart_columns(model);
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
     let Some(run) = &mut model.run else { return Vec::new() };
-    let list = run.focused_chart().is_none();
+    let list = matches!(run.focus, Panel::Checkpoints | Panel::Events);
     let longest = match run.focus {
         Panel::Events => run.events.len(),
         _ => run.checkpoints.as_ref().map_or(0, Vec::len),

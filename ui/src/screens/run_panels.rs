@@ -3,10 +3,12 @@
 use crate::effect::{Chart, XAxis};
 use crate::layout::{self, Panel};
 use crate::model::Model;
+use crate::rank_times::LEVELS;
 use crate::screens::run::State;
 use crate::series::{MAX_RANK_LINES, SMOOTHING, Track};
 use crate::text;
 use crate::units::{self, Unit};
+use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::{panel as heading, write, write_lines};
 use crate::words::{self, StateKind, Weight};
@@ -24,6 +26,8 @@ pub fn title(chart: Chart) -> &'static str {
         Chart::GradNorm => "Gradient norm",
         Chart::StepTime => "Step time",
         Chart::Memory => "Memory",
+        Chart::WeightNorm => "Weight norm",
+        Chart::Mfu => "MFU",
     }
 }
 
@@ -35,12 +39,15 @@ pub fn file_name(chart: Chart) -> &'static str {
         Chart::GradNorm => "gradient-norm",
         Chart::StepTime => "step-time",
         Chart::Memory => "memory",
+        Chart::WeightNorm => "weight-norm",
+        Chart::Mfu => "mfu",
     }
 }
 
 fn unit(chart: Chart) -> Unit {
     match chart {
-        Chart::Loss | Chart::GradNorm => Unit::Plain,
+        Chart::Loss | Chart::GradNorm | Chart::WeightNorm => Unit::Plain,
+        Chart::Mfu => Unit::Share,
         Chart::LearningRate => Unit::Rate,
         Chart::StepTime => Unit::Seconds,
         Chart::Memory => Unit::Gib,
@@ -54,6 +61,8 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
         Chart::Loss => vec![named(Track::Loss, 'l', "loss")],
         Chart::LearningRate => vec![named(Track::Lr, 'w', "weights"), named(Track::LrTtt, 't', "TTT layers")],
         Chart::GradNorm => vec![named(Track::GradNorm, 'n', "norm before clipping")],
+        Chart::WeightNorm => vec![named(Track::WeightNorm, 'n', "norm of the trained weights")],
+        Chart::Mfu => vec![named(Track::Mfu, 'u', "of the devices' peak")],
         Chart::StepTime => {
             vec![named(Track::StepTime, 's', "whole step"), named(Track::DataTime, 'd', "waiting for data")]
         }
@@ -81,6 +90,7 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
 pub fn view(model: &Model, run: &State, panel: Panel, buf: &mut Buffer, area: Rect) {
     match panel {
         Panel::Chart(chart) => chart_panel(model, run, chart, buf, area),
+        Panel::Ranks => ranks(model, run, buf, area),
         Panel::Checkpoints => checkpoints(model, run, buf, area),
         Panel::Events => events(model, run, buf, area),
     }
@@ -94,6 +104,11 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
     let below = heading(model, buf, area, title(chart), values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { "No step yet" };
+        write(model, buf, below, Span::styled(nothing, model.theme.faint));
+        return;
+    }
+    if lines.is_empty() {
+        let nothing = if chart == Chart::Mfu { "Needs log.peak_tflops in the recipe" } else { "Not measured" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
@@ -201,6 +216,56 @@ fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Li
         }
     }
     Line::from(spans)
+}
+
+/// Who is waited for: ranks from top to bottom, steps from left to right.
+fn ranks(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+    let focused = run.focus == Panel::Ranks;
+    let times = run.series.rank_times();
+    let index = run.cursor_index();
+    let row = index.and_then(|index| times.at(run.series.live().step(index)));
+    let slowest = row.map(|row| {
+        let (rank, over) = row.slowest();
+        let how = if over < LEVELS[0] { "no rank lags".to_owned() } else { format!("rank {rank} {}", more(over)) };
+        let step = if run.cursor.is_some() && focused {
+            format!("step {}  ", units::grouped(row.step))
+        } else {
+            String::new()
+        };
+        vec![Span::styled(step, model.theme.faint), Span::styled(how, model.theme.strong)]
+    });
+    let below = heading(model, buf, area, "Ranks", slowest.unwrap_or_default(), focused);
+    if times.ranks() < 2 {
+        let nothing = if times.ranks() == 0 { "No step yet" } else { "One rank waits for nobody" };
+        write(model, buf, below, Span::styled(nothing, model.theme.faint));
+        return;
+    }
+    let enlarged = focused && run.enlarged && below.height >= 6;
+    let (plot, legend) = layout::cut_top(below, below.height - u16::from(enlarged));
+    let range = match run.x {
+        XAxis::Step => run.window(),
+        XAxis::Time => {
+            let (low, high) = run.window();
+            let live = run.series.live();
+            let step =
+                |x: f64| live.at_time(x + run.series.started_s().unwrap_or(0.0)).min(live.len().saturating_sub(1));
+            if live.is_empty() { (0.0, 1.0) } else { (live.step(step(low)) as f64, live.step(step(high)) as f64) }
+        }
+    };
+    let cursor = run.cursor.and(row).map(|row| row.step as f64);
+    HeatMap { times, window: range, cursor, symbols: model.symbols, theme: model.theme }.render(plot, buf);
+    let mut words = vec![Span::styled(format!("{} usual", model.symbols.shades[0]), model.theme.faint)];
+    for (level, over) in LEVELS.iter().enumerate() {
+        let style = shade_style(&model.theme, level + 1);
+        words.push(Span::styled(format!("   {} {}", model.symbols.shades[level + 1], more(*over)), style));
+    }
+    words.push(Span::styled("   over the median rank", model.theme.faint));
+    write(model, buf, legend, Line::from(words));
+}
+
+/// `+25 %`
+fn more(over: f32) -> String {
+    format!("+{:.0} %", over * 100.0)
 }
 
 fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {

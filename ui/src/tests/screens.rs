@@ -164,6 +164,31 @@ fn run_with_memory_of_both_ranks_enlarged() {
 }
 
 #[test]
+fn run_with_the_last_panels_of_the_column() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("Tab Tab Tab Tab Tab Tab Tab");
+    picture("run_ranks_small", ui);
+}
+
+#[test]
+fn run_with_many_ranks_of_which_some_lag() {
+    let mut ui = Ui::on_run(running(0));
+    let busy = |rank: usize, step: u64| match (rank, step) {
+        (201, 60..) => 1.9,
+        (64..72, 20..30) => 1.2,
+        (rank, step) => 1.0 + 0.03 * ((rank as u64 * 31 + step * 17) % 7) as f64 / 7.0,
+    };
+    let wide = |step| rundir::MetricSample {
+        busy_s_by_rank: (0..256).map(|rank| busy(rank, step)).collect(),
+        ..sample(1, step)
+    };
+    ui.tell(RunMsg::Metrics((1..=83).map(wide).collect()));
+    ui.tell(RunMsg::State(status(running(83))));
+    ui.press("Tab Tab Tab Tab Tab Tab Tab z Left Left Left");
+    picture("run_ranks", ui);
+}
+
+#[test]
 fn run_checkpoints() {
     let mut ui = Ui::on_run(stopped());
     let why = "rank-00001.safetensors is 12 KiB, its manifest says 1.6 MiB".into();

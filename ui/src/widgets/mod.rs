@@ -1,6 +1,7 @@
 //! Drawing that several screens share.
 
 pub mod dialog;
+pub mod heat_map;
 pub mod key_bar;
 pub mod line_chart;
 
