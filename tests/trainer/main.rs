@@ -34,6 +34,81 @@ fn recomputing_attention_or_keeping_it_gives_the_same_losses() {
 }
 
 #[test]
+fn blocks_that_run_again_one_by_one_in_groups_or_not_at_all_have_the_same_gradients() {
+    let scene = Scene::new();
+    let run = |name: &str, plan: &[&str]| {
+        let sets = [&["train.steps=4", "model.num_layers=5", "train.global_batch=4"][..], plan].concat();
+        losses(&scene.launch(name, &[1, 2], &sets).finish())
+    };
+    let want = run("one-by-one", &[]);
+    assert_eq!(run("pairs", &["remat.group=2"]), want);
+    assert_eq!(run("threes", &["remat.group=3", "remat.keep_attention=false"]), want);
+    assert_eq!(run("not-at-all", &["remat.mode=none"]), want);
+}
+
+#[test]
+fn half_precision_keeps_full_precision_weights_and_follows_full_precision() {
+    let scene = Scene::new();
+    let sets = ["train.steps=8", "train.global_batch=4", "train.trainable=qkvo"];
+    let full = scene.launch("full", &[1, 2], &sets).finish();
+    let half = scene.launch("half", &[1, 2], &[&sets[..], &["train.dtype=bfloat16"]].concat()).finish();
+    // A bfloat16 has eight bits: a rounding is at most one part in 256.
+    assert_close(&losses(&half), &losses(&full), 0.02, "bfloat16");
+    let checkpoint = Checkpoint::open(&latest(&half.dir).unwrap().dir).unwrap();
+    let mut finer = 0;
+    for (name, bytes) in harness::tensors(&checkpoint.dir) {
+        let dtype = &checkpoint.tensor(&name).unwrap().dtype;
+        let trained = name.contains(".attn.");
+        assert_eq!(dtype, if trained { "F32" } else { "BF16" }, "{name}");
+        assert!(trained || !name.contains('/'), "{name} is frozen and has optimizer state");
+        if trained {
+            // The low half of a number that was ever rounded to bfloat16 is zero.
+            finer += bytes.chunks_exact(4).filter(|x| x[..2] != [0, 0]).count();
+        }
+    }
+    assert!(finer > 0, "the master weights are no finer than what is computed in");
+}
+
+#[test]
+fn metrics_say_who_is_waited_for_and_how_much_is_computed() {
+    let scene = Scene::new();
+    let sets = ["train.steps=4", "train.global_batch=4", "log.peak_tflops=2", "log.interval=2"];
+    let one = scene.launch("one", &[1, 1], &sets).finish().samples();
+    let four = scene.launch("four", &[2, 2], &sets).finish().samples();
+    assert_eq!(four.iter().map(|s| s.step).collect::<Vec<_>>(), [2, 4]);
+    for (one, four) in one.iter().zip(&four) {
+        let (a, b) = (one.weight_norm.unwrap(), four.weight_norm.unwrap());
+        assert!(a > 0.0 && (a - b).abs() < 1e-4 * a, "{a} on one rank, {b} on four");
+        assert_eq!(four.busy_s_by_rank.len(), 4);
+        assert!(four.busy_s_by_rank.iter().zip(&four.step_s_by_rank).all(|(busy, step)| busy <= step), "{four:?}");
+        assert!(four.reduce_s > 0.0 && four.tflops > 0.0, "{four:?}");
+        assert!((four.mfu.unwrap() / (four.tflops / 2.0) - 1.0).abs() < 0.01 || four.tflops < 1e-4, "{four:?}");
+    }
+}
+
+#[test]
+fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
+    let scene = Scene::new();
+    let sets = ["train.steps=6", "train.global_batch=4", "checkpoint.interval=3"];
+    let first = scene.launch("first", &[1, 2], &sets).finish();
+    let other = scene.dataset("other", 3, [4, 4], 7);
+    let index = format!("data.index={}", scene.text_dataset(&other, 16));
+    let sets = [&sets[..], &["train.global_batch=2", index.as_str()]].concat();
+    let begin = |name: &str, start: StartFrom| scene.launch_from(name, &[1, 2], &sets, start).wait();
+    let (_, refused) = begin("same-place", StartFrom::Checkpoint { run: first.id(), step: 3 });
+    let said = String::from_utf8_lossy(&refused[0].stderr);
+    assert!(said.contains("is not the data set") && said.contains("--fresh-data"), "{said}");
+    let (fresh, outputs) = begin("fresh", StartFrom::CheckpointFreshData { run: first.id(), step: 3 });
+    assert!(outputs.iter().all(|o| o.status.success()));
+    assert_eq!(fresh.samples().iter().map(|s| s.step).collect::<Vec<_>>(), [4, 5, 6]);
+    let told = EventKind::Restored {
+        restored: "weights, optimizer after 3 updates".into(),
+        anew: "data (another data set, global batch 4 before and 2 now), noise and timesteps".into(),
+    };
+    assert!(fresh.events().iter().any(|e| e.kind == told), "{:?}", fresh.events());
+}
+
+#[test]
 fn resuming_at_step_6_gives_bit_for_bit_what_never_stopping_gives() {
     let scene = Scene::new();
     let sets = ["train.steps=12", "train.global_batch=4", "checkpoint.interval=6", "checkpoint.keep_last=0"];

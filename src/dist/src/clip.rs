@@ -1,15 +1,24 @@
 //! The norm of a sharded gradient.
 
-use crate::fsdp::Fsdp;
+use crate::fsdp::{Fsdp, ShardView};
 use c10d::{Reduce, Result};
 use tch::{Device, Kind, Tensor};
 
 /// Returns the Euclidean norm of the whole gradient, the same bits on every rank; not finite when any element is not.
 pub fn grad_norm(fsdp: &Fsdp) -> Result<f64> {
+    norm(fsdp, |shard| shard.grad)
+}
+
+/// Returns the Euclidean norm of all trained weights, the same bits on every rank.
+pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
+    norm(fsdp, |shard| shard.master)
+}
+
+fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64> {
     let mut sum = Tensor::zeros([1], (Kind::Double, Device::Cpu));
     for shard in fsdp.shards() {
         // The norm of each shard in fp32 has a relative error of 1e-7 at most; the squares are added in fp64.
-        sum += shard.grad.norm().to_kind(Kind::Double).square();
+        sum += of(&shard).norm().to_kind(Kind::Double).square();
     }
     fsdp.groups().shard.all_reduce(&sum, Reduce::Sum)?.wait()?;
     Ok(sum.double_value(&[0]).sqrt())

@@ -6,6 +6,7 @@
 use crate::flat::{Layout, Run, Slot, Which};
 use crate::mesh::MeshGroups;
 use c10d::{Pending, Reduce, Result};
+use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 
 /// The sharded parameters of a model and the gradients of this rank's shards.
@@ -14,7 +15,19 @@ pub struct Fsdp {
     compute: Kind,
     units: Vec<ShardedUnit>,
     gathering: Option<(usize, Gathered)>,
-    reducing: Option<Reducing>,
+    /// A reduce-scatter in flight.
+    reducing: Option<Pending>,
+    part: Part,
+    waited: Duration,
+}
+
+/// Which part of a batch is under way, when its gradients are accumulated over several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Others come after it: gradients are added up on this rank, whole and in fp32.
+    More,
+    /// The last, or the only one: each unit's sum is reduced once, and freed.
+    Last,
 }
 
 /// This rank's part of one unit.
@@ -30,8 +43,10 @@ struct ShardedUnit {
 struct TrainedShard {
     master: Tensor,
     grad: Tensor,
-    /// Whether `grad` holds something of this step already.
+    /// Whether `grad` holds something of this step already; of interest where one rank holds all.
     filled: bool,
+    /// The whole unit's gradient so far, while more parts of the batch come.
+    whole: Option<Tensor>,
 }
 
 /// A unit's whole flat tensors, and the gathers that fill them.
@@ -39,13 +54,6 @@ struct Gathered {
     trained: Option<Tensor>,
     frozen: Option<Tensor>,
     pending: Vec<Pending>,
-}
-
-/// A reduce-scatter in flight.
-struct Reducing {
-    unit: usize,
-    part: Tensor,
-    pending: Pending,
 }
 
 /// One trained shard as the optimizer sees it; all tensors are one-dimensional, fp32 and of equal length.
@@ -81,12 +89,13 @@ impl Fsdp {
                     master: zeros(layout.trained_shard, Kind::Float),
                     grad: zeros(layout.trained_shard, Kind::Float),
                     filled: false,
+                    whole: None,
                 }),
                 frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, compute)),
                 layout,
             })
             .collect();
-        Fsdp { groups, compute, units, gathering: None, reducing: None }
+        Fsdp { groups, compute, units, gathering: None, reducing: None, part: Part::Last, waited: Duration::ZERO }
     }
 
     /// The groups of this rank.
@@ -136,9 +145,11 @@ impl Fsdp {
             Some((ready, gathered)) if ready == unit => gathered,
             _ => self.start_gather(unit)?,
         };
+        let start = Instant::now();
         for pending in gathered.pending {
             pending.wait()?;
         }
+        self.waited += start.elapsed();
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
@@ -172,7 +183,17 @@ impl Fsdp {
         Ok(Gathered { trained, frozen, pending })
     }
 
-    /// Adds the gradients of a unit's slots, summed over the mesh, to the gradients of the shards.
+    /// Says which part of a batch the gradients to come are of.
+    pub fn begin_part(&mut self, part: Part) {
+        self.part = part;
+    }
+
+    /// Returns the seconds spent waiting for other ranks since the last call.
+    pub fn take_waited_s(&mut self) -> f64 {
+        std::mem::take(&mut self.waited).as_secs_f64()
+    }
+
+    /// Adds up the gradients of a unit's slots, and sums them over the mesh when they are of the last part of a batch.
     ///
     /// Returns while the sum is still under way; [`Fsdp::finish_reduce`] waits for the last one.
     pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
@@ -190,31 +211,34 @@ impl Fsdp {
             return Ok(());
         }
         // Summed in fp32 whatever the compute dtype is, as the reference insists (parallelisms.py:157).
-        let whole = layout.trained_shard * shards as i64;
-        let flat = Tensor::empty([whole], (Kind::Float, Device::Cpu));
-        let used: i64 = layout.slots.iter().filter(|s| s.which == Which::Trained).map(|s| s.len).sum();
-        let _ = flat.narrow(0, used, whole - used).zero_();
+        let before = trained.whole.take();
+        let first = before.is_none();
+        let flat = before.unwrap_or_else(|| {
+            let whole = layout.trained_shard * shards as i64;
+            let flat = Tensor::empty([whole], (Kind::Float, Device::Cpu));
+            let used: i64 = layout.slots.iter().filter(|s| s.which == Which::Trained).map(|s| s.len).sum();
+            let _ = flat.narrow(0, used, whole - used).zero_();
+            flat
+        });
         for (slot, grad) in grads {
-            tch::no_grad(|| place(&flat, slot).copy_(&grad.view(-1)));
+            let mut to = place(&flat, slot);
+            let from = grad.view(-1);
+            tch::no_grad(|| if first { to.copy_(&from) } else { to += from });
         }
-        let part = if trained.filled {
-            Tensor::empty([layout.trained_shard], (Kind::Float, Device::Cpu))
-        } else {
-            trained.grad.shallow_clone()
-        };
-        let pending = self.groups.shard.reduce_scatter_into(&part, &flat, Reduce::Sum)?;
-        self.reducing = Some(Reducing { unit, part, pending });
+        if self.part == Part::More {
+            trained.whole = Some(flat);
+            return Ok(());
+        }
+        let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
+        self.reducing = Some(pending);
         Ok(())
     }
 
     fn wait_reduce(&mut self) -> Result<()> {
-        let Some(Reducing { unit, part, pending }) = self.reducing.take() else { return Ok(()) };
+        let Some(pending) = self.reducing.take() else { return Ok(()) };
+        let start = Instant::now();
         pending.wait()?;
-        let trained = self.units[unit].trained.as_mut().expect("only trained shards are reduced");
-        if trained.filled {
-            trained.grad += part;
-        }
-        trained.filled = true;
+        self.waited += start.elapsed();
         Ok(())
     }
 
@@ -226,9 +250,11 @@ impl Fsdp {
                 .shards()
                 .map(|shard| self.groups.replicate.all_reduce(shard.grad, Reduce::Sum))
                 .collect::<Result<_>>()?;
+            let start = Instant::now();
             for sum in sums {
                 sum.wait()?;
             }
+            self.waited += start.elapsed();
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
             trained.filled = false;

@@ -52,7 +52,8 @@ pub struct Block {
 /// What a block's forward pass left for [`Block::backward`].
 #[derive(Debug)]
 pub struct Tape {
-    x_bld: Tensor,
+    /// None when another block's input is what it is made of again.
+    x_bld: Option<Tensor>,
     attended: Option<Attended>,
     graph: Option<Graph>,
 }
@@ -74,6 +75,13 @@ pub struct BlockGrads {
     pub x_bld: Tensor,
     /// `[B, E]`, to be added over blocks.
     pub act_be: Tensor,
+}
+
+impl Tape {
+    /// Gives the block's input away.
+    pub fn take_input(&mut self) -> Option<Tensor> {
+        self.x_bld.take()
+    }
 }
 
 impl Block {
@@ -110,17 +118,28 @@ impl Block {
         let x_bld = x_bld.detach();
         if keep == Keep::Everything {
             let graph = self.record(p, &x_bld, act_be, None);
-            return (graph.y.detach(), Tape { x_bld, attended: None, graph: Some(graph) });
+            return (graph.y.detach(), Tape { x_bld: None, attended: None, graph: Some(graph) });
         }
         let (y, attended) = tch::no_grad(|| self.apply(p, &x_bld, act_be, None));
         let attended = (keep == Keep::Attention).then_some(attended);
-        (y, Tape { x_bld, attended, graph: None })
+        (y, Tape { x_bld: Some(x_bld), attended, graph: None })
+    }
+
+    /// Runs the block once more, with a graph that [`Block::backward`] then takes; returns its output. `x_bld` is its input.
+    pub fn again(&self, p: &UnitParams, tape: &mut Tape, x_bld: &Tensor, act_be: &Tensor) -> Tensor {
+        let graph = self.record(p, x_bld, act_be, tape.attended.take().as_ref());
+        let y = graph.y.detach();
+        tape.graph = Some(graph);
+        y
     }
 
     /// Returns the block's gradients, given that of its output `[B, L, D]`.
     pub fn backward(&self, p: &UnitParams, tape: Tape, act_be: &Tensor, grad_y: &Tensor) -> BlockGrads {
         let Tape { x_bld, attended, graph } = tape;
-        let Graph { x, act, y } = graph.unwrap_or_else(|| self.record(p, &x_bld, act_be, attended.as_ref()));
+        let Graph { x, act, y } = graph.unwrap_or_else(|| {
+            let x_bld = x_bld.expect("a block that has not run again has its input");
+            self.record(p, &x_bld, act_be, attended.as_ref())
+        });
         drop(attended);
         let (slots, trained): (Vec<usize>, Vec<&Tensor>) = p.trained().unzip();
         let wanted: Vec<&Tensor> = [&x, &act].into_iter().chain(trained).collect();

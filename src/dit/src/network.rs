@@ -30,6 +30,8 @@ pub struct Network {
     block: Block,
     head: Head,
     num_blocks: usize,
+    /// Blocks that run again together, from the input of the first.
+    group: usize,
     keep: Keep,
 }
 
@@ -59,8 +61,14 @@ impl Network {
             block: Block::new(model, rotary, scan_group),
             head: Head::new(model),
             num_blocks: model.num_layers,
+            group: 1,
             keep,
         }
+    }
+
+    /// Lets so many blocks share a saved input: each still runs again once. With all of them nothing runs again.
+    pub fn grouped(self, blocks: usize) -> Self {
+        Network { group: blocks.clamp(1, self.num_blocks), ..self }
     }
 
     /// Runs forward and back. `objective` turns the output into the scalar whose gradients are taken.
@@ -74,20 +82,26 @@ impl Network {
         objective: impl FnOnce(&Tensor) -> Tensor,
     ) -> Result<Walk, U::Error> {
         let start = std::time::Instant::now();
-        let last = self.num_blocks - 1;
+        // The last group's graphs and parameters stay in hand for its backward pass, which comes next.
+        let last = (self.num_blocks - 1) / self.group * self.group;
         let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
         let Embedded { mut x_bld, act_be } = tch::no_grad(|| self.embedder.forward(&root, inputs));
         let mut tapes: Vec<Tape> = Vec::with_capacity(self.num_blocks);
-        // The last block's parameters stay in hand for its backward pass, which comes next.
-        let mut in_hand = None;
+        let mut in_hand: Vec<UnitParams> = Vec::new();
         for i in 0..self.num_blocks {
-            let next = if i < last { Some(i + 1) } else { last.checked_sub(1) };
+            let next = if i + 1 < self.num_blocks { Some(i + 1) } else { last.checked_sub(self.group) };
             let params = units.gather(Unit::Block(i), next.map(Unit::Block))?;
-            let (y, tape) =
-                self.block.forward(&params, &x_bld, &act_be, if i == last { Keep::Everything } else { self.keep });
+            let keep = if i >= last { Keep::Everything } else { self.keep };
+            let (y, mut tape) = self.block.forward(&params, &x_bld, &act_be, keep);
+            if !i.is_multiple_of(self.group) {
+                // It comes out of the block before when that runs again.
+                drop(tape.take_input());
+            }
             x_bld = y;
             tapes.push(tape);
-            in_hand = (i == last).then_some(params);
+            if i >= last {
+                in_hand.push(params);
+            }
         }
         let mut output = None;
         let mut forward_s = 0.0;
@@ -99,11 +113,18 @@ impl Network {
         drop(x_bld);
         let (mut grad_x, mut grad_act, mut root_grads) = (head.x_bld, head.act_be, head.params);
         for i in (0..self.num_blocks).rev() {
+            if in_hand.is_empty() {
+                let start = i / self.group * self.group;
+                let mut x = tapes[start].take_input().expect("the first of a group keeps its input");
+                for (j, tape) in tapes.iter_mut().enumerate().skip(start) {
+                    let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
+                    let params = units.gather(Unit::Block(j), next.map(Unit::Block))?;
+                    x = self.block.again(&params, tape, &x, &act_be);
+                    in_hand.push(params);
+                }
+            }
             let tape = tapes.pop().expect("one tape per block");
-            let params = match in_hand.take() {
-                Some(params) => params,
-                None => units.gather(Unit::Block(i), i.checked_sub(1).map(Unit::Block))?,
-            };
+            let params = in_hand.pop().expect("a group is in hand");
             let grads = self.block.backward(&params, tape, &act_be, &grad_x);
             drop(params);
             grad_x = grads.x_bld;

@@ -44,7 +44,7 @@ pub fn recipe() -> Recipe {
             spatial_interpolation: 1.875,
             temporal_interpolation: 1.0,
         },
-        data: Data { index: "/data/demo/2s.jsonl".into() },
+        data: Data { index: "/data/demo/2s.jsonl".into(), null_text: "".into() },
         train: Train {
             steps: 60,
             global_batch: 4,
@@ -71,9 +71,9 @@ pub fn recipe() -> Recipe {
             clip_norm: 0.1,
         },
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
-        remat: Remat { keep_attention: true, scan_group: 16 },
+        remat: Remat { mode: recipe::RematMode::Block, group: 1, keep_attention: true, scan_group: 16 },
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
-        log: Log { interval: 1, spike: 0.0 },
+        log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
         run: RunLimits { time_limit: "none".parse().unwrap() },
     }
 }

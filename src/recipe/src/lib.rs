@@ -36,4 +36,4 @@ pub use optim::{Optimizer, Schedule};
 pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use recipe::Recipe;
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
-pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, Train, Trainable};
+pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};

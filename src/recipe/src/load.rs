@@ -193,7 +193,9 @@ impl Values<'_> {
             };
             let mut value = value::accept(key, value)
                 .map_err(|bad| self.error(format!("{place}: {path}: {}", bad.why), bad.fix))?;
-            if let (Kind::Path, Value::String(path)) = (key.kind, &mut value) {
+            if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
+                && !path.is_empty()
+            {
                 *path = absolute(&file.resolve(path)).into_string();
             }
             let origin = Origin::File { path: file.path.clone(), line: file.line(&path) };
@@ -214,7 +216,9 @@ impl Values<'_> {
             return Err(self.unknown(&place, path));
         };
         let mut value = value::parse(key, text).map_err(|bad| self.error(format!("{place}: {}", bad.why), bad.fix))?;
-        if let (Kind::Path, Value::String(path)) = (key.kind, &mut value) {
+        if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
+            && !path.is_empty()
+        {
             *path = absolute(Utf8Path::new(path)).into_string();
         }
         self.set.insert(key.path, (value, Origin::Flag(set.to_owned())));

@@ -18,6 +18,8 @@ pub enum Kind {
     Name,
     /// A path; relative ones start at the file that sets them.
     Path,
+    /// A path like it, or an empty text for none.
+    OptionalPath,
     /// A whole number.
     Int {
         /// Smallest allowed.
@@ -137,6 +139,7 @@ pub static SCHEMA: &[Key] = &[
     preset("model.temporal_interpolation", POSITIVE, Preset::Float(1.0), "divides frame positions (sincos only)"),
 
     needed("data.index", Kind::Path, "index of latents and text embeddings, one JSON object per line"),
+    preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the text embedding that stands for no text, as in sampling; empty: zeros"),
 
     needed("train.steps", int(1, MANY), "optimizer steps of the whole run"),
     needed("train.global_batch", int(1, 1_000_000), "samples per step, over all ranks"),
@@ -165,6 +168,8 @@ pub static SCHEMA: &[Key] = &[
     preset("mesh.dp_shard", int(1, 100_000), Preset::Int(1), "ranks that one copy is split over (FSDP)"),
     preset("mesh.tp", int(1, 1024), Preset::Int(1), "ranks that the heads and hidden units of every block are split over, on the same samples (TP)"),
 
+    preset("remat.mode", Kind::OneOf(&["block", "none"]), Preset::Str("block"), "block: blocks run again for the backward pass; none: everything is kept"),
+    preset("remat.group", int(1, 10_000), Preset::Int(1), "blocks that run again together, from one saved input"),
     preset("remat.keep_attention", Kind::Bool, Preset::Bool(true), "keeps attention outputs for the backward pass instead of computing them again"),
     preset("remat.scan_group", int(1, 1_000_000), Preset::Int(16), "mini-batches of a TTT layer between inner states that are saved for the backward pass"),
 
@@ -174,6 +179,7 @@ pub static SCHEMA: &[Key] = &[
     preset("checkpoint.max_failures", int(0, MANY), Preset::Int(0), "failed saves in a row before the run stops; 0 goes on, however many"),
 
     preset("log.interval", int(1, MANY), Preset::Int(1), "steps between lines of metrics"),
+    preset("log.peak_tflops", NOT_NEGATIVE, Preset::Float(0.0), "what a device can do in the recipe's dtype, for MFU: 989 for an H100 or H200, 312 for an A100; 0: unknown"),
     preset("log.spike", NOT_NEGATIVE, Preset::Float(10.0), "a loss this many times the usual scatter above the median is told as a spike; 0 tells none"),
 
     preset("run.time_limit", Kind::Time, Preset::Str("none"), "time that an attempt is given, such as 4h or 1d12h: it saves and stops before"),

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,15 @@ use crate::{Family, ParamSpec, Role};
 pub struct Data {
     /// Index of precomputed latents and text embeddings, one JSON object per line.
     pub index: Utf8PathBuf,
+    /// The text embedding that stands for no text, the one that sampling uses; empty for zeros.
+    pub null_text: Utf8PathBuf,
+}
+
+impl Data {
+    /// Returns the file that stands for no text; none for zeros.
+    pub fn null_text(&self) -> Option<&Utf8Path> {
+        Some(self.null_text.as_path()).filter(|path| !path.as_str().is_empty())
+    }
 }
 
 /// How long, how much at once, and which parameters.
@@ -172,10 +181,35 @@ impl Dtype {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remat {
+    /// Whether blocks run again for their backward pass.
+    pub mode: RematMode,
+    /// Blocks that run again together, from one saved input: more saves less, and computes as much.
+    pub group: usize,
     /// Keeps the attention output of each block; costs memory, saves the dearest part of the second forward pass.
     pub keep_attention: bool,
     /// Mini-batches of a TTT layer between inner states that are saved for the backward pass.
     pub scan_group: usize,
+}
+
+impl Remat {
+    /// Returns how many of `blocks` blocks share a saved input: all of them when nothing runs again, because the last group
+    /// keeps what its forward pass made.
+    pub fn blocks_per_input(&self, blocks: usize) -> usize {
+        match self.mode {
+            RematMode::None => blocks,
+            RematMode::Block => self.group.min(blocks),
+        }
+    }
+}
+
+/// Whether blocks run again for their backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RematMode {
+    /// Nothing runs again: everything is kept, the weights of every block too.
+    None,
+    /// Blocks run again from saved inputs, each once.
+    Block,
 }
 
 /// When checkpoints are written and how many stay.
@@ -198,6 +232,8 @@ pub struct CheckpointPolicy {
 pub struct Log {
     /// Steps between lines of metrics.
     pub interval: u64,
+    /// What a device can do at most in the recipe's dtype, TFLOP per second, for MFU; 0 where nobody knows.
+    pub peak_tflops: f64,
     /// A loss so many times the usual scatter above the median of the steps before is told as a spike; 0 tells none.
     pub spike: f64,
 }

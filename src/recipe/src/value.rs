@@ -23,6 +23,7 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
         (Kind::Bool, Value::Boolean(_)) => Ok(value.clone()),
         (Kind::OneOf(words), Value::String(word)) if words.contains(&word.as_str()) => Ok(value.clone()),
         (Kind::Path, Value::String(path)) if !path.is_empty() => Ok(value.clone()),
+        (Kind::OptionalPath, Value::String(_)) => Ok(value.clone()),
         (Kind::Name, Value::String(name)) if is_name(name) => Ok(value.clone()),
         (Kind::Time, Value::String(text)) if let Ok(limit) = text.parse::<TimeLimit>() => {
             Ok(Value::String(limit.to_string()))
@@ -43,7 +44,10 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
 ///
 /// Words need no quotes; everything else is written as in a file.
 pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
-    let words = matches!(key.kind, Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Time);
+    let words = matches!(
+        key.kind,
+        Kind::Name | Kind::Path | Kind::OptionalPath | Kind::OneOf(_) | Kind::Trainable | Kind::Time
+    );
     match text.parse::<Value>() {
         Ok(value) if !words || value.is_str() || value.is_array() => accept(key, &value),
         _ => accept(key, &Value::String(text.to_owned())),
@@ -87,6 +91,7 @@ fn expected(kind: Kind) -> String {
     match kind {
         Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
         Kind::Path => "a path in quotes".into(),
+        Kind::OptionalPath => "a path in quotes, or \"\" for none".into(),
         Kind::Int { min, max: MANY.. } => format!("a whole number of {min} or more"),
         Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
         Kind::Float(Bounds::Positive) => "a number above 0".into(),

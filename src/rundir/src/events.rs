@@ -54,6 +54,13 @@ pub enum EventKind {
         /// The step directory.
         from: Utf8PathBuf,
     },
+    /// What a start took from where it began, and what it begins anew.
+    Restored {
+        /// What was taken over.
+        restored: String,
+        /// What was not; empty when everything was.
+        anew: String,
+    },
     /// Somebody asked for a checkpoint beyond those at the interval.
     SaveAsked {
         /// Who or what asked.
@@ -253,6 +260,7 @@ mod tests {
             EventKind::Started { world: 2 },
             EventKind::Resumed { from_step: 40, of_run: run_id() },
             EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
+            EventKind::Restored { restored: "weights".into(), anew: "optimizer, steps and data".into() },
             EventKind::SaveAsked { why: "SIGUSR1".into() },
             EventKind::LossSpike { loss: 3.5, usual: 0.25 },
             EventKind::CheckpointStarted,

@@ -9,7 +9,7 @@ use rundir::Failure;
 use std::ops::Range;
 use std::thread::{self, JoinHandle};
 use tch::{Kind, Tensor};
-use weights::{Dtype, Header, Index, LATENT, MOMENTS, Sample, TEXT};
+use weights::{Dtype, Header, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 
 /// A data set, and the order of its current epoch.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct Data {
     fingerprint: String,
     seed: u64,
     latent_scale: f64,
+    /// `[text_len, text_dim]`, what a text is replaced with when it is dropped; zeros where there is none.
+    null_text: Option<Tensor>,
     epoch: Option<(u64, Vec<usize>)>,
     ahead: Option<Ahead>,
 }
@@ -63,9 +65,16 @@ impl Data {
     pub fn open(recipe: &recipe::Recipe) -> Result<Self, Failure> {
         let index = Index::open(&recipe.data.index)?;
         let info = index.check(&recipe.model)?;
+        let (mut fingerprint, mut null_text) = (info.fingerprint, None);
+        if let Some(path) = recipe.data.null_text() {
+            let one = Raw::read(&open_null_text(path, &recipe.model)?, TEXT)?.tensor();
+            null_text = Some(one.repeat([recipe.model.segments as i64, 1]));
+            fingerprint = format!("{fingerprint}-{}", rundir::file_sum(path)?.xxh3);
+        }
         Ok(Data {
             index,
-            fingerprint: info.fingerprint,
+            fingerprint,
+            null_text,
             seed: recipe.train.seed,
             latent_scale: recipe.model.latent_scale,
             epoch: None,
@@ -76,6 +85,13 @@ impl Data {
     /// Identifies the data set; two data sets of the same items have the same.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    /// Replaces the texts `[B, text_len, text_dim]` of samples that are not `kept`.
+    pub fn drop_texts(&self, text: &Tensor, kept: &[bool]) -> Tensor {
+        let kept = Tensor::from_slice(kept).view([-1, 1, 1]);
+        let none = self.null_text.as_ref().map_or_else(|| Tensor::from(0f32), Tensor::shallow_clone);
+        text.where_self(&kept, &none)
     }
 
     /// The epoch of a sample, and how many samples of that epoch come before it.
@@ -231,6 +247,26 @@ mod tests {
     fn items(batch: &Batch) -> Vec<i64> {
         let first = batch.latent.select(1, 0).select(1, 0).select(1, 0).select(1, 0);
         Vec::try_from(first.round().to_kind(Kind::Int64)).unwrap()
+    }
+
+    #[test]
+    fn a_text_that_is_dropped_is_the_one_that_stands_for_none() {
+        let (_keep, folder) = temp();
+        let mut recipe = dataset(&folder, None);
+        let zeros = Data::open(&recipe).unwrap();
+        let text = Tensor::ones([2, 16, 4], (Kind::Float, tch::Device::Cpu));
+        let dropped = zeros.drop_texts(&text, &[true, false]);
+        assert_eq!((dropped.get(0), dropped.get(1)), (text.get(0), text.get(1).zeros_like()));
+
+        // Any text of the right shape will do.
+        recipe.data.null_text = folder.join("0.text");
+        let null = Data::open(&recipe).unwrap();
+        assert_eq!(null.drop_texts(&text, &[true, false]).get(1), text.get(1) * 0.5);
+        assert_ne!(null.fingerprint(), zeros.fingerprint());
+
+        recipe.data.null_text = folder.join("0");
+        let failure = Data::open(&recipe).unwrap_err();
+        assert!(failure.to_string().contains("text"), "{failure}");
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::parallelize::Sharded;
 use crate::rank::peer_lost;
 use crate::seeds::{self, Purpose};
 use crate::wishes::{Why, Wishes};
-use dist::clip::{clip_factor, grad_norm};
-use dist::fsdp::Fsdp;
+use dist::clip::{clip_factor, grad_norm, weight_norm};
+use dist::fsdp::{Fsdp, Part};
 use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
 use dit::embed::Inputs;
 use dit::network::Network;
@@ -43,14 +43,20 @@ pub struct Outcome {
     pub lr: LearningRates,
     /// Wishes of any rank.
     pub wishes: Wishes,
-    /// Seconds of this rank: reading data, forward, backward with reduction, optimizer.
+    /// Norm of all trained weights after the step, on logged steps.
+    pub weight_norm: Option<f64>,
+    /// Seconds of this rank: reading data, forward, backward, waiting for gathers and reductions, optimizer.
     pub data_s: f64,
     /// See `data_s`.
     pub forward_s: f64,
     /// See `data_s`.
     pub backward_s: f64,
     /// See `data_s`.
+    pub reduce_s: f64,
+    /// See `data_s`.
     pub optimizer_s: f64,
+    /// Seconds of the step that were not spent waiting for other ranks, by rank.
+    pub busy_s_by_rank: Vec<f64>,
     /// Seconds of the whole step, by rank.
     pub step_s_by_rank: Vec<f64>,
     /// Resident memory, by rank.
@@ -80,7 +86,9 @@ impl Step<'_> {
             // After this rank's last part of a batch comes its first part of the next.
             let skipped = if places.end == (rank + 1) * share { train.global_batch as u64 - share } else { 0 };
             let next = places.end + skipped..places.end + skipped + micro;
-            let batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
+            let mut batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
+            let keep = |k| seeds::uniform(self.seed, Purpose::TextDropout, k) >= train.text_dropout;
+            batch.text = data.drop_texts(&batch.text, &numbers(&places).map(keep).collect::<Vec<_>>());
             Ok(self.noised(batch, first, places.start))
         })
     }
@@ -102,6 +110,7 @@ impl Step<'_> {
         let micro = (train.global_batch / ranks / train.grad_accum) as u64;
         let mut loss = 0.0;
         for accum in 0..train.grad_accum as u64 {
+            fsdp.begin_part(if accum + 1 == train.grad_accum as u64 { Part::Last } else { Part::More });
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
             let (inputs, velocity) = read(place..place + micro)?;
@@ -119,10 +128,13 @@ impl Step<'_> {
             forward_s += walk.forward_s;
         }
         fsdp.finish_reduce().map_err(peer_lost)?;
-        let backward_s = start.elapsed().as_secs_f64() - data_s - forward_s;
+        let reduce_s = fsdp.take_waited_s();
+        // Also the forward pass waits now and then; it is told with the backward pass, which waits most.
+        let backward_s = (start.elapsed().as_secs_f64() - data_s - forward_s - reduce_s).max(0.0);
 
         let optimizing = Instant::now();
         let norm = grad_norm(fsdp).map_err(peer_lost)?;
+        let waited_s = reduce_s + optimizing.elapsed().as_secs_f64();
         let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
         let applied = norm.is_finite();
         if applied {
@@ -131,7 +143,10 @@ impl Step<'_> {
         }
         let optimizer_s = optimizing.elapsed().as_secs_f64();
         let step_s = start.elapsed().as_secs_f64();
-        let ranks = tell(fsdp, Told { loss, step_s, memory: Memory::read(), wishes }).map_err(peer_lost)?;
+        let busy_s = (step_s - waited_s).max(0.0);
+        let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
+        let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
+        let ranks = tell(fsdp, Told { loss, step_s, busy_s, memory: Memory::read(), wishes }).map_err(peer_lost)?;
         Ok(Outcome {
             loss: ranks.iter().map(|r| r.loss).sum(),
             grad_norm: norm,
@@ -145,7 +160,10 @@ impl Step<'_> {
             data_s,
             forward_s,
             backward_s,
+            reduce_s,
             optimizer_s,
+            weight_norm,
+            busy_s_by_rank: ranks.iter().map(|r| r.busy_s).collect(),
             step_s_by_rank: ranks.iter().map(|r| r.step_s).collect(),
             memory_by_rank: ranks.iter().map(|r| r.memory).collect(),
         })
@@ -155,16 +173,13 @@ impl Step<'_> {
     fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Tensor) {
         let size = batch.latent.size();
         let numbers = first + place..first + place + size[0] as u64;
-        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
+        let noise = numbers.map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
         let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
         let timesteps = timesteps(self.seed, first, self.recipe.train.global_batch);
         let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
         let noised = self.schedule.noise(&batch.latent, &noise, &timestep);
-        let keep = |k| seeds::uniform(self.seed, Purpose::TextDropout, k) >= self.recipe.train.text_dropout;
-        let kept: Vec<f32> = numbers.map(|k| if keep(k) { 1.0 } else { 0.0 }).collect();
-        let text = batch.text * Tensor::from_slice(&kept).view([-1, 1, 1]);
         let compute = compute_kind(self.recipe.train.dtype);
-        let inputs = Inputs { latent: noised.latent.to_kind(compute), text: text.to_kind(compute), timestep };
+        let inputs = Inputs { latent: noised.latent.to_kind(compute), text: batch.text.to_kind(compute), timestep };
         (inputs, noised.velocity)
     }
 }
@@ -195,13 +210,14 @@ fn timesteps(seed: u64, first: u64, batch: usize) -> Vec<i64> {
 struct Told {
     loss: f64,
     step_s: f64,
+    busy_s: f64,
     memory: Memory,
     wishes: Wishes,
 }
 
 /// One small all-gather per step: so all ranks see the same wishes and stop at the same step.
 fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
-    let Told { loss, step_s, memory, wishes } = told;
+    let Told { loss, step_s, busy_s, memory, wishes } = told;
     let mine = [
         loss,
         step_s,
@@ -210,6 +226,7 @@ fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
         Why::to_number(wishes.save),
         Why::to_number(wishes.stop),
         f64::from(u8::from(wishes.written)),
+        busy_s,
     ];
     let world = &fsdp.groups().world;
     let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
@@ -219,6 +236,7 @@ fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
     let read = |r: &[f64]| Told {
         loss: r[0],
         step_s: r[1],
+        busy_s: r[7],
         memory: Memory { now_gib: r[2], peak_gib: r[3] },
         wishes: Wishes { save: Why::of_number(r[4]), stop: Why::of_number(r[5]), written: r[6] != 0.0 },
     };

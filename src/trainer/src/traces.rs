@@ -18,7 +18,7 @@ use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
-    RunLimits, Train, Trainable,
+    RematMode, RunLimits, Train, Trainable,
 };
 use std::time::Duration;
 use tch::{Kind, Tensor};
@@ -84,7 +84,7 @@ impl Trace {
                 spatial_interpolation: 1.0,
                 temporal_interpolation: 1.0,
             },
-            data: Data { index: Utf8PathBuf::new() },
+            data: Data { index: Utf8PathBuf::new(), null_text: Utf8PathBuf::new() },
             train: Train {
                 steps: self.about("steps"),
                 global_batch: batch,
@@ -114,7 +114,7 @@ impl Trace {
             mesh,
             remat,
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
-            log: Log { interval: 1, spike: 0.0 },
+            log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
             run: RunLimits { time_limit: "none".parse().unwrap() },
         }
     }
@@ -139,7 +139,8 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f6
     }
     let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
     let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
-    let network = Network::new(&recipe.model, keep, recipe.remat.scan_group);
+    let network = Network::new(&recipe.model, keep, recipe.remat.scan_group)
+        .grouped(recipe.remat.blocks_per_input(recipe.model.num_layers));
     let schedule = Schedule::default();
     let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
     let [latent, text, noise, timestep] =
@@ -241,7 +242,7 @@ fn check(path: &Utf8Path, mesh: Mesh, grad_accum: usize, remat: Remat) {
     assert!(distance < 1e-3, "{what}: final weights are off by {distance:e}");
 }
 
-const REMAT: Remat = Remat { keep_attention: true, scan_group: 4 };
+const REMAT: Remat = Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4 };
 
 #[test]
 fn oracle_one_rank_follows_the_reference_for_twenty_steps() {
@@ -264,6 +265,7 @@ fn oracle_accumulation_and_full_recomputation_follow_the_reference() {
     for path in traces() {
         let mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
         check(&path, mesh, 2, REMAT);
-        check(&path, mesh, 1, Remat { keep_attention: false, scan_group: 1 });
+        check(&path, mesh, 1, Remat { keep_attention: false, scan_group: 1, ..REMAT });
+        check(&path, mesh, 1, Remat { mode: RematMode::None, ..REMAT });
     }
 }

@@ -52,6 +52,8 @@ pub struct Trainer {
     saving: Option<Saving>,
     deadline: Deadline,
     spikes: Spikes,
+    /// Of one sample.
+    forward_flops: f64,
 }
 
 /// A checkpoint on its way to the disk.
@@ -105,12 +107,14 @@ impl Trainer {
             failed_saves: 0,
             checkpoint_s: 0.0,
         };
+        let forward_flops = recipe.cost().forward_flops;
         let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
         let sharded = Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
         let deadline = Deadline::new(recipe.run.time_limit, checkpoint::bytes(&sharded) as f64 / SLOW_DISK);
         let mut trainer = Trainer {
             moments,
-            network: Network::new(&recipe.model, keep, recipe.remat.scan_group),
+            network: Network::new(&recipe.model, keep, recipe.remat.scan_group)
+                .grouped(recipe.remat.blocks_per_input(recipe.model.num_layers)),
             schedule: Schedule::default(),
             id: meta.id.clone(),
             run,
@@ -125,6 +129,7 @@ impl Trainer {
             saving: None,
             deadline,
             spikes: Spikes::default(),
+            forward_flops,
         };
         trainer.start()?;
         Ok(trainer)
@@ -145,6 +150,10 @@ impl Trainer {
                 self.load(&checkpoint, Restore::Weights)?;
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
+                self.event(EventKind::Restored {
+                    restored: "weights".into(),
+                    anew: "optimizer, steps and data".into(),
+                });
             }
             StartFrom::Checkpoint { run, step } => {
                 let state = self.restore(&run, step)?;
@@ -153,12 +162,25 @@ impl Trainer {
                 self.progress.samples = state.samples_seen;
                 self.progress.seed = state.seed;
                 self.event(EventKind::Resumed { from_step: step, of_run: run });
+                let (epoch, position) = self.data.position(state.samples_seen);
+                let place = format!("sample {position} of epoch {}", epoch + 1);
+                self.event(EventKind::Restored {
+                    restored: format!("weights, optimizer after {} updates, data at {place}", state.adam_step),
+                    anew: String::new(),
+                });
             }
             StartFrom::CheckpointFreshData { run, step } => {
-                self.restore(&run, step)?;
+                let state = self.restore(&run, step)?;
                 // The data begin anew, and so must every draw that is numbered by sample.
                 self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
                 self.event(EventKind::Resumed { from_step: step, of_run: run });
+                let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
+                let (was, is) = (state.global_batch, self.recipe.train.global_batch);
+                let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
+                self.event(EventKind::Restored {
+                    restored: format!("weights, optimizer after {} updates", state.adam_step),
+                    anew: format!("data ({other} data set{batch}), noise and timesteps"),
+                });
             }
         }
         Ok(())
@@ -309,6 +331,8 @@ impl Trainer {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
         let samples_per_s = self.recipe.train.global_batch as f64 / step_s;
+        // A backward pass does twice a forward pass's work; what is computed again does not count.
+        let tflops = 3.0 * self.forward_flops * samples_per_s / self.attempt.mesh.world() as f64 / 1e12;
         let sample = MetricSample {
             attempt: self.attempt.number,
             step,
@@ -328,6 +352,11 @@ impl Trainer {
             mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
             mem_peak_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.peak_gib).collect(),
             step_s_by_rank: outcome.step_s_by_rank.clone(),
+            busy_s_by_rank: outcome.busy_s_by_rank.clone(),
+            reduce_s: outcome.reduce_s,
+            weight_norm: outcome.weight_norm.and_then(finite),
+            tflops,
+            mfu: (self.recipe.log.peak_tflops > 0.0).then(|| tflops / self.recipe.log.peak_tflops),
             ..MetricSample::default()
         };
         let due = step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps;

@@ -74,6 +74,9 @@ pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
 pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
     let index = weights::Index::open(&recipe.data.index)?;
     let info = index.check(&recipe.model)?;
+    if let Some(path) = recipe.data.null_text() {
+        weights::open_null_text(path, &recipe.model)?;
+    }
     Ok(format!("{} samples, {}, every shape right", info.samples, ui::units::bytes(info.bytes)))
 }
 

@@ -65,6 +65,23 @@ struct RawSample {
     caption: String,
 }
 
+/// Opens the file that stands for no text, and checks that it holds as many tokens as a text of the dataset.
+///
+/// # Errors
+/// When it cannot be read, or has another shape than a text of `model`.
+pub fn open_null_text(path: &Utf8Path, model: &Model) -> Result<Header, Failure> {
+    let header = Header::read(path)?;
+    let found = &header.tensor(TEXT)?.shape;
+    if *found != [model.text_len, model.text_dim] {
+        return Err(Failure::new(
+            format!("cannot use {path} as the text that stands for none"),
+            format!("it holds {found:?}, the recipe wants [{}, {}]", model.text_len, model.text_dim),
+            "encode the empty text as the dataset's texts were, or leave data.null_text out for zeros",
+        ));
+    }
+    Ok(header)
+}
+
 impl Index {
     /// Reads an index file. The files it names are not looked at; [`Index::check`] does that.
     ///

@@ -37,7 +37,7 @@ mod write;
 pub use compare::{Changed, Difference, compare};
 pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
-pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT};
+pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use dtype::Dtype;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use inspect::{Inspection, Stats, TensorRow, inspect};
