@@ -101,11 +101,13 @@ fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
     let (fresh, outputs) = begin("fresh", StartFrom::CheckpointFreshData { run: first.id(), step: 3 });
     assert!(outputs.iter().all(|o| o.status.success()));
     assert_eq!(fresh.samples().iter().map(|s| s.step).collect::<Vec<_>>(), [4, 5, 6]);
-    let told = EventKind::Restored {
-        restored: "weights, optimizer after 3 updates".into(),
-        anew: "data (another data set, global batch 4 before and 2 now), noise and timesteps".into(),
+    let told = |kind: &EventKind| match kind {
+        EventKind::Restored { restored, anew, .. } => Some((restored.clone(), anew.clone())),
+        _ => None,
     };
-    assert!(fresh.events().iter().any(|e| e.kind == told), "{:?}", fresh.events());
+    let (restored, anew) = fresh.events().iter().find_map(|e| told(&e.kind)).unwrap();
+    assert_eq!(restored, "weights, optimizer after 3 updates");
+    assert_eq!(anew, "data (another data set, global batch 4 before and 2 now), noise and timesteps");
 }
 
 #[test]

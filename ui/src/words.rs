@@ -85,8 +85,10 @@ pub fn event(event: &Event) -> (String, Weight) {
         EventKind::Started { world } => (format!("started on {}", ranks(*world)), Weight::Plain),
         EventKind::Resumed { from_step, .. } => (format!("resumed from step {from_step}"), Weight::Plain),
         EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Weight::Plain),
-        EventKind::Restored { restored, anew } if anew.is_empty() => (format!("restored {restored}"), Weight::Plain),
-        EventKind::Restored { restored, anew } => (format!("restored {restored}; anew: {anew}"), Weight::Plain),
+        EventKind::Restored { restored, anew, .. } if anew.is_empty() => {
+            (format!("restored {restored}"), Weight::Plain)
+        }
+        EventKind::Restored { restored, anew, .. } => (format!("restored {restored}; anew: {anew}"), Weight::Plain),
         EventKind::SaveAsked { why } => (sentence("asked to save", why), Weight::Plain),
         EventKind::LossSpike { loss, usual } => {
             (format!("the loss jumped to {}, from {}", units::number(*loss), units::number(*usual)), Weight::Warn)

@@ -184,7 +184,16 @@ fn summary(
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
     rows.push(("weights", weights.to_owned()));
+    if let Some((restored, anew)) = restored(&attempt.start) {
+        rows.push(("restored", restored.into()));
+        rows.push(("begins anew", anew.into()));
+    }
     rows.push(("data", recipe.data.index.to_string()));
+    if recipe.train.text_dropout > 0.0 {
+        let none =
+            recipe.data.null_text().map_or("zeros, so sample with zeros for no text".into(), ToString::to_string);
+        rows.push(("dropped text", none));
+    }
     rows.push(("checkpoints", checkpoints_in_words(recipe, disk)));
     if recipe.run.time_limit.seconds().is_some() {
         rows.push(("time limit", format!("{}: it saves and stops before", recipe.run.time_limit)));
@@ -196,6 +205,21 @@ fn summary(
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
     }
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// What a start takes over, and what it does not.
+fn restored(start: &StartFrom) -> Option<(&'static str, &'static str)> {
+    match start {
+        StartFrom::Random => None,
+        StartFrom::Weights { .. } => Some(("weights", "optimizer, steps, data order and noise")),
+        StartFrom::Checkpoint { .. } => Some((
+            "weights, optimizer, steps, data order and noise",
+            "nothing: another data set or global batch is refused",
+        )),
+        StartFrom::CheckpointFreshData { .. } => {
+            Some(("weights, optimizer, steps", "data order and noise; data set and global batch may be others"))
+        }
+    }
 }
 
 /// `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.

@@ -60,6 +60,8 @@ pub enum EventKind {
         restored: String,
         /// What was not; empty when everything was.
         anew: String,
+        /// How long reading it took, checksums and all.
+        seconds: f64,
     },
     /// Somebody asked for a checkpoint beyond those at the interval.
     SaveAsked {
@@ -260,7 +262,7 @@ mod tests {
             EventKind::Started { world: 2 },
             EventKind::Resumed { from_step: 40, of_run: run_id() },
             EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
-            EventKind::Restored { restored: "weights".into(), anew: "optimizer, steps and data".into() },
+            EventKind::Restored { restored: "weights".into(), anew: "optimizer, steps and data".into(), seconds: 1.5 },
             EventKind::SaveAsked { why: "SIGUSR1".into() },
             EventKind::LossSpike { loss: 3.5, usual: 0.25 },
             EventKind::CheckpointStarted,

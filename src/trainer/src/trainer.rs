@@ -79,6 +79,8 @@ struct Progress {
     failed_saves: u64,
     /// Seconds that the last step was held up by saving.
     checkpoint_s: f64,
+    /// Seconds that the start took to load a checkpoint.
+    load_s: f64,
 }
 
 impl Trainer {
@@ -106,6 +108,7 @@ impl Trainer {
             saved: None,
             failed_saves: 0,
             checkpoint_s: 0.0,
+            load_s: 0.0,
         };
         let forward_flops = recipe.cost().forward_flops;
         let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
@@ -150,10 +153,7 @@ impl Trainer {
                 self.load(&checkpoint, Restore::Weights)?;
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
-                self.event(EventKind::Restored {
-                    restored: "weights".into(),
-                    anew: "optimizer, steps and data".into(),
-                });
+                self.tell_restored("weights".into(), "optimizer, steps and data".into());
             }
             StartFrom::Checkpoint { run, step } => {
                 let state = self.restore(&run, step)?;
@@ -164,10 +164,8 @@ impl Trainer {
                 self.event(EventKind::Resumed { from_step: step, of_run: run });
                 let (epoch, position) = self.data.position(state.samples_seen);
                 let place = format!("sample {position} of epoch {}", epoch + 1);
-                self.event(EventKind::Restored {
-                    restored: format!("weights, optimizer after {} updates, data at {place}", state.adam_step),
-                    anew: String::new(),
-                });
+                let restored = format!("weights, optimizer after {} updates, data at {place}", state.adam_step);
+                self.tell_restored(restored, String::new());
             }
             StartFrom::CheckpointFreshData { run, step } => {
                 let state = self.restore(&run, step)?;
@@ -177,10 +175,8 @@ impl Trainer {
                 let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
                 let (was, is) = (state.global_batch, self.recipe.train.global_batch);
                 let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
-                self.event(EventKind::Restored {
-                    restored: format!("weights, optimizer after {} updates", state.adam_step),
-                    anew: format!("data ({other} data set{batch}), noise and timesteps"),
-                });
+                let anew = format!("data ({other} data set{batch}), noise and timesteps");
+                self.tell_restored(format!("weights, optimizer after {} updates", state.adam_step), anew);
             }
         }
         Ok(())
@@ -200,9 +196,17 @@ impl Trainer {
         Ok(state)
     }
 
+    fn tell_restored(&mut self, restored: String, anew: String) {
+        let seconds = self.progress.load_s;
+        self.event(EventKind::Restored { restored, anew, seconds });
+    }
+
     fn load(&mut self, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+        let start = Instant::now();
         let mut sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
-        checkpoint::load(&mut sharded, checkpoint, restore)
+        checkpoint::load(&mut sharded, checkpoint, restore)?;
+        self.progress.load_s = start.elapsed().as_secs_f64();
+        Ok(())
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 //! Machines are noisy, so ours and theirs take turns and every row is the median of the rounds' ratios, with the
 //! lowest and highest beside it.
 
+mod checkpoint;
 mod console;
 mod python;
 mod table;
@@ -18,8 +19,13 @@ use table::{Row, print};
 type Measure = fn() -> Result<Vec<Row>>;
 
 /// What can be measured, by name.
-const PARTS: &[(&str, Measure)] =
-    &[("train", train::rows), ("ttt", ttt::rows), ("weights", weights::rows), ("console", console::rows)];
+const PARTS: &[(&str, Measure)] = &[
+    ("train", train::rows),
+    ("ttt", ttt::rows),
+    ("weights", weights::rows),
+    ("checkpoint", checkpoint::rows),
+    ("console", console::rows),
+];
 
 /// Runs the command: `bench [PART]…`; all parts when none is named.
 pub fn run(args: &[String]) -> Result<()> {

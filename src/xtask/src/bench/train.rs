@@ -123,10 +123,11 @@ fn parse(printed: &[u8], run: &Command) -> Result<Value> {
 }
 
 /// A folder with data of the benchmark's shape, removed at the end.
-struct Scratch(Utf8PathBuf);
+pub struct Scratch(pub Utf8PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self> {
+    /// Makes one.
+    pub fn new() -> Result<Self> {
         let dir = crate::workspace::cache_dir()?.join(format!("bench-{}", std::process::id()));
         let failed = |e| Failure::new(format!("cannot write to {dir}"), e, "check the disk");
         fs::create_dir_all(&dir).map_err(failed)?;

@@ -1,0 +1,137 @@
+//! Saving and loading a checkpoint of about a gigabyte.
+
+use std::fs;
+use std::time::Instant;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::Value;
+
+use super::table::{Row, median};
+use super::train::Scratch;
+use crate::failure::{Failure, Result};
+use crate::process::{command, output};
+use crate::workspace::{release_dir, root};
+
+const ROUNDS: usize = 3;
+/// Blocks of the model: 83 million parameters, with two moments each.
+const BLOCKS: usize = 14;
+/// The step whose checkpoint is written while training goes on; the last one's is waited for.
+const SAVED: u64 = 2;
+const LAST: u64 = 8;
+
+/// Seconds of one round.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    /// That training stood still for an asynchronous save.
+    stall: f64,
+    /// That a save takes when it is waited for.
+    save: f64,
+    /// That a resume loads for, checksums and all.
+    load: f64,
+    /// That `cat` reads the same files for.
+    cat: f64,
+}
+
+/// Measures saves and loads; nothing is in the page cache before a load or a `cat`.
+pub fn rows() -> Result<Vec<Row>> {
+    let mut rounds = Vec::new();
+    for round in 1..=ROUNDS {
+        println!("checkpoint of a gigabyte: round {round} of {ROUNDS}");
+        rounds.push(one_round(&Scratch::new()?)?);
+    }
+    let ratios = |f: fn(&Round) -> f64| rounds.iter().map(f).collect::<Vec<f64>>();
+    let note = |a: &str, x: fn(&Round) -> f64, b: &str, y: fn(&Round) -> f64| {
+        format!("{a} {:.2} s, {b} {:.2} s", median(&ratios(x)), median(&ratios(y)))
+    };
+    Ok(vec![
+        Row {
+            what: "checkpoint of 1 GB: stall / synchronous save".into(),
+            unit: "×",
+            rounds: ratios(|r| r.stall / r.save),
+            at_most: 0.10,
+            note: note("stall", |r| r.stall, "save", |r| r.save),
+        },
+        Row {
+            what: "checkpoint of 1 GB: load / cat".into(),
+            unit: "×",
+            rounds: ratios(|r| r.load / r.cat),
+            at_most: 1.25,
+            note: note("load", |r| r.load, "cat", |r| r.cat),
+        },
+    ])
+}
+
+fn one_round(scratch: &Scratch) -> Result<Round> {
+    let runs = scratch.0.join("runs");
+    let recipe = root().join("tests/bench/cogvideox-52m.toml");
+    let sets = [
+        format!("model.num_layers={BLOCKS}"),
+        format!("train.steps={LAST}"),
+        format!("checkpoint.interval={SAVED}"),
+        "checkpoint.keep_last=1".into(),
+        "train.threads=2".into(),
+        format!("data.index={}", scratch.0.join("index.jsonl")),
+    ];
+    let mut launch = vidtui(&runs, &["launch", recipe.as_str(), "--local", "1", "--wait", "--json"]);
+    launch.args(sets.iter().flat_map(|set| ["--set", set]));
+    output(&mut launch, "see the run's logs")?;
+    let run = fs::read_dir(&runs).into_iter().flatten().filter_map(|e| e.ok()).map(|e| e.path()).max();
+    let run = run.and_then(|path| Utf8PathBuf::from_path_buf(path).ok()).unwrap_or_default();
+
+    // A sample tells the stall of the step before it; the first save also makes the memory that later ones copy to.
+    let stalls: Vec<f64> =
+        lines(&run.join("metrics.jsonl"))?.iter().filter_map(|l| l["checkpoint_s"].as_f64()).collect();
+    let saves = events(&run, "checkpoint_saved", "seconds")?;
+    let (Some(stall), Some(save)) = (stalls.last(), saves.last()) else { return Err(none(&run)) };
+
+    let files = checkpoint_files(&run)?;
+    evict(&files)?;
+    let start = Instant::now();
+    output(command::<&str>("sh", ["-c", "cat \"$@\" > /dev/null", "sh"]).args(&files), "check the disk")?;
+    let cat = start.elapsed().as_secs_f64();
+    evict(&files)?;
+    let steps = format!("train.steps={}", LAST + 1);
+    output(&mut vidtui(&runs, &["resume", "latest", "--set", &steps, "--wait", "--json"]), "see the run's logs")?;
+    let loads = events(&run, "restored", "seconds")?;
+    let Some(load) = loads.last() else { return Err(none(&run)) };
+    Ok(Round { stall: *stall, save: *save, load: *load, cat })
+}
+
+fn vidtui(runs: &Utf8Path, args: &[&str]) -> std::process::Command {
+    let mut vidtui = command(release_dir().join("vidtui"), ["--runs", runs.as_str()]);
+    vidtui.args(args);
+    vidtui
+}
+
+fn none(run: &Utf8Path) -> Failure {
+    Failure::new("cannot measure checkpoints", format!("{run} tells of no save or load"), "see the run's logs")
+}
+
+fn lines(path: &Utf8Path) -> Result<Vec<Value>> {
+    let text =
+        fs::read_to_string(path).map_err(|e| Failure::new(format!("cannot read {path}"), e, "see the run's logs"))?;
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// A number of every event of a kind.
+fn events(run: &Utf8Path, kind: &str, key: &str) -> Result<Vec<f64>> {
+    let events = lines(&run.join("events.jsonl"))?;
+    Ok(events.iter().filter(|e| e["event"] == kind).filter_map(|e| e[key].as_f64()).collect())
+}
+
+/// The tensor files of the run's only checkpoint.
+fn checkpoint_files(run: &Utf8Path) -> Result<Vec<Utf8PathBuf>> {
+    let folder = run.join("checkpoints").join(format!("step-{LAST:08}"));
+    let failed = |e| Failure::new(format!("cannot list {folder}"), e, "see the run's logs");
+    let names: std::io::Result<Vec<_>> = folder.read_dir_utf8().map_err(failed)?.map(|e| Ok(e?.into_path())).collect();
+    Ok(names.map_err(failed)?.into_iter().filter(|path| path.extension() == Some("safetensors")).collect())
+}
+
+/// Drops files from the page cache.
+fn evict(files: &[Utf8PathBuf]) -> Result<()> {
+    for file in files {
+        let of = format!("if={file}");
+        output(&mut command("dd", [of.as_str(), "iflag=nocache", "count=0"]), "install coreutils")?;
+    }
+    Ok(())
+}
