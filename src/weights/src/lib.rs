@@ -15,6 +15,8 @@ mod destination;
 mod dtype;
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod fuzz;
 mod import;
 mod inspect;
 mod lora;

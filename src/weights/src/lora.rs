@@ -327,7 +327,9 @@ impl Underscored {
             ("latent_height", 2),
             ("latent_width", 2),
         ];
-        let table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
+        let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
+        // Of all the models, CogVideoX 1.5 image-to-video has the most linear layers.
+        table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
         let model = Model::from_table(&table).expect("the keys without defaults are set");
         let names =
             param_specs(&model).into_iter().filter(|spec| spec.shape.len() == 2).filter_map(|spec| spec.diffusers);

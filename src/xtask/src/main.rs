@@ -7,6 +7,7 @@ mod decode;
 mod demo;
 mod failure;
 mod fixtures;
+mod fuzz;
 mod libtorch;
 mod process;
 mod progress;
@@ -34,6 +35,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "test", args: "[FILTER]", does: "builds and runs all tests, after getting what they need", run: test::run },
     Command { name: "ci", args: "", does: "runs fmt, clippy, all tests and docs: what must hold before a change goes in", run: ci::run },
     Command { name: "bench", args: "[PART]", does: "measures against PyTorch, and the console's first frame and idle cost", run: bench::run },
+    Command { name: "fuzz", args: "[SECONDS] [READER]", does: "gives each reader of weights damaged files for a while", run: fuzz::run },
     Command { name: "fixtures", args: "[--clip VIDEO]", does: "makes the demo's latents and texts from its clip (needs ffmpeg)", run: fixtures::run },
     Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts N nodes with SSH servers on this machine, or ends them", run: rig::run },
     Command { name: "decode", args: "LATENT OUT.png", does: "turns a demo latent back into a picture (needs ffmpeg)", run: decode::run },

@@ -129,6 +129,34 @@ fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
     }
 }
 
+/// Adapters that diffusers and PEFT saved, and what they compute when they merge them themselves (`make.py` beside them).
+#[test]
+fn a_merge_gives_what_diffusers_and_peft_give() {
+    let fixtures = Utf8Path::new("../../tests/fixtures/weights/lora");
+    let (_keep, folder) = temp();
+    for (library, scale) in [("diffusers", 0.5), ("peft", 1.0)] {
+        let target = folder.join(library);
+        let mut request = ConvertRequest::new(base(), &target, Form::Diffusers);
+        (request.merge, request.scale) = (Some(fixtures.join(library)), scale);
+        go(&request).unwrap();
+        let theirs = Source::open(&fixtures.join(format!("merged_{library}.safetensors"))).unwrap().tensors;
+        let (before, after) = (Source::open(&base()).unwrap().tensors, Source::open(&target).unwrap().tensors);
+        let mut files = Files::default();
+        let mut numbers = |t: &Stored| values(t.dtype, &files.read_all(t).unwrap()).collect::<Vec<f64>>();
+        assert_eq!(theirs.len(), 8);
+        for (name, tensor) in &after {
+            let ours = numbers(tensor);
+            let Some(wanted) = theirs.get(name) else {
+                assert_eq!(ours, numbers(&before[name]), "{library}: {name}");
+                continue;
+            };
+            // One rounding of float32 in the product, one in the sum.
+            let worst = ours.iter().zip(numbers(wanted)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(worst < 1e-6, "{library}: {name} is off by {worst:e}");
+        }
+    }
+}
+
 #[test]
 fn a_merge_larger_than_a_piece_is_the_same_in_every_row() {
     // 520 × 520 numbers of float32 are more than one piece, and a piece ends within a row.
