@@ -17,8 +17,11 @@ fn shown(place: &Place, words: &str) -> String {
     {
         text = masked(&text, before, after);
     }
+    // What a run costs comes after an empty line, and is the same on any nodes.
+    let costs = ["sequence ", "parameters ", "memory ", "checkpoint ", "traffic ", "work "];
     let rows = text
         .lines()
+        .filter(|line| !costs.iter().any(|name| line.starts_with(name)) && !line.is_empty())
         .filter(|line| !["inodes", "run directory", "clock"].iter().any(|w| line.contains(w) && !line.contains('✗')));
     rows.collect::<Vec<_>>().join("\n")
 }

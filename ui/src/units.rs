@@ -1,5 +1,7 @@
 //! Numbers as people read them. Pure functions from values to short texts.
 
+pub use plan::grouped;
+
 /// Formats a duration in its two largest units: `45 s`, `2 min 40 s`, `3 h 05 min`, `2 d 4 h`.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
@@ -64,22 +66,6 @@ pub fn count(n: u64) -> String {
         unit += 1;
     }
     if value < 100.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
-}
-
-/// Formats an integer with a thin gap between thousands: `12 480`.
-pub fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    if digits.len() <= 4 {
-        return digits;
-    }
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// Formats a number with about four significant digits: `0.1123`, `12.35`, `1.1e-5`.

@@ -1,5 +1,5 @@
 use camino::Utf8Path;
-use recipe::{Recipe, param_specs};
+use recipe::Recipe;
 use rundir::Failure;
 
 use crate::{counted, size};
@@ -22,7 +22,7 @@ impl DiskNeed {
         // A new one is complete before the oldest is removed, so for a moment there is one more than are kept.
         let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
         Self {
-            checkpoint_bytes: checkpoint_bytes(recipe),
+            checkpoint_bytes: recipe.cost().checkpoint_bytes,
             count: written.min(room + kept_for_good(recipe, done, total)),
         }
     }
@@ -45,14 +45,6 @@ fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
     }
     let Some(both) = (policy.interval / gcd.0).checked_mul(policy.keep_every) else { return 0 };
     total / both - done.min(total) / both
-}
-
-/// Returns the size of a checkpoint: master weights of every tensor and two moments of each that is trained, in float32.
-///
-/// File headers and manifests are left out: a few hundred bytes per tensor.
-pub fn checkpoint_bytes(recipe: &Recipe) -> u64 {
-    let floats_of = |spec: &recipe::ParamSpec| if recipe.train.trains(spec) { 3 } else { 1 };
-    param_specs(&recipe.model).iter().map(|spec| 4 * floats_of(spec) * spec.len()).sum()
 }
 
 /// Checks that the checkpoints to come fit on the disk.
@@ -111,17 +103,6 @@ mod tests {
         assert_eq!(need(&recipe, 0, 600), 2 + 10, "only multiples of 60 are saved and kept");
         recipe.checkpoint.keep_every = 20;
         assert_eq!(need(&recipe, 0, 600), 30, "every one that is written");
-    }
-
-    #[test]
-    fn a_checkpoint_is_weights_and_two_moments_of_what_is_trained() {
-        let mut recipe = fixtures::recipe();
-        let all = checkpoint_bytes(&recipe);
-        let elements: u64 = param_specs(&recipe.model).iter().map(recipe::ParamSpec::len).sum();
-        assert_eq!(all, 12 * elements);
-        recipe.train.trainable = recipe::Trainable::Qkvo;
-        let part = checkpoint_bytes(&recipe);
-        assert!(4 * elements < part && part < all, "{part} of {all}");
     }
 
     #[test]

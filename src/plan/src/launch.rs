@@ -137,7 +137,7 @@ impl NewRun<'_> {
 /// A new run takes the whole place: ranks left idle are more likely a mistake than a wish.
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
     let (mesh, slots) = (&recipe.mesh, cx.place.slots());
-    let Err(error) = mesh.check_world(slots) else { return Ok(()) };
+    let Err(error) = recipe.check_world(slots) else { return Ok(()) };
     let why = format!("mesh {} needs {}, {} gives {slots}", sizes(mesh), counted(mesh.world(), "rank"), cx.place.said);
     Err(Failure::new(what, why, error.fix))
 }

@@ -3,6 +3,7 @@ use cluster::{NodeId, Placement};
 use recipe::{Mesh, Recipe};
 use rundir::{Attempt, AttemptWhy, Failure, Login, Run, RunDir, SCHEMA, StartFrom};
 
+use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
 use crate::{Context, Master, Trainer, command_line, counted, script, size, supervise_command};
 
@@ -204,7 +205,11 @@ fn summary(
     } else {
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
     }
-    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    // The size of a checkpoint is among its row already.
+    let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
+    rows.extend(cost_rows(&on_this_mesh).into_iter().filter(|(name, _)| name != "checkpoint"));
+    rows
 }
 
 /// What a start takes over, and what it does not.

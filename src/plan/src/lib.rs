@@ -5,6 +5,7 @@
 //! here with its arithmetic, so that nothing is started that cannot be finished.
 
 mod context;
+mod cost_rows;
 mod disk;
 #[cfg(test)]
 mod fixtures;
@@ -20,7 +21,8 @@ mod size;
 mod strays;
 
 pub use context::{Context, Master, Place, Trainer, Weights};
-pub use disk::{DiskNeed, check_disk, checkpoint_bytes};
+pub use cost_rows::cost_rows;
+pub use disk::{DiskNeed, check_disk};
 pub use health::{
     CLOCKS_APART_S, Disk, Evidence, Finding, NodeEvidence, Rule, Subject, Urgency, findings, node_findings, power,
 };
@@ -31,5 +33,5 @@ pub use next::{NextRequest, check_weights, next, parent_of};
 pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
 pub use script::{script, supervise_command};
-pub use size::{counted, size};
+pub use size::{counted, grouped, size};
 pub use strays::{FoundRun, NodeProcesses, NodeStrays, Reach, SeenProcess, found_runs, strays};

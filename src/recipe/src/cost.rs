@@ -1,116 +1,118 @@
-use crate::{Layer, Mesh, Model, ParamSpec, Recipe, Role, Split, param_specs};
+//! What a recipe costs, counted from its shapes: arithmetic, memory of a rank, traffic of a step, checkpoints.
+//!
+//! Every formula about sizes is here or in the parts of this module, so that what `check`, the launch dialog, the metrics
+//! and the documents say are the same numbers.
 
-/// What a recipe costs, counted from its shapes.
-#[derive(Debug, Clone, Copy, PartialEq)]
+mod flops;
+mod memory;
+mod traffic;
+
+pub use flops::Flops;
+pub use memory::RankMemory;
+pub use traffic::Traffic;
+
+use crate::{ParamSpec, Recipe, Role, Split, Unit, param_specs};
+
+/// What a recipe costs, over all ranks and for one of them.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Cost {
     /// Parameters of the model.
     pub params: u64,
     /// Parameters that are trained.
     pub trainable: u64,
-    /// Of the parameters, those that the ranks of a TP group share out.
-    pub split: u64,
-    /// Of those that are trained, those that the ranks of a TP group share out.
-    pub split_trainable: u64,
     /// Tokens per sample.
     pub seq_len: u64,
-    /// Floating-point operations of one forward pass over one sample: matrix products and attention, a multiply-add
-    /// counted as two. A training step is about four of these per sample: forward, again before backward, and twice
-    /// as much for gradients.
+    /// Operations of one forward pass over one sample.
     pub forward_flops: f64,
+    /// Operations of a step that the model needs, whatever is computed again: forward, and twice as much for gradients.
+    pub model_flops: f64,
+    /// Operations of a step that are carried out, over all ranks.
+    pub step_flops: f64,
     /// Size of a checkpoint: every tensor in float32, and the two moments of those that are trained.
     pub checkpoint_bytes: u64,
-}
-
-/// What one rank holds for the whole run, in bytes. Activations and the block being computed come on top.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RankMemory {
-    /// Its share of the float32 weights.
-    pub weights: u64,
-    /// Its share of the float32 gradients.
-    pub gradients: u64,
-    /// Its share of the two moments.
-    pub optimizer: u64,
+    /// What one rank holds.
+    pub memory: RankMemory,
+    /// What one rank sends in a step.
+    pub traffic: Traffic,
 }
 
 impl Recipe {
-    /// Counts what the recipe costs.
+    /// Counts what the recipe costs on its mesh.
     pub fn cost(&self) -> Cost {
         let specs = param_specs(&self.model);
-        let tensors: u64 = specs.iter().map(|spec| spec.len()).sum();
         let sum = |wanted: &dyn Fn(&ParamSpec) -> bool| -> u64 {
             specs.iter().filter(|spec| wanted(spec)).map(|spec| spec.len()).sum()
         };
         let trainable = sum(&|spec| self.train.trains(spec));
+        let units = UnitSizes::of(self, &specs);
+        let forward_flops = Flops::forward(&self.model).total();
+        let batch = self.train.global_batch as f64;
         Cost {
             params: sum(&|spec| spec.role == Role::Trained),
             trainable,
-            split: sum(&|spec| spec.split != Split::None),
-            split_trainable: sum(&|spec| spec.split != Split::None && self.train.trains(spec)),
             seq_len: self.model.seq_len() as u64,
-            forward_flops: forward_flops(&self.model),
-            checkpoint_bytes: 4 * tensors + 8 * trainable,
+            forward_flops,
+            model_flops: 3.0 * batch * forward_flops,
+            step_flops: batch * Flops::step(self).total(),
+            checkpoint_bytes: 4 * sum(&|_| true) + 8 * trainable,
+            memory: RankMemory::of(self, &units),
+            traffic: Traffic::of(self, &units),
         }
     }
+
+    /// Blocks that run again for their backward pass: all but those of the last group.
+    fn blocks_again(&self) -> usize {
+        let (layers, group) = (self.model.num_layers, self.remat.blocks_per_input(self.model.num_layers));
+        (layers - 1) / group * group
+    }
+
+    /// Samples that a rank works on at a time.
+    fn micro_batch(&self) -> u64 {
+        (self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum) as u64
+    }
 }
 
-impl Cost {
-    /// Estimates what one rank of a mesh holds.
-    pub fn rank_memory(&self, mesh: &Mesh) -> RankMemory {
-        let share = |numbers: u64, split: u64| {
-            let of_tp_rank = numbers - split + split.div_ceil(mesh.tp as u64);
-            4 * of_tp_rank.div_ceil(mesh.dp_shard as u64)
+/// Numbers of a rank's TP part of one unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct UnitSize {
+    trained: u64,
+    frozen: u64,
+}
+
+/// The parts of one rank's TP place: what is gathered and reduced at a time.
+struct UnitSizes {
+    root: UnitSize,
+    /// All blocks are alike.
+    block: UnitSize,
+}
+
+impl UnitSizes {
+    fn of(recipe: &Recipe, specs: &[ParamSpec]) -> Self {
+        let size = |unit: Unit| {
+            let mut size = UnitSize::default();
+            for spec in specs.iter().filter(|spec| spec.unit == unit) {
+                let own = if spec.split == Split::None { spec.len() } else { spec.len() / recipe.mesh.tp as u64 };
+                let kind = if recipe.train.trains(spec) { &mut size.trained } else { &mut size.frozen };
+                *kind += own;
+            }
+            size
         };
-        let trained = share(self.trainable, self.split_trainable);
-        RankMemory { weights: share(self.params, self.split), gradients: trained, optimizer: 2 * trained }
+        UnitSizes { root: size(Unit::Root), block: size(Unit::Block(0)) }
     }
-}
 
-impl RankMemory {
-    /// Returns the sum.
-    pub fn total(&self) -> u64 {
-        self.weights + self.gradients + self.optimizer
+    /// Every unit.
+    fn all(&self, num_layers: usize) -> impl Iterator<Item = UnitSize> {
+        std::iter::once(self.root).chain(std::iter::repeat_n(self.block, num_layers))
     }
-}
-
-// L tokens, D model width, E time width.
-fn forward_flops(m: &Model) -> f64 {
-    let [l, d, e] = [m.seq_len(), m.dim(), m.time_embed_dim].map(|size| size as f64);
-    let [text, video] = [m.text_tokens(), m.video_tokens()].map(|size| size as f64);
-    let patch = (m.patch_size_t * m.patch_size * m.patch_size) as f64;
-
-    let modulation = 2.0 * 6.0 * d * e;
-    let projections = 4.0 * l * d * d;
-    let segment = m.attention_len() as f64;
-    let attention = 2.0 * m.segments as f64 * segment * segment * d;
-    let mlp = 8.0 * l * d * d;
-    // Each direction projects anew, and walks the sequence with seven products of F × 4F per token and head, or three
-    // of F × F.
-    let head = m.head_dim as f64;
-    let walk = match m.layer {
-        Layer::None => 0.0,
-        Layer::TttLinear => 3.0 * head * head,
-        Layer::TttMlp => 7.0 * 4.0 * head * head,
-    };
-    let ttt = if m.layer == Layer::None { 0.0 } else { 2.0 * l * (4.0 * d * d + m.num_heads as f64 * walk) };
-    let block = modulation + projections + attention + ttt + mlp;
-
-    let embedding = video * d * patch * m.in_channels as f64
-        + text * m.text_dim as f64 * d
-        + e * d
-        + e * e
-        + if m.ofs_embedding { 2.0 * e * e } else { 0.0 };
-    let last = 2.0 * d * e + video * d * patch * m.out_channels as f64;
-    2.0 * (embedding + m.num_layers as f64 * block + last)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::load;
+    use crate::{Recipe, load};
 
-    fn cost(sets: &[&str]) -> Cost {
+    fn recipe(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
-        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe.cost()
+        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
     }
 
     /// CogVideoX-5B at the first stage of the TTT-video curriculum.
@@ -125,7 +127,8 @@ mod tests {
 
     #[test]
     fn a_small_model_costs_what_a_hand_count_says() {
-        let cost = cost(&["model.head_dim=16", "model.time_embed_dim=8", "model.text_dim=4", "train.trainable=qkvo"]);
+        let sets = ["model.head_dim=16", "model.time_embed_dim=8", "model.text_dim=4", "train.trainable=qkvo"];
+        let cost = recipe(&sets).cost();
         // Width 32: embeddings, time embedding, final norms, their modulation and projection.
         let root =
             (32 * 64 + 32) + (32 * 4 + 32) + (8 * 32 + 8) + (8 * 8 + 8) + 64 + (64 * 8 + 64) + 64 + (64 * 32 + 64);
@@ -143,7 +146,7 @@ mod tests {
 
     #[test]
     fn cogvideox_5b_costs_what_is_published() {
-        let cost = cost(&STAGE_3S);
+        let cost = recipe(&STAGE_3S).cost();
         assert_eq!(cost.params, 5_570_283_072);
         assert_eq!(cost.trainable, 5_570_283_072);
         assert_eq!(cost.seq_len, 18_048);
@@ -154,31 +157,13 @@ mod tests {
     #[test]
     fn training_attention_alone_counts_only_attention() {
         let sets = [&STAGE_3S[..], &["train.trainable=qkvo"]].concat();
-        assert_eq!(cost(&sets).trainable, 526_848 + 1_585_446_912);
+        assert_eq!(recipe(&sets).cost().trainable, 526_848 + 1_585_446_912);
     }
 
     #[test]
     fn a_stored_table_of_positions_is_saved_but_is_no_parameter() {
-        let (with, without) = (cost(&["model.positions=learned"]), cost(&[]));
+        let (with, without) = (recipe(&["model.positions=learned"]).cost(), recipe(&[]).cost());
         assert_eq!(with.params, without.params);
         assert_eq!(with.checkpoint_bytes - without.checkpoint_bytes, 4 * 64 * 128);
-    }
-
-    #[test]
-    fn replicas_do_not_make_a_rank_smaller_but_shards_do_and_tp_does_where_it_splits() {
-        let cost = Cost {
-            params: 10,
-            trainable: 6,
-            split: 8,
-            split_trainable: 4,
-            seq_len: 1,
-            forward_flops: 1.0,
-            checkpoint_bytes: 1,
-        };
-        let memory = cost.rank_memory(&Mesh { dp_replicate: 8, dp_shard: 4, tp: 1 });
-        assert_eq!(memory, RankMemory { weights: 12, gradients: 8, optimizer: 16 });
-        assert_eq!(memory.total(), 36);
-        let memory = cost.rank_memory(&Mesh { dp_replicate: 8, dp_shard: 2, tp: 2 });
-        assert_eq!(memory, RankMemory { weights: 12, gradients: 8, optimizer: 16 });
     }
 }

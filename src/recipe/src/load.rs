@@ -34,6 +34,8 @@ pub enum Origin {
     },
     /// A `--set` flag, as it was written: `optimizer.lr=1e-4`.
     Flag(String),
+    /// The number of ranks that the recipe was fitted to.
+    Fit(usize),
 }
 
 /// Shows `default`, `file:line` or the flag.
@@ -43,6 +45,7 @@ impl fmt::Display for Origin {
             Origin::Default => f.pad("default"),
             Origin::File { path, line } => f.pad(&format!("{path}:{line}")),
             Origin::Flag(text) => f.pad(&format!("--set {text}")),
+            Origin::Fit(ranks) => f.pad(&format!("--fit {ranks}")),
         }
     }
 }
@@ -54,6 +57,7 @@ impl Origin {
             Origin::Default => format!("{key}: default"),
             Origin::File { path, line } => format!("{key}: {}", place(path, *line, about)),
             Origin::Flag(text) => format!("--set {text}"),
+            Origin::Fit(ranks) => format!("--fit {ranks}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `configs/ttt-mlp` and `configs/ttt-linear` against the presets of ttt-video-dit and what is known about them.
 
-use recipe::{Curriculum, Layer, Recipe, Schedule, StageStart, Trainable};
+use recipe::{Curriculum, Flops, Layer, RankMemory, Recipe, Schedule, StageStart, Trainable};
 
 fn curriculum(kind: &str) -> Curriculum {
     Curriculum::load(format!("../../configs/{kind}/curriculum.toml").as_str().into(), &[]).expect("a curriculum")
@@ -87,4 +87,46 @@ fn parameters_are_those_that_upstream_counts() {
     for at in 0..5 {
         assert_eq!(counted("ttt-linear", at), (7_171_860_000, 3_187_550_688));
     }
+}
+
+/// TFLOP of one layer in a forward pass over one sample: attention, its projections, those of TTT in both directions, the
+/// inner loop in both, the MLP; PFLOP of all layers; GiB of one residual stream and of the inner states of one direction.
+const COSTS: [([f64; 5], f64, f64, f64); 5] = [
+    ([4.0, 1.4, 2.7, 0.40, 2.7], 0.47, 0.10, 0.11),
+    ([12.0, 4.1, 7.8, 1.1, 7.8], 1.38, 0.29, 0.30),
+    ([23.9, 8.2, 15.3, 2.2, 15.3], 2.73, 0.58, 0.59),
+    ([40.0, 13.6, 25.4, 3.7, 25.4], 4.54, 0.96, 0.98),
+    ([83.7, 28.6, 53.0, 7.7, 53.0], 9.49, 2.01, 2.03),
+];
+
+/// Half a unit of the last digit that is known, and a little.
+fn assert_near(ours: f64, known: f64, digit: f64, what: &str) {
+    assert!((ours - known).abs() <= 0.55 * digit, "{what}: {ours}, known is {known}");
+}
+
+#[test]
+fn work_and_memory_are_those_that_are_known_of_upstream() {
+    for (stage, (layer, whole, stream, states)) in curriculum("ttt-mlp").stages.iter().zip(COSTS) {
+        let recipe = &stage.resolved.recipe;
+        let (flops, cost, layers) = (Flops::forward(&recipe.model), recipe.cost(), recipe.model.num_layers as f64);
+        // Upstream projects the frames that segments share once for each.
+        let shared = (recipe.model.segments * recipe.model.attention_len()) as f64 / recipe.model.seq_len() as f64;
+        let upstreams = flops.projections * shared;
+        let parts = [flops.attention, upstreams, flops.ttt_projections, flops.ttt_scan, flops.mlp];
+        for (part, known) in parts.into_iter().zip(layer) {
+            assert_near(part / layers / 1e12, known, 0.1, &stage.name);
+        }
+        assert_near((cost.forward_flops + upstreams - flops.projections) / 1e15, whole, 0.01, &stage.name);
+        let gib = |bytes: f64| bytes / f64::from(1 << 30);
+        assert_near(gib(cost.memory.kept as f64 / (layers - 1.0)), stream, 0.01, &stage.name);
+        let tp = recipe.mesh.tp as f64;
+        assert_near(gib(RankMemory::scan_states(recipe) as f64 * tp / 2.0), states, 0.01, &stage.name);
+    }
+}
+
+#[test]
+fn checkpoints_are_as_large_as_known() {
+    let gb = |at: usize| curriculum("ttt-mlp").stages[at].resolved.recipe.cost().checkpoint_bytes as f64 / 1e9;
+    assert_near(gb(0), 87.0, 1.0, "3s");
+    assert_near(gb(4), 55.0, 1.0, "63s");
 }

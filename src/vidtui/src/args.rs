@@ -159,6 +159,9 @@ pub struct CheckArgs {
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
     #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    /// Fits mesh and accumulation to N ranks, with the same global batch
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
     /// Overrides one key
@@ -179,6 +182,9 @@ pub struct LaunchArgs {
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
     #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    /// Fits mesh and accumulation to N ranks, with the same global batch
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
     /// Overrides one key
@@ -240,6 +246,9 @@ pub struct NextArgs {
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
     #[arg(long, value_name = "N", conflicts_with = "hostfile")]
     pub local: Option<usize>,
+    /// Fits mesh and accumulation to N ranks, with the same global batch
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
     /// Overrides one key of the next stage

@@ -11,9 +11,9 @@ use cluster::hostfile::Filter;
 use nix::unistd::{Uid, User};
 use plan::{
     Context, Disk, Evidence, Finding, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions,
-    ResumeRequest, Weights, checkpoint_bytes,
+    ResumeRequest, Weights,
 };
-use recipe::{Curriculum, Resolved, Role, StageSpec, StageStart};
+use recipe::{Curriculum, Resolved, StageSpec, StageStart};
 use remote::{Fleet, KillProgress, KillReport, Local, NodeStacks, Patience, SshOptions, Transport};
 use rundir::{Attempt, Failure, Lineage, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
@@ -56,6 +56,25 @@ pub struct Wish<'a> {
     pub name: Option<&'a str>,
     /// Where the weights come from; as the stage says, when nobody said.
     pub init: Init<'a>,
+    /// What [`Desk::fit`] changed, for people.
+    pub fitted: Option<String>,
+}
+
+/// How a recipe's mesh comes to the number of ranks that there are.
+#[derive(Debug, Clone, Copy)]
+pub enum Fitting {
+    /// Not at all: a number that it was not written for is a mistake.
+    AsItIs,
+    /// It is fitted to so many.
+    To(usize),
+    /// It is fitted to what the nodes give.
+    ToNodes,
+}
+
+impl From<Option<usize>> for Fitting {
+    fn from(given: Option<usize>) -> Self {
+        given.map_or(Self::AsItIs, Self::To)
+    }
 }
 
 /// Where the weights of a launch come from.
@@ -152,7 +171,8 @@ impl Desk {
         let recipe = summary.run.recipe().ok();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         let disk = recipe.as_ref().zip(free_bytes);
-        let disk = disk.map(|(recipe, free_bytes)| Disk { free_bytes, checkpoint_bytes: checkpoint_bytes(recipe) });
+        let disk =
+            disk.map(|(recipe, free_bytes)| Disk { free_bytes, checkpoint_bytes: recipe.cost().checkpoint_bytes });
         plan::findings(&Evidence {
             now_s: crate::console::now_s(),
             state: &summary.state,
@@ -224,6 +244,18 @@ impl Desk {
         Ok(Subject::Recipe(Box::new(recipe::load(path, sets).map_err(recipe_failure)?)))
     }
 
+    /// Fits a recipe's mesh and accumulation to a number of ranks; says what changed.
+    pub fn fit(&self, resolved: &mut Resolved, fitting: Fitting, nodes: &NodesArgs) -> Result<Option<String>, Refusal> {
+        let ranks = match fitting {
+            Fitting::AsItIs => return Ok(None),
+            Fitting::To(ranks) => ranks,
+            Fitting::ToNodes => self.place(None, nodes, resolved.recipe.mesh.world())?.slots(),
+        };
+        let fit = resolved.fit(ranks).map_err(recipe_failure)?;
+        let batch = ui::words::counted(resolved.recipe.train.global_batch, "sample");
+        Ok((!fit.is_none()).then(|| format!("fitted to this place: {fit}; a step still takes {batch}")))
+    }
+
     /// Plans a launch; starts nothing.
     pub fn plan_launch(&self, wish: &Wish<'_>) -> Result<LaunchPlan, Refusal> {
         let recipe = &wish.subject.resolved().recipe;
@@ -231,7 +263,8 @@ impl Desk {
         let init = self.weights_of(wish)?;
         let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?)?;
         let request = LaunchRequest { recipe, name: wish.name, stage, init };
-        let plan = plan::launch(&request, &context).map_err(Refusal::request)?;
+        let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
+        plan.warnings.extend(wish.fitted.clone());
         Ok(LaunchPlan { waived: self.wanted(wish.nodes).waive.clone(), ..plan })
     }
 
@@ -285,6 +318,7 @@ impl Desk {
         ranks: Option<usize>,
         nodes: &NodesArgs,
         sets: &[String],
+        fitting: Fitting,
     ) -> Result<LaunchPlan, Refusal> {
         let (summary, facts) = self.summary(dir)?;
         let Some(path) = &summary.run.curriculum else {
@@ -292,14 +326,19 @@ impl Desk {
             let fix = format!("launch what is to follow with --init {}", dir.root);
             return Err(Refusal::request(Failure::new(format!("nothing follows {}", summary.run.id), why, fix)));
         };
-        let curriculum = curriculum(path, sets)?;
-        let following = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
+        let mut curriculum = curriculum(path, sets)?;
+        let next = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
+        let next = next.map(|next| next.name.clone());
+        let stage = curriculum.stages.iter_mut().find(|stage| Some(&stage.name) == next.as_ref());
+        let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
+        let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let context = self.context(self.place(ranks, nodes, world)?)?;
         let latest = summary.checkpoint.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
-        let plan = plan::next(&request, &context).map_err(refuse)?;
+        let mut plan = plan::next(&request, &context).map_err(refuse)?;
+        plan.warnings.extend(fitted);
         Ok(LaunchPlan { waived: self.wanted(nodes).waive.clone(), ..plan })
     }
 
@@ -455,6 +494,17 @@ impl Subject {
         }
     }
 
+    /// The recipe, to be changed.
+    pub fn resolved_mut(&mut self) -> &mut Resolved {
+        match self {
+            Self::Recipe(resolved) => resolved,
+            Self::Stage(curriculum, name) => {
+                let stage = curriculum.stages.iter_mut().find(|stage| stage.name == *name);
+                &mut stage.expect("checked when the subject was made").resolved
+            }
+        }
+    }
+
     /// The stage, when it is one.
     pub fn stage(&self) -> Option<(&Curriculum, &StageSpec)> {
         match self {
@@ -475,10 +525,9 @@ pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusa
 /// A stage as the screen shows it.
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
-    let trained = recipe::param_specs(&recipe.model);
     StageView {
         name: stage.name.clone(),
-        params: trained.iter().filter(|spec| spec.role == Role::Trained).map(recipe::ParamSpec::len).sum(),
+        params: recipe.cost().params,
         seq_len: recipe.model.seq_len(),
         latent_frames: recipe.model.latent_frames,
         steps: recipe.train.steps,

@@ -3,7 +3,7 @@
 use crate::chart_export;
 use crate::console::Item;
 use crate::curves;
-use crate::desk::{self, Desk, Init, Subject, Wish, report_in_words, stacks_in_words};
+use crate::desk::{self, Desk, Fitting, Init, Subject, Wish, report_in_words, stacks_in_words};
 use crate::queue::Queue;
 use crate::refusal::Refusal;
 use plan::{KillHow, ResumeOptions};
@@ -79,9 +79,10 @@ fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, R
         Effect::PlanLaunch { curriculum, stage, from, .. } => {
             let curriculum = desk::curriculum(&curriculum, &[])?;
             desk::named_stage(&curriculum, &stage)?;
-            let subject = Subject::Stage(Box::new(curriculum), stage);
+            let mut subject = Subject::Stage(Box::new(curriculum), stage);
+            let fitted = at.fit(subject.resolved_mut(), Fitting::ToNodes, &at.nodes)?;
             let init = from.as_ref().map_or(Init::ByStage, Init::Run);
-            let wish = Wish { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init };
+            let wish = Wish { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
             JobMsg::LaunchPlanned(Box::new(at.plan_launch(&wish)?))
         }
         Effect::PlanResume { run, .. } => {
@@ -89,7 +90,7 @@ fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, R
             JobMsg::LaunchPlanned(Box::new(plan))
         }
         Effect::PlanNext { run, .. } => {
-            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &at.nodes, &[])?))
+            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &at.nodes, &[], Fitting::ToNodes)?))
         }
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Effect::Launch { plan, .. } => {

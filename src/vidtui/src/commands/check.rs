@@ -10,15 +10,26 @@ use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
 pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
-    let subject = desk.subject(&args.recipe, &args.set)?;
+    let mut subject = desk.subject(&args.recipe, &args.set)?;
+    let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
     let init = args.init.as_deref().into();
-    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init };
+    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init, fitted };
+    let recipe = &subject.resolved().recipe;
     let rows = checks::all(desk, &wish);
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();
     if args.output.json {
-        output::json(&serde_json::json!({ "recipe": args.recipe, "ready": bad == 0, "checks": rows }))?;
+        output::json(&serde_json::json!({
+            "recipe": args.recipe,
+            "ready": bad == 0,
+            "checks": rows,
+            "mesh": recipe.mesh,
+            "grad_accum": recipe.train.grad_accum,
+            "cost": recipe.cost(),
+        }))?;
     } else {
-        output::text(&checks::table(&rows, symbols_are_unicode()))?;
+        let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
+        let costs = output::facts(&plan::cost_rows(recipe));
+        output::text(&format!("{fitted}{}\n{costs}", checks::table(&rows, symbols_are_unicode())))?;
     }
     match rows.iter().find_map(|row| row.failure()) {
         None => Ok(()),

@@ -17,9 +17,10 @@ struct Then {
 
 /// Starts a run.
 pub fn launch(desk: &Desk, args: &LaunchArgs) -> Result<(), Refusal> {
-    let subject = desk.subject(&args.recipe, &args.set)?;
+    let mut subject = desk.subject(&args.recipe, &args.set)?;
+    let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
     let (name, init) = (args.name.as_deref(), args.init.as_deref().into());
-    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name, init };
+    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name, init, fitted };
     let plan = desk.plan_launch(&wish)?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
@@ -38,7 +39,7 @@ pub fn resume(desk: &Desk, args: &ResumeArgs) -> Result<(), Refusal> {
 
 /// Starts the stage that follows a run's.
 pub fn next(desk: &Desk, args: &NextArgs) -> Result<(), Refusal> {
-    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &args.set)?;
+    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &args.set, args.fit.into())?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
 

@@ -26,5 +26,6 @@ fn in_words(origin: &Origin) -> String {
         Origin::Default => "default".into(),
         Origin::File { path, line } => format!("{path}:{line}"),
         Origin::Flag(flag) => format!("--set {flag}"),
+        Origin::Fit(ranks) => format!("--fit {ranks}"),
     }
 }

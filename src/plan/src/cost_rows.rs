@@ -1,0 +1,94 @@
+use recipe::{Cost, RankMemory, Recipe, Traffic};
+
+use crate::{grouped, size};
+
+/// Says what a recipe costs on its mesh, as names and values: for `check` and for whoever is about to launch it.
+pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
+    let (cost, model) = (recipe.cost(), &recipe.model);
+    let text = match model.segments {
+        1 => model.text_len.to_string(),
+        n => format!("{n} × {}", model.text_len),
+    };
+    let trained = match cost.trainable {
+        all if all == cost.params => "all trained".to_owned(),
+        some => format!("{} of them trained", grouped(some)),
+    };
+    let rows = [
+        (
+            "sequence",
+            format!(
+                "{} tokens: {text} of text, {} × {} of video",
+                grouped(cost.seq_len),
+                model.token_frames(),
+                model.tokens_per_frame()
+            ),
+        ),
+        ("parameters", format!("{}, {trained}", grouped(cost.params))),
+        ("memory", memory(&cost.memory)),
+        ("checkpoint", size(cost.checkpoint_bytes)),
+        ("traffic", traffic(&cost.traffic)),
+        ("work", work(&cost, recipe)),
+    ];
+    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn memory(memory: &RankMemory) -> String {
+    let RankMemory { weights, gradients, optimizer, kept, gathered, accumulated, workspace } = *memory;
+    let parts = [
+        ("weights", weights),
+        ("gradients", gradients),
+        ("optimizer", optimizer),
+        ("kept between blocks", kept),
+        ("gathered blocks", gathered),
+        ("accumulated gradients", accumulated),
+        ("workspace of about", workspace),
+    ];
+    format!("{} a rank at its peak: {}", size(memory.total()), listed(&parts))
+}
+
+fn traffic(traffic: &Traffic) -> String {
+    let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = *traffic;
+    let parts = [
+        ("all-gather", all_gather),
+        ("reduce-scatter", reduce_scatter),
+        ("all-reduce", all_reduce),
+        ("tensor parallel", tensor_parallel),
+    ];
+    match parts.map(|(name, bytes)| (name, bytes as u64)) {
+        none if none.iter().all(|(_, bytes)| *bytes == 0) => "none: there is one rank".into(),
+        parts => format!("each rank sends {} a step: {}", size(traffic.total() as u64), listed(&parts)),
+    }
+}
+
+/// `weights 3.4 GiB, gradients 1.2 GiB`, without what is nothing.
+fn listed(parts: &[(&str, u64)]) -> String {
+    let there = parts.iter().filter(|(_, bytes)| *bytes > 0);
+    there.map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect::<Vec<_>>().join(", ")
+}
+
+fn work(cost: &Cost, recipe: &Recipe) -> String {
+    let shown = |flops: f64| match flops / 1e12 {
+        tiny if tiny < 0.1 => format!("{:.2} GFLOP", flops / 1e9),
+        small if small < 10.0 => format!("{small:.2} TFLOP"),
+        large => format!("{} TFLOP", grouped(large.round() as u64)),
+    };
+    let ranks = recipe.mesh.world() as f64;
+    format!("{} a step, {} of them by each rank", shown(cost.step_flops), shown(cost.step_flops / ranks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(recipe: &Recipe) -> String {
+        cost_rows(recipe).iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
+    }
+
+    #[test]
+    fn the_costs_of_the_longest_stage_and_of_a_single_rank_are_said_in_words() {
+        let longest = recipe::load("../../configs/ttt-mlp/63s.toml".into(), &[]).unwrap().recipe;
+        let mut alone = crate::fixtures::recipe();
+        alone.mesh.dp_shard = 1;
+        insta::assert_snapshot!([shown(&longest), shown(&alone)].join("\n"));
+    }
+}

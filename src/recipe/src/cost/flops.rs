@@ -1,0 +1,94 @@
+use serde::Serialize;
+
+use crate::{Layer, Model, Recipe};
+
+/// Floating-point operations, a multiply-add counted as two: matrix products and attention, which are all but a percent of
+/// the work.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Flops {
+    /// Scores and sums of attention.
+    pub attention: f64,
+    /// Projections of attention.
+    pub projections: f64,
+    /// Projections of TTT layers, in both directions.
+    pub ttt_projections: f64,
+    /// The inner loop of TTT layers, in both directions.
+    pub ttt_scan: f64,
+    /// MLPs.
+    pub mlp: f64,
+    /// Modulations, which do not grow with the sequence.
+    pub modulation: f64,
+    /// Embeddings and the final layer.
+    pub ends: f64,
+}
+
+impl Flops {
+    /// Counts one forward pass over one sample.
+    // L tokens, D model width, E time width, F head width.
+    pub fn forward(m: &Model) -> Self {
+        let [l, d, e] = [m.seq_len(), m.dim(), m.time_embed_dim].map(|size| size as f64);
+        let [text, video] = [m.text_tokens(), m.video_tokens()].map(|size| size as f64);
+        let patch = (m.patch_size * m.patch_size * m.patch_size_t) as f64;
+        let layers = m.num_layers as f64;
+        let segment = m.attention_len() as f64;
+        let head = m.head_dim as f64;
+        // Each direction projects anew, and walks the sequence with seven products of F × 4F per token and head, or three
+        // of F × F.
+        let walk = match m.layer {
+            Layer::None => 0.0,
+            Layer::TttLinear => 3.0 * head * head,
+            Layer::TttMlp => 7.0 * 4.0 * head * head,
+        };
+        let ttt = if m.layer == Layer::None { 0.0 } else { 2.0 * l };
+        let offset = if m.ofs_embedding { 2.0 * e * e } else { 0.0 };
+        let embedding =
+            video * d * patch * m.in_channels as f64 + text * m.text_dim as f64 * d + e * d + e * e + offset;
+        let last = 2.0 * d * e + video * d * patch * m.out_channels as f64;
+        Flops {
+            attention: 2.0 * layers * 2.0 * m.segments as f64 * segment * segment * d,
+            projections: 2.0 * layers * 4.0 * l * d * d,
+            ttt_projections: 2.0 * layers * ttt * 4.0 * d * d,
+            ttt_scan: 2.0 * layers * ttt * m.num_heads as f64 * walk,
+            mlp: 2.0 * layers * 8.0 * l * d * d,
+            modulation: 2.0 * layers * 2.0 * 6.0 * d * e,
+            ends: 2.0 * (embedding + last),
+        }
+    }
+
+    /// Counts what a step carries out for one sample: forward, again before backward, and twice as much for gradients.
+    ///
+    /// All blocks but those of the last group are computed again, their attention only when it is not kept; a TTT layer's
+    /// loop is walked once more within its own backward pass, from the states it saved.
+    pub fn step(recipe: &Recipe) -> Self {
+        let once = Flops::forward(&recipe.model);
+        let layers = recipe.model.num_layers as f64;
+        let again = recipe.blocks_again() as f64 / layers;
+        let attention_again = if recipe.remat.keep_attention { 0.0 } else { again };
+        Flops {
+            attention: once.attention * (3.0 + attention_again),
+            projections: once.projections * (3.0 + again),
+            ttt_projections: once.ttt_projections * (3.0 + again),
+            ttt_scan: once.ttt_scan * (4.0 + again),
+            mlp: once.mlp * (3.0 + again),
+            modulation: once.modulation * (3.0 + again),
+            ends: once.ends * 3.0,
+        }
+    }
+
+    /// Returns the sum.
+    pub fn total(&self) -> f64 {
+        self.attention
+            + self.projections
+            + self.ttt_projections
+            + self.ttt_scan
+            + self.mlp
+            + self.modulation
+            + self.ends
+    }
+
+    /// What one rank of a TP group does of it: its heads and hidden units, and all of modulations and ends.
+    pub fn of_tp_rank(&self, tp: usize) -> f64 {
+        let whole = self.modulation + self.ends;
+        (self.total() - whole) / tp as f64 + whole
+    }
+}

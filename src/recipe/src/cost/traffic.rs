@@ -1,0 +1,94 @@
+use serde::Serialize;
+
+use super::{UnitSize, UnitSizes};
+use crate::{Layer, Recipe};
+
+/// Bytes that one rank sends in a step, and receives as well, as rings send them: of n ranks that share W bytes, each
+/// passes on (n-1)/n W for a gather or a scattered sum, and twice that for a whole sum.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Traffic {
+    /// Gathering units over `dp_shard`, in the type of computing: every block, and those that run again once more.
+    pub all_gather: f64,
+    /// Summing gradients into the shards, over `dp_shard`, in float32, once a step.
+    pub reduce_scatter: f64,
+    /// Summing the shards' gradients over `dp_replicate`, in float32.
+    pub all_reduce: f64,
+    /// Summing tokens over `tp`: after each projection out of heads or hidden units, and the gradient before each
+    /// projection into them.
+    pub tensor_parallel: f64,
+}
+
+impl Traffic {
+    pub(super) fn of(recipe: &Recipe, units: &UnitSizes) -> Self {
+        let (model, mesh) = (&recipe.model, &recipe.mesh);
+        let layers = model.num_layers as f64;
+        let (compute, parts) = (recipe.train.dtype.bytes() as f64, recipe.train.grad_accum as f64);
+        let passed = |ranks: usize| (ranks as f64 - 1.0) / ranks as f64;
+        let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
+        let trained: f64 = units.all(model.num_layers).map(|unit| unit.trained as f64).sum();
+
+        // A block of `dit` meets its TP ranks after attention, after each direction of its TTT layer and after its MLP:
+        // forward, once more in those that run again, and with gradients.
+        let meetings = if model.layer == Layer::None { 2.0 } else { 4.0 };
+        let again = recipe.blocks_again() as f64;
+        let passes = 2.0 * layers + again;
+        let tokens = recipe.micro_batch() as f64 * (model.seq_len() * model.dim()) as f64 * compute;
+        Traffic {
+            all_gather: parts
+                * passed(mesh.dp_shard)
+                * compute
+                * (whole(units.root) + (layers + again) * whole(units.block)),
+            reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
+            all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
+            tensor_parallel: parts * 2.0 * passed(mesh.tp) * meetings * passes * tokens,
+        }
+    }
+
+    /// Returns the sum.
+    pub fn total(&self) -> f64 {
+        self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor_parallel
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load;
+
+    fn recipe(sets: &[&str]) -> Recipe {
+        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
+    }
+
+    #[test]
+    fn one_rank_sends_nothing() {
+        assert_eq!(recipe(&["mesh.dp_shard=1"]).cost().traffic.total(), 0.0);
+    }
+
+    #[test]
+    fn two_shards_send_half_of_what_a_hand_count_says_is_gathered_and_reduced() {
+        let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
+        let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
+        let of = |unit: crate::Unit| -> f64 {
+            let specs = crate::param_specs(&recipe.model);
+            specs.iter().filter(|spec| spec.unit == unit).map(|spec| spec.len() as f64).sum()
+        };
+        let (root, block) = (of(crate::Unit::Root), of(crate::Unit::Block(0)));
+        assert_eq!(all_gather, 0.5 * 4.0 * (root + 3.0 * block), "two blocks there, one of them again on the way back");
+        assert_eq!(reduce_scatter, 0.5 * 4.0 * (root + 2.0 * block));
+        assert_eq!((all_reduce, tensor_parallel), (0.0, 0.0));
+    }
+
+    #[test]
+    fn replicas_sum_shards_and_tp_ranks_sum_tokens() {
+        let sets =
+            ["mesh.dp_shard=1", "mesh.dp_replicate=2", "mesh.tp=2", "train.dtype=bfloat16", "train.global_batch=4"];
+        let recipe = recipe(&sets);
+        let traffic = recipe.cost().traffic;
+        assert_eq!((traffic.all_gather, traffic.reduce_scatter), (0.0, 0.0));
+        assert_eq!(traffic.all_reduce, recipe.cost().memory.gradients as f64);
+        // Two blocks: attention and MLP, in two passes forward, one of them again, and two back; samples of 64 tokens.
+        let tokens = (2 * 64 * recipe.model.dim() * 2) as f64;
+        assert_eq!(traffic.tensor_parallel, 2.0 * 5.0 * tokens);
+    }
+}

@@ -1,0 +1,179 @@
+//! A recipe on another number of ranks, with the same global batch.
+
+use crate::load::{Origin, Resolved};
+use crate::mesh::counted;
+use crate::{Mesh, Recipe, RecipeError};
+
+/// What a fit changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// The mesh that the recipe says, and the one that fits.
+    pub mesh: [Mesh; 2],
+    /// The parts that a rank's share of the batch is computed in, before and now.
+    pub grad_accum: [usize; 2],
+}
+
+impl Recipe {
+    /// Finds the mesh and the accumulation with which the recipe trains the same global batch on `ranks` ranks.
+    ///
+    /// `tp` stays, because what a rank holds of a sample depends on it. Shards stay where they can; otherwise there are
+    /// more of them, which takes less memory, and where there are too few ranks all of them share one copy. A rank works
+    /// on as many samples at a time as before, or on fewer.
+    ///
+    /// # Errors
+    /// Why there is none, and the nearest numbers of ranks for which there is one.
+    pub fn fit(&self, ranks: usize) -> Result<Fit, RecipeError> {
+        let (batch, tp) = (self.train.global_batch, self.mesh.tp);
+        if !self.can_fit(ranks) {
+            let why = if ranks == 0 {
+                "there is no rank".to_owned()
+            } else if !ranks.is_multiple_of(tp) {
+                format!("{} are no whole number of groups of mesh.tp {tp}", counted(ranks, "rank"))
+            } else {
+                let of = if tp == 1 { String::new() } else { format!(" / mesh.tp {tp}") };
+                let sharing = format!("{}{of}", counted(ranks, "rank"));
+                format!("train.global_batch {batch} cannot be shared out equally among {sharing}")
+            };
+            let nearest: Vec<String> = self.nearest_fits(ranks).iter().map(ToString::to_string).collect();
+            return Err(RecipeError::new(
+                format!("{} does not fit {}", self.name, counted(ranks, "rank")),
+                why,
+                format!("train on {}", nearest.join(" or ")),
+            ));
+        }
+        let groups = ranks / tp;
+        let shards = (1..=groups).filter(|shards| groups.is_multiple_of(*shards));
+        let dp_shard = shards.clone().find(|shards| *shards >= self.mesh.dp_shard).unwrap_or(groups);
+        let mesh = Mesh { dp_replicate: groups / dp_shard, dp_shard, tp };
+        let share = batch / groups;
+        let at_a_time = batch / self.mesh.data_ranks() / self.train.grad_accum;
+        let samples = (1..=share.min(at_a_time)).rev().find(|samples| share.is_multiple_of(*samples)).unwrap_or(1);
+        Ok(Fit { mesh: [self.mesh, mesh], grad_accum: [self.train.grad_accum, share / samples] })
+    }
+
+    /// Checks that the mesh has exactly `ranks` ranks.
+    ///
+    /// # Errors
+    /// As [`Mesh::check_world`]; when the recipe can be fitted, the hint says so.
+    pub fn check_world(&self, ranks: usize) -> Result<(), RecipeError> {
+        self.mesh.check_world(ranks).map_err(|error| match self.fit(ranks) {
+            Ok(_) => RecipeError { fix: format!("{}; --fit {ranks} does it and keeps the batch", error.fix), ..error },
+            Err(_) => error,
+        })
+    }
+
+    fn can_fit(&self, ranks: usize) -> bool {
+        let groups = ranks / self.mesh.tp;
+        groups > 0 && ranks.is_multiple_of(self.mesh.tp) && self.train.global_batch.is_multiple_of(groups)
+    }
+
+    /// The nearest numbers of ranks that fit, one on each side where there is one.
+    fn nearest_fits(&self, ranks: usize) -> Vec<usize> {
+        let most = self.train.global_batch * self.mesh.tp;
+        let below = (1..ranks.min(most + 1)).rev().find(|n| self.can_fit(*n));
+        let above = (ranks + 1..=most).find(|n| self.can_fit(*n));
+        below.into_iter().chain(above).collect()
+    }
+}
+
+impl Fit {
+    /// Whether nothing changed.
+    pub fn is_none(&self) -> bool {
+        self.mesh[0] == self.mesh[1] && self.grad_accum[0] == self.grad_accum[1]
+    }
+}
+
+/// Shows what changed: `dp_replicate 2 × dp_shard 8 = 16 ranks instead of …, train.grad_accum 4 instead of 1`.
+impl std::fmt::Display for Fit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} instead of {}", self.mesh[1], self.mesh[0])?;
+        let [before, now] = self.grad_accum;
+        if before == now { Ok(()) } else { write!(f, ", train.grad_accum {now} instead of {before}") }
+    }
+}
+
+impl Resolved {
+    /// Changes the recipe as [`Recipe::fit`] says.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fit(&mut self, ranks: usize) -> Result<Fit, RecipeError> {
+        let fit = self.recipe.fit(ranks)?;
+        let before = self.recipe.clone();
+        self.recipe.mesh = fit.mesh[1];
+        self.recipe.train.grad_accum = fit.grad_accum[1];
+        self.table = self.recipe.to_table();
+        for (key, changed) in [
+            ("mesh.dp_replicate", before.mesh.dp_replicate != self.recipe.mesh.dp_replicate),
+            ("mesh.dp_shard", before.mesh.dp_shard != self.recipe.mesh.dp_shard),
+            ("train.grad_accum", before.train.grad_accum != self.recipe.train.grad_accum),
+        ] {
+            if changed {
+                self.origins.insert(key.to_owned(), Origin::Fit(ranks));
+            }
+        }
+        Ok(fit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load;
+
+    /// The recipe of a stage of `configs/ttt-mlp`.
+    fn stage(name: &str) -> Resolved {
+        load(format!("../../configs/ttt-mlp/{name}.toml").as_str().into(), &[]).unwrap()
+    }
+
+    fn fitted(name: &str, ranks: usize) -> ([usize; 3], usize) {
+        let mut resolved = stage(name);
+        resolved.fit(ranks).unwrap();
+        let Recipe { mesh, train, .. } = &resolved.recipe;
+        assert_eq!(resolved.recipe.check(), Ok(()));
+        assert_eq!((mesh.world(), train.global_batch), (ranks, 64));
+        assert_eq!(Recipe::from_table(&resolved.table).as_ref(), Ok(&resolved.recipe));
+        ([mesh.dp_replicate, mesh.dp_shard, mesh.tp], train.grad_accum)
+    }
+
+    #[test]
+    fn fewer_ranks_compute_the_same_batch_in_more_parts() {
+        assert_eq!(fitted("3s", 64), ([8, 8, 1], 1));
+        assert_eq!(fitted("3s", 16), ([2, 8, 1], 4));
+        assert_eq!(fitted("3s", 4), ([1, 4, 1], 16));
+        assert_eq!(fitted("3s", 1), ([1, 1, 1], 64));
+        assert_eq!(fitted("63s", 64), ([4, 4, 4], 4));
+        assert_eq!(fitted("63s", 8), ([1, 2, 4], 32));
+    }
+
+    #[test]
+    fn a_rank_never_gets_more_samples_at_a_time_than_the_recipe_gives_it() {
+        let sets = ["train.global_batch=96".to_owned(), "mesh.dp_shard=4".to_owned(), "mesh.dp_replicate=4".to_owned()];
+        let recipe = load("../../configs/ttt-mlp/3s.toml".into(), &sets).unwrap().recipe;
+        let accum = |ranks| recipe.fit(ranks).map(|fit| (96 / ranks) / fit.grad_accum[1]);
+        // Six at a time on 16 ranks; a share of 4 fits, and of shares of 8 and 12 the largest part that does.
+        assert_eq!([24, 12, 8].map(accum), [Ok(4), Ok(4), Ok(6)]);
+    }
+
+    #[test]
+    fn where_the_batch_cannot_be_shared_the_nearest_numbers_are_named() {
+        let refused = |name: &str, ranks| stage(name).fit(ranks).unwrap_err().to_string();
+        let refusals = [("3s", 24), ("3s", 128), ("3s", 0), ("63s", 30), ("63s", 24), ("63s", 2)];
+        insta::assert_snapshot!(refusals.map(|(name, ranks)| refused(name, ranks)).join("\n\n"));
+    }
+
+    #[test]
+    fn what_a_fit_changes_is_shown_with_where_it_comes_from() {
+        let mut resolved = stage("3s");
+        let fit = resolved.fit(16).unwrap();
+        assert_eq!(
+            fit.to_string(),
+            "dp_replicate 2 × dp_shard 8 = 16 ranks instead of dp_replicate 8 × dp_shard 8 = 64 ranks, \
+             train.grad_accum 4 instead of 1"
+        );
+        let origin = |key: &str| resolved.origins[key].to_string();
+        assert_eq!([origin("mesh.dp_replicate"), origin("train.grad_accum")], ["--fit 16", "--fit 16"]);
+        assert!(origin("mesh.dp_shard").contains("base.toml"));
+        assert!(stage("3s").fit(64).unwrap().is_none());
+    }
+}
