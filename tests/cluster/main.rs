@@ -6,3 +6,4 @@ mod faults;
 mod life;
 mod place;
 mod preflight;
+mod sight;

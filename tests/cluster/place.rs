@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 pub struct Place {
     pub rig: Rig,
     pub runs: Utf8PathBuf,
-    trainer: Utf8PathBuf,
+    pub trainer: Utf8PathBuf,
 }
 
 /// What a command of the console gave.

@@ -11,7 +11,6 @@ mod tests;
 
 use std::fmt;
 
-use cluster::nvidia_smi::SmiTrouble;
 use cluster::{GpuSample, NodeId, Xid};
 use rundir::{CheckpointSummary, Event, MetricSample, RunFacts, RunState};
 use serde::{Deserialize, Serialize};
@@ -160,8 +159,8 @@ pub struct NodeEvidence {
     pub clock_ahead_s: Option<f64>,
     /// Samples of its GPUs over the last minutes, oldest first.
     pub gpus: Vec<GpuSample>,
-    /// What keeps nvidia-smi from answering.
-    pub troubles: Vec<SmiTrouble>,
+    /// What keeps nvidia-smi from answering, in words.
+    pub troubles: Vec<String>,
     /// Errors of its GPUs in the kernel's log.
     pub xids: Vec<Xid>,
 }

@@ -31,6 +31,9 @@ pub struct LaunchPlan {
     /// The checks that may fail, by name: somebody has said so.
     #[serde(default)]
     pub waived: Vec<String>,
+    /// Whether the trainer is copied to nodes that have another one or none.
+    #[serde(default)]
+    pub push: bool,
 }
 
 /// What is started on one node.
@@ -109,6 +112,7 @@ impl Draft<'_> {
             disk,
             master,
             waived: Vec::new(),
+            push: false,
         }
     }
 }

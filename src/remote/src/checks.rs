@@ -49,13 +49,16 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
     }
     for launch in &plan.nodes {
         let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
-        let (reached, disk) = match transport {
-            None => (Err(preflight::no_way(&what, &launch.node)), None),
-            Some(transport) => (Ok("reachable".to_owned()), Some(disk(&what, plan, transport.as_mut()))),
-        };
         let node = Some(&launch.node);
-        checks.push(Check::new(plan, "node", node, reached));
-        checks.extend(disk.map(|result| Check::new(plan, "disk", node, result)));
+        let Some(transport) = transport else {
+            checks.push(Check::new(plan, "node", node, Err(preflight::no_way(&what, &launch.node))));
+            continue;
+        };
+        checks.push(Check::new(plan, "node", node, Ok("reachable".to_owned())));
+        checks.push(Check::new(plan, "disk", node, disk(&what, plan, transport.as_mut())));
+        // A trainer that runs on processors leaves whatever GPUs there are alone.
+        let gpus = plan.trainer.cuda.then(|| preflight::local_gpus(&what, plan, &launch.node, transport.as_mut()));
+        checks.extend(gpus.into_iter().flatten().map(|(name, result)| Check::new(plan, name, node, result)));
     }
     checks
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::NodeId;
-use plan::{KillHow, NodeEvidence, node_kill};
+use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
 
 use crate::at_once::at_once;
@@ -167,15 +167,12 @@ impl Fleet {
         Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(&run, attempt, files, patience))?)
     }
 
-    /// What is known of an attempt's nodes without asking them.
-    pub fn evidence(&self, attempt: &Attempt) -> Vec<NodeEvidence> {
+    /// The nodes of an attempt that did not answer when they were asked last, with since when, Unix seconds.
+    pub fn unseen(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
         let known = self.sights.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unseen =
-            |node: &NodeId| known.iter().filter(|(named, _)| named.node == *node).find_map(|(_, s)| s.unseen_since_s);
-        let nodes = attempt.placement.by_node().into_iter();
-        nodes
-            .map(|(node, _)| NodeEvidence { unseen_since_s: unseen(node), ..NodeEvidence::new(node.clone()) })
-            .collect()
+        let of_attempt = |node: &NodeId| attempt.placement.ranks.iter().any(|place| place.node == *node);
+        let unseen = known.iter().filter_map(|(named, sight)| Some((named.node.clone(), sight.unseen_since_s?)));
+        unseen.filter(|(node, _)| of_attempt(node)).collect()
     }
 
     /// Looks for the processes of all these files at once.

@@ -12,6 +12,7 @@ use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, verb};
+use crate::push::push;
 use crate::transport::{Ended, Started, Transport};
 use crate::{RemoteError, pid_files};
 
@@ -22,17 +23,25 @@ const STARTING: Duration = Duration::from_secs(5);
 /// How many lines of a log a failure shows.
 const LAST_LINES: usize = 5;
 
-/// Makes the run or attempt on disk and starts it, exactly as planned. It goes on without this program.
+/// Makes the run or attempt on disk and starts it, exactly as planned. It goes on without this program. What takes long,
+/// copying the trainer, is told meanwhile.
 ///
 /// Until the first process is started, whatever goes wrong leaves nothing behind. Two programs that start the same
 /// attempt at once do not both succeed: the attempt's folder appears by one rename, which only the first can do.
 ///
 /// # Errors
 /// The first check that fails; another program was faster; a supervisor that ended at once, with the end of its log.
-pub fn execute_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Result<RunDir, Failure> {
+pub fn execute_launch(
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+    progress: &(dyn Fn(String) + Sync),
+) -> Result<RunDir, Failure> {
     let what = verb(plan);
     if let Some(obstacle) = checks(plan, transports).iter().find_map(Check::obstacle) {
         return Err(obstacle.clone());
+    }
+    if plan.push && !plan.attempt.logins.is_empty() {
+        push(&what, plan, transports, progress)?;
     }
     let made = make(&what, plan)?;
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), &launch.node)).collect();

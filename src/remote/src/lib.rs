@@ -20,6 +20,7 @@ mod pipes;
 mod preflight;
 mod proc;
 mod processes;
+mod push;
 mod script;
 mod ssh;
 mod stacks;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::NodeId;
-use plan::{LaunchPlan, check_disk, quote, size};
+use cluster::{NodeId, Xid, XidAction};
+use plan::{CLOCKS_APART_S, LaunchPlan, check_disk, quote, size};
 use rundir::Failure;
 use serde::Deserialize;
 
@@ -16,13 +16,17 @@ use crate::command::Command;
 use crate::{RemoteError, Transport, script};
 
 const SCRIPT: &str = include_str!("scripts/preflight.sh");
+/// The part of it that is about GPUs.
+const GPUS: &str = include_str!("scripts/preflight_gpus.sh");
+/// What both parts use.
+const ONE_LINE: &str = "one_line() { tr '\\n\\t' '  ' | cut -c 1-300; }";
+/// Memory that the driver takes for itself.
+const DRIVER_MIB: u64 = 1024;
 
 /// How long a node may take to tell its time.
 const SOON: Duration = Duration::from_secs(20);
 /// How long a node may take for all the rest. Loading libtorch from a cold disk takes seconds.
 const THOROUGH: Duration = Duration::from_secs(90);
-/// How far clocks may be apart: beyond that, what happened first on two nodes cannot be told from their logs.
-const CLOCKS_APART_S: f64 = 2.0;
 /// Files that a run makes, and some room: logs and checkpoints have far fewer.
 const INODES: u64 = 10_000;
 
@@ -163,6 +167,7 @@ fn rows(
         "trainer",
         match (told.get("missing"), told.get("sha256")) {
             (None, Some(sha256)) if sha256 == trainer.sha256 => Ok(format!("{} ({})", trainer.path, short(sha256))),
+            _ if plan.push => Ok(format!("{} ({}), which the launch copies there", trainer.path, short(&trainer.sha256))),
             (None, Some(sha256)) => fail(
                 format!(
                     "{} is another binary there: {} here, {} there",
@@ -170,11 +175,11 @@ fn rows(
                     short(&trainer.sha256),
                     short(sha256)
                 ),
-                "copy this machine's to the node, or put it on a file system that all share (VIDTUI_TRAIN names it)",
+                "copy this machine's there with --push, or put it on a file system that all share (VIDTUI_TRAIN names it)",
             ),
             _ => fail(
                 format!("{} is not there, or not executable", trainer.path),
-                "put it on a file system that all nodes share (VIDTUI_TRAIN names it), or copy it there",
+                "put it on a file system that all nodes share (VIDTUI_TRAIN names it), or copy it there: --push",
             ),
         },
     ));
@@ -272,7 +277,21 @@ fn rows(
         }));
     }
 
-    let on_gpus = version.as_ref().is_some_and(|version| version.cuda);
+    let on_gpus = version.as_ref().is_some_and(|version| version.cuda) || trainer.cuda;
+    rows.extend(gpu_rows(what, plan, node, told, on_gpus));
+    rows
+}
+
+/// What GPUs tell, on whichever node.
+fn gpu_rows(
+    what: &str,
+    plan: &LaunchPlan,
+    node: &NodeId,
+    told: &Told,
+    on_gpus: bool,
+) -> Vec<(&'static str, Result<String, Failure>)> {
+    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let mut rows = Vec::new();
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
     rows.push((
         "GPUs",
@@ -306,11 +325,96 @@ fn rows(
         } else {
             fail(
                 format!("its GPUs are in use: {}", apps.join("; ")),
-                "end what is left over, leave the node out (--exclude), or waive it: --waive 'GPU processes'",
+                "end what is left over (vidtui kill --pattern), leave the node out (--exclude), or waive it: --waive 'GPU processes'",
             )
         },
     ));
+    let gpus: Vec<Gpu> = told.all("gpu").filter_map(Gpu::read).collect();
+    if !gpus.is_empty() {
+        rows.push(("GPU memory", memory_row(&gpus, ranks, &fail)));
+        rows.push(("GPU errors", errors_row(&gpus, told, &fail)));
+    }
     rows
+}
+
+/// A row of nvidia-smi; what is no number there is none here.
+struct Gpu {
+    index: u32,
+    used_mib: Option<u64>,
+    total_mib: Option<u64>,
+    ecc: Option<u64>,
+}
+
+impl Gpu {
+    fn read(row: &str) -> Option<Self> {
+        let cells: Vec<&str> = row.split(',').map(str::trim).collect();
+        let [index, used, total, ecc] = cells[..] else { return None };
+        let number = |cell: &str| cell.parse().ok();
+        let index = index.parse().ok()?;
+        Some(Self { index, used_mib: number(used), total_mib: number(total), ecc: number(ecc) })
+    }
+}
+
+type Row = Result<String, Failure>;
+
+/// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
+fn memory_row(gpus: &[Gpu], ranks: usize, fail: &dyn Fn(String, &str) -> Row) -> Row {
+    let ours = || gpus.iter().filter(|gpu| (gpu.index as usize) < ranks.max(1));
+    let taken: Vec<String> = ours()
+        .filter_map(|gpu| Some((gpu.index, gpu.used_mib.filter(|used| *used > DRIVER_MIB)?, gpu.total_mib?)))
+        .map(|(index, used, total)| format!("{} of {} of GPU {index}", size(used << 20), size(total << 20)))
+        .collect();
+    if !taken.is_empty() {
+        return fail(
+            format!("memory is taken: {}", taken.join(", ")),
+            "end what holds it (vidtui kill --pattern), leave the node out (--exclude), or waive it: --waive 'GPU memory'",
+        );
+    }
+    let free = ours().filter_map(|gpu| Some((gpu.total_mib?.saturating_sub(gpu.used_mib?)) << 20)).min();
+    Ok(free.map_or("it cannot be told".into(), |least| format!("{} free", size(least))))
+}
+
+/// Errors since the driver was loaded: some need a reset of the GPU before it computes what it should.
+fn errors_row(gpus: &[Gpu], told: &Told, fail: &dyn Fn(String, &str) -> Row) -> Row {
+    let memory = gpus.iter().filter(|gpu| gpu.ecc.is_some_and(|errors| errors > 0)).map(|gpu| {
+        let errors = plan::counted(gpu.ecc.unwrap_or(0) as usize, "memory error");
+        format!("{errors} of GPU {} that could not be corrected", gpu.index)
+    });
+    let mut bad: Vec<String> = memory.collect();
+    let mut xids: Vec<Xid> = told.all("xid").filter_map(Xid::read).collect();
+    xids.sort();
+    xids.dedup();
+    let in_words = |xid: &Xid| {
+        let meaning = xid.meaning().map_or(String::new(), |meaning| format!(", {meaning}"));
+        format!("Xid {} at {}{meaning}", xid.number, xid.bus_id)
+    };
+    let worst = xids.iter().map(Xid::action).max();
+    bad.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(in_words));
+    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(in_words).collect();
+    if !bad.is_empty() {
+        let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
+        return fail(bad.join("; "), &format!("{fix}; or waive it: --waive 'GPU errors'"));
+    }
+    let log = if told.get("log") == Some("unread") { ", as far as may be read (dmesg may not)" } else { "" };
+    match &harmless[..] {
+        [] => Ok(format!("none{log}")),
+        some => Ok(format!("{}, of programs that failed", some.join("; "))),
+    }
+}
+
+/// Checks the GPUs of this machine for a trainer that wants some.
+pub(crate) fn local_gpus(
+    what: &str,
+    plan: &LaunchPlan,
+    node: &NodeId,
+    transport: &mut dyn Transport,
+) -> Vec<(&'static str, Result<String, Failure>)> {
+    let command = Command::new("tell of its GPUs", format!("LC_ALL=C\n{ONE_LINE}\n{GPUS}echo end\n"), THOROUGH);
+    let told = transport.run(&command).and_then(|output| output.text(node, &command));
+    match told.map(|text| Told::read(&text).unwrap_or_default()) {
+        Ok(told) => gpu_rows(what, plan, node, &told, true),
+        Err(error) => vec![("GPUs", Err(error.failure(what)))],
+    }
 }
 
 /// `PID USER MEMORY NAME`, as people read it.
@@ -332,6 +436,8 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();
     SCRIPT
+        .replace("@ONE_LINE", ONE_LINE)
+        .replace("@GPUS\n", GPUS)
         .replace("@TRAINER", &quote(plan.trainer.path.as_str()))
         .replace("@MARKER", &quote(marker.path.as_str()))
         .replace("@TOKEN", &quote(&marker.token))

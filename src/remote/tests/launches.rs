@@ -16,7 +16,7 @@ use rundir::{AttemptWhy, ExitReason, Failure, Lineage, Liveness, RunDir, RunStat
 
 /// Launches, and waits for the supervisor where a busy machine makes it later than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
-    let dir = execute_launch(plan, &mut local_transports().unwrap())?;
+    let dir = execute_launch(plan, &mut local_transports().unwrap(), &|_| {})?;
     while pid_files(&dir).unwrap().is_empty() {
         std::thread::sleep(Duration::from_millis(10));
     }

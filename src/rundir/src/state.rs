@@ -175,7 +175,11 @@ impl RunFacts {
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
-    /// When something last happened, Unix seconds.
+    /// When something last happened, Unix seconds; nothing before the first attempt.
+    pub fn sign_s(&self) -> Option<f64> {
+        self.attempt.as_ref().map(|attempt| self.last_sign_s(attempt))
+    }
+
     fn last_sign_s(&self, attempt: &Attempt) -> f64 {
         let event = self.last_event.as_ref().map_or(f64::MIN, |e| e.t);
         let metric = self.last_metric.map_or(f64::MIN, |(_, t)| t);

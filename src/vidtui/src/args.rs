@@ -49,6 +49,9 @@ pub struct NodesArgs {
     /// All but these of the nodes
     #[arg(long, value_name = "NODES")]
     pub exclude: Option<String>,
+    /// Copies the trainer to nodes that have another one or none
+    #[arg(long)]
+    pub push: bool,
     /// Goes on although this check fails (may be repeated)
     #[arg(long, value_name = "CHECK")]
     pub waive: Vec<String>,
@@ -310,7 +313,7 @@ impl OnNodesArgs {
     /// The nodes, as a launch names them.
     pub fn nodes(&self) -> NodesArgs {
         let Self { hostfile, include, exclude } = self.clone();
-        NodesArgs { hostfile, include, exclude, waive: Vec::new() }
+        NodesArgs { hostfile, include, exclude, ..NodesArgs::default() }
     }
 }
 

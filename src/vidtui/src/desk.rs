@@ -4,6 +4,7 @@
 
 use crate::args::NodesArgs;
 use crate::documents::has_ended;
+use crate::evidence::Samples;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::Hostfile;
@@ -15,7 +16,7 @@ use plan::{
 };
 use recipe::{Curriculum, Resolved, StageSpec, StageStart};
 use remote::{Fleet, KillProgress, KillReport, Local, NodeStacks, Patience, SshOptions, Transport};
-use rundir::{Attempt, Failure, Lineage, Login, RunDir, RunFacts, RunId, RunSummary};
+use rundir::{Attempt, Failure, Lineage, Liveness, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use ui::StageView;
@@ -32,6 +33,8 @@ pub struct Desk {
     pub nodes: NodesArgs,
     /// The nodes that we have to do with.
     pub fleet: Fleet,
+    /// What nodes wrote of their GPUs.
+    pub samples: Samples,
     /// How long nodes may take to say whether a run's processes are there. Those that need longer count as unknown.
     pub patience: Duration,
 }
@@ -103,7 +106,15 @@ impl Desk {
         })?;
         let fleet =
             Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot tell which machine this is"))?;
-        Ok(Self { runs: here.join(runs), configs: here.join(configs), here, nodes, fleet, patience })
+        Ok(Self {
+            runs: here.join(runs),
+            configs: here.join(configs),
+            here,
+            nodes,
+            fleet,
+            samples: Samples::default(),
+            patience,
+        })
     }
 
     /// The folder of a run.
@@ -157,8 +168,21 @@ impl Desk {
     /// Sums up a run: its files, and what its processes do.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
-        let facts = self.fleet.read_facts(dir, &run, self.patience)?;
-        Ok((RunSummary::new(run, dir.clone(), &facts, crate::console::now_s())?, facts))
+        let mut facts = self.fleet.read_facts(dir, &run, self.patience)?;
+        let mut now_s = crate::console::now_s();
+        if let Some(attempt) = facts.attempt.as_ref().filter(|_| facts.alive == Liveness::Alive) {
+            now_s = self.samples.now_s(dir, attempt, now_s);
+        }
+        // GPUs tell more than processors: a collective that hangs keeps a processor busy.
+        if let Some((attempt, sign_s)) = facts.attempt.as_ref().zip(facts.sign_s())
+            && facts.silent_since_s(now_s).is_some()
+        {
+            let nodes = self.samples.of(dir, attempt, crate::console::now_s());
+            if nodes.iter().any(|node| node.gpus.iter().any(|gpu| gpu.power_w.value().is_some())) {
+                facts.load = plan::power(&nodes, sign_s, now_s);
+            }
+        }
+        Ok((RunSummary::new(run, dir.clone(), &facts, now_s)?, facts))
     }
 
     /// What a person should know of about a run, the most urgent first.
@@ -168,13 +192,22 @@ impl Desk {
         // What cannot be read now says nothing; the next look may.
         let metrics = rundir::recent_metrics(&summary.dir).unwrap_or_default();
         let events = rundir::recent_events(&summary.dir, places.iter().map(|(node, _)| *node)).unwrap_or_default();
+        let own_s = crate::console::now_s();
+        let now_s = self.samples.now_s(&summary.dir, attempt, own_s);
+        let mut nodes = self.samples.of(&summary.dir, attempt, own_s).to_vec();
+        for (node, unseen_since_s) in self.fleet.unseen(attempt) {
+            nodes
+                .iter_mut()
+                .filter(|known| known.node == node)
+                .for_each(|known| known.unseen_since_s = Some(unseen_since_s));
+        }
         let recipe = summary.run.recipe().ok();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         let disk = recipe.as_ref().zip(free_bytes);
         let disk =
             disk.map(|(recipe, free_bytes)| Disk { free_bytes, checkpoint_bytes: recipe.cost().checkpoint_bytes });
         plan::findings(&Evidence {
-            now_s: crate::console::now_s(),
+            now_s,
             state: &summary.state,
             facts,
             metrics: &metrics,
@@ -182,7 +215,7 @@ impl Desk {
             checkpoint: summary.checkpoint.as_ref(),
             checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
             disk,
-            nodes: &self.fleet.evidence(attempt),
+            nodes: &nodes,
         })
     }
 
@@ -265,7 +298,8 @@ impl Desk {
         let request = LaunchRequest { recipe, name: wish.name, stage, init };
         let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
         plan.warnings.extend(wish.fitted.clone());
-        Ok(LaunchPlan { waived: self.wanted(wish.nodes).waive.clone(), ..plan })
+        let NodesArgs { waive, push, .. } = self.wanted(wish.nodes).clone();
+        Ok(LaunchPlan { waived: waive, push, ..plan })
     }
 
     /// Finds the weights that a launch begins from; none when they are random.
@@ -308,7 +342,7 @@ impl Desk {
             away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
         })?;
         let warnings = away.into_iter().chain(plan.warnings).collect();
-        Ok(LaunchPlan { waived: nodes.waive.clone(), warnings, ..plan })
+        Ok(LaunchPlan { waived: nodes.waive.clone(), push: nodes.push, warnings, ..plan })
     }
 
     /// Plans the stage after a run's; starts nothing.
@@ -339,7 +373,8 @@ impl Desk {
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
         let mut plan = plan::next(&request, &context).map_err(refuse)?;
         plan.warnings.extend(fitted);
-        Ok(LaunchPlan { waived: self.wanted(nodes).waive.clone(), ..plan })
+        let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
+        Ok(LaunchPlan { waived: waive, push, ..plan })
     }
 
     /// Plans which processes to signal; signals nothing.
@@ -349,9 +384,9 @@ impl Desk {
     }
 
     /// Starts what a plan says, after every check that has to do with files.
-    pub fn launch(&self, plan: &LaunchPlan) -> Result<RunDir, Failure> {
+    pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
         crate::checks::dataset(&plan.run.recipe()?)?;
-        remote::execute_launch(plan, &mut self.transports(&plan.attempt.logins)?)
+        remote::execute_launch(plan, &mut self.transports(&plan.attempt.logins)?, progress)
     }
 
     /// Signals what a plan says.

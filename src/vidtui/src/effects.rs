@@ -74,7 +74,7 @@ fn job_of(effect: &Effect) -> Option<JobId> {
     }
 }
 
-fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, Refusal> {
+fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<JobMsg, Refusal> {
     Ok(match effect {
         Effect::PlanLaunch { curriculum, stage, from, .. } => {
             let curriculum = desk::curriculum(&curriculum, &[])?;
@@ -95,7 +95,7 @@ fn run(at: &Desk, effect: Effect, progress: &dyn Fn(String)) -> Result<JobMsg, R
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Effect::Launch { plan, .. } => {
             progress("checking data and disk".into());
-            at.launch(&plan)?;
+            at.launch(&plan, progress)?;
             JobMsg::Done(Outcome::Launched(plan.run.id.clone()))
         }
         Effect::Stop { run, .. } => {

@@ -9,6 +9,7 @@ mod curves;
 mod desk;
 mod documents;
 mod effects;
+mod evidence;
 mod lister;
 mod output;
 mod queue;

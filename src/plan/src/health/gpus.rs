@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use cluster::nvidia_smi::SmiTrouble;
 use cluster::{Absent, GpuSample, NodeId, Reading, XidAction};
 use rundir::{Load, RunState};
 
@@ -53,17 +52,8 @@ fn by_gpu(node: &NodeEvidence) -> BTreeMap<u32, Vec<&GpuSample>> {
 pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for trouble in &node.troubles {
-        let (rule, urgency) = match trouble {
-            SmiTrouble::GpuLost { .. } => (Rule::GpuLost, Urgency::Act),
-            SmiTrouble::NoDriver | SmiTrouble::NoDevices | SmiTrouble::VersionMismatch { .. } => {
-                (Rule::Smi, Urgency::Look)
-            }
-            SmiTrouble::NvmlFailed(_) | SmiTrouble::TimedOut | SmiTrouble::Failed { .. } => (Rule::Smi, Urgency::Look),
-            // A node without GPUs has no nvidia-smi; a row that is not whole is whole the next time.
-            _ => continue,
-        };
-        let about = Subject::Node(node.node.clone());
-        found.push(Finding::new(rule, urgency, about, trouble.to_string(), trouble.fix()));
+        let fix = "see `dmesg` on the node for Xid errors; a driver that hangs takes a reboot";
+        found.push(Finding::new(Rule::Smi, Urgency::Look, Subject::Node(node.node.clone()), trouble, fix));
     }
     let newest_s = node.gpus.last().map_or(0.0, |sample| sample.t);
     for (index, samples) in by_gpu(node) {

@@ -68,7 +68,7 @@ fn carry_out(desk: &Desk, plan: &LaunchPlan, then: &Then) -> Result<(), Refusal>
     for warning in &plan.warnings {
         eprintln!("warning: {warning}");
     }
-    let dir = desk.launch(plan)?;
+    let dir = desk.launch(plan, &|step| eprintln!("{step}"))?;
     if then.json {
         let (run, attempt) = (&plan.run.id, plan.attempt.number);
         output::json(&serde_json::json!({ "run": run, "attempt": attempt, "dir": dir.root }))?;

@@ -1,0 +1,78 @@
+//! The trainer's binary, copied to nodes that have another one or none.
+
+use std::fs;
+use std::time::Duration;
+
+use camino::Utf8Path;
+use plan::{LaunchPlan, quote, size};
+use rundir::Failure;
+
+use crate::at_once::at_once;
+use crate::command::Command;
+use crate::{RemoteError, Transport};
+
+/// How much travels in one command: little enough that slow networks are in time and progress is seen.
+const PIECE: usize = 1 << 20;
+/// How long a piece may take: slower than 10 KB/s is no network to train over.
+const SOON: Duration = Duration::from_secs(100);
+
+/// Copies the trainer to every node of a plan where it is not the same, all at once.
+///
+/// It is written beside its place, compared, and renamed into it: whatever runs the former binary goes on with that.
+///
+/// # Errors
+/// Names the first node on which it failed; no launch should follow.
+pub(crate) fn push(
+    what: &str,
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+    progress: &(dyn Fn(String) + Sync),
+) -> Result<(), Failure> {
+    let path = &plan.trainer.path;
+    let bytes = fs::read(path)
+        .map_err(|error| Failure::new(what, format!("cannot read the trainer {path}: {error}"), "build it again"))?;
+    let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), ())).collect();
+    let pushed =
+        at_once(nodes, transports, |(), transport| to_node(path, &plan.trainer.sha256, &bytes, transport, progress));
+    pushed.into_iter().collect::<Result<(), RemoteError>>().map_err(|error| error.failure(what))
+}
+
+fn to_node(
+    path: &Utf8Path,
+    sha256: &str,
+    bytes: &[u8],
+    transport: &mut dyn Transport,
+    progress: &dyn Fn(String),
+) -> Result<(), RemoteError> {
+    let node = transport.node().clone();
+    let is_same = |file: &str| format!("[ \"$(sha256sum <{file} 2>/dev/null | cut -d ' ' -f 1)\" = {sha256} ]");
+    let (there, temp) = (quote(path.as_str()), quote(&format!("{path}.new")));
+    let mut ask = |action: &str, script: String, input: Vec<u8>| {
+        let command = Command { input, ..Command::new(action, script, SOON) };
+        let answer = transport.run(&command)?.text(&node, &command);
+        if answer.is_err() {
+            // A half-written file helps nobody; if it cannot be removed, the next push begins it anew.
+            let _ = transport.run(&Command::new("remove what arrived", format!("rm -f -- {temp}"), SOON));
+        }
+        answer
+    };
+    let same = ask("compare the trainer", format!("{} && echo same || echo other", is_same(&there)), Vec::new())?;
+    if same.trim() == "same" {
+        return Ok(());
+    }
+    let action = format!("receive the trainer as {path}");
+    let folder = quote(path.parent().map_or("/", Utf8Path::as_str));
+    ask(&action, format!("mkdir -p -- {folder} && : >{temp}"), Vec::new())?;
+    let mut done = 0;
+    for piece in bytes.chunks(PIECE) {
+        ask(&action, format!("cat >>{temp}"), piece.to_vec())?;
+        done += piece.len();
+        progress(format!("{node}: {} of {} of the trainer", size(done as u64), size(bytes.len() as u64)));
+    }
+    let place = format!(
+        "{} || {{ echo 'it arrived damaged' >&2; rm -f {temp}; exit 1; }}\nchmod 755 {temp} && mv -f {temp} {there}",
+        is_same(&temp)
+    );
+    ask(&action, place, Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! What the console cannot see, or two consoles do at once, hurts no run.
+
+use std::fs;
+use std::process::Stdio;
+
+use crate::place::Place;
+
+#[test]
+fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_touch_the_run() {
+    let Some(place) = Place::new() else { return };
+    let hostfile = place.rig.share().join("hosts.txt");
+    fs::write(&hostfile, "node[01-04] slots=1\n").unwrap();
+    let run = place.launch(&format!("--hostfile {hostfile}"), 1000);
+    place.until_step(&run, 1, 1);
+    // The attempt knows its nodes: nobody asks the file again.
+    fs::write(&hostfile, "node09 slots=8\n").unwrap();
+
+    for node in place.rig.nodes() {
+        place.rig.verb(&format!("stopsshd {node}")).unwrap();
+    }
+    let status = place.does("status latest");
+    assert!(status.contains("running") || status.contains("saving"), "{status}");
+    for node in place.rig.nodes() {
+        place.rig.verb(&format!("contsshd {node}")).unwrap();
+    }
+
+    place.rig.verb("reset node03").unwrap();
+    let said = place.vidtui("stacks latest");
+    assert!(said.ok && said.out.contains("nothing from node03"), "{}\n{}", said.out, said.err);
+    assert!(said.out.contains("stacks of 6 processes are in"), "{}", said.out);
+    place.rig.verb("heal node03").unwrap();
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "all of them go on");
+
+    place.rig.verb("smi node01 slow 2").unwrap();
+    let said = place.vidtui("kill latest --yes");
+    assert!(said.ok && said.err.matches("their GPU memory is released").count() == 4, "{}", said.err);
+    assert!(place.all_gone());
+}
+
+#[test]
+fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch("--hostfile hostfiles/rig.txt", 1000);
+    place.until_step(&run, 1, 1);
+    let both = |words: &str| {
+        let start = || place.command(words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        [start(), start()].map(|console| console.wait_with_output().unwrap())
+    };
+    assert!(both("stop latest").iter().any(|console| console.status.success()));
+    place.until("every process is gone", || place.all_gone());
+    let saved = rundir::latest(&run).unwrap().step;
+
+    let resumed = both("resume latest");
+    let won = resumed.iter().filter(|console| console.status.success()).count();
+    let said: Vec<_> = resumed.iter().map(|console| String::from_utf8_lossy(&console.stderr)).collect();
+    assert_eq!(won, 1, "{said:?}");
+    place.until_step(&run, 2, saved + 1);
+    assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "one attempt, not two");
+    place.does("kill latest --yes");
+    assert!(place.all_gone());
+}
+
+#[test]
+fn a_disk_that_is_full_on_one_node_keeps_the_launch_from_beginning_and_leaves_nothing_there() {
+    let Some(mut place) = Place::new() else { return };
+    let folder = place.rig.own().join("disk/bin");
+    fs::create_dir_all(&folder).unwrap();
+    fs::copy(&place.trainer, folder.join("vidtui-train")).unwrap();
+    place.trainer = folder.join("vidtui-train");
+    place.rig.verb("fill node03").unwrap();
+    let said = place.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
+    let why = "node node03: cannot receive the trainer";
+    assert!(!said.ok && said.err.contains(why) && said.err.contains("No space left"), "{}", said.err);
+    assert!(place.all_gone() && !place.runs.exists(), "nothing was started");
+    let left = place.rig.command_on("node03", "ls").arg(place.rig.own().join("disk/bin")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
