@@ -201,8 +201,7 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
 
 /// The rank that everyone waits for: the one that arrives last.
 ///
-/// Where ranks tell how long they waited for others, it is the one that waited least; else the one whose steps take
-/// longest.
+/// Where ranks tell waiting from work, it is the one that is busy longest; else the one whose steps take longest.
 fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let recent = &lines[lines.len().checked_sub(STRAGGLER_LINES)?..];
@@ -225,7 +224,8 @@ fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
 
 /// The rank that a step waited for, and for how long, if there is one.
 fn arrived_last(line: &MetricSample) -> Option<(usize, f64)> {
-    let times = &line.step_s_by_rank;
+    // With the waiting for each other, all ranks take about the same time.
+    let times = if line.busy_s_by_rank.is_empty() { &line.step_s_by_rank } else { &line.busy_s_by_rank };
     if times.len() < 2 {
         return None;
     }

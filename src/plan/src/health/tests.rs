@@ -274,6 +274,9 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
     add("straggler", &|case| {
         case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
     });
+    add("straggler, told by work without waiting", &|case| {
+        case.metrics[45..].iter_mut().for_each(|line| line.busy_s_by_rank = vec![0.95, 0.55]);
+    });
     add("one step without a number", &|case| case.metrics[59].grad_norm = None);
     add("no number any more", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
     add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
