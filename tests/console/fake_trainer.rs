@@ -180,7 +180,13 @@ impl Fake<'_> {
             name: spec.name.clone(),
             dtype: "F32".into(),
             shape: spec.shape.clone(),
-            slices: vec![Slice { file: names[0].into(), key: spec.name.clone(), start: 0, len: spec.len() }],
+            slices: vec![Slice {
+                file: names[0].into(),
+                key: spec.name.clone(),
+                start: 0,
+                len: spec.len(),
+                within: None,
+            }],
         });
         let manifest = Manifest {
             format: SCHEMA,

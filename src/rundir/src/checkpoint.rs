@@ -1,15 +1,16 @@
 //! A checkpoint: logical tensors, the slices of files that hold them, and the state of training.
 //!
-//! A checkpoint describes tensors, never a mesh. Each tensor is flattened row by row, and its slices say which range of
-//! the flat tensor lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
+//! A checkpoint describes tensors, never a mesh. Each tensor, or box of it, is flattened row by row, and its slices say
+//! which range lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
 
 use crate::attempt::known_axes;
 use crate::files::{Versioned, read_toml};
 use crate::layout::{parse_step_dir, step_files};
-use crate::{Error, RunId};
+use crate::{Error, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Mesh;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -70,7 +71,7 @@ pub struct LogicalTensor {
     pub slices: Vec<Slice>,
 }
 
-/// A range of a flattened tensor, and where it lies.
+/// A range of a flattened tensor or of a flattened box of it, and where it lies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     /// The file.
@@ -81,6 +82,21 @@ pub struct Slice {
     pub start: u64,
     /// The number of elements.
     pub len: u64,
+    /// The box of the tensor that the range is of; all of it when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<TensorBox>,
+}
+
+impl Slice {
+    /// The box of a tensor of this shape that the range is of.
+    pub fn within(&self, shape: &[usize]) -> TensorBox {
+        self.within.clone().unwrap_or_else(|| TensorBox::whole(shape))
+    }
+
+    /// The range, counted in the box.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.start..self.start.saturating_add(self.len)
+    }
 }
 
 /// `state.toml`: what training needs besides tensors to go on bit for bit.
@@ -208,6 +224,12 @@ impl Checkpoint {
     }
 }
 
+/// Writes a box as the range of each dimension: `0..4 × 8..16`.
+fn shown(within: &TensorBox) -> String {
+    let ranges = within.offset.iter().zip(&within.size).map(|(at, size)| format!("{at}..{}", at.saturating_add(*size)));
+    ranges.collect::<Vec<_>>().join(" × ")
+}
+
 fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), String> {
     let name = &file.name;
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
@@ -232,20 +254,39 @@ impl Manifest {
         for tensor in &self.tensors {
             let name = &tensor.name;
             let elements = tensor.elements().ok_or_else(|| format!("tensor {name}: its shape overflows"))?;
-            let mut slices: Vec<&Slice> = tensor.slices.iter().collect();
-            slices.sort_by_key(|s| s.start);
-            let mut covered = 0;
-            for slice in slices {
-                if !files.contains(slice.file.as_str()) {
-                    return Err(format!("tensor {name} lies in {}, which the manifest does not list", slice.file));
+            if let Some(slice) = tensor.slices.iter().find(|s| !files.contains(s.file.as_str())) {
+                return Err(format!("tensor {name} lies in {}, which the manifest does not list", slice.file));
+            }
+            let mut boxes: BTreeMap<TensorBox, Vec<&Slice>> = BTreeMap::new();
+            for slice in &tensor.slices {
+                boxes.entry(slice.within(&tensor.shape)).or_default().push(slice);
+            }
+            let mut covered = 0u64;
+            for (within, slices) in &mut boxes {
+                if !within.fits(&tensor.shape) {
+                    return Err(format!("tensor {name} of {:?}: it has no box {}", tensor.shape, shown(within)));
                 }
-                if slice.start != covered {
-                    return Err(format!("tensor {name}: a slice begins at {}, not at {covered}", slice.start));
+                slices.sort_by_key(|s| s.start);
+                let mut end = 0u64;
+                for slice in slices {
+                    if slice.start != end {
+                        return Err(format!("tensor {name}: a slice begins at {}, not at {end}", slice.start));
+                    }
+                    end = end.saturating_add(slice.len);
                 }
-                covered = covered.saturating_add(slice.len);
+                if within.size != tensor.shape && within.elements() != Some(end) {
+                    return Err(format!("tensor {name}: its slices hold {end} elements of the box {}", shown(within)));
+                }
+                covered = covered.saturating_add(end);
             }
             if covered != elements {
                 return Err(format!("tensor {name}: its slices hold {covered} of {elements} elements"));
+            }
+            let boxes: Vec<&TensorBox> = boxes.keys().collect();
+            for (i, one) in boxes.iter().enumerate() {
+                if let Some(other) = boxes[..i].iter().find(|other| other.meets(one)) {
+                    return Err(format!("tensor {name}: the boxes {} and {} meet", shown(other), shown(one)));
+                }
             }
         }
         Ok(())
@@ -375,6 +416,44 @@ mod tests {
             broken(|s| s[0].file = "x".into()),
             "tensor patch_embed.video.bias lies in x, which the manifest does not list"
         );
+    }
+
+    #[test]
+    fn boxes_must_cover_each_tensor_once() {
+        let (_keep, run) = temp();
+        let good = save(&run, 40, 1);
+        // 2 × 3: a column in two slices, and the other two columns.
+        let check = |boxes: [(usize, usize, u64, u64); 3]| {
+            let mut manifest = good.clone();
+            let one = manifest.tensors[0].slices[0].clone();
+            let slice = |(offset, size, start, len)| {
+                let within = TensorBox { offset: vec![0, offset], size: vec![2, size] };
+                Slice { start, len, within: Some(within), ..one.clone() }
+            };
+            manifest.tensors[0].slices = boxes.map(slice).into();
+            manifest.check_slices()
+        };
+        assert_eq!(check([(0, 1, 1, 1), (0, 1, 0, 1), (1, 2, 0, 4)]), Ok(()));
+        let broken = |boxes| check(boxes).unwrap_err();
+        let name = "tensor patch_embed.video.bias";
+        assert_eq!(
+            broken([(0, 1, 1, 1), (0, 1, 0, 1), (1, 2, 0, 3)]),
+            format!("{name}: its slices hold 3 elements of the box 0..2 × 1..3")
+        );
+        assert_eq!(
+            broken([(0, 1, 1, 1), (0, 1, 0, 1), (1, 3, 0, 4)]),
+            format!("{name} of [2, 3]: it has no box 0..2 × 1..4")
+        );
+        assert_eq!(
+            broken([(0, 1, 0, 2), (0, 0, 0, 0), (1, 1, 0, 2)]),
+            format!("{name}: its slices hold 4 of 6 elements")
+        );
+        assert_eq!(
+            broken([(0, 2, 0, 4), (1, 1, 0, 2), (2, 0, 0, 0)]),
+            format!("{name}: the boxes 0..2 × 0..2 and 0..2 × 1..2 meet")
+        );
+        let text = toml::to_string(&good).unwrap();
+        assert!(!text.contains("within"), "{text}");
     }
 
     #[test]

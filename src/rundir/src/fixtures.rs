@@ -99,6 +99,7 @@ fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
         key: "patch_embed.video.bias".into(),
         start,
         len,
+        within: None,
     };
     Manifest {
         format: SCHEMA,

@@ -34,6 +34,7 @@ mod staging;
 mod state;
 mod summary;
 mod tail;
+mod tensor_box;
 mod whole_folder;
 
 pub use append::LineAppender;
@@ -56,6 +57,7 @@ pub use staging::Staging;
 pub use state::{Liveness, Load, RunFacts, RunState, derive};
 pub use summary::{RunSummary, list_runs};
 pub use tail::{Batch, Tail};
+pub use tensor_box::{Common, TensorBox};
 pub use whole_folder::WholeFolder;
 
 /// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.

@@ -230,6 +230,7 @@ impl ConvertPlan {
                     key: tensor.name.clone(),
                     start: 0,
                     len: tensor.shape.iter().map(|&d| d as u64).product(),
+                    within: None,
                 }],
             })
             .collect();

@@ -8,7 +8,7 @@ use crate::stored::{Span, Stored, Tensors};
 use crate::{Dtype, Header, dcp, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec};
-use rundir::{Checkpoint, Failure, LogicalTensor, RunDir};
+use rundir::{Checkpoint, Failure, LogicalTensor, RunDir, TensorBox};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -412,10 +412,11 @@ fn checkpoint_tensor(
         Failure::new(format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir), why, fix)
     };
     let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its type '{}' is unknown", tensor.dtype)))?;
-    let mut slices: Vec<_> = tensor.slices.iter().collect();
-    slices.sort_by_key(|slice| slice.start);
-    let mut spans = Vec::with_capacity(slices.len());
-    for slice in slices {
+    let whole = TensorBox::whole(&tensor.shape);
+    let all = 0..tensor.elements().unwrap_or(0);
+    // A box of some columns lies in the tensor as one run for each row.
+    let mut runs: Vec<(u64, Span)> = Vec::with_capacity(tensor.slices.len());
+    for slice in &tensor.slices {
         let (header, file) = &headers[slice.file.as_str()];
         let info = header.tensor(&slice.key)?;
         if info.dtype != dtype || info.elements() != slice.len {
@@ -427,7 +428,13 @@ fn checkpoint_tensor(
                 slice.len
             )));
         }
-        spans.push(Span { file: file.clone(), begin: info.begin, len: info.end - info.begin });
+        let size = dtype.size() as u64;
+        let common = whole.common(all.clone(), &slice.within(&tensor.shape), slice.range());
+        runs.extend(common.into_iter().map(|run| {
+            (run.here, Span { file: file.clone(), begin: info.begin + run.there * size, len: run.len * size })
+        }));
     }
+    runs.sort_by_key(|(first, _)| *first);
+    let spans = runs.into_iter().map(|(_, span)| span).collect();
     Ok(Stored { dtype, shape: tensor.shape.clone(), spans })
 }

@@ -83,7 +83,13 @@ impl Demo {
             rundir::file_sum(&folder.join(name)).unwrap()
         });
         let tensor = |spec: ParamSpec| LogicalTensor {
-            slices: vec![Slice { file: files[0].name.clone(), key: spec.name.clone(), start: 0, len: spec.len() }],
+            slices: vec![Slice {
+                file: files[0].name.clone(),
+                key: spec.name.clone(),
+                start: 0,
+                len: spec.len(),
+                within: None,
+            }],
             name: spec.name,
             dtype: "F32".into(),
             shape: spec.shape,

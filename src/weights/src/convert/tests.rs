@@ -7,7 +7,7 @@ use crate::source::TTT_FILE;
 use crate::stored::Stored;
 use crate::stored::{Files, Tensors};
 use recipe::{Recipe, param_specs};
-use rundir::{Checkpoint, Run, RunDir, StartFrom};
+use rundir::{Checkpoint, Run, RunDir, StartFrom, TensorBox};
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -405,14 +405,28 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
     let tensors = bytes(&source.tensors);
     for tensor in &mut manifest.tensors {
         let data = &tensors[&tensor.name].2;
-        let half = (data.len() / 8) as u64;
-        let parts = [(0, half), (half, (data.len() / 4) as u64 - half)];
+        let (half, all) = ((data.len() / 8) as u64, (data.len() / 4) as u64);
+        // Matrices lie as columns, as two ranks of a TP group have them, and the others as halves.
+        let boxes = match tensor.shape[..] {
+            [rows, columns] if columns % 2 == 0 => {
+                let size = vec![rows, columns / 2];
+                [0, columns / 2].map(|at| Some(TensorBox { offset: vec![0, at], size: size.clone() }))
+            }
+            _ => [None, None],
+        };
+        let parts = if boxes[0].is_some() { [(0, half); 2] } else { [(0, half), (half, all - half)] };
         tensor.slices.clear();
-        for (rank, (start, len)) in parts.into_iter().enumerate().rev() {
-            let own = data[4 * start as usize..4 * (start + len) as usize].to_vec();
-            ranks[rank].insert(tensor.name.clone(), (Dtype::F32, vec![len as usize], own));
+        for (rank, ((start, len), within)) in parts.into_iter().zip(boxes).enumerate().rev() {
             let file = format!("rank-{rank:05}.safetensors");
-            tensor.slices.push(Slice { file, key: tensor.name.clone(), start, len });
+            let slice = Slice { file, key: tensor.name.clone(), start, len, within };
+            let mut own = vec![0; 4 * len as usize];
+            let whole = TensorBox::whole(&tensor.shape);
+            for run in slice.within(&tensor.shape).common(slice.range(), &whole, 0..all) {
+                let [here, there, len] = [run.here, run.there, run.len].map(|n| 4 * n as usize);
+                own[here..here + len].copy_from_slice(&data[there..there + len]);
+            }
+            ranks[rank].insert(tensor.name.clone(), (Dtype::F32, vec![len as usize], own));
+            tensor.slices.push(slice);
         }
     }
     let mut moment = manifest.tensors[0].clone();
@@ -433,7 +447,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
 }
 
 #[test]
-fn a_run_sharded_over_ranks_becomes_one_diffusers_model() {
+fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
     let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();

@@ -1,0 +1,180 @@
+//! Boxes within tensors, and where the elements of one piece of a tensor lie in another.
+
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A part of a tensor: a range of each dimension.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TensorBox {
+    /// Where it begins, in each dimension.
+    pub offset: Vec<usize>,
+    /// How far it goes, in each dimension.
+    pub size: Vec<usize>,
+}
+
+/// Elements that follow each other in two pieces of a tensor, counted from the beginning of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Common {
+    /// The first one in one piece.
+    pub here: u64,
+    /// The first one in the other.
+    pub there: u64,
+    /// How many they are.
+    pub len: u64,
+}
+
+impl TensorBox {
+    /// All of a tensor.
+    pub fn whole(shape: &[usize]) -> Self {
+        Self { offset: vec![0; shape.len()], size: shape.to_vec() }
+    }
+
+    /// The number of elements; none if that overflows.
+    pub fn elements(&self) -> Option<u64> {
+        self.size.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
+    }
+
+    /// Whether a tensor of this shape has such a part.
+    pub(crate) fn fits(&self, shape: &[usize]) -> bool {
+        self.offset.len() == shape.len()
+            && self.size.len() == shape.len()
+            && (self.offset.iter().zip(&self.size).zip(shape))
+                .all(|((offset, size), all)| offset.checked_add(*size).is_some_and(|end| end <= *all))
+    }
+
+    /// Whether two boxes of a tensor have an element in common.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        self.ranges().zip(other.ranges()).all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.offset.iter().zip(&self.size).map(|(offset, size)| *offset..offset + size)
+    }
+
+    /// Finds what two pieces of a tensor have in common. A piece is a range of the elements of a box, row by row.
+    ///
+    /// The runs come in the order in which they lie; there are as many as rows that both have, or fewer.
+    pub fn common(&self, range: Range<u64>, other: &Self, other_range: Range<u64>) -> Vec<Common> {
+        let mut dims: Vec<(Range<usize>, Range<usize>)> = self.ranges().zip(other.ranges()).collect();
+        // Where both have the same part of the last dimension, it and the one before are one dimension to both.
+        while dims.len() > 1
+            && let Some((same, _)) = dims.pop_if(|(a, b)| a == b)
+            && let Some((a, b)) = dims.last_mut()
+        {
+            let len = same.end - same.start;
+            (*a, *b) = (a.start * len..a.end * len, b.start * len..b.end * len);
+        }
+        let (a, b): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
+        let both: Vec<Range<usize>> = a.iter().zip(&b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end)).collect();
+        if both.iter().any(Range::is_empty) {
+            return Vec::new();
+        }
+        let Some(last) = both.last() else {
+            // A tensor without dimensions has one element.
+            let len = u64::from(range.contains(&0) && other_range.contains(&0));
+            return Vec::from_iter((len > 0).then_some(Common { here: 0, there: 0, len }));
+        };
+        let mut at: Vec<usize> = both.iter().map(|range| range.start).collect();
+        let mut found: Vec<Common> = Vec::new();
+        loop {
+            let (here, there) = (flat(&at, &a), flat(&at, &b));
+            // How much of the row comes before the ranges, and how much of it is before their ends.
+            let skip = range.start.saturating_sub(here).max(other_range.start.saturating_sub(there));
+            let row = (last.end - last.start) as u64;
+            let end = row.min(range.end.saturating_sub(here)).min(other_range.end.saturating_sub(there));
+            if skip < end {
+                let run = Common {
+                    here: here + skip - range.start,
+                    there: there + skip - other_range.start,
+                    len: end - skip,
+                };
+                match found.last_mut() {
+                    Some(c) if (c.here + c.len, c.there + c.len) == (run.here, run.there) => c.len += run.len,
+                    _ => found.push(run),
+                }
+            }
+            // The next row: the last dimension but one that has a next.
+            let Some(dim) = (0..both.len() - 1).rev().find(|&dim| at[dim] + 1 < both[dim].end) else {
+                return found;
+            };
+            at[dim] += 1;
+            for (at, range) in at.iter_mut().zip(&both).skip(dim + 1) {
+                *at = range.start;
+            }
+        }
+    }
+}
+
+/// The place of an element among those of a box, row by row.
+fn flat(at: &[usize], within: &[Range<usize>]) -> u64 {
+    at.iter().zip(within).fold(0, |n, (at, range)| n * (range.end - range.start) as u64 + (at - range.start) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every element of a piece by its place in the whole tensor.
+    fn elements(shape: &[usize], within: &TensorBox, range: Range<u64>) -> Vec<u64> {
+        let whole: Vec<Range<usize>> = shape.iter().map(|&d| 0..d).collect();
+        let place = |mut n: u64| {
+            let mut at = vec![0; shape.len()];
+            for dim in (0..shape.len()).rev() {
+                at[dim] = within.offset[dim] + n as usize % within.size[dim];
+                n /= within.size[dim] as u64;
+            }
+            flat(&at, &whole)
+        };
+        range.map(place).collect()
+    }
+
+    #[test]
+    fn two_pieces_have_in_common_exactly_the_elements_that_are_in_both() {
+        let shape = [4, 6, 3];
+        let boxes = [
+            TensorBox::whole(&shape),
+            TensorBox { offset: vec![2, 0, 0], size: vec![2, 6, 3] },
+            TensorBox { offset: vec![0, 3, 0], size: vec![4, 3, 3] },
+            TensorBox { offset: vec![1, 2, 1], size: vec![2, 4, 1] },
+            TensorBox { offset: vec![0, 0, 0], size: vec![1, 2, 3] },
+        ];
+        for (a, b) in boxes.iter().flat_map(|a| boxes.iter().map(move |b| (a, b))) {
+            let (all_a, all_b) = (a.elements().unwrap(), b.elements().unwrap());
+            let cuts = |n: u64| [0..n, 0..n / 2, n / 3..n, n / 3..n / 2 + 1, n..n];
+            for (range_a, range_b) in cuts(all_a).into_iter().flat_map(|r| cuts(all_b).map(|s| (r.clone(), s))) {
+                let (in_a, in_b) = (elements(&shape, a, range_a.clone()), elements(&shape, b, range_b.clone()));
+                let common = a.common(range_a, b, range_b);
+                let mut found = Vec::new();
+                for run in &common {
+                    for i in 0..run.len {
+                        assert_eq!(in_a[(run.here + i) as usize], in_b[(run.there + i) as usize]);
+                        found.push(in_a[(run.here + i) as usize]);
+                    }
+                }
+                let want: Vec<u64> = in_a.iter().copied().filter(|e| in_b.contains(e)).collect();
+                assert_eq!(found, want, "{a:?} {b:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn whole_rows_are_one_run_and_columns_one_for_each_row() {
+        let whole = TensorBox::whole(&[8, 4]);
+        let rows = TensorBox { offset: vec![2, 0], size: vec![3, 4] };
+        assert_eq!(whole.common(0..32, &rows, 0..12), [Common { here: 8, there: 0, len: 12 }]);
+        let columns = TensorBox { offset: vec![0, 2], size: vec![8, 2] };
+        assert_eq!(whole.common(0..32, &columns, 0..16).len(), 8);
+        let none = TensorBox { offset: vec![], size: vec![] };
+        assert_eq!(none.common(0..1, &none, 0..1), [Common { here: 0, there: 0, len: 1 }]);
+    }
+
+    #[test]
+    fn boxes_that_stick_out_or_have_other_dimensions_do_not_fit() {
+        let at = |offset: usize, size: usize| TensorBox { offset: vec![offset, 0], size: vec![size, 1] };
+        assert!(at(2, 2).fits(&[4, 1]));
+        assert!(!at(3, 2).fits(&[4, 1]));
+        assert!(!at(usize::MAX, 2).fits(&[4, 1]));
+        assert!(!at(0, 1).fits(&[4]));
+        assert!(at(0, 2).meets(&at(1, 1)) && !at(0, 2).meets(&at(2, 2)));
+    }
+}
