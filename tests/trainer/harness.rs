@@ -4,7 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, Placement};
 use recipe::Mesh;
 use rundir::{
-    Attempt, AttemptWhy, Checkpoint, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, read_events,
+    Attempt, AttemptWhy, Checkpoint, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox,
+    read_events,
 };
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -75,20 +76,20 @@ impl Scene {
         index
     }
 
-    /// Starts a run with new weights on a mesh `[dp_replicate, dp_shard]`.
-    pub fn launch(&self, name: &str, mesh: &[usize; 2], sets: &[&str]) -> Running {
+    /// Starts a run with new weights on a mesh `[dp_replicate, dp_shard]` or `[dp_replicate, dp_shard, tp]`.
+    pub fn launch(&self, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
         self.start(&self.path.join("runs"), name, mesh, sets, StartFrom::Random)
     }
 
-    pub fn launch_from(&self, name: &str, mesh: &[usize; 2], sets: &[&str], start: StartFrom) -> Running {
+    pub fn launch_from(&self, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom) -> Running {
         self.start(&self.path.join("runs"), name, mesh, sets, start)
     }
 
-    pub fn launch_in(&self, runs: &Utf8Path, name: &str, mesh: &[usize; 2], sets: &[&str]) -> Running {
+    pub fn launch_in(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
         self.start(runs, name, mesh, sets, StartFrom::Random)
     }
 
-    fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize; 2], sets: &[&str], start: StartFrom) -> Running {
+    fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom) -> Running {
         let base = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/demo/2s.toml"));
         let tiny = [
             "model.num_layers=2",
@@ -111,6 +112,7 @@ impl Scene {
             format!("data.index={}", self.index),
             format!("mesh.dp_replicate={}", mesh[0]),
             format!("mesh.dp_shard={}", mesh[1]),
+            format!("mesh.tp={}", mesh.get(2).unwrap_or(&1)),
         ];
         // A later setting of the same key wins here as it does in a test's own list.
         let mut by_key = BTreeMap::new();
@@ -147,7 +149,7 @@ impl RunUnderTest {
     }
 
     /// Starts the next attempt.
-    pub fn attempt(self, mesh: &[usize; 2], start: StartFrom, start_step: u64) -> Running {
+    pub fn attempt(self, mesh: &[usize], start: StartFrom, start_step: u64) -> Running {
         self.attempt_that_dies(mesh, start, start_step, &[], "")
     }
 
@@ -157,12 +159,12 @@ impl RunUnderTest {
     }
 
     /// Starts an attempt from the newest complete checkpoint.
-    pub fn resume(self, mesh: &[usize; 2]) -> Running {
+    pub fn resume(self, mesh: &[usize]) -> Running {
         self.resume_and_die(mesh, &[], "")
     }
 
     /// As [`RunUnderTest::resume`], with `victims` that kill themselves at a `PHASE:STEP` of a save.
-    pub fn resume_and_die(self, mesh: &[usize; 2], victims: &[usize], at: &str) -> Running {
+    pub fn resume_and_die(self, mesh: &[usize], victims: &[usize], at: &str) -> Running {
         let step = rundir::latest(&self.dir).expect("a complete checkpoint").step;
         let start = StartFrom::Checkpoint { run: self.id(), step };
         self.attempt_that_dies(mesh, start, step, victims, at)
@@ -170,13 +172,14 @@ impl RunUnderTest {
 
     fn attempt_that_dies(
         self,
-        mesh: &[usize; 2],
+        mesh: &[usize],
         start: StartFrom,
         start_step: u64,
         victims: &[usize],
         at: &str,
     ) -> Running {
-        let (number, world) = (self.attempt + 1, mesh[0] * mesh[1]);
+        let mesh = Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: mesh.get(2).copied().unwrap_or(1) };
+        let (number, world) = (self.attempt + 1, mesh.world());
         let placement = Placement::new(&[Node::local("test", world)], world).unwrap();
         fs::create_dir_all(self.dir.attempt_dir(number)).unwrap();
         self.dir
@@ -189,7 +192,7 @@ impl RunUnderTest {
                 start_step,
                 start,
                 steps: self.steps,
-                mesh: Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: 1 },
+                mesh,
                 placement,
                 logins: Vec::new(),
             })
@@ -292,10 +295,21 @@ pub fn assert_close(got: &[f64], want: &[f64], relative: f64, what: &str) {
 /// The raw bytes of every logical tensor of a checkpoint, its slices joined.
 pub fn tensors(step_dir: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
     let checkpoint = Checkpoint::open(step_dir).unwrap();
-    let read = |slice: &rundir::Slice| {
-        weights::Header::read(&step_dir.join(&slice.file)).unwrap().read_tensor(&slice.key).unwrap()
+    let joined = |tensor: &rundir::LogicalTensor| {
+        let (elements, whole) = (tensor.elements().unwrap(), TensorBox::whole(&tensor.shape));
+        let mut bytes = Vec::new();
+        for slice in &tensor.slices {
+            let read = weights::Header::read(&step_dir.join(&slice.file)).unwrap().read_tensor(&slice.key).unwrap();
+            let size = read.len() / slice.len as usize;
+            bytes.resize(elements as usize * size, 0);
+            for run in whole.common(0..elements, &slice.within(&tensor.shape), slice.range()) {
+                let [here, there, len] = [run.here, run.there, run.len].map(|n| n as usize * size);
+                bytes[here..here + len].copy_from_slice(&read[there..there + len]);
+            }
+        }
+        bytes
     };
-    checkpoint.manifest.tensors.iter().map(|t| (t.name.clone(), t.slices.iter().flat_map(read).collect())).collect()
+    checkpoint.manifest.tensors.iter().map(|t| (t.name.clone(), joined(t))).collect()
 }
 
 /// A file system of a fixed size, unmounted when dropped.

@@ -19,6 +19,10 @@ fn every_mesh_gives_the_same_losses() {
         let run = scene.launch(&format!("mesh-{}x{}", mesh[0], mesh[1]), &mesh, &sets).finish();
         assert_close(&losses(&run), &want, 1e-4, &format!("mesh {mesh:?}"));
     }
+    for mesh in [[1, 1, 2], [1, 2, 2]] {
+        let run = scene.launch(&format!("tp-{}", mesh[1]), &mesh, &sets).finish();
+        assert_close(&losses(&run), &want, 1e-4, &format!("mesh {mesh:?}"));
+    }
     let accumulated = [&sets[..], &["train.grad_accum=2"]].concat();
     for mesh in [[1, 1], [1, 2]] {
         let run = scene.launch(&format!("accum-{}", mesh[1]), &mesh, &accumulated).finish();
@@ -139,6 +143,46 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
+    }
+}
+
+#[test]
+fn a_checkpoint_of_one_mesh_with_tp_resumes_on_another_to_the_same_losses() {
+    let scene = Scene::new();
+    let sets = ["train.steps=12", "train.global_batch=4", "checkpoint.interval=6", "checkpoint.keep_last=0"];
+    let want = losses(&scene.launch("whole", &[1, 2], &sets).finish());
+    let meshes: [(&[usize], &[usize]); 3] = [(&[1, 2], &[1, 1, 2]), (&[1, 1, 2], &[1, 2]), (&[1, 1, 2], &[1, 2, 2])];
+    for (number, (from, to)) in meshes.into_iter().enumerate() {
+        let run = scene.launch(&format!("from-{number}"), from, &sets).finish();
+        let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
+        let again = run.attempt(to, start, 6).finish();
+        assert_close(&losses(&again), &want, 1e-4, &format!("from mesh {from:?} on {to:?}"));
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_from_mesh_to_mesh_and_stays_the_same_bit_for_bit() {
+    let scene = Scene::new();
+    let sets = [
+        "train.steps=2",
+        "train.global_batch=4",
+        "model.num_heads=4",
+        "model.layer=ttt_mlp",
+        "model.ttt_mini_batch=4",
+        "optimizer.warmup_steps=1",
+    ];
+    let mut last = scene.launch("trained", &[1, 2, 2], &sets).finish();
+    let want = harness::tensors(&last.dir.step_dir(2));
+    assert!(want.len() > 3 * 60, "{} tensors", want.len());
+    // Each begins where the last one ended, has no steps to do, and saves what it was given.
+    for mesh in [[1, 1, 1], [1, 1, 4], [1, 4, 1], [2, 1, 2], [1, 2, 2]] {
+        let start = StartFrom::Checkpoint { run: last.id(), step: 2 };
+        let name = mesh.map(|n| n.to_string()).join("x");
+        last = scene.launch_from(&name, &mesh, &sets, start).finish();
+        let got = harness::tensors(&last.dir.step_dir(2));
+        assert!(got.keys().eq(want.keys()));
+        let differ: Vec<_> = want.iter().filter(|(name, bytes)| got[*name] != **bytes).map(|(name, _)| name).collect();
+        assert!(differ.is_empty(), "on mesh {mesh:?}: {differ:?}");
     }
 }
 

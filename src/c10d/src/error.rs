@@ -32,6 +32,17 @@ impl Error {
     }
 }
 
+/// What went wrong in a graph that holds a collective.
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        let text = match error {
+            tch::TchError::Torch(text) => text,
+            other => other.to_string(),
+        };
+        Self::torch("run a block", &text)
+    }
+}
+
 /// Drops what only a developer of libtorch can use: the leading `[file.cc:123]`, and the notes after the first line.
 fn readable(text: &str) -> String {
     let mut rest = text.trim();

@@ -132,7 +132,7 @@ fn a_peer_that_never_calls_is_an_error_after_the_timeout() -> Result<()> {
         };
         let (group, _quiet_peer) = std::thread::scope(|scope| {
             let quiet = scope.spawn(|| join(1));
-            Ok((join(0)?, quiet.join().expect("the peer joined")?))
+            Ok::<_, c10d::Error>((join(0)?, quiet.join().expect("the peer joined")?))
         })?;
         let whole = Tensor::ones([2 << 10], (Kind::Float, Device::Cpu));
         let part = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu));

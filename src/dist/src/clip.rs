@@ -16,11 +16,12 @@ pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
 
 fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64> {
     let mut sum = Tensor::zeros([1], (Kind::Double, Device::Cpu));
-    for shard in fsdp.shards() {
-        // The norm of each shard in fp32 has a relative error of 1e-7 at most; the squares are added in fp64.
-        sum += of(&shard).norm().to_kind(Kind::Double).square();
+    for own in fsdp.own(of) {
+        // The norm of each in fp32 has a relative error of 1e-7 at most; the squares are added in fp64.
+        sum += own.norm().to_kind(Kind::Double).square();
     }
     fsdp.groups().shard.all_reduce(&sum, Reduce::Sum)?.wait()?;
+    fsdp.groups().tp.all_reduce(&sum, Reduce::Sum)?.wait()?;
     Ok(sum.double_value(&[0]).sqrt())
 }
 

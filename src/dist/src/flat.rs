@@ -9,6 +9,15 @@ pub enum Which {
     Frozen,
 }
 
+/// What the ranks of a TP group have of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// All of it, each.
+    Alike,
+    /// Each a part of its own.
+    Apart,
+}
+
 /// One tensor of a unit and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
@@ -16,6 +25,8 @@ pub struct Slot {
     pub shape: Vec<i64>,
     /// The flat tensor it lies in.
     pub which: Which,
+    /// What the other ranks of the TP group have of it.
+    pub held: Held,
     /// Its first element there.
     pub offset: i64,
     /// Its number of elements.
@@ -40,6 +51,8 @@ pub struct Run {
     pub slot: usize,
     /// The flat tensor.
     pub which: Which,
+    /// What the other ranks of the TP group have of the tensor.
+    pub held: Held,
     /// First element, counted in the tensor (row-major).
     pub start: i64,
     /// Number of elements.
@@ -50,14 +63,14 @@ pub struct Run {
 
 impl Layout {
     /// Lays tensors end to end; each flat tensor is padded to a multiple of the number of shards.
-    pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, Which)>, shards: usize) -> Self {
+    pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, Which, Held)>, shards: usize) -> Self {
         let (mut trained, mut frozen) = (0, 0);
         let slots = tensors
             .into_iter()
-            .map(|(shape, which)| {
+            .map(|(shape, which, held)| {
                 let len = shape.iter().product();
                 let end = if which == Which::Trained { &mut trained } else { &mut frozen };
-                let slot = Slot { shape, which, offset: *end, len };
+                let slot = Slot { shape, which, held, offset: *end, len };
                 *end += len;
                 slot
             })
@@ -84,6 +97,7 @@ impl Layout {
             (first < last).then(|| Run {
                 slot,
                 which: s.which,
+                held: s.held,
                 start: first - s.offset,
                 len: last - first,
                 shard_start: first - begin,
@@ -100,11 +114,11 @@ mod tests {
     #[test]
     fn over_all_ranks_the_runs_cover_every_element_once() {
         let shapes = [
-            (vec![3, 5], Which::Trained),
-            (vec![7], Which::Frozen),
-            (vec![1], Which::Trained),
-            (vec![4, 4], Which::Frozen),
-            (vec![2, 2, 3], Which::Trained),
+            (vec![3, 5], Which::Trained, Held::Alike),
+            (vec![7], Which::Frozen, Held::Apart),
+            (vec![1], Which::Trained, Held::Apart),
+            (vec![4, 4], Which::Frozen, Held::Alike),
+            (vec![2, 2, 3], Which::Trained, Held::Alike),
         ];
         for shards in 1..9 {
             let layout = Layout::new(shapes.clone(), shards);

@@ -3,7 +3,7 @@
 //! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
 //! unit's gather and the last unit's reduction are in flight while a unit computes.
 
-use crate::flat::{Layout, Run, Slot, Which};
+use crate::flat::{Held, Layout, Run, Slot, Which};
 use crate::mesh::MeshGroups;
 use c10d::{Pending, Reduce, Result};
 use std::time::{Duration, Instant};
@@ -105,12 +105,12 @@ impl Fsdp {
 
     /// Bytes of all tensors and of the two moments of what is trained, over the ranks of one replica.
     pub fn bytes(&self) -> u64 {
-        let ranks = self.groups.world.size() / self.groups.replicate.size();
-        let of = |unit: &ShardedUnit| {
-            let len = |which| unit.layout.shard_len(which) as u64 * ranks as u64;
-            len(Which::Trained) * 12 + len(Which::Frozen) * self.compute.elt_size_in_bytes() as u64
+        let of = |slot: &Slot| {
+            let parts = if slot.held == Held::Apart { self.groups.tp.size() } else { 1 };
+            let each = if slot.which == Which::Trained { 12 } else { self.compute.elt_size_in_bytes() };
+            slot.len as u64 * (parts * each) as u64
         };
-        self.units.iter().map(of).sum()
+        self.units.iter().flat_map(|unit| &unit.layout.slots).map(of).sum()
     }
 
     /// What this rank owns of every tensor, in the order of units and slots.
@@ -135,6 +135,20 @@ impl Fsdp {
             .iter()
             .enumerate()
             .filter_map(|(unit, u)| u.trained.as_ref().map(|t| ShardView { unit, master: &t.master, grad: &t.grad }))
+    }
+
+    /// What of the trained shards no other rank of this one's TP group has: all of it on the group's first rank, what is
+    /// held apart on the others.
+    pub fn own(&self, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Vec<Tensor> {
+        if self.groups.tp.rank() == 0 {
+            return self.shards().map(|shard| of(&shard).shallow_clone()).collect();
+        }
+        let apart = |shard: ShardView<'_>| {
+            let runs = self.units[shard.unit].layout.runs(self.groups.shard.rank()).into_iter();
+            let own = runs.filter(|run| run.which == Which::Trained && run.held == Held::Apart);
+            own.map(|run| of(&shard).narrow(0, run.shard_start, run.len)).collect::<Vec<_>>()
+        };
+        self.shards().flat_map(apart).collect()
     }
 
     /// Returns the whole tensors of a unit in slot order, and starts gathering `next`.

@@ -8,10 +8,12 @@ use std::time::Duration;
 pub struct MeshGroups {
     /// All ranks.
     pub world: Group,
-    /// The ranks that together hold one copy of the parameters.
+    /// The ranks that together hold the parameters, or this rank's TP part of them, once.
     pub shard: Group,
     /// The ranks that hold the same shard of different copies.
     pub replicate: Group,
+    /// The ranks that share the work on the same samples.
+    pub tp: Group,
 }
 
 impl MeshGroups {
@@ -26,17 +28,24 @@ impl MeshGroups {
         timeout: Duration,
         interface: Option<&str>,
     ) -> c10d::Result<Self> {
-        let (replicate, shard, _) = mesh.coords(rank);
+        let (replicate, shard, tp) = mesh.coords(rank);
         let join = |name: String, rank, size| Group::gloo(&store.prefix(&name), rank, size, timeout, interface);
         Ok(MeshGroups {
             world: join("world".into(), rank, mesh.world())?,
-            shard: join(format!("shard-of-replica-{replicate}"), shard, mesh.dp_shard)?,
-            replicate: join(format!("replicas-of-shard-{shard}"), replicate, mesh.dp_replicate)?,
+            shard: join(format!("shard-of-replica-{replicate}-tp-{tp}"), shard, mesh.dp_shard)?,
+            replicate: join(format!("replicas-of-shard-{shard}-tp-{tp}"), replicate, mesh.dp_replicate)?,
+            tp: join(format!("tp-of-replica-{replicate}-shard-{shard}"), tp, mesh.tp)?,
         })
+    }
+
+    /// The number of this rank's TP group among those that work on samples of their own, and how many there are.
+    pub fn data_place(&self) -> (usize, usize) {
+        let rank = self.replicate.rank() * self.shard.size() + self.shard.rank();
+        (rank, self.replicate.size() * self.shard.size())
     }
 
     /// The mesh of one rank, without a network.
     pub fn alone() -> Self {
-        MeshGroups { world: Group::alone(), shard: Group::alone(), replicate: Group::alone() }
+        MeshGroups { world: Group::alone(), shard: Group::alone(), replicate: Group::alone(), tp: Group::alone() }
     }
 }

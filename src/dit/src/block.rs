@@ -3,6 +3,7 @@
 //! The block is a plain function of its input and parameters. The forward pass runs it without a graph; the backward
 //! pass runs it once more with one, given what the forward pass kept, and takes the gradients of all it used at once.
 
+use crate::parallel::TensorParallel;
 use crate::params::{Affine, SlotGrad, Slots, UnitParams};
 use crate::positions::rotate;
 use crate::segments::Segments;
@@ -10,7 +11,7 @@ use crate::ttt::Ttt;
 use crate::vjp::{leaf, vjp};
 use kernels::attention::{Attended, attend};
 use recipe::{Model, Unit};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// What the forward pass of a block keeps for its backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,6 @@ pub enum Keep {
 /// The same block for every layer: sizes, and where its parameters stand in the unit's table.
 #[derive(Debug)]
 pub struct Block {
-    heads: i64,
     head_dim: i64,
     text_len: i64,
     eps: f64,
@@ -82,6 +82,15 @@ impl Tape {
     pub fn take_input(&mut self) -> Option<Tensor> {
         self.x_bld.take()
     }
+
+    /// Puts something else in the place of the block's input.
+    ///
+    /// # Errors
+    /// What `change` met.
+    pub fn change_input(&mut self, change: impl FnOnce(&Tensor) -> Result<Tensor, TchError>) -> Result<(), TchError> {
+        self.x_bld = self.x_bld.take().map(|x| change(&x)).transpose()?;
+        Ok(())
+    }
 }
 
 impl Block {
@@ -90,7 +99,6 @@ impl Block {
     pub fn new(model: &Model, rotary: Option<Tensor>, scan_group: usize) -> Self {
         let slots = Slots::of(model, Unit::Block(0));
         Block {
-            heads: model.num_heads as i64,
             head_dim: model.head_dim as i64,
             text_len: model.text_tokens() as i64,
             eps: model.norm_eps,
@@ -114,86 +122,170 @@ impl Block {
     }
 
     /// Applies the block to tokens `[B, L, D]` under the activated time embedding `[B, E]`.
-    pub fn forward(&self, p: &UnitParams, x_bld: &Tensor, act_be: &Tensor, keep: Keep) -> (Tensor, Tape) {
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn forward(
+        &self,
+        p: &UnitParams,
+        x_bld: &Tensor,
+        act_be: &Tensor,
+        keep: Keep,
+        tp: &dyn TensorParallel,
+    ) -> Result<(Tensor, Tape), TchError> {
         let x_bld = x_bld.detach();
         if keep == Keep::Everything {
-            let graph = self.record(p, &x_bld, act_be, None);
-            return (graph.y.detach(), Tape { x_bld: None, attended: None, graph: Some(graph) });
+            let graph = self.record(p, &x_bld, act_be, None, tp)?;
+            return Ok((graph.y.detach(), Tape { x_bld: None, attended: None, graph: Some(graph) }));
         }
-        let (y, attended) = tch::no_grad(|| self.apply(p, &x_bld, act_be, None));
+        let (y, attended) = tch::no_grad(|| self.apply(p, &x_bld, act_be, None, tp))?;
         let attended = (keep == Keep::Attention).then_some(attended);
-        (y, Tape { x_bld: Some(x_bld), attended, graph: None })
+        Ok((y, Tape { x_bld: Some(x_bld), attended, graph: None }))
     }
 
     /// Runs the block once more, with a graph that [`Block::backward`] then takes; returns its output. `x_bld` is its input.
-    pub fn again(&self, p: &UnitParams, tape: &mut Tape, x_bld: &Tensor, act_be: &Tensor) -> Tensor {
-        let graph = self.record(p, x_bld, act_be, tape.attended.take().as_ref());
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn again(
+        &self,
+        p: &UnitParams,
+        tape: &mut Tape,
+        x_bld: &Tensor,
+        act_be: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Result<Tensor, TchError> {
+        let graph = self.record(p, x_bld, act_be, tape.attended.take().as_ref(), tp)?;
         let y = graph.y.detach();
         tape.graph = Some(graph);
-        y
+        Ok(y)
     }
 
     /// Returns the block's gradients, given that of its output `[B, L, D]`.
-    pub fn backward(&self, p: &UnitParams, tape: Tape, act_be: &Tensor, grad_y: &Tensor) -> BlockGrads {
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn backward(
+        &self,
+        p: &UnitParams,
+        tape: Tape,
+        act_be: &Tensor,
+        grad_y: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Result<BlockGrads, TchError> {
         let Tape { x_bld, attended, graph } = tape;
-        let Graph { x, act, y } = graph.unwrap_or_else(|| {
-            let x_bld = x_bld.expect("a block that has not run again has its input");
-            self.record(p, &x_bld, act_be, attended.as_ref())
-        });
+        let Graph { x, act, y } = match graph {
+            Some(graph) => graph,
+            None => {
+                let x_bld = x_bld.expect("a block that has not run again has its input");
+                self.record(p, &x_bld, act_be, attended.as_ref(), tp)?
+            }
+        };
         drop(attended);
         let (slots, trained): (Vec<usize>, Vec<&Tensor>) = p.trained().unzip();
         let wanted: Vec<&Tensor> = [&x, &act].into_iter().chain(trained).collect();
-        let mut grads = vjp(&[(&y, grad_y)], &wanted);
+        let mut grads = vjp(&[(&y, grad_y)], &wanted)?;
         let params = slots.into_iter().zip(grads.split_off(2)).collect();
         let [x_bld, act_be] = grads.try_into().expect("two gradients besides those of the parameters");
-        BlockGrads { params, x_bld, act_be }
+        Ok(BlockGrads { params, x_bld, act_be })
     }
 
     /// Applies the block with a graph that begins at copies of its inputs.
-    fn record(&self, p: &UnitParams, x_bld: &Tensor, act_be: &Tensor, known: Option<&Attended>) -> Graph {
+    fn record(
+        &self,
+        p: &UnitParams,
+        x_bld: &Tensor,
+        act_be: &Tensor,
+        known: Option<&Attended>,
+        tp: &dyn TensorParallel,
+    ) -> Result<Graph, TchError> {
         let (x, act) = (leaf(x_bld), leaf(act_be));
-        let (y, _) = self.apply(p, &x, &act, known);
-        Graph { x, act, y }
+        let (y, _) = self.apply(p, &x, &act, known, tp)?;
+        Ok(Graph { x, act, y })
     }
 
     /// The block itself. `known` is the result of attention on the same input, if it is at hand.
-    fn apply(&self, p: &UnitParams, x_bld: &Tensor, act_be: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
+    fn apply(
+        &self,
+        p: &UnitParams,
+        x_bld: &Tensor,
+        act_be: &Tensor,
+        known: Option<&Attended>,
+        tp: &dyn TensorParallel,
+    ) -> Result<(Tensor, Attended), TchError> {
         let modulation = p.affine(self.norm1_linear).linear(act_be);
         let normed = self.modulated_norm(p.affine(self.norm1), x_bld, &modulation);
-        let (mixed, attended) = self.mix(p, &normed, known);
+        let (mixed, attended) = self.mix(p, &normed, known, tp)?;
         let x = self.gated_add(x_bld, &mixed, &modulation);
 
         let modulation = p.affine(self.norm2_linear).linear(act_be);
-        let normed = self.modulated_norm(p.affine(self.norm2), &x, &modulation);
+        let normed = tp.copy_to(&self.modulated_norm(p.affine(self.norm2), &x, &modulation))?;
         let hidden = p.affine(self.up).linear(&normed).gelu("tanh");
-        (self.gated_add(&x, &p.affine(self.down).linear(&hidden), &modulation), attended)
+        let update = p.affine(self.down).row_linear(&hidden, tp)?;
+        Ok((self.gated_add(&x, &update, &modulation), attended))
     }
 
     /// Lets the tokens of a sequence, `[B, L, D]` after modulation, tell each other something: attention within
     /// segments, then TTT layers across them.
-    pub fn mix(&self, p: &UnitParams, normed: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
-        let (local, attended) = self.attention(p, normed, known);
-        let mixed = self.ttt.as_ref().map_or_else(|| local.shallow_clone(), |ttt| ttt.both_ways(p, &local));
-        (mixed, attended)
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn mix(
+        &self,
+        p: &UnitParams,
+        normed: &Tensor,
+        known: Option<&Attended>,
+        tp: &dyn TensorParallel,
+    ) -> Result<(Tensor, Attended), TchError> {
+        let (local, attended) = self.attention(p, normed, known, tp)?;
+        let mixed = match &self.ttt {
+            Some(ttt) => ttt.both_ways(p, &local, tp)?,
+            None => local,
+        };
+        Ok((mixed, attended))
     }
 
-    /// Attention within each segment, projected: `[B, L, D]` to the same.
-    pub fn attention(&self, p: &UnitParams, normed: &Tensor, known: Option<&Attended>) -> (Tensor, Attended) {
+    /// Attention within each segment, projected: `[B, L, D]` to the same. Each rank of `tp` attends with its own heads.
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn attention(
+        &self,
+        p: &UnitParams,
+        normed: &Tensor,
+        known: Option<&Attended>,
+        tp: &dyn TensorParallel,
+    ) -> Result<(Tensor, Attended), TchError> {
+        let normed = tp.copy_to(normed)?;
         let size = normed.size();
-        let heads = |slot| p.affine(slot).linear(normed).view([size[0], size[1], self.heads, self.head_dim]);
+        let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], -1, self.head_dim]);
         // Shared frames are projected once; each segment then sees its tokens at its own positions.
         let split = |x: Tensor| self.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
         let turned = |x: Tensor| match &self.rotary {
             Some(rotary) => rotate(&x, rotary),
             None => x,
         };
-        let q = turned(split(p.affine(self.q_norm).layer_norm(&heads(self.q), self.qk_eps)));
-        let k = turned(split(p.affine(self.k_norm).layer_norm(&heads(self.k), self.qk_eps)));
+        let norms = self.head_norms(p, tp)?;
+        let normed_heads = |slot, gain: &Tensor, bias: &Tensor| {
+            heads(slot).layer_norm([self.head_dim], Some(gain), Some(bias), self.qk_eps, true)
+        };
+        let q = turned(split(normed_heads(self.q, &norms[0], &norms[1])));
+        let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
         let attended = attend(&q.transpose(1, 2), &k.transpose(1, 2), &split(heads(self.v)).transpose(1, 2), known);
         let merged = attended.out.transpose(1, 2).flatten(2, 3);
         // The mean over segments before the projection is the mean after it, which is linear.
         let merged = self.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
-        (p.affine(self.o).linear(&merged), attended)
+        Ok((p.affine(self.o).row_linear(&merged, tp)?, attended))
+    }
+
+    /// Gain and bias of the norms of queries, then of keys. Every rank has them whole and applies them to heads of its
+    /// own, so their gradients are summed up: those of all four at once.
+    fn head_norms(&self, p: &UnitParams, tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
+        let four = [self.q_norm, self.q_norm + 1, self.k_norm, self.k_norm + 1].map(|slot| p.tensor(slot));
+        if tp.size() == 1 {
+            return Ok(four.map(Tensor::shallow_clone).into());
+        }
+        Ok(tp.copy_to(&Tensor::cat(&four, 0))?.chunk(4, 0))
     }
 
     /// One LayerNorm for both streams, then each stream's own shift and scale.

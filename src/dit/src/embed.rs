@@ -3,7 +3,7 @@
 use crate::params::{SlotGrad, Slots, UnitParams};
 use crate::vjp::{leaf, vjp};
 use recipe::{Model, Positions, Unit};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 /// The offset of the first image that CogVideoX 1.5 image-to-video is given, in training and ever after.
 const OFS: f64 = 2.0;
@@ -94,7 +94,15 @@ impl Embedder {
 
     /// Recomputes the embedding with a graph and returns the gradients of its parameters and, when the latent requires
     /// one, of the latent.
-    pub fn backward(&self, root: &UnitParams, inputs: &Inputs, grad: &Embedded) -> (Vec<SlotGrad>, Option<Tensor>) {
+    ///
+    /// # Errors
+    /// As libtorch's backward pass.
+    pub fn backward(
+        &self,
+        root: &UnitParams,
+        inputs: &Inputs,
+        grad: &Embedded,
+    ) -> Result<(Vec<SlotGrad>, Option<Tensor>), TchError> {
         let affines: Vec<_> = [self.video, self.text, self.time1, self.time2]
             .into_iter()
             .chain(self.ofs.into_iter().flatten())
@@ -106,7 +114,7 @@ impl Embedder {
             wanted.push(latent);
         }
         if wanted.is_empty() {
-            return (Vec::new(), None);
+            return Ok((Vec::new(), None));
         }
         let again = Inputs {
             latent: latent.as_ref().unwrap_or(&inputs.latent).shallow_clone(),
@@ -120,9 +128,9 @@ impl Embedder {
                 outputs.push((value, cotangent));
             }
         }
-        let mut grads = vjp(&outputs, &wanted);
+        let mut grads = vjp(&outputs, &wanted)?;
         let latent_grad = latent.is_some().then(|| grads.pop()).flatten();
-        (slots.into_iter().zip(grads).collect(), latent_grad)
+        Ok((slots.into_iter().zip(grads).collect(), latent_grad))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::params::{SlotGrad, Slots, UnitParams};
 use crate::vjp::{leaf, vjp};
 use recipe::{Model, Unit};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// Turns the last block's video tokens into the network's output.
 #[derive(Debug)]
@@ -69,21 +69,24 @@ impl Head {
     }
 
     /// Runs the head with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
+    ///
+    /// # Errors
+    /// As libtorch's backward pass.
     pub fn backward(
         &self,
         root: &UnitParams,
         x_bld: &Tensor,
         act_be: &Tensor,
         objective: impl FnOnce(&Tensor) -> Tensor,
-    ) -> HeadGrads {
+    ) -> Result<HeadGrads, TchError> {
         let (x, act) = (leaf(x_bld), leaf(act_be));
         let affines = [self.norm, self.adaln_linear, self.adaln_norm, self.proj].map(|slot| root.affine(slot));
         let (slots, trained): (Vec<usize>, Vec<&Tensor>) = affines.iter().flat_map(|a| a.trained()).unzip();
         let scalar = objective(&self.forward(root, &x, &act));
         let one = scalar.ones_like();
         let inputs: Vec<&Tensor> = [&x, &act].into_iter().chain(trained).collect();
-        let mut grads = vjp(&[(&scalar, &one)], &inputs).into_iter();
+        let mut grads = vjp(&[(&scalar, &one)], &inputs)?.into_iter();
         let (x_bld, act_be) = (grads.next().expect("two gradients at least"), grads.next().expect("two at least"));
-        HeadGrads { params: slots.into_iter().zip(grads).collect(), x_bld, act_be }
+        Ok(HeadGrads { params: slots.into_iter().zip(grads).collect(), x_bld, act_be })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Nothing here owns a parameter. A block is a function ([`block`]) of views into tensors that somebody else gathered;
 //! [`network::Network::forward_backward`] walks over the units of the network and asks its caller for each unit's parameters through
-//! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code.
+//! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code. With
+//! tensor parallelism they hand in parts of tensors, and [`parallel::TensorParallel`] joins what comes of them.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.
@@ -12,6 +13,7 @@ pub mod diffusion;
 pub mod embed;
 pub mod head;
 pub mod network;
+pub mod parallel;
 pub mod params;
 pub mod positions;
 pub mod segments;

@@ -7,20 +7,35 @@
 use crate::block::{Block, Keep, Tape};
 use crate::embed::{Embedded, Embedder, Inputs};
 use crate::head::Head;
+use crate::parallel::{Alone, TensorParallel};
 use crate::params::{SlotGrad, UnitParams};
 use recipe::{Model, Positions, Unit};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// Where the parameters of a unit come from, and where its gradients go.
 pub trait Units {
-    /// Why a unit could not be had.
-    type Error;
+    /// Why a unit could not be had, or a block not be run.
+    type Error: From<TchError>;
 
     /// Returns the whole parameters of a unit; `next` is the unit that will be asked for after it.
     fn gather(&mut self, unit: Unit, next: Option<Unit>) -> Result<UnitParams, Self::Error>;
 
     /// Takes the gradients of a unit. Called once per unit in the order in which they become ready; the root comes last.
     fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
+
+    /// The ranks that share the heads and hidden units of a block, when what is gathered are parts.
+    fn tensor_parallel(&self) -> &dyn TensorParallel {
+        &Alone
+    }
+}
+
+/// How the inputs of blocks are kept for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeepInput {
+    /// On every rank of a TP group.
+    Whole,
+    /// Each rank of a TP group keeps its part, and they are joined before the block runs again.
+    SharedOut,
 }
 
 /// The network's fixed parts.
@@ -32,6 +47,7 @@ pub struct Network {
     num_blocks: usize,
     /// Blocks that run again together, from the input of the first.
     group: usize,
+    inputs: KeepInput,
     keep: Keep,
 }
 
@@ -62,6 +78,7 @@ impl Network {
             head: Head::new(model),
             num_blocks: model.num_layers,
             group: 1,
+            inputs: KeepInput::Whole,
             keep,
         }
     }
@@ -71,10 +88,15 @@ impl Network {
         Network { group: blocks.clamp(1, self.num_blocks), ..self }
     }
 
+    /// Says how the inputs of blocks are kept for the backward pass; [`KeepInput::Whole`] when nobody says.
+    pub fn keeping(self, inputs: KeepInput) -> Self {
+        Network { inputs, ..self }
+    }
+
     /// Runs forward and back. `objective` turns the output into the scalar whose gradients are taken.
     ///
     /// # Errors
-    /// Whatever gathering or reducing a unit met.
+    /// Whatever gathering, reducing or running a unit met.
     pub fn forward_backward<U: Units>(
         &self,
         units: &mut U,
@@ -92,10 +114,12 @@ impl Network {
             let next = if i + 1 < self.num_blocks { Some(i + 1) } else { last.checked_sub(self.group) };
             let params = units.gather(Unit::Block(i), next.map(Unit::Block))?;
             let keep = if i >= last { Keep::Everything } else { self.keep };
-            let (y, mut tape) = self.block.forward(&params, &x_bld, &act_be, keep);
+            let (y, mut tape) = self.block.forward(&params, &x_bld, &act_be, keep, units.tensor_parallel())?;
             if !i.is_multiple_of(self.group) {
                 // It comes out of the block before when that runs again.
                 drop(tape.take_input());
+            } else if self.inputs == KeepInput::SharedOut {
+                tape.change_input(|x| units.tensor_parallel().scatter_to(x))?;
             }
             x_bld = y;
             tapes.push(tape);
@@ -109,30 +133,33 @@ impl Network {
             output = Some(out.detach());
             forward_s = start.elapsed().as_secs_f64();
             objective(out)
-        });
+        })?;
         drop(x_bld);
         let (mut grad_x, mut grad_act, mut root_grads) = (head.x_bld, head.act_be, head.params);
         for i in (0..self.num_blocks).rev() {
             if in_hand.is_empty() {
                 let start = i / self.group * self.group;
                 let mut x = tapes[start].take_input().expect("the first of a group keeps its input");
+                if self.inputs == KeepInput::SharedOut {
+                    x = units.tensor_parallel().gather_from(&x)?;
+                }
                 for (j, tape) in tapes.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
                     let params = units.gather(Unit::Block(j), next.map(Unit::Block))?;
-                    x = self.block.again(&params, tape, &x, &act_be);
+                    x = self.block.again(&params, tape, &x, &act_be, units.tensor_parallel())?;
                     in_hand.push(params);
                 }
             }
             let tape = tapes.pop().expect("one tape per block");
             let params = in_hand.pop().expect("a group is in hand");
-            let grads = self.block.backward(&params, tape, &act_be, &grad_x);
+            let grads = self.block.backward(&params, tape, &act_be, &grad_x, units.tensor_parallel())?;
             drop(params);
             grad_x = grads.x_bld;
             grad_act += grads.act_be;
             units.reduce(Unit::Block(i), grads.params)?;
         }
         let grad = Embedded { x_bld: grad_x, act_be: grad_act };
-        let (more, grad_latent) = self.embedder.backward(&root, inputs, &grad);
+        let (more, grad_latent) = self.embedder.backward(&root, inputs, &grad)?;
         root_grads.extend(more);
         drop(root);
         units.reduce(Unit::Root, root_grads)?;

@@ -1,7 +1,8 @@
 //! Parameters of one unit (the root or a block) as the functions of this crate want them.
 
+use crate::parallel::TensorParallel;
 use recipe::{Model, ParamSpec, Unit};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// The parameters of one unit, in the order of [`recipe::param_specs`].
 ///
@@ -48,6 +49,15 @@ pub(crate) struct Affine<'a> {
 impl Affine<'_> {
     pub fn linear(&self, x: &Tensor) -> Tensor {
         x.linear(self.weight, Some(self.bias))
+    }
+
+    /// The layer when each rank has some columns of the weight and the inputs that go with them: products are summed up,
+    /// and the bias, which every rank has, is added once.
+    pub fn row_linear(&self, x: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+        if tp.size() == 1 {
+            return Ok(self.linear(x));
+        }
+        Ok(tp.reduce_from(&x.linear(self.weight, None::<Tensor>))? + self.bias)
     }
 
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {

@@ -3,12 +3,13 @@
 //! Source: reference `ttt/models/ssm/ttt_layer.py` and `dit.py`; Dalal et al. 2025, "One-Minute Video Generation with
 //! Test-Time Training".
 
+use crate::parallel::TensorParallel;
 use crate::params::{Slots, UnitParams};
 use crate::positions::rotate;
 use crate::segments::Walk;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, Model, Unit};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
 const EPS: f64 = 1e-6;
@@ -16,7 +17,6 @@ const EPS: f64 = 1e-6;
 /// The TTT layer of every block: sizes, orders, and where its parameters stand in the unit's table.
 #[derive(Debug)]
 pub struct Ttt {
-    heads: i64,
     head_dim: i64,
     text_tokens: i64,
     base_lr: f64,
@@ -58,7 +58,6 @@ impl Ttt {
             Gate { video: find("video"), text: find("text") }
         };
         Some(Ttt {
-            heads: model.num_heads as i64,
             head_dim: model.head_dim as i64,
             text_tokens: model.text_tokens() as i64,
             base_lr: model.ttt_base_lr,
@@ -81,17 +80,25 @@ impl Ttt {
     /// Adds the layer's output in both directions of time to tokens `[B, L, D]`, each through its gate.
     ///
     /// The second pass walks back over what the first one gave, so the two cannot be one call.
-    pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor) -> Tensor {
-        let there = x_bld + self.gate(p, self.gates[0]) * self.layer(p, x_bld);
-        let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there)));
-        there + self.gate(p, self.gates[1]) * back
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+        let there = x_bld + self.gate(p, self.gates[0]) * self.layer(p, x_bld, tp)?;
+        let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there), tp)?);
+        Ok(there + self.gate(p, self.gates[1]) * back)
     }
 
-    /// The layer: tokens `[B, L, D]` in the order in which they lie, to the same.
-    pub fn layer(&self, p: &UnitParams, x_bld: &Tensor) -> Tensor {
-        let size = x_bld.size();
-        let (batch, len) = (size[0], size[1]);
-        let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, self.heads, self.head_dim]);
+    /// The layer: tokens `[B, L, D]` in the order in which they lie, to the same. Each rank of `tp` walks with its own
+    /// heads.
+    ///
+    /// # Errors
+    /// When a peer of `tp` is gone.
+    pub fn layer(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+        let x_bld = &tp.copy_to(x_bld)?;
+        let (batch, len) = (x_bld.size()[0], x_bld.size()[1]);
+        let own_heads = p.affine(self.inner_norm).weight.size()[0];
+        let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, own_heads, self.head_dim]);
         let unit = |x: Tensor| {
             let norm = x.norm_scalaropt_dim(2.0, -1i64, true).clamp_min(1e-12);
             rotate(&(x / norm), &self.rotary)
@@ -111,8 +118,8 @@ impl Ttt {
 
         // [B, L, H, …] in the order of the walk, as one sequence per sample and head.
         let sequences =
-            |x: &Tensor| self.walk.in_time(x).transpose(1, 2).reshape([batch * self.heads, len, self.head_dim]);
-        let eta = self.walk.rates(&eta).transpose(1, 2).reshape([batch * self.heads, len]);
+            |x: &Tensor| self.walk.in_time(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim]);
+        let eta = self.walk.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
         let (first, second) = (p.affine(self.inner1), self.inner2.map(|slot| p.affine(slot)));
         let out = scan(
             self.settings,
@@ -126,15 +133,34 @@ impl Ttt {
                 second: second.map(|a| (a.weight, a.bias)),
             },
         );
-        let merged = out.view([batch, self.heads, len, self.head_dim]).transpose(1, 2).reshape(&size);
-        let normed = p.affine(self.post_norm).layer_norm(&self.walk.as_they_lie(&merged), EPS);
-        p.affine(self.o).linear(&normed)
+        let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
+        let normed = self.post_norm(p, &self.walk.as_they_lie(&merged), tp)?;
+        p.affine(self.o).row_linear(&normed, tp)
+    }
+
+    /// LayerNorm over all heads, of which this rank has some. Every rank's mean and variance are joined; each then uses
+    /// those of all in its own way, so their gradients are summed up.
+    fn post_norm(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+        let norm = p.affine(self.post_norm);
+        if tp.size() == 1 {
+            return Ok(norm.layer_norm(x_bld, EPS));
+        }
+        let mean_of = |x: &Tensor| x.mean_dim(-1i64, true, Kind::Float);
+        let x = x_bld.to_kind(Kind::Float);
+        let own_mean = mean_of(&x);
+        let own_var = mean_of(&(&x - &own_mean).square());
+        let joined = tp.copy_to(&tp.gather_from(&Tensor::cat(&[own_mean, own_var], -1))?)?;
+        let pairs = joined.unflatten(-1, [-1, 2]);
+        let (means, vars) = (pairs.select(-1, 0), pairs.select(-1, 1));
+        let mean = mean_of(&means);
+        let var = mean_of(&(vars + (means - &mean).square()));
+        let normed = (x - mean) * (var + EPS).rsqrt() * norm.weight + norm.bias;
+        Ok(normed.to_kind(x_bld.kind()))
     }
 
     /// `tanh` of a direction's gates, laid over the sequence: `[1, L or 1, D]`.
     fn gate(&self, p: &UnitParams, gate: Gate) -> Tensor {
-        let width = self.heads * self.head_dim;
-        let spread = |slot: usize, len: i64| p.tensor(slot).tanh().view([1, 1, width]).expand([1, len, width], false);
+        let spread = |slot: usize, len: i64| p.tensor(slot).tanh().view([1, 1, -1]).expand([1, len, -1], false);
         let video = self.rotary.size()[0] - self.text_tokens;
         Tensor::cat(&[spread(gate.text, self.text_tokens), spread(gate.video, video)], 1)
     }

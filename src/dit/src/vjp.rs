@@ -1,21 +1,24 @@
 //! Vector-Jacobian products through libtorch's autograd.
 
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// Returns the gradient of `Σ ⟨output, cotangent⟩` with respect to each input.
 ///
 /// The binding has no `grad_outputs`; the inner product has the same gradients, bit for bit, because its own derivative
 /// multiplies the cotangent by exactly one.
-pub(crate) fn vjp(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Vec<Tensor> {
+///
+/// # Errors
+/// When a collective in the graph met the loss of a peer.
+pub(crate) fn vjp(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Tensor>, TchError> {
     if inputs.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let total = outputs
         .iter()
         .map(|(output, cotangent)| (*output * *cotangent).sum(output.kind()))
         .reduce(|sum, term| sum + term)
         .expect("a vector-Jacobian product has at least one output");
-    Tensor::run_backward(&[total], inputs, false, false)
+    Tensor::f_run_backward(&[total], inputs, false, false)
 }
 
 /// A tensor with the same values that starts a graph of its own.

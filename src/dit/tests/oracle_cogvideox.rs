@@ -14,9 +14,8 @@ use dit::embed::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{Layer, LrAlignment, Model, ParamSpec, Positions, Role, Unit};
-use std::convert::Infallible;
 use support::{Tensors, entries, read, relative};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 fn read_folder(folder: &Utf8Path) -> Tensors {
     let mut tensors = Tensors::new();
@@ -80,9 +79,9 @@ struct Whole<'a> {
 }
 
 impl Units for Whole<'_> {
-    type Error = Infallible;
+    type Error = TchError;
 
-    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, Infallible> {
+    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
         let tensors = unit_specs(self.model, unit)
             .iter()
             .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == Role::Trained))
@@ -90,7 +89,7 @@ impl Units for Whole<'_> {
         Ok(UnitParams::new(tensors))
     }
 
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Infallible> {
+    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, unit);
         for (slot, grad) in grads {
             let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);
@@ -122,8 +121,9 @@ fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
                 text: case["in.text"].shallow_clone(),
                 timestep: case["in.timestep"].shallow_clone(),
             };
-            let Ok(walk) =
-                network.forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float));
+            let walk = network
+                .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
+                .expect("nobody to lose");
             let error = relative(&walk.output, &case["out.sample"], 0.0);
             assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
             let grad_latent = walk.grad_latent.expect("the latent asked for a gradient");

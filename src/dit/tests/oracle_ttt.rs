@@ -10,14 +10,14 @@ use dit::block::{Block, Keep};
 use dit::diffusion::{Schedule, velocity_loss};
 use dit::embed;
 use dit::network::{Network, Units};
+use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::ttt::Ttt;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, LrAlignment, Model, Positions, Unit};
 use std::collections::HashMap;
-use std::convert::Infallible;
 use support::{Tensors, entries, metadata, read, relative};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 fn files(prefix: &str) -> Vec<camino::Utf8PathBuf> {
     entries("ttt", |p| p.file_name().is_some_and(|name| name.starts_with(prefix)))
@@ -147,7 +147,7 @@ fn oracle_ttt_layer_and_every_gradient_are_those_of_the_reference() {
                 |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
             let params = unit(&model, Unit::Block(0), named);
             let x = case["x"].detach().set_requires_grad(true);
-            let out = ttt.layer(&params, &x);
+            let out = ttt.layer(&params, &x, &Alone).expect("nobody to lose");
             let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
             assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
             let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
@@ -184,10 +184,10 @@ fn oracle_ttt_sequence_block_is_that_of_the_reference() {
                 |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
             let params = unit(&model, Unit::Block(0), named);
             let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
-            let (attention, _) = block.attention(&params, &x, None);
+            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("nobody to lose");
             let error = relative(&attention, &case["attn_out_text_then_vid"], 0.0);
             assert!(error < 1e-5, "{path}: attention differs by {error:e}");
-            let (mixed, _) = block.mix(&params, &x, None);
+            let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("nobody to lose");
             let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
             let error = relative(&mixed, &want, 0.0);
             assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
@@ -203,13 +203,13 @@ struct Whole<'a> {
 }
 
 impl Units for Whole<'_> {
-    type Error = Infallible;
+    type Error = TchError;
 
-    fn gather(&mut self, which: Unit, _: Option<Unit>) -> Result<UnitParams, Infallible> {
+    fn gather(&mut self, which: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
         Ok(unit(self.model, which, |name| Some(self.case[&format!("param.dit.{name}")].shallow_clone())))
     }
 
-    fn reduce(&mut self, which: Unit, grads: Vec<SlotGrad>) -> Result<(), Infallible> {
+    fn reduce(&mut self, which: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, which);
         for (slot, grad) in grads {
             self.grads.insert(specs[slot].ttt_video().expect("a name"), grad);
@@ -231,8 +231,7 @@ fn oracle_ttt_network_loss_and_every_gradient_are_those_of_the_reference() {
                 let walk = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
                     let inputs =
                         embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
-                    let Ok(walk) = network.forward_backward(whole, &inputs, objective);
-                    walk
+                    network.forward_backward(whole, &inputs, objective).expect("nobody to lose")
                 };
                 let plain = walk(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
                 let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);

@@ -172,6 +172,7 @@ pub static SCHEMA: &[Key] = &[
     preset("remat.group", int(1, 10_000), Preset::Int(1), "blocks that run again together, from one saved input"),
     preset("remat.keep_attention", Kind::Bool, Preset::Bool(true), "keeps attention outputs for the backward pass instead of computing them again"),
     preset("remat.scan_group", int(1, 1_000_000), Preset::Int(16), "mini-batches of a TTT layer between inner states that are saved for the backward pass"),
+    preset("remat.shard_inputs", Kind::Bool, Preset::Bool(false), "shares the inputs of blocks, kept for the backward pass, out over the ranks of a TP group"),
 
     preset("checkpoint.interval", int(0, MANY), Preset::Int(0), "steps between checkpoints; 0 saves only when the run stops or ends"),
     preset("checkpoint.keep_last", int(0, MANY), Preset::Int(0), "newest checkpoints that stay; 0 keeps all"),

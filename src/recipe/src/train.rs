@@ -189,6 +189,8 @@ pub struct Remat {
     pub keep_attention: bool,
     /// Mini-batches of a TTT layer between inner states that are saved for the backward pass.
     pub scan_group: usize,
+    /// Keeps the inputs of blocks shared out over the ranks of a TP group; costs a gather for each in the backward pass.
+    pub shard_inputs: bool,
 }
 
 impl Remat {

@@ -10,15 +10,16 @@ use crate::optim::{Moment, Moments};
 use camino::Utf8Path;
 use dist::flat::Which;
 use dist::fsdp::{Fsdp, OwnedRun};
-use recipe::{Family, Mesh, ParamSpec};
+use recipe::{Family, Mesh, ParamSpec, Split};
 use rundir::{
-    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TrainState,
+    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TensorBox, TrainState,
 };
 use safetensors::{Dtype, View};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::ops::Range;
 use std::thread::JoinHandle;
 use tch::{Kind, Tensor};
 use weights::{Header, read_range};
@@ -60,8 +61,20 @@ struct Piece {
     /// Whether a start from weights may lack it.
     addable: bool,
     shape: Vec<usize>,
+    /// The box of the tensor that the ranks of this rank's shard group hold.
+    within: TensorBox,
+    /// The first element, counted in the box.
     start: i64,
     values: Tensor,
+    /// Whether this rank saves it: of a TP group that holds it alike, only the first does.
+    saved: bool,
+}
+
+impl Piece {
+    /// The elements, counted in the box.
+    fn range(&self) -> Range<u64> {
+        self.start as u64..(self.start + self.values.size()[0]) as u64
+    }
 }
 
 /// What one rank wrote.
@@ -131,7 +144,9 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     fault::reached("prepared", state.step);
     let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
         let rank = groups.world.rank();
-        let copies = |pieces: Vec<Piece>| pieces.into_iter().map(|p| Piece { values: p.values.copy(), ..p }).collect();
+        let copies = |pieces: Vec<Piece>| {
+            pieces.into_iter().filter(|p| p.saved).map(|p| Piece { values: p.values.copy(), ..p }).collect()
+        };
         vec![
             (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))),
             (format!("optim-{rank:05}.safetensors"), copies(moment_pieces(sharded))),
@@ -222,16 +237,16 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
                 piece.name, tensor.shape, piece.shape
             )));
         }
-        let end = piece.start + piece.values.size()[0];
         for slice in &tensor.slices {
-            let first = piece.start.max(slice.start as i64);
-            let last = end.min((slice.start + slice.len) as i64);
-            if first >= last {
-                continue;
+            // As they lie in the piece, so they lie in the slice: from the first to the last is one read.
+            let runs = piece.within.common(piece.range(), &slice.within(&tensor.shape), slice.range());
+            let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
+            let (begin, end) = (first.there, last.there + last.len);
+            let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut headers)?;
+            for run in runs {
+                let from = read.narrow(0, (run.there - begin) as i64, run.len as i64);
+                tch::no_grad(|| piece.values.narrow(0, run.here as i64, run.len as i64).copy_(&from));
             }
-            let read =
-                read_slice(&checkpoint.dir, slice, first as u64 - slice.start, (last - first) as u64, &mut headers)?;
-            tch::no_grad(|| piece.values.narrow(0, first - piece.start, last - first).copy_(&read));
         }
     }
     Ok(())
@@ -276,13 +291,14 @@ fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path, step: u64) -> Re
         part.files.push(rundir::file_sum(&path)?);
         part.tensors.extend(pieces.into_iter().map(|piece| LogicalTensor {
             dtype: dtype_name(piece.values.kind()).to_owned(),
-            shape: piece.shape,
             slices: vec![Slice {
                 file: file.clone(),
                 key: piece.name.clone(),
                 start: piece.start as u64,
                 len: piece.values.size()[0] as u64,
+                within: (piece.within.size != piece.shape).then_some(piece.within),
             }],
+            shape: piece.shape,
             name: piece.name,
         }));
     }
@@ -304,7 +320,7 @@ fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
     }
     let mut tensors: Vec<LogicalTensor> = tensors.into_values().collect();
     for tensor in &mut tensors {
-        tensor.slices.sort_by_key(|s| s.start);
+        tensor.slices.sort_by(|a, b| (&a.within, a.start).cmp(&(&b.within, b.start)));
     }
     let params = tensors.iter().filter(|t| !t.name.contains('/')).filter_map(LogicalTensor::elements).sum();
     Manifest {
@@ -322,14 +338,8 @@ fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
 
 fn weight_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
     let piece = |owned: OwnedRun| {
-        let spec = &sharded.tables[owned.unit][owned.run.slot];
-        Piece {
-            name: spec.name.clone(),
-            addable: spec.family == Family::Ttt,
-            shape: spec.shape.clone(),
-            start: owned.run.start,
-            values: owned.values,
-        }
+        let addable = sharded.tables[owned.unit][owned.run.slot].family == Family::Ttt;
+        Piece { addable, ..piece(sharded, &owned, "", owned.values.shallow_clone()) }
     };
     sharded.fsdp.owned().into_iter().map(piece).collect()
 }
@@ -337,19 +347,29 @@ fn weight_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
 fn moment_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for owned in sharded.fsdp.owned().into_iter().filter(|o| o.run.which == Which::Trained) {
-        let spec = &sharded.tables[owned.unit][owned.run.slot];
-        for (prefix, moment) in [("exp_avg", Moment::First), ("exp_avg_sq", Moment::Second)] {
+        for (prefix, moment) in [("exp_avg/", Moment::First), ("exp_avg_sq/", Moment::Second)] {
             let shard = sharded.moments.of(owned.unit, moment).expect("a trained shard has moments");
-            pieces.push(Piece {
-                name: format!("{prefix}/{}", spec.name),
-                addable: false,
-                shape: spec.shape.clone(),
-                start: owned.run.start,
-                values: shard.narrow(0, owned.run.shard_start, owned.run.len),
-            });
+            let values = shard.narrow(0, owned.run.shard_start, owned.run.len);
+            pieces.push(piece(sharded, &owned, prefix, values));
         }
     }
     pieces
+}
+
+/// What this rank holds of a tensor, or of something else of its shape that `prefix` names.
+fn piece(sharded: &Sharded<'_>, owned: &OwnedRun, prefix: &str, values: Tensor) -> Piece {
+    let spec = &sharded.tables[owned.unit][owned.run.slot];
+    let tp = &sharded.fsdp.groups().tp;
+    let (offset, size) = spec.part(tp.rank(), tp.size());
+    Piece {
+        name: format!("{prefix}{}", spec.name),
+        addable: false,
+        shape: spec.shape.clone(),
+        within: TensorBox { offset, size },
+        start: owned.run.start,
+        values,
+        saved: spec.split != Split::None || tp.rank() == 0,
+    }
 }
 
 /// A one-dimensional tensor as the safetensors writer wants it: copied to bytes when its turn comes, one at a time.

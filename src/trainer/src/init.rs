@@ -1,5 +1,6 @@
 //! The first values of parameters that no checkpoint gives.
 
+use crate::parallelize::flat_part;
 use crate::seeds::{self, Purpose};
 use dist::fsdp::Fsdp;
 use recipe::{Init, Model, ParamSpec};
@@ -11,7 +12,8 @@ pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], model: &Model, seed: u6
     // A shard holds at most one piece of a tensor, so each whole tensor is made once and dropped again.
     for mut owned in fsdp.owned() {
         let spec = &tables[owned.unit][owned.run.slot];
-        let piece = first_values(spec, model, seed).view(-1).narrow(0, owned.run.start, owned.run.len);
+        let whole = first_values(spec, model, seed);
+        let piece = flat_part(spec, &whole, &fsdp.groups().tp).narrow(0, owned.run.start, owned.run.len);
         tch::no_grad(|| owned.values.copy_(&piece));
     }
 }

@@ -1,10 +1,14 @@
-//! Where the model and parallelism meet: the units of the transformer, kept by FSDP.
+//! Where the model and parallelism meet: the units of the transformer, kept by FSDP, their parts shared out by TP.
 
-use dist::flat::{Layout, Which};
+use c10d::Group;
+use dist::flat::{Held, Layout, Which};
 use dist::fsdp::Fsdp;
-use dit::network::Units;
+use dit::block::Keep;
+use dit::network::{KeepInput, Network, Units};
+use dit::parallel::TensorParallel;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
-use recipe::{ParamSpec, Recipe, Unit};
+use recipe::{ParamSpec, Recipe, Split, Unit};
+use tch::{TchError, Tensor};
 
 /// The parameter table of every unit, in the order of FSDP's unit numbers: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
@@ -12,16 +16,38 @@ pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
     std::iter::once(Unit::Root).chain(blocks).map(|unit| unit_specs(&recipe.model, unit)).collect()
 }
 
-/// The layout of every unit: what trains lies in one flat tensor, what is frozen in another.
+/// The network of a recipe, with what its blocks keep for the backward pass.
+pub fn network(recipe: &Recipe) -> Network {
+    let remat = &recipe.remat;
+    let keep = if remat.keep_attention { Keep::Attention } else { Keep::Input };
+    let inputs = if remat.shard_inputs { KeepInput::SharedOut } else { KeepInput::Whole };
+    Network::new(&recipe.model, keep, remat.scan_group)
+        .grouped(remat.blocks_per_input(recipe.model.num_layers))
+        .keeping(inputs)
+}
+
+/// The layout of every unit on one rank of a TP group: what trains lies in one flat tensor, what is frozen in another.
 pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     let place = |spec: &ParamSpec| {
         let which = if recipe.train.trains(spec) { Which::Trained } else { Which::Frozen };
-        (spec.shape.iter().map(|&d| d as i64).collect(), which)
+        let held = if spec.split == Split::None { Held::Alike } else { Held::Apart };
+        let (_, shape) = spec.part(0, recipe.mesh.tp);
+        (shape.iter().map(|&d| d as i64).collect(), which, held)
     };
     tables.iter().map(|specs| Layout::new(specs.iter().map(place), recipe.mesh.dp_shard)).collect()
 }
 
-/// FSDP as the network sees it.
+/// What a rank of a TP group has of a tensor, in one dimension.
+pub fn flat_part(spec: &ParamSpec, whole: &Tensor, tp: &Group) -> Tensor {
+    let (offset, shape) = spec.part(tp.rank(), tp.size());
+    let part = match spec.split {
+        Split::None => whole.shallow_clone(),
+        Split::Dim(dim) => whole.narrow(dim as i64, offset[dim] as i64, shape[dim] as i64),
+    };
+    part.reshape([-1])
+}
+
+/// FSDP and TP as the network sees them.
 pub struct Sharded<'a>(pub &'a mut Fsdp);
 
 impl Units for Sharded<'_> {
@@ -34,6 +60,37 @@ impl Units for Sharded<'_> {
     fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
         self.0.reduce(number(unit), grads)
     }
+
+    fn tensor_parallel(&self) -> &dyn TensorParallel {
+        self
+    }
+}
+
+impl TensorParallel for Sharded<'_> {
+    fn size(&self) -> i64 {
+        self.0.groups().tp.size() as i64
+    }
+
+    fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.copy_to(x).map_err(in_a_graph)
+    }
+
+    fn reduce_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.reduce_from(x).map_err(in_a_graph)
+    }
+
+    fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.gather_from(x).map_err(in_a_graph)
+    }
+
+    fn scatter_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        self.0.groups().tp.scatter_to(x).map_err(in_a_graph)
+    }
+}
+
+/// The model knows libtorch's errors and no others; in the backward pass a lost peer is one already.
+fn in_a_graph(error: c10d::Error) -> TchError {
+    TchError::Torch(error.to_string())
 }
 
 fn number(unit: Unit) -> usize {

@@ -49,10 +49,6 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
 fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Finish, Failure> {
     let recipe = meta.recipe()?;
     attempt.mesh.check_world(place.world).map_err(|e| Failure::new(e.what, e.why, e.fix))?;
-    if attempt.mesh.tp > 1 {
-        let why = format!("mesh.tp is {}, and this trainer splits models by mesh.dp_shard alone", attempt.mesh.tp);
-        return Err(Failure::new("cannot train on this mesh", why, "set mesh.tp = 1 and mesh.dp_shard higher"));
-    }
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let groups = if place.world == 1 { MeshGroups::alone() } else { place.join(&attempt).map_err(peer_lost)? };
     Trainer::new(run.clone(), meta, attempt, groups)?.run()

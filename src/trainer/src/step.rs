@@ -78,8 +78,8 @@ impl Step<'_> {
         wishes: Wishes,
     ) -> Result<Outcome, Failure> {
         let train = &self.recipe.train;
-        let (rank, ranks) = (fsdp.groups().world.rank() as u64, fsdp.groups().world.size());
-        let share = (train.global_batch / ranks) as u64;
+        let (rank, ranks) = fsdp.groups().data_place();
+        let (rank, share) = (rank as u64, (train.global_batch / ranks) as u64);
         self.run_on(fsdp, moments, step, wishes, |places| {
             let numbers = |places: &Range<u64>| first + places.start..first + places.end;
             let micro = places.end - places.start;
@@ -106,7 +106,7 @@ impl Step<'_> {
         let start = Instant::now();
         let (mut data_s, mut forward_s) = (0.0, 0.0);
         let train = &self.recipe.train;
-        let (rank, ranks) = (fsdp.groups().world.rank(), fsdp.groups().world.size());
+        let (rank, ranks) = fsdp.groups().data_place();
         let micro = (train.global_batch / ranks / train.grad_accum) as u64;
         let mut loss = 0.0;
         for accum in 0..train.grad_accum as u64 {
@@ -148,7 +148,8 @@ impl Step<'_> {
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
         let ranks = tell(fsdp, Told { loss, step_s, busy_s, memory: Memory::read(), wishes }).map_err(peer_lost)?;
         Ok(Outcome {
-            loss: ranks.iter().map(|r| r.loss).sum(),
+            // The ranks of a TP group have the same samples, and so the same loss.
+            loss: ranks.iter().step_by(fsdp.groups().tp.size()).map(|r| r.loss).sum(),
             grad_norm: norm,
             applied,
             lr,

@@ -5,17 +5,15 @@
 
 use crate::init;
 use crate::optim::Moments;
-use crate::parallelize::{layouts, unit_tables};
+use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::step::{Outcome, Step};
 use crate::wishes::Wishes;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
-use dit::block::Keep;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
-use dit::network::Network;
 use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
     RematMode, RunLimits, Train, Trainable,
@@ -128,9 +126,13 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f6
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();
         for owned in fsdp.owned() {
-            let name = tables[owned.unit][owned.run.slot].ttt_video().unwrap();
-            let whole = trace.tensor(&format!("param.{prefix}.dit.{name}")).flatten(0, -1);
-            pieces.push((owned.values, whole.narrow(0, owned.run.start, owned.run.len)));
+            let spec = &tables[owned.unit][owned.run.slot];
+            let name = spec.ttt_video().unwrap();
+            let whole = trace
+                .tensor(&format!("param.{prefix}.dit.{name}"))
+                .reshape(spec.shape.iter().map(|&d| d as i64).collect::<Vec<_>>().as_slice());
+            let part = flat_part(spec, &whole, &fsdp.groups().tp);
+            pieces.push((owned.values, part.narrow(0, owned.run.start, owned.run.len)));
         }
         pieces
     };
@@ -138,9 +140,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f6
         tch::no_grad(|| values.copy_(&recorded));
     }
     let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
-    let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
-    let network = Network::new(&recipe.model, keep, recipe.remat.scan_group)
-        .grouped(recipe.remat.blocks_per_input(recipe.model.num_layers));
+    let network = network(recipe);
     let schedule = Schedule::default();
     let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
     let [latent, text, noise, timestep] =
@@ -242,7 +242,8 @@ fn check(path: &Utf8Path, mesh: Mesh, grad_accum: usize, remat: Remat) {
     assert!(distance < 1e-3, "{what}: final weights are off by {distance:e}");
 }
 
-const REMAT: Remat = Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4 };
+const REMAT: Remat =
+    Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4, shard_inputs: false };
 
 #[test]
 fn oracle_one_rank_follows_the_reference_for_twenty_steps() {
@@ -256,6 +257,17 @@ fn oracle_every_data_parallel_mesh_follows_the_reference() {
     for path in traces() {
         for (dp_replicate, dp_shard) in [(1, 2), (1, 4), (2, 2)] {
             check(&path, Mesh { dp_replicate, dp_shard, tp: 1 }, 1, REMAT);
+        }
+    }
+}
+
+#[test]
+fn oracle_every_mesh_with_tp_follows_the_reference() {
+    for path in traces() {
+        let least = Remat { group: 2, keep_attention: false, scan_group: 1, shard_inputs: true, ..REMAT };
+        let most = Remat { mode: RematMode::None, ..REMAT };
+        for (dp_shard, remat) in [(1, REMAT), (1, most), (2, REMAT), (2, least)] {
+            check(&path, Mesh { dp_replicate: 1, dp_shard, tp: 2 }, 1, remat);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::exchange::agree;
 use crate::init;
 use crate::log::{RunLog, now_s};
 use crate::optim::Moments;
-use crate::parallelize::{layouts, unit_tables};
+use crate::parallelize::{layouts, network, unit_tables};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::spikes::Spikes;
@@ -14,7 +14,6 @@ use crate::step::{Outcome, Step, compute_kind};
 use crate::wishes::{Deadline, Why, Wishes};
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
-use dit::block::Keep;
 use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Layer, ParamSpec, Recipe};
@@ -98,7 +97,6 @@ impl Trainer {
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
         let log = agree_on(&groups, log.transpose())?;
         let tables = unit_tables(&recipe);
-        let keep = if recipe.remat.keep_attention { Keep::Attention } else { Keep::Input };
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
         let progress = Progress {
             step: 0,
@@ -116,8 +114,7 @@ impl Trainer {
         let deadline = Deadline::new(recipe.run.time_limit, checkpoint::bytes(&sharded) as f64 / SLOW_DISK);
         let mut trainer = Trainer {
             moments,
-            network: Network::new(&recipe.model, keep, recipe.remat.scan_group)
-                .grouped(recipe.remat.blocks_per_input(recipe.model.num_layers)),
+            network: network(&recipe),
             schedule: Schedule::default(),
             id: meta.id.clone(),
             run,

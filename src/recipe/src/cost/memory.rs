@@ -77,7 +77,8 @@ impl RankMemory {
     }
 }
 
-/// What the blocks that run again keep of one sample: each group its input, and with `remat.keep_attention` each block the
+/// What the blocks that run again keep of one sample: each group its input, or with
+/// `remat.shard_inputs` its rank's part, and with `remat.keep_attention` each block the
 /// result of attention and the float32 logarithms of its normalisers.
 fn kept(recipe: &Recipe) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as u64);
@@ -87,7 +88,8 @@ fn kept(recipe: &Recipe) -> u64 {
     let attention = attended * (width / tp * compute + heads / tp * F32);
     let (blocks, group) = (recipe.blocks_again(), recipe.remat.blocks_per_input(m.num_layers));
     let attention = if recipe.remat.keep_attention { blocks as u64 * attention } else { 0 };
-    (blocks / group) as u64 * tokens * width * compute + attention
+    let input = tokens * width / if recipe.remat.shard_inputs { tp } else { 1 };
+    (blocks / group) as u64 * input * compute + attention
 }
 
 /// The graph of one block and one sample, in rows: a row is a number for each token and each unit of the model's width.
