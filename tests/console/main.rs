@@ -4,6 +4,7 @@
 
 mod commands;
 mod fake_trainer;
+mod nodes;
 mod place;
 mod pty;
 mod real_trainer;

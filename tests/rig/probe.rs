@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
-use cluster::probe::{Frame, Frames, script};
+use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
 use rig::{Options, Rig};
 
 use crate::ssh;
@@ -18,7 +18,7 @@ struct Stream {
 impl Stream {
     fn open(rig: &Rig, query: GpuQuery) -> Stream {
         let mut ssh = rig.command("ssh");
-        ssh.arg("node01").arg(format!("sh -c {}", quoted(&script(&query, 0.1))));
+        ssh.arg("node01").arg(format!("sh -c {}", quoted(&script_until_input_ends(&query, Pace::every_s(0.1)))));
         let session = ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         Stream { session, frames: Frames::new(query) }
     }

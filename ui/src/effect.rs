@@ -1,5 +1,6 @@
 //! What the screen asks of the shell: one-shot effects and long-lived watches, both plain data.
 
+use crate::fleet::FleetOf;
 use crate::msg::JobId;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
@@ -165,6 +166,15 @@ pub enum Watch {
     Runs,
     /// The curricula: `Msg::Curricula` at once, then whenever something changes.
     Curricula,
+    /// Nodes: `Msg::Nodes` at once and whenever there are others, then `Msg::Node` for each of them again and again.
+    Nodes(FleetOf),
+    /// What nvidia-smi itself says on a node: `NodeMsg::Smi` every few seconds.
+    Smi {
+        /// Where the node comes from.
+        of: FleetOf,
+        /// The node.
+        node: NodeId,
+    },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
     Run(RunId),
     /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.

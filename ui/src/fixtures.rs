@@ -338,6 +338,7 @@ impl Ui {
             symbols: Symbols::unicode(),
             runs_dir: "/home/ada/vidtui/runs".into(),
             export_dir: "/home/ada/vidtui".into(),
+            nodes_from: "hostfile gpus.txt".into(),
             open: None,
         };
         change(&mut setup);

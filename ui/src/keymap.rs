@@ -12,6 +12,8 @@ pub enum Action {
     Help,
     ShowRuns,
     ShowStages,
+    ShowNodes,
+    NodesOfRun,
     Back,
     // moving in lists and text
     Up,
@@ -56,6 +58,12 @@ pub enum Action {
     SearchPrevious,
     RankNext,
     RankPrevious,
+    // nodes
+    Sort,
+    ReverseSort,
+    RawText,
+    NodeNext,
+    NodePrevious,
     // dialogs
     Accept,
     Cancel,
@@ -85,6 +93,8 @@ pub enum Context {
     Run,
     Stages,
     Logs,
+    Nodes,
+    Node,
     Help,
     LaunchDialog,
     KillDialog,
@@ -94,11 +104,13 @@ pub enum Context {
 
 impl Context {
     /// All of them, screens first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
         Self::Logs,
+        Self::Nodes,
+        Self::Node,
         Self::LaunchDialog,
         Self::KillDialog,
         Self::FailureDialog,
@@ -113,6 +125,8 @@ impl Context {
             Self::Run => "One run",
             Self::Stages => "Stages",
             Self::Logs => "Logs",
+            Self::Nodes => "Nodes",
+            Self::Node => "One node",
             Self::Help => "This help",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
@@ -128,6 +142,8 @@ impl Context {
             Self::Run => RUN,
             Self::Stages => STAGES,
             Self::Logs => LOGS,
+            Self::Nodes => NODES,
+            Self::Node => NODE,
             Self::Help => HELP,
             Self::LaunchDialog => LAUNCH,
             Self::KillDialog => KILL,
@@ -139,7 +155,7 @@ impl Context {
     /// Returns the bindings that work here besides its own: all global ones on screens, the vital ones in dialogs.
     pub fn global(self) -> &'static [Binding] {
         match self {
-            Self::Runs | Self::Run | Self::Stages | Self::Logs => SCREENS,
+            Self::Runs | Self::Run | Self::Stages | Self::Logs | Self::Nodes | Self::Node => SCREENS,
             _ => ALWAYS,
         }
     }
@@ -219,6 +235,7 @@ const SCREENS: &[Binding] = &[
     bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "close the console; runs go on"),
     bind(&[Key::ch('1')], Action::ShowRuns, "", "show all runs"),
     bind(&[Key::ch('2')], Action::ShowStages, "", "show the stages"),
+    bind(&[Key::ch('3')], Action::ShowNodes, "", "show the nodes of the hostfile, or this machine"),
     bind(&[Key::ctrl('z')], Action::Suspend, "", "suspend the console; fg brings it back"),
 ];
 
@@ -236,6 +253,7 @@ const RUNS: &[Binding] = with_motion![
         "",
         "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
     ),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "watch the nodes that the run is on"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "clear the filter"),
 ];
@@ -281,6 +299,7 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('L')], Action::LogY, "log y", "logarithmic y axis, on or off"),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "smooth the lines more, or not at all; the raw line stays, faint"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "x axis: steps or time"),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "watch the nodes that the run is on"),
     bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "list the checkpoints"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "end the run's processes by force; asks first"),
     bind(
@@ -311,6 +330,21 @@ const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('[')], Action::RankPrevious, "", "show the previous rank's log"),
     bind(&[Key::ch('w')], Action::Wrap, "wrap", "break long lines, or cut them"),
     bind(&[ESC], Action::Back, "back", "clear the search, or go back to the run"),
+];
+
+const NODES: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Open, "open", "open the selected node: its GPUs and what runs on them"),
+    bind(&[Key::ch('o')], Action::Sort, "sort", "sort by the next thing: faults, power, utilization, memory, …"),
+    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "sort the other way round"),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "show only nodes whose name, state or fault contains a text"),
+    bind(&[ESC], Action::Back, "back", "clear the filter, or go back"),
+];
+
+const NODE: &[Binding] = with_motion![
+    bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "show what nvidia-smi prints there, or the tables again"),
+    bind(&[Key::ch(']')], Action::NodeNext, "next node", "show the next node"),
+    bind(&[Key::ch('[')], Action::NodePrevious, "", "show the previous node"),
+    bind(&[ESC], Action::Back, "back", "go back to all nodes"),
 ];
 
 const HELP: &[Binding] =

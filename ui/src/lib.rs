@@ -11,6 +11,7 @@
 pub mod advice;
 pub mod commands;
 mod effect;
+pub mod fleet;
 pub mod jobs;
 mod keymap;
 pub mod layout;
@@ -37,8 +38,8 @@ pub use effect::{Chart, ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis}
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
 pub use msg::{
-    CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size,
-    StageView,
+    CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus,
+    Size, StageView,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

@@ -1,11 +1,12 @@
 //! Everything the console knows. Plain data: no handles, no clock, no paths it opens itself.
 
 use crate::effect::Watch;
+use crate::fleet::{Fleet, FleetOf};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
 use crate::modals::Modal;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
-use crate::screens::{logs, run, runs, stages};
+use crate::screens::{logs, node, nodes, run, runs, stages};
 use crate::theme::{Symbols, Theme};
 use crate::words::StateKind;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -27,6 +28,8 @@ pub struct Setup {
     pub runs_dir: Utf8PathBuf,
     /// Where exported charts go.
     pub export_dir: Utf8PathBuf,
+    /// Where the nodes to watch come from, for people to read: a hostfile, or this machine.
+    pub nodes_from: String,
     /// Begin on this run's screen.
     pub open: Option<RunId>,
 }
@@ -39,6 +42,8 @@ pub enum Screen {
     Run,
     Stages,
     Logs,
+    Nodes,
+    Node,
 }
 
 /// A line that is being typed.
@@ -55,6 +60,8 @@ pub struct Input {
 pub enum Purpose {
     /// Narrows the list of runs.
     Filter,
+    /// Narrows the list of nodes.
+    NodeFilter,
     /// Finds text in a log.
     Search,
 }
@@ -88,6 +95,8 @@ pub struct Model {
     pub runs_dir: Utf8PathBuf,
     /// Where exported charts go.
     pub export_dir: Utf8PathBuf,
+    /// Where the nodes come from that no run names.
+    pub nodes_from: String,
     /// All runs, newest first; `None` until they were read.
     pub runs: Option<Result<RunList, Failure>>,
     /// All curricula; `None` until they were read.
@@ -102,6 +111,12 @@ pub struct Model {
     pub stages: stages::State,
     /// The open log.
     pub logs: Option<logs::State>,
+    /// The nodes that are watched.
+    pub fleet: Fleet,
+    /// State of the Nodes screen.
+    pub nodes: nodes::State,
+    /// The open node.
+    pub node: Option<node::State>,
     /// A line being typed.
     pub input: Option<Input>,
     /// A dialog on top.
@@ -124,6 +139,7 @@ impl Model {
             symbols: setup.symbols,
             runs_dir: setup.runs_dir,
             export_dir: setup.export_dir,
+            nodes_from: setup.nodes_from,
             runs: None,
             curricula: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
@@ -131,6 +147,9 @@ impl Model {
             run: setup.open.map(run::State::new),
             stages: stages::State::default(),
             logs: None,
+            fleet: Fleet::default(),
+            nodes: nodes::State::default(),
+            node: None,
             input: None,
             modal: None,
             jobs: Jobs::default(),
@@ -170,7 +189,7 @@ impl Model {
         let listed = || self.rows().iter().find(|row| row.run == *run);
         match self.screen {
             Screen::Run | Screen::Logs => open.map(|status| &status.row).or_else(listed),
-            Screen::Runs | Screen::Stages => listed(),
+            Screen::Runs | Screen::Stages | Screen::Nodes | Screen::Node => listed(),
         }
     }
 
@@ -179,7 +198,7 @@ impl Model {
         match self.screen {
             Screen::Runs => runs::selected(self),
             Screen::Run | Screen::Logs => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages => None,
+            Screen::Stages | Screen::Nodes | Screen::Node => None,
         }
     }
 
@@ -201,6 +220,14 @@ impl Model {
         self.rows()
             .iter()
             .filter(move |row| row.curriculum.as_deref() == Some(curriculum) && row.stage.as_deref() == Some(stage))
+    }
+
+    /// Returns where the watched nodes come from, for people to read.
+    pub(crate) fn place_of_nodes(&self) -> String {
+        match &self.fleet.of {
+            FleetOf::Given => self.nodes_from.clone(),
+            FleetOf::Run(run) => run.to_string(),
+        }
     }
 
     pub(crate) fn say(&mut self, text: impl Into<String>) {
@@ -241,6 +268,11 @@ impl Model {
         // Ages count seconds while something is going on, and minutes after that.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
+        if matches!(self.screen, Screen::Nodes | Screen::Node) {
+            // Nodes tell news all the time; they are shown with the clock, so that the screen is calm and the cost fixed.
+            nodes::renew(self);
+            self.dirty = true;
+        }
     }
 }
 
@@ -253,12 +285,20 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Run) => Context::Run,
         (None, None, Screen::Stages) => Context::Stages,
         (None, None, Screen::Logs) => Context::Logs,
+        (None, None, Screen::Nodes) => Context::Nodes,
+        (None, None, Screen::Node) => Context::Node,
     }
 }
 
 /// Returns the streams that should be running now. They follow from what is shown, so none can be forgotten.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
+    if matches!(model.screen, Screen::Nodes | Screen::Node) {
+        wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+    }
+    if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
+        wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
+    }
     if matches!(model.screen, Screen::Run | Screen::Logs)
         && let Some(open) = &model.run
     {

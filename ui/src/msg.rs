@@ -1,6 +1,9 @@
 //! Everything that can happen to the screen, as data: one closed list, ordered by one queue.
 
+use crate::fleet::FleetOf;
 use camino::Utf8PathBuf;
+use cluster::probe::Frame;
+use cluster::{Node, NodeId};
 use plan::{Finding, KillPlan, LaunchPlan};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, RunId, RunState, StartFrom};
 use serde::{Deserialize, Serialize};
@@ -97,6 +100,20 @@ pub enum Msg {
         /// What happened.
         what: RunMsg,
     },
+    /// Which nodes there are (answers [`Watch::Nodes`](crate::Watch::Nodes)).
+    Nodes {
+        /// Where they come from.
+        of: FleetOf,
+        /// In the order in which they are listed, or why there is no list.
+        nodes: Result<Vec<Node>, Failure>,
+    },
+    /// News of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
+    Node {
+        /// Which node.
+        node: NodeId,
+        /// What happened.
+        what: NodeMsg,
+    },
     /// News of a job that an effect started.
     Job {
         /// Which job.
@@ -104,6 +121,17 @@ pub enum Msg {
         /// What happened.
         what: JobMsg,
     },
+}
+
+/// News of one node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum NodeMsg {
+    /// What it does now.
+    Frame(Box<Frame>),
+    /// It cannot be seen, and is looked for again and again.
+    Down(Failure),
+    /// What nvidia-smi says there, as it is.
+    Smi(Result<String, Failure>),
 }
 
 /// The runs folder at one moment.

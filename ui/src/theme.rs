@@ -99,6 +99,8 @@ pub struct Symbols {
     pub bar_done: &'static str,
     /// Open part of a progress bar.
     pub bar_open: &'static str,
+    /// Bars that fill a cell from its bottom, lowest first.
+    pub levels: [&'static str; 8],
     /// Where a value was not a finite number.
     pub not_finite: &'static str,
     /// Between a thing and its part.
@@ -128,6 +130,7 @@ impl Symbols {
             cursor: "│",
             bar_done: "━",
             bar_open: "─",
+            levels: ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
             not_finite: "×",
             separator: "·",
             arrow: "→",
@@ -150,6 +153,7 @@ impl Symbols {
             cursor: "|",
             bar_done: "#",
             bar_open: "-",
+            levels: ["_", ".", ":", "-", "=", "+", "*", "#"],
             not_finite: "x",
             separator: "-",
             arrow: "->",

@@ -1,12 +1,13 @@
 //! The only place where the model changes.
 
 use crate::effect::Effect;
+use crate::fleet::FleetOf;
 use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::modals::{Modal, failure, help, kill, launch};
 use crate::model::{Model, Purpose, Screen, keymap};
-use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, Outcome, RunMsg};
-use crate::screens::{logs, run, runs, stages};
+use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
+use crate::screens::{logs, node, nodes, run, runs, stages};
 use crate::words::short_id;
 use rundir::RunId;
 
@@ -22,6 +23,11 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             runs::keep_selection(model);
             return Vec::new();
         }
+        // The clock shows it.
+        Msg::Node { node, what: what @ (NodeMsg::Frame(_) | NodeMsg::Down(_)) } => {
+            model.fleet.take_in(&node, what, model.now);
+            return Vec::new();
+        }
         _ => model.dirty = true,
     }
     match msg {
@@ -31,14 +37,20 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             model.size = size;
             runs::keep_selection(model);
             stages::keep_selection(model);
+            nodes::keep_selection(model);
         }
         Msg::Curricula(curricula) => {
             model.curricula = Some(curricula);
             stages::keep_selection(model);
         }
         Msg::Run { run, what } => on_run(model, &run, what),
+        Msg::Nodes { of, nodes } if of == model.fleet.of => {
+            model.fleet.list(nodes);
+            nodes::renew(model);
+        }
+        Msg::Node { node, what: NodeMsg::Smi(said) } => node::on_smi(model, &node, said),
         Msg::Job { job, what } => return on_job(model, job, what),
-        Msg::Tick(_) | Msg::Runs(_) => {}
+        Msg::Tick(_) | Msg::Runs(_) | Msg::Nodes { .. } | Msg::Node { .. } => {}
     }
     Vec::new()
 }
@@ -80,12 +92,19 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         Action::Help => model.modal = Some(Modal::Help(help::Dialog { context, scroll: 0 })),
         Action::ShowRuns => model.screen = Screen::Runs,
         Action::ShowStages => stages::open(model),
+        Action::ShowNodes => nodes::open(model, FleetOf::Given),
+        Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
+            Some(run) => nodes::open(model, FleetOf::Run(run)),
+            None => model.refuse("There is no run yet, so that it has no nodes. 3 shows those that there are."),
+        },
         _ => {
             return match model.screen {
                 Screen::Runs => runs::on_action(model, action),
                 Screen::Run => run::on_action(model, action),
                 Screen::Stages => stages::on_action(model, action),
                 Screen::Logs => logs::on_action(model, action),
+                Screen::Nodes => nodes::on_action(model, action),
+                Screen::Node => node::on_action(model, action),
             };
         }
     }
@@ -105,6 +124,7 @@ fn typed(model: &mut Model) {
     let text = input.text.clone();
     match input.purpose {
         Purpose::Filter => runs::set_filter(model, text),
+        Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
     }
 }
@@ -114,6 +134,7 @@ fn end_input(model: &mut Model, action: Action) {
     if action == Action::Cancel {
         match input.purpose {
             Purpose::Filter => runs::set_filter(model, String::new()),
+            Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
         }
     }

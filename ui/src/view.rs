@@ -2,7 +2,7 @@
 
 use crate::layout;
 use crate::model::{Model, Purpose, Screen};
-use crate::screens::{logs, run, runs, stages};
+use crate::screens::{logs, node, nodes, run, runs, stages};
 use crate::text;
 use crate::widgets::{key_bar, write, write_split};
 use ratatui_core::buffer::Buffer;
@@ -39,6 +39,8 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Run => run::view(model, buf, areas.body),
         Screen::Stages => stages::view(model, buf, areas.body),
         Screen::Logs => logs::view(model, buf, areas.body),
+        Screen::Nodes => nodes::view(model, buf, areas.body),
+        Screen::Node => node::view(model, buf, areas.body),
     }
     let notice = notice(model);
     // A dialog says its keys itself.
@@ -61,10 +63,13 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
         vec![Span::raw("   "), Span::styled(format!("{key} {title}"), style)]
     };
     let mut left = vec![Span::styled("vidtui", theme.strong)];
-    left.extend(tab("1", "Runs", model.screen != Screen::Stages));
+    let nodes = matches!(model.screen, Screen::Nodes | Screen::Node);
+    left.extend(tab("1", "Runs", model.screen != Screen::Stages && !nodes));
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
+    left.extend(tab("3", "Nodes", nodes));
     let place = match (model.screen, &model.run) {
         (Screen::Run | Screen::Logs, Some(run)) => run.id.to_string(),
+        (Screen::Nodes | Screen::Node, _) => model.place_of_nodes(),
         _ => model.runs_dir.to_string(),
     };
     let used: usize = left.iter().map(Span::width).sum();
@@ -79,6 +84,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     if let Some(input) = &model.input {
         let prompt = match input.purpose {
             Purpose::Filter => "Show runs with: ",
+            Purpose::NodeFilter => "Show nodes with: ",
             Purpose::Search => "Find: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
@@ -104,6 +110,7 @@ fn only_ascii(buf: &mut Buffer) {
             "·" | "–" | "─" => "-",
             "×" => "x",
             "→" => ">",
+            "°" => " ",
             _ => "?",
         };
         cell.set_symbol(plain);

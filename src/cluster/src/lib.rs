@@ -2,6 +2,7 @@
 //!
 //! Nothing here reads a file or starts a program: texts come in, facts go out.
 
+pub mod fault;
 pub mod gpu;
 pub mod hostfile;
 pub mod hostlist;

@@ -28,9 +28,44 @@ use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, 
 const LONGEST_LINE: usize = 16 * 1024;
 const LONGEST_FRAME: usize = 1024 * 1024;
 
+/// How often a node prints a frame.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Seconds between two frames.
+    pub every_s: f64,
+    /// Seconds between the first two, which tells nodes apart that were asked at the same moment.
+    pub first_s: f64,
+}
+
+impl Pace {
+    /// A frame every so many seconds, from the first on.
+    pub fn every_s(every_s: f64) -> Self {
+        Pace { every_s, first_s: every_s }
+    }
+}
+
+/// The connection holds standard input open. Without this, a loop whose connection is gone would go on until its next write.
+const UNTIL_INPUT_ENDS: &str = "frames &
+loop=$!
+cat >/dev/null
+kill $loop 2>/dev/null";
+
 /// Writes the script that a node runs, for `sh -c`. It ends with its standard input.
-pub fn script(query: &GpuQuery, every_s: f64) -> String {
-    format!("query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s}\n{}", include_str!("probe.sh"))
+pub fn script_until_input_ends(query: &GpuQuery, pace: Pace) -> String {
+    format!("{}{UNTIL_INPUT_ENDS}", functions(query, pace))
+}
+
+/// Writes the script that a node runs, for `sh -c` by somebody who ends it.
+pub fn script(query: &GpuQuery, pace: Pace) -> String {
+    format!("{}frames", functions(query, pace))
+}
+
+fn functions(query: &GpuQuery, pace: Pace) -> String {
+    let Pace { every_s, first_s } = pace;
+    format!(
+        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s}\n{}",
+        include_str!("probe.sh")
+    )
 }
 
 /// What a node did at one moment.
@@ -135,7 +170,7 @@ impl Frames {
             self.keep(&bytes[..end]);
             bytes = &bytes[end + 1..];
             let line = std::mem::take(&mut self.line);
-            frames.extend(self.line(&String::from_utf8_lossy(&line)));
+            frames.extend(self.push_line(&String::from_utf8_lossy(&line)));
         }
         self.keep(bytes);
         frames
@@ -156,7 +191,8 @@ impl Frames {
         self.line.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    fn line(&mut self, line: &str) -> Option<Frame> {
+    /// Takes the next line, without its end, and returns the frame that it completes.
+    pub fn push_line(&mut self, line: &str) -> Option<Frame> {
         if let Some(begin) = line.strip_prefix("#frame ") {
             let open = read_begin(begin);
             // Anything else is a program's own output that happens to begin so.

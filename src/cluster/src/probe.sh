@@ -1,5 +1,5 @@
-# Prints a frame of what this node does every so many seconds, until standard input ends: `sh -c` it with $query, $format,
-# $apps and $every set. One write per frame, after the line that begins it, so that a reader sees what a hung node hangs in.
+# Prints a frame of what this node does every so many seconds, for `sh -c` with $query, $format, $apps, $every and $first set.
+# One write per frame, after the line that begins it, so that a reader sees what a hung node hangs in.
 # It starts as few programs as it can: on a busy node each of them waits for its turn.
 export LC_ALL=C
 read -r boot </proc/sys/kernel/random/boot_id
@@ -40,11 +40,7 @@ frames() {
         echo "#frame $number $(date +%s.%N)" || exit
         whole=$(frame $number)
         printf '%s\n' "$whole" || exit
-        sleep "$every"
+        sleep "$first"
+        first=$every
     done
 }
-frames &
-loop=$!
-# The connection holds standard input open. Without this, a loop whose connection is gone would go on until its next write.
-cat >/dev/null
-kill $loop 2>/dev/null

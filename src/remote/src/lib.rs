@@ -26,6 +26,7 @@ mod ssh;
 mod stacks;
 mod trainer;
 mod transport;
+mod watch;
 
 pub use checks::{Check, checks, find_weights};
 pub use command::{Command, Output, Status};
@@ -42,3 +43,4 @@ pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, trainer_path};
 pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
+pub use watch::{See, Sight, Watching};

@@ -33,6 +33,10 @@ pub struct Args {
     #[command(flatten)]
     pub nodes: NodesArgs,
 
+    /// Shows this many made-up nodes of eight GPUs, to try the screens without a cluster
+    #[arg(long, global = true, value_name = "NODES")]
+    pub simulate: Option<usize>,
+
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -77,6 +81,10 @@ pub enum Command {
     Runs(JsonArgs),
     /// Shows one run: state, progress, losses, checkpoint
     Status(RunArgs),
+    /// Shows what nodes do: power, memory, processes and faults of their GPUs
+    Nodes(NodesCommandArgs),
+    /// Shows one node: its GPUs, what runs on them and whose it is, and what nvidia-smi prints
+    Smi(SmiArgs),
     /// Prints what a rank printed
     Logs(LogsArgs),
     /// Lists the checkpoints of a run
@@ -272,6 +280,44 @@ pub struct NextArgs {
 pub struct RunArgs {
     /// The run
     pub run: String,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui nodes`.
+#[derive(Debug, Arguments)]
+pub struct NodesCommandArgs {
+    /// Shows the nodes that this run is on
+    #[arg(conflicts_with_all = ["hostfile", "local"])]
+    pub run: Option<String>,
+    /// Shows this machine
+    #[arg(long, conflicts_with = "hostfile")]
+    pub local: bool,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+    /// Sorts by faults, power, util, memory, temp, processes or name (default: as they are listed)
+    #[arg(long, value_name = "WHAT")]
+    pub sort: Option<String>,
+    /// Sorts the other way round
+    #[arg(long)]
+    pub reverse: bool,
+    /// Goes on showing them, until it is ended; with --json an object per line
+    #[arg(long, short)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui smi`.
+#[derive(Debug, Arguments)]
+pub struct SmiArgs {
+    /// The node: a name of the hostfile, of the run, or one that `ssh` knows
+    pub node: String,
+    /// Takes the node from this run
+    #[arg(long, conflicts_with = "hostfile")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
     #[command(flatten)]
     pub output: JsonArgs,
 }

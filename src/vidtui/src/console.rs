@@ -75,6 +75,7 @@ pub fn open(desk: Desk, run: Option<&str>, record: Option<&Utf8Path>) -> Result<
         symbols: symbols(),
         runs_dir: desk.runs.clone(),
         export_dir: desk.here.clone(),
+        nodes_from: desk.nodes_from(),
         open: run,
     };
     let recorder = record.map(|file| Recorder::create(file, &setup)).transpose()?;

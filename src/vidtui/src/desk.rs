@@ -35,6 +35,8 @@ pub struct Desk {
     pub fleet: Fleet,
     /// What nodes wrote of their GPUs.
     pub samples: Samples,
+    /// How many nodes are made up, instead of those that there are.
+    pub simulate: Option<usize>,
     /// How long nodes may take to say whether a run's processes are there. Those that need longer count as unknown.
     pub patience: Duration,
 }
@@ -113,6 +115,7 @@ impl Desk {
             nodes,
             fleet,
             samples: Samples::default(),
+            simulate: None,
             patience,
         })
     }
@@ -417,6 +420,12 @@ impl Desk {
             }
             return Ok(Place::local(here, ranks.unwrap_or(world)));
         };
+        let chosen = self.hostfile(path, nodes)?;
+        Ok(self.with_address(Place::hostfile(&chosen, world, format!("hostfile {path}")))?)
+    }
+
+    /// Reads a hostfile, and keeps the nodes that are wanted.
+    pub fn hostfile(&self, path: &Utf8Path, nodes: &NodesArgs) -> Result<Hostfile, Refusal> {
         let what = format!("cannot use hostfile {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write one with a node to each line, such as `gpu01 slots=8`, or train here: --local N";
@@ -424,12 +433,11 @@ impl Desk {
         })?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
-        let chosen = chosen.map_err(|error| Refusal::request(Failure::new(&*what, error.to_string(), &*error.fix)))?;
-        Ok(self.with_address(Place::hostfile(&chosen, world, format!("hostfile {path}")))?)
+        chosen.map_err(|error| Refusal::request(Failure::new(&*what, error.to_string(), &*error.fix)))
     }
 
     /// The nodes that a command names; those named before the command, when it names none.
-    fn wanted<'a>(&'a self, nodes: &'a NodesArgs) -> &'a NodesArgs {
+    pub fn wanted<'a>(&'a self, nodes: &'a NodesArgs) -> &'a NodesArgs {
         if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
     }
 

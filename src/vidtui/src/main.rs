@@ -11,10 +11,12 @@ mod documents;
 mod effects;
 mod evidence;
 mod lister;
+mod nodes;
 mod output;
 mod queue;
 mod record;
 mod refusal;
+mod simulate;
 mod terminal;
 mod watches;
 

@@ -24,6 +24,8 @@ pub struct Header {
     pub runs_dir: Utf8PathBuf,
     /// The folder of exported charts.
     pub export_dir: Utf8PathBuf,
+    /// Where the nodes came from that no run named.
+    pub nodes_from: String,
     /// The run that the console was opened on.
     pub open: Option<RunId>,
 }
@@ -38,6 +40,7 @@ impl Header {
             symbols: console::symbols(),
             runs_dir: self.runs_dir.clone(),
             export_dir: self.export_dir.clone(),
+            nodes_from: self.nodes_from.clone(),
             open: self.open.clone(),
         }
     }
@@ -73,6 +76,7 @@ impl Recorder {
             now: setup.now,
             runs_dir: setup.runs_dir.clone(),
             export_dir: setup.export_dir.clone(),
+            nodes_from: setup.nodes_from.clone(),
             open: setup.open.clone(),
         })?;
         Ok(recorder)

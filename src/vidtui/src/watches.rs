@@ -16,6 +16,8 @@ use std::thread;
 use std::time::Duration;
 use ui::{LogChunk, Msg, RunMsg, Watch};
 
+mod nodes;
+
 /// How often a growing file is looked at: new lines are on screen before one wonders where they are.
 const FOLLOW: Duration = Duration::from_millis(300);
 /// How often folders are listed anew.
@@ -107,6 +109,8 @@ impl Stream {
         let Err(Ended) = match watch {
             Watch::Runs => self.runs(),
             Watch::Curricula => self.curricula(),
+            Watch::Nodes(of) => self.nodes(&of),
+            Watch::Smi { of, node } => self.smi(&of, &node),
             Watch::Run(run) => self.one_run(&run),
             Watch::Log { run, node, rank } => self.log(&run, &node, rank),
         };

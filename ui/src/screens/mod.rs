@@ -1,6 +1,8 @@
 //! One file per screen, with its state, its reaction to keys and its drawing.
 
 pub mod logs;
+pub mod node;
+pub mod nodes;
 pub mod run;
 pub mod run_panels;
 pub mod runs;

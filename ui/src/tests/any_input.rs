@@ -1,7 +1,11 @@
 //! Nothing that happens makes drawing panic, at any size.
 
 use crate::fixtures::*;
+use crate::fleet::FleetOf;
 use crate::*;
+use cluster::nvidia_smi::GpuQuery;
+use cluster::probe::Frames;
+use cluster::{Node, NodeId};
 use proptest::prelude::*;
 use rundir::{CheckpointEntry, RunState};
 
@@ -22,7 +26,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxeELS+-0gGjkfwN[]/?12o=_ \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxeELS+-0gGjkfwN[]/?123oOt=_ \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -117,8 +121,33 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         any_text().prop_map(|why| JobMsg::Failed(rundir::Failure { why, ..failure() })),
         Just(JobMsg::Done(Outcome::Launched(stage_2()))),
     ];
+    let nodes = prop::sample::select(vec![FleetOf::Given, FleetOf::Run(stage_1())]);
+    let nodes = (nodes, 0usize..30).prop_map(|(of, count)| Msg::Nodes {
+        of,
+        nodes: Ok((0..count).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }).collect()),
+    });
+    let what = prop_oneof![
+        8 => (any_text(), any_text()).prop_map(|(gpus, apps)| {
+            let text = format!("#frame 1 5\n#gpus\n0, GPU-0, H100, 0:1:0.0, {gpus}\n\n#exit 0\n#apps\nGPU-0, 1, x, {apps}\n\n#exit 0\n#end 1\n");
+            NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
+        }),
+        4 => prop::collection::vec(any_number(), 0..20).prop_map(|powers| {
+            let row = |(i, power): (usize, &f64)| {
+                format!("{}, GPU-{i}, H100, 0:1:0.0, {power}, {power}, {i}, 0, {power}, {power}, {power}, {i}, 0x{i:x}, Disabled\n", i * i)
+            };
+            let rows: String = powers.iter().enumerate().map(row).collect();
+            let text = format!("#frame 1 5\n#gpus\n{rows}\n#exit 0\n#end 1\n");
+            NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
+        }),
+        1 => Just(NodeMsg::Down(failure())),
+        1 => any_text().prop_map(|said| NodeMsg::Smi(Ok(said))),
+    ];
+    let of_node =
+        (0usize..5, what).prop_map(|(i, what)| Msg::Node { node: NodeId::new(format!("n{i}")).unwrap(), what });
     prop_oneof![
         12 => any_key(),
+        1 => nodes,
+        4 => of_node,
         1 => any_text().prop_map(Msg::Paste),
         2 => (1u16..=200, 1u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
@@ -136,7 +165,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..4,
+        start in 0..5,
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec((1u16..=200, 1u16..=60), 3),
         ascii in any::<bool>(),
@@ -144,6 +173,13 @@ proptest! {
         let mut ui = match start {
             0 => Ui::new(),
             1 => Ui::on_run(running(83)),
+            4 => {
+                let mut ui = Ui::on_run(running(83));
+                ui.press("3");
+                let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }).collect();
+                ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(nodes) });
+                ui
+            }
             2 => Ui::on_logs(vec!["one line".into(); 60]),
             _ => Ui::with_runs(many_runs().rows),
         };

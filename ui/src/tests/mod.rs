@@ -4,5 +4,6 @@ mod any_input;
 mod charts;
 mod keys;
 mod logs;
+mod nodes;
 mod screens;
 mod updates;

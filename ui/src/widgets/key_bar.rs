@@ -2,9 +2,10 @@
 
 use crate::commands;
 use crate::effect::Watch;
+use crate::fleet::Sort;
 use crate::keymap::{Action, Binding, Context};
 use crate::model::{Model, Screen, keymap};
-use crate::screens::stages;
+use crate::screens::{nodes, stages};
 use crate::widgets::write;
 use crate::words::StateKind;
 use ratatui_core::buffer::Buffer;
@@ -78,8 +79,13 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         }
         Action::StartStage => stages::can_start(model),
         Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
+        Action::Open if model.screen == Screen::Nodes => nodes::selected(model).is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
         Action::Open | Action::Logs => commands::check(model, binding.action).is_ok(),
+        Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
+        Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
+        Action::ReverseSort => model.nodes.sort != Sort::Listed,
+        Action::NodesOfRun => model.target().is_some(),
         Action::Filter => model.rows().len() > 1,
         Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
         Action::RankNext => {

@@ -127,8 +127,8 @@ fn noise_without_end_does_not_fill_the_memory() {
 
 #[test]
 fn the_script_asks_what_is_read() {
-    let script = script(&GpuQuery::default(), 2.0);
-    assert!(script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2\n"), "{script}");
+    let script = script(&GpuQuery::default(), Pace::every_s(2.0));
+    assert!(script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2\n"), "{script}");
 }
 
 proptest! {

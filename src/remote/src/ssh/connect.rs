@@ -40,7 +40,7 @@ pub struct Connected {
 
 /// Connects and logs in. Blocks for as long as the steps may take.
 pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Result<Connected, Refused> {
-    let _turn = Turn::wait();
+    let _turn = Turn::wait(&CONNECTING);
     let typed = options.typed(login);
     let kinds = settings.known_keys();
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
@@ -276,23 +276,28 @@ fn by_agent(
     Ok(Some(wanted.len()))
 }
 
-/// The right to connect, of which only so many are given out.
-struct Turn;
+/// The right to do something of which only so much may go on at once.
+pub(super) struct Turn(&'static Turns);
 
-static TURNS: (Mutex<usize>, Condvar) = (Mutex::new(AT_ONCE), Condvar::new());
+/// How many rights are left, and a bell for those who wait.
+pub(super) type Turns = (Mutex<usize>, Condvar);
+
+static CONNECTING: Turns = (Mutex::new(AT_ONCE), Condvar::new());
+/// Programs that read the SSH configuration.
+pub(super) static READING: Turns = (Mutex::new(AT_ONCE), Condvar::new());
 
 impl Turn {
-    fn wait() -> Self {
-        let free = TURNS.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = TURNS.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn wait(turns: &'static Turns) -> Self {
+        let free = turns.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = turns.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
         *free -= 1;
-        Self
+        Self(turns)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *TURNS.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        TURNS.1.notify_one();
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.1.notify_one();
     }
 }

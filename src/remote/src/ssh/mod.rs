@@ -1,6 +1,6 @@
 //! Nodes reached by SSH.
 
-mod backoff;
+pub(crate) mod backoff;
 mod config;
 mod connect;
 mod connection;
@@ -25,6 +25,7 @@ use crate::error::Refused;
 use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
 use crate::{RemoteError, group, script};
 use config::Settings;
+use connect::{READING, Turn};
 use connection::Connection;
 use openssh::OpenSsh;
 
@@ -101,6 +102,14 @@ impl Ssh {
         Ok(Streaming { way, id })
     }
 
+    /// Finds out how the node is to be reached, unless that is known. Connects to nothing.
+    ///
+    /// # Errors
+    /// When the SSH configuration cannot be read.
+    pub fn ready(&self) -> Result<(), RemoteError> {
+        self.way().map(drop)
+    }
+
     fn unreachable(&self, refused: Refused) -> RemoteError {
         RemoteError::Unreachable { node: self.link.login.node.clone(), refused }
     }
@@ -111,7 +120,10 @@ impl Ssh {
         if let Some(way) = &*way {
             return Ok(way.clone());
         }
+        // A program each: a thousand of them at once would be one too many.
+        let turn = Turn::wait(&READING);
         let settings = Settings::read(options, login).map_err(|refused| self.unreachable(refused))?;
+        drop(turn);
         let (options, login) = (options.clone(), login.clone());
         let node = login.node.clone();
         let made = if settings.beyond_us.is_some() {

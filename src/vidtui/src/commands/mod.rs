@@ -11,6 +11,7 @@ mod found;
 mod inspect;
 mod launch;
 mod logs;
+mod nodes;
 mod recipe;
 mod replay;
 mod runs;
@@ -32,6 +33,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
     // A command may wait for nodes that are slow to answer; a screen that waits looks dead.
     let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
     let desk = Desk::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
+    let desk = Desk { simulate: args.simulate, ..desk };
     let Some(command) = &args.command else {
         return console::open(desk, args.open.as_deref(), args.record.as_deref());
     };
@@ -44,6 +46,8 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Next(args) => launch::next(&desk, args),
         Command::Runs(args) => runs::run(&desk, args),
         Command::Status(args) => status::run(&desk, args),
+        Command::Nodes(args) => nodes::nodes(&desk, args),
+        Command::Smi(args) => nodes::smi(&desk, args),
         Command::Logs(args) => logs::run(&desk, args),
         Command::Checkpoints(args) => checkpoints::run(&desk, args),
         Command::Stacks(args) => stacks::run(&desk, args),

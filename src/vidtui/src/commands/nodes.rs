@@ -1,0 +1,392 @@
+//! `vidtui nodes` and `vidtui smi`.
+
+use crate::args::{NodesCommandArgs, SmiArgs};
+use crate::console::{now_s, symbols_are_unicode};
+use crate::desk::Desk;
+use crate::nodes::login;
+use crate::output::{self, Side};
+use crate::refusal::Refusal;
+use crate::simulate;
+use cluster::fault::Fault;
+use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
+use remote::{Flow, Sight, Watching};
+use rundir::{Failure, Login, RunId};
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+use ui::fleet::{Condition, Digest, Fleet, Link, NodeView, Sort, Summary};
+use ui::screens::nodes::{COLUMNS, Column, cell, of_memory, unreachable};
+use ui::{NodeMsg, units, words};
+
+/// How often nodes are asked.
+const EVERY: Duration = Duration::from_secs(2);
+/// How long nodes may take to say something, connecting included. Those that need longer are shown as they are.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Shows what nodes do: once, or again and again.
+pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
+    let listed = match &args.run {
+        Some(run) => desk.nodes_of_run(&desk.find(run)?)?,
+        None if args.local => desk.this_machine(),
+        None => desk.nodes_given(&args.nodes)?,
+    };
+    let sort = sort_of(args.sort.as_deref())?;
+    let mut news = News::of(desk, &listed);
+    let mut fleet = Fleet::default();
+    fleet.list(Ok(news.nodes.clone()));
+    news.wait_for_all(&mut fleet);
+    loop {
+        let now = now_s();
+        let order = fleet.order(sort, args.reverse, "", now);
+        let views: Vec<&NodeView> = order.iter().filter_map(|at| fleet.nodes().get(*at)).collect();
+        match (args.output.json, args.watch) {
+            (true, true) => output::json_line(&document(&fleet, &views, now))?,
+            (true, false) => output::json(&document(&fleet, &views, now))?,
+            (false, watch) => {
+                // As `watch` does, where there is a screen.
+                let clear = if watch && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+                output::text(&format!("{clear}{}", table(&fleet, &views, now)))?;
+            }
+        }
+        if !args.watch {
+            return Ok(());
+        }
+        news.wait(&mut fleet, EVERY);
+    }
+}
+
+/// Shows one node: its GPUs, what runs on them, and what nvidia-smi says.
+pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
+    let login = login_of(desk, args)?;
+    let node = Node { id: login.node.clone(), slots: 1 };
+    let mut news = News::of(desk, &[(node, login.clone())]);
+    let mut fleet = Fleet::default();
+    fleet.list(Ok(news.nodes.clone()));
+    news.wait_for_all(&mut fleet);
+    let view = fleet.nodes().first();
+    let Some(view) = view.filter(|view| view.frame.is_some()) else {
+        let silent = || {
+            let why = format!("it said nothing within {} s", PATIENCE.as_secs());
+            Failure::new(format!("node {} cannot be seen", login.node), why, "nvidia-smi may hang there: see `dmesg`")
+        };
+        return Err(match view.map(|view| &view.link) {
+            Some(Link::Unreachable { why, .. }) => why.clone(),
+            _ => silent(),
+        }
+        .into());
+    };
+    let said = desk.smi(&login);
+    if args.output.json {
+        let said = said.as_ref().map(String::as_str);
+        return output::json(&SmiDocument {
+            node: NodeDocument::new(view, now_s()),
+            nvidia_smi: said.ok(),
+            failure: said.err(),
+        });
+    }
+    let mut text = format!("{}: {}\n", view.node.id, facts(view));
+    for fault in &view.faults {
+        text += &format!("{fault}\n  hint: {}\n", fault.fix);
+    }
+    if !view.gpus().is_empty() {
+        text += &format!("\n{}", gpu_table(view.gpus()));
+        let processes: Vec<_> = processes(view);
+        text.push('\n');
+        text += &if processes.is_empty() { "no processes on its GPUs\n".to_owned() } else { process_table(&processes) };
+    }
+    match said {
+        Ok(said) => text += &format!("\n{}\n", said.trim_end()),
+        // Without GPUs there is no nvidia-smi, which was said above.
+        Err(_) if view.gpus().is_empty() => {}
+        Err(failure) => text += &format!("\n{failure}\n"),
+    }
+    output::text(&text)
+}
+
+fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
+    let what = format!("cannot show {}", args.node);
+    let known = match &args.run {
+        Some(run) => Some(desk.nodes_of_run(&desk.find(run)?)?),
+        None if desk.wanted(&args.nodes).hostfile.is_some() => Some(desk.nodes_given(&args.nodes)?),
+        None => None,
+    };
+    let Some(known) = known else {
+        let node = NodeId::new(&args.node).map_err(|error| {
+            Refusal::request(Failure::new(&*what, error.to_string(), "name it as ssh is asked for it"))
+        })?;
+        return Ok(login(node));
+    };
+    let found = known.iter().find(|(_, login)| login.node.as_str() == args.node).map(|(_, login)| login.clone());
+    found.ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(node, _)| node.id.as_str()).collect();
+        let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
+        Refusal::request(Failure::new(what, why, "name one of them"))
+    })
+}
+
+fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
+    let Some(word) = word else { return Ok(Sort::Listed) };
+    let found = Sort::ALL.iter().find(|(_, known)| *known == word).map(|(sort, _)| *sort);
+    found.ok_or_else(|| {
+        let words: Vec<&str> = Sort::ALL.iter().map(|(_, word)| *word).collect();
+        let why = format!("it can be one of {}", words.join(", "));
+        Refusal::request(Failure::new(format!("cannot sort by '{word}'"), why, "name one of them"))
+    })
+}
+
+/// What nodes say, while this lives.
+struct News {
+    nodes: Vec<Node>,
+    said: Receiver<(NodeId, NodeMsg)>,
+    _watching: Vec<Watching>,
+}
+
+impl News {
+    fn of(desk: &Desk, listed: &[(Node, Login)]) -> Self {
+        let (tell, said) = mpsc::channel();
+        if let Some(count) = desk.simulate {
+            std::thread::spawn(move || {
+                let mut nodes = simulate::Nodes::new(count, EVERY);
+                while nodes.due().into_iter().all(|(node, frame)| tell.send((node, NodeMsg::Frame(frame))).is_ok()) {
+                    std::thread::sleep(nodes.pause());
+                }
+            });
+            return Self { nodes: simulate::nodes(count), said, _watching: Vec::new() };
+        }
+        let watch = |(node, login): &(Node, Login)| {
+            let (tell, node) = (tell.clone(), node.id.clone());
+            let see = move |sight| {
+                let what = match sight {
+                    Sight::Frame(frame) => NodeMsg::Frame(frame),
+                    Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+                };
+                if tell.send((node.clone(), what)).is_ok() { Flow::GoOn } else { Flow::Enough }
+            };
+            desk.fleet.watch(login, EVERY, Box::new(see))
+        };
+        let watching = listed.iter().map(watch).collect();
+        Self { nodes: listed.iter().map(|(node, _)| node.clone()).collect(), said, _watching: watching }
+    }
+
+    /// Takes in what is said until every node has said something, or is known to be out of sight.
+    fn wait_for_all(&mut self, fleet: &mut Fleet) {
+        let deadline = Instant::now() + PATIENCE;
+        while fleet.nodes().iter().any(|view| view.link == Link::Connecting) && self.take_in(fleet, deadline) {}
+    }
+
+    /// Takes in what is said for so long.
+    fn wait(&mut self, fleet: &mut Fleet, time: Duration) {
+        let deadline = Instant::now() + time;
+        while self.take_in(fleet, deadline) {}
+    }
+
+    fn take_in(&mut self, fleet: &mut Fleet, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let said = self.said.recv_timeout(left);
+        let heard = said.is_ok();
+        if let Ok((node, what)) = said {
+            fleet.take_in(&node, what, now_s());
+        }
+        heard
+    }
+}
+
+fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
+    let has_gpus = fleet.has_gpus();
+    // How busy processors are takes two looks; a column that says nothing is left out.
+    let says = |column: &&Column| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
+    let columns: Vec<_> = COLUMNS.iter().filter(|column| has_gpus || !column.of_gpus).filter(says).collect();
+    let mut titles = vec![("node", Side::Left), ("state", Side::Left)];
+    titles.extend(columns.iter().map(|column| (column.title, Side::Right)));
+    if has_gpus {
+        titles.push(("watts of each", Side::Left));
+    }
+    titles.push(("", Side::Left));
+    let none = if symbols_are_unicode() { "–" } else { "-" };
+    let row = |view: &&NodeView| {
+        let mut row = vec![view.node.id.to_string(), view.condition(now).word().to_owned()];
+        row.extend(columns.iter().map(|column| ascii(cell(column, view).unwrap_or_else(|| none.to_owned()))));
+        if has_gpus {
+            let watts = |gpu: &GpuSample| gpu.power_w.value().map_or_else(|| "?".to_owned(), |w| format!("{w:.0}"));
+            row.push(view.gpus().iter().map(watts).collect::<Vec<_>>().join(" "));
+        }
+        row.push(note(view, now));
+        row
+    };
+    let rows: Vec<Vec<String>> = views.iter().map(row).collect();
+    format!("{}{}\n", output::table(&titles, &rows), ascii(summary(&fleet.summary())))
+}
+
+/// What there is to say of a node besides its numbers.
+fn note(view: &NodeView, now: f64) -> String {
+    match (&view.link, view.condition(now)) {
+        (Link::Unreachable { why, .. }, _) => format!("{}: {}", unreachable(now, view), why.why),
+        (_, Condition::Late) => format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))),
+        _ => view.faults.iter().map(Fault::to_string).collect::<Vec<_>>().join("; "),
+    }
+}
+
+fn summary(sum: &Summary) -> String {
+    let mut facts = vec![words::counted(sum.nodes, "node"), format!("{} up", sum.up)];
+    if sum.unreachable > 0 {
+        facts.push(format!("{} unreachable", sum.unreachable));
+    }
+    if sum.faults > 0 {
+        facts.push(words::counted(sum.faults, "fault"));
+    }
+    if sum.gpus > 0 {
+        facts.push(words::counted(sum.gpus, "GPU"));
+    }
+    facts.extend(sum.power_w_mean.map(|power| format!("mean {power:.0} W")));
+    if sum.mem_total_mib > 0 {
+        facts.push(of_memory(sum.mem_used_mib, sum.mem_total_mib));
+    }
+    facts.join(", ")
+}
+
+fn facts(view: &NodeView) -> String {
+    let digest = &view.digest;
+    let mut facts = Vec::new();
+    match view.gpus().first().and_then(|gpu| gpu.name.clone()) {
+        Some(name) => facts.push(format!("{} of {name}", words::counted(digest.gpus, "GPU"))),
+        None if digest.gpus == 0 => facts.push("no GPUs".into()),
+        None => facts.push(words::counted(digest.gpus, "GPU")),
+    }
+    facts.extend(digest.power_w.map(|power| format!("{power:.0} W")));
+    facts.extend(digest.load.map(|load| format!("load {load:.1}")));
+    let memory = digest.mem_used_mib.zip(digest.mem_total_mib);
+    facts.extend(memory.map(|(used, total)| format!("memory {}", of_memory(used, total))));
+    facts.join(", ")
+}
+
+fn gpu_table(gpus: &[GpuSample]) -> String {
+    let titles = ["gpu", "power", "limit", "util", "memory", "temp", "clock", "ecc"].map(|title| (title, Side::Right));
+    let titles: Vec<_> = titles.into_iter().chain([("", Side::Left)]).collect();
+    let reading = |reading: &Reading<f64>, unit: &str| match reading.value() {
+        Some(value) => format!("{value:.0} {unit}"),
+        None => reading.to_string(),
+    };
+    let row = |gpu: &GpuSample| {
+        let memory = gpu.mem_used_mib.value().zip(gpu.mem_total_mib.value());
+        let reasons = gpu.throttle_reasons.value().filter(|reasons| reasons.is_slowed());
+        vec![
+            gpu.index.to_string(),
+            reading(&gpu.power_w, "W"),
+            reading(&gpu.power_limit_w, "W"),
+            if gpu.mig { "MIG".into() } else { reading(&gpu.util_pct, "%") },
+            memory.map_or_else(|| gpu.mem_used_mib.to_string(), |(used, total)| of_memory(used, total)),
+            ascii(reading(&gpu.temp_c, "°C")),
+            reading(&gpu.sm_clock_mhz, "MHz"),
+            gpu.ecc_uncorrected.to_string(),
+            reasons.map(|reasons| reasons.to_string()).unwrap_or_default(),
+        ]
+    };
+    output::table(&titles, &gpus.iter().map(row).collect::<Vec<_>>())
+}
+
+fn processes(view: &NodeView) -> Vec<(Option<u32>, &GpuProcess)> {
+    let on = |gpu: &'_ GpuSample| gpu.index;
+    let listed = view.gpus().iter().flat_map(|gpu| gpu.processes.iter().map(move |process| (Some(on(gpu)), process)));
+    let elsewhere = view.frame.iter().flat_map(|frame| frame.elsewhere.iter().map(|process| (None, process)));
+    listed.chain(elsewhere).collect()
+}
+
+fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
+    let titles = [
+        ("gpu", Side::Right),
+        ("pid", Side::Right),
+        ("user", Side::Left),
+        ("run", Side::Left),
+        ("rank", Side::Right),
+        ("memory", Side::Right),
+        ("age", Side::Right),
+        ("command", Side::Left),
+    ];
+    let row = |(gpu, process): &(Option<u32>, &GpuProcess)| {
+        let owner = process.owner.clone().unwrap_or_default();
+        let known = process.owner.is_some();
+        let run = owner.run.as_deref().map(|run| match RunId::parse(run) {
+            Ok(id) => words::short_id(&id).to_owned(),
+            Err(_) => run.to_owned(),
+        });
+        let clean = |text: &str| ui::text::clean(text);
+        vec![
+            gpu.map_or_else(|| "?".into(), |gpu| gpu.to_string()),
+            process.pid.to_string(),
+            clean(&owner.user),
+            clean(&run.unwrap_or_default()),
+            owner.rank.map(|rank| rank.to_string()).unwrap_or_default(),
+            process
+                .mem_used_mib
+                .value()
+                .map_or_else(|| process.mem_used_mib.to_string(), |mib| units::bytes(mib << 20)),
+            if known { units::short_duration(owner.age_s as f64) } else { String::new() },
+            clean(if known { &owner.command } else { &process.name }),
+        ]
+    };
+    output::table(&titles, &processes.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Leaves out what a terminal without UTF-8 would show as rubbish.
+fn ascii(text: String) -> String {
+    if symbols_are_unicode() { text } else { text.replace("°", "") }
+}
+
+/// All nodes, for scripts.
+#[derive(Serialize)]
+struct Document<'a> {
+    t: f64,
+    summary: Summary,
+    nodes: Vec<NodeDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct NodeDocument<'a> {
+    node: &'a NodeId,
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<&'a Failure>,
+    #[serde(flatten)]
+    digest: &'a Digest,
+    faults: &'a [Fault],
+    /// As they were seen last.
+    gpu: &'a [GpuSample],
+}
+
+#[derive(Serialize)]
+struct SmiDocument<'a> {
+    #[serde(flatten)]
+    node: NodeDocument<'a>,
+    nvidia_smi: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<&'a Failure>,
+}
+
+impl<'a> NodeDocument<'a> {
+    fn new(view: &'a NodeView, now: f64) -> Self {
+        let (since_s, failure) = match &view.link {
+            Link::Unreachable { since_s, why } => (Some(*since_s), Some(why)),
+            _ => (None, None),
+        };
+        Self {
+            node: &view.node.id,
+            state: view.condition(now).word(),
+            since_s,
+            failure,
+            digest: &view.digest,
+            faults: &view.faults,
+            gpu: view.gpus(),
+        }
+    }
+}
+
+fn document<'a>(fleet: &'a Fleet, views: &[&'a NodeView], now: f64) -> Document<'a> {
+    Document {
+        t: now,
+        summary: fleet.summary(),
+        nodes: views.iter().map(|view| NodeDocument::new(view, now)).collect(),
+    }
+}

@@ -1,0 +1,104 @@
+//! Which nodes there are to watch, and what nvidia-smi says on one.
+
+use crate::args::NodesArgs;
+use crate::desk::Desk;
+use crate::refusal::Refusal;
+use cluster::{Node, NodeId};
+use plan::Place;
+use remote::{Command, Local, Status, Transport};
+use rundir::{Failure, Login, RunDir};
+use std::time::Duration;
+use ui::fleet::FleetOf;
+
+/// nvidia-smi is ended before this, unless it cannot be.
+const SMI: Duration = Duration::from_secs(30);
+
+impl Desk {
+    /// The nodes to watch, and how each is reached.
+    ///
+    /// # Errors
+    /// When the hostfile, or the run's attempt, cannot be read.
+    pub fn nodes_of(&self, of: &FleetOf) -> Result<Vec<(Node, Login)>, Failure> {
+        match of {
+            FleetOf::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
+            FleetOf::Run(run) => self.nodes_of_run(&self.dir(run)),
+        }
+    }
+
+    /// The nodes that a command names: those of a hostfile, or this machine.
+    ///
+    /// # Errors
+    /// When the hostfile cannot be used.
+    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(Node, Login)>, Refusal> {
+        let nodes = self.wanted(nodes);
+        let Some(path) = &nodes.hostfile else {
+            return Ok(self.this_machine());
+        };
+        let chosen = self.hostfile(path, nodes)?;
+        Ok(with_logins(Place::hostfile(&chosen, chosen.entries.len(), "")))
+    }
+
+    /// This machine, as a list of nodes.
+    pub fn this_machine(&self) -> Vec<(Node, Login)> {
+        let here = self.fleet.here().node.clone();
+        vec![(Node { id: here.clone(), slots: 1 }, login(here))]
+    }
+
+    /// The nodes that the newest attempt of a run is on.
+    ///
+    /// # Errors
+    /// When the run cannot be read.
+    pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(Node, Login)>, Failure> {
+        Ok(dir.latest_attempt()?.map_or_else(Vec::new, |attempt| with_logins(Place::of(&attempt))))
+    }
+
+    /// Where the nodes of [`FleetOf::Given`] come from, for people to read.
+    pub fn nodes_from(&self) -> String {
+        match (&self.simulate, &self.nodes.hostfile) {
+            (Some(nodes), _) => format!("{nodes} made-up nodes"),
+            (None, Some(path)) => format!("hostfile {path}"),
+            (None, None) => "this machine".into(),
+        }
+    }
+
+    /// What nvidia-smi prints on a node.
+    ///
+    /// # Errors
+    /// When the node cannot be reached, or nvidia-smi fails there.
+    pub fn smi(&self, login: &Login) -> Result<String, Failure> {
+        let what = format!("cannot run nvidia-smi on {}", login.node);
+        let command = Command::new("run nvidia-smi", "timeout -k 2 20 nvidia-smi 2>&1", SMI);
+        let output = match login.node == self.fleet.here().node {
+            true => Local::new().and_then(|mut here| here.run(&command)),
+            false => self.fleet.ssh(login).run(&command),
+        };
+        let output = output.map_err(|error| error.failure(&*what))?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status {
+            Status::Code(0) => Ok(said),
+            Status::Code(127) => {
+                Err(Failure::new(what, "it is not installed there", "install the driver's utilities, if it has GPUs"))
+            }
+            Status::Code(124 | 137) => {
+                let fix = "see `dmesg` on the node for Xid errors; a hung driver takes a reboot";
+                Err(Failure::new(what, "it hangs, and was ended after 20 s", fix))
+            }
+            // A part of its table with an error among it is worth more than the error alone.
+            _ if said.contains("NVIDIA-SMI ") && said.contains("|==") => Ok(said),
+            _ => Err(Failure::new(what, said.trim(), "run it on the node by hand")),
+        }
+    }
+}
+
+/// How a node is reached of which only the name is known.
+pub fn login(node: NodeId) -> Login {
+    Login { node, user: None, port: None }
+}
+
+fn with_logins(place: Place) -> Vec<(Node, Login)> {
+    let Place { nodes, logins, .. } = place;
+    let login = |node: &Node| {
+        logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| login(node.id.clone()))
+    };
+    nodes.into_iter().map(|node| (login(&node), node)).map(|(login, node)| (node, login)).collect()
+}

@@ -1,0 +1,87 @@
+//! The streams of nodes: which there are, what each does, and what nvidia-smi says there.
+
+use super::{Ended, LIST, Stream};
+use crate::console::Item;
+use crate::simulate;
+use cluster::{Node, NodeId};
+use remote::{Flow, See, Sight, Watching};
+use rundir::{Failure, Login};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::Duration;
+use ui::fleet::FleetOf;
+use ui::{Msg, NodeMsg};
+
+/// How often a node says what it does.
+pub const EVERY: Duration = Duration::from_secs(2);
+/// How often nvidia-smi is asked for its own table.
+const SMI_EVERY: Duration = Duration::from_secs(4);
+
+impl Stream {
+    /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere.
+    pub(super) fn nodes(&self, of: &FleetOf) -> Result<Infallible, Ended> {
+        if let (FleetOf::Given, Some(nodes)) = (of, self.desk.simulate) {
+            return self.simulated(nodes);
+        }
+        let mut told: Option<Result<Vec<Node>, Failure>> = None;
+        let mut watching: BTreeMap<Login, Watching> = BTreeMap::new();
+        loop {
+            let listed = self.desk.nodes_of(of);
+            let nodes = listed.as_ref().map(|all| all.iter().map(|(node, _)| node.clone()).collect::<Vec<_>>());
+            let nodes = nodes.map_err(Clone::clone);
+            if told.as_ref() != Some(&nodes) {
+                self.send(Msg::Nodes { of: of.clone(), nodes: nodes.clone() })?;
+                told = Some(nodes);
+            }
+            // A file that cannot be read for a moment takes no node out of sight.
+            if let Ok(listed) = listed {
+                watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
+                for (_, login) in listed {
+                    let see = self.see(login.node.clone());
+                    watching.entry(login).or_insert_with_key(|login| self.desk.fleet.watch(login, EVERY, see));
+                }
+            }
+            self.pause(LIST)?;
+        }
+    }
+
+    /// Who is told of a node: the queue.
+    fn see(&self, node: NodeId) -> See {
+        let (queue, stop) = (self.queue.clone(), self.stop.clone());
+        Box::new(move |sight| {
+            let what = match sight {
+                Sight::Frame(frame) => NodeMsg::Frame(frame),
+                Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+            };
+            let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
+            if stop.requested() || queue.push(item).is_err() { Flow::Enough } else { Flow::GoOn }
+        })
+    }
+
+    fn simulated(&self, nodes: usize) -> Result<Infallible, Ended> {
+        self.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(simulate::nodes(nodes)) })?;
+        let mut nodes = simulate::Nodes::new(nodes, EVERY);
+        loop {
+            self.pause(nodes.pause())?;
+            for (node, frame) in nodes.due() {
+                self.send(Msg::Node { node, what: NodeMsg::Frame(frame) })?;
+            }
+        }
+    }
+
+    /// Asks nvidia-smi of one node again and again.
+    pub(super) fn smi(&self, of: &FleetOf, node: &NodeId) -> Result<Infallible, Ended> {
+        loop {
+            let said = match self.desk.nodes_of(of) {
+                _ if self.desk.simulate.is_some() && *of == FleetOf::Given => Ok(simulate::TABLE.to_owned()),
+                Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
+                    Some((_, login)) => self.desk.smi(&login),
+                    None => Err(Failure::new(format!("cannot ask {node}"), "it is no longer listed", "")),
+                },
+                Err(failure) => Err(failure),
+            };
+            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(said) })?;
+            self.pause(SMI_EVERY)?;
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Watching nodes: the console and the commands, on a rig of real SSH servers. Skipped aloud where there is none.
+
+use crate::place::{Place, VIDTUI};
+use crate::pty::{ENTER, ESC, Pty};
+use rig::{Options, Rig};
+use std::process::Stdio;
+
+fn vidtui(rig: &Rig, args: &[&str]) -> String {
+    let mut command = rig.command(VIDTUI);
+    let output = command.args(args).env("LC_ALL", "C.UTF-8").stdin(Stdio::null()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "vidtui {args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_console_shows_the_nodes_of_a_hostfile_what_runs_on_them_and_a_fault() {
+    let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
+    let place = Place::new();
+    let hostfile = rig.hostfile();
+    let mut words = rig.prefix();
+    words.extend([VIDTUI, "--hostfile", hostfile.as_str()].map(str::to_owned));
+    let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+    let mut console = Pty::start((100, 30), &words[0], &args, &[], &place.root);
+    console.shows(&["No runs yet"]).press("3").shows(&["3 nodes", "3 up", "6 GPUs", "node03"]);
+    rig.verb("smi node02 nodriver").unwrap();
+    console.shows(&["1 fault", "the NVIDIA driv"]);
+    let rank =
+        "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
+    assert!(rig.command_on("node01", "sh").args(["-c", rank]).status().unwrap().success());
+    console.press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
+    console.press("t").shows(&["NVIDIA-SMI"]);
+    rig.verb("reset node03").unwrap();
+    console.press(ESC).shows(&["1 unreachable"]);
+    rig.verb("heal node03").unwrap();
+    console.shows(&["3 up"]).press("q");
+    assert_eq!(console.ended(), 0);
+}
+
+#[test]
+fn nodes_are_listed_for_people_and_scripts_the_unreachable_ones_too() {
+    let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
+    rig.verb("killsshd node02").unwrap();
+    rig.verb("gpu node03 1 ecc.errors.uncorrected.volatile.total 4").unwrap();
+    let hostfile = rig.hostfile();
+    let listed = vidtui(&rig, &["nodes", "--hostfile", hostfile.as_str(), "--sort", "faults"]);
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines[1].starts_with("node02  unreachable") && lines[1].contains("refuses the connection"), "{listed}");
+    assert!(
+        lines[2].starts_with("node03  fault") && lines[2].contains("GPU 1: 4 uncorrected memory errors"),
+        "{listed}"
+    );
+    assert!(lines[4].starts_with("3 nodes, 2 up, 1 unreachable, 1 fault, 4 GPUs, mean"), "{listed}");
+    let document = vidtui(&rig, &["nodes", "--hostfile", hostfile.as_str(), "--json"]);
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    let (nodes, summary) = (&document["nodes"], &document["summary"]);
+    assert_eq!((summary["up"].as_u64(), summary["gpus"].as_u64()), (Some(2), Some(4)));
+    assert_eq!((nodes[1]["state"].as_str(), nodes[1]["gpus"].as_u64()), (Some("unreachable"), Some(0)));
+    assert!(nodes[0]["power_w_mean"].as_f64().is_some() && nodes[0]["gpu"][1]["temp_c"].as_f64().is_some());
+
+    let smi = vidtui(&rig, &["smi", "node03", "--hostfile", hostfile.as_str()]);
+    for part in ["2 GPUs of NVIDIA H100 80GB HBM3", "4 uncorrected memory errors", "no processes", "| NVIDIA-SMI"] {
+        assert!(smi.contains(part), "{part}: {smi}");
+    }
+}
+
+#[test]
+fn requests_that_are_wrong_are_refused_with_a_way_out() {
+    let place = Place::new();
+    place.write("gpus.txt", "gpu[001-003] slots=8\n");
+    let said = [
+        place.refuses(&["nodes", "--sort", "colour"]),
+        place.refuses(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
+        place.refuses(&["nodes", "--hostfile", "none.txt"]),
+    ];
+    insta::assert_snapshot!(said.join("\n"));
+    // This machine, without SSH.
+    let document = place.json(&["nodes", "--local", "--json"]);
+    assert_eq!(document["summary"]["up"].as_u64(), Some(1));
+    let made_up = place.works(&["nodes", "--simulate", "20"]);
+    assert!(made_up.lines().last().is_some_and(|line| line.starts_with("20 nodes, 20 up")), "{made_up}");
+}

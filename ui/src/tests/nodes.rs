@@ -1,0 +1,270 @@
+//! Watching nodes: what is shown in every state, sorting, filtering, and what is asked of the shell.
+
+use crate::fixtures::*;
+use crate::fleet::{FleetOf, Sort};
+use crate::*;
+use cluster::nvidia_smi::GpuQuery;
+use cluster::probe::{Frame, Frames};
+use cluster::{Node, NodeId};
+use rundir::Failure;
+
+fn named(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+/// A frame, from what a node prints.
+fn frame(number: u64, gpus: &str, apps: &str) -> Box<Frame> {
+    let text = format!(
+        "#frame {number} 1795147200\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
+         cpu  {} 0 0 {} 0 0 0 0 0 0\n#gpus\n{gpus}#end {number}\n",
+        number * 100,
+        number * 700,
+    );
+    let text = text.replace("#end", &format!("{apps}#end"));
+    Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0))
+}
+
+fn rows(power: u64, last: &str) -> String {
+    let row = |i: u64| {
+        format!(
+            "{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 00000000:1{i}:00.0, {power}.5, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled\n"
+        )
+    };
+    (0..3).map(row).collect::<String>() + last + "\n#exit 0\n"
+}
+
+fn busy(number: u64) -> Box<Frame> {
+    let apps = "#apps\nGPU-0, 4100, vidtui-train, 70200\nGPU-1, 4101, python3, 70200\n\n#exit 0\n#processes\n\
+                4100 ada 3700 /opt/vidtui/vidtui-train rank --run-dir /runs/x\n4101 grace 90 python3 train.py\n\
+                #environment\n/proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2\n/proc/4100/environ:RANK=12\n";
+    frame(number, &rows(600 + number, ""), apps)
+}
+
+fn hot() -> Box<Frame> {
+    let ecc = "3, GPU-3, NVIDIA H100 80GB HBM3, 00000000:13:00.0, ERR!, 700.00, 70210, 81559, 100, 91, 1410, 2, 0x40, Disabled\n";
+    frame(1, &rows(430, ecc), "")
+}
+
+fn lost() -> Box<Frame> {
+    let said = "Unable to determine the device handle for GPU3: 0000:13:00.0: GPU is lost.  Reboot the system to recover this GPU\n";
+    frame(1, &rows(630, said).replace("#exit 0", "#exit 15"), "")
+}
+
+fn mig() -> Box<Frame> {
+    let row = "0, GPU-0, NVIDIA H100 80GB HBM3, 00000000:10:00.0, 210.1, 700.00, 11091, 81559, [N/A], 39, 1980, 0, 0x0, Enabled\n";
+    frame(
+        1,
+        &format!("{row}\n#exit 0\n"),
+        "#apps\nGPU-0, [Insufficient Permissions], [Insufficient Permissions], [Insufficient Permissions]\n\n#exit 0\n",
+    )
+}
+
+fn no_gpus(number: u64) -> Box<Frame> {
+    frame(number, "sh: 1: nvidia-smi: not found\n\n#exit 127\n", "")
+}
+
+fn away() -> Failure {
+    Failure::new(
+        "node gpu005 cannot be seen",
+        "node gpu005 cannot be reached: connecting: it does not answer within 10 s",
+        "see whether the node and its network are up; try `ssh gpu005`",
+    )
+}
+
+/// The Nodes screen with these nodes, which have said this.
+fn with(nodes: &[(&str, Vec<Box<Frame>>)]) -> Ui {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.press("3");
+    let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }).collect();
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed) });
+    for (name, frames) in nodes {
+        for frame in frames {
+            ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(frame.clone()) });
+        }
+    }
+    ui.send(Msg::Tick(NOW + 1.0));
+    ui
+}
+
+/// Nodes in every state.
+fn mixed() -> Ui {
+    let mut ui = with(&[
+        ("gpu001", (1..90).map(busy).collect()),
+        ("gpu002", vec![hot()]),
+        ("gpu003", vec![lost()]),
+        ("gpu004", vec![mig()]),
+        ("gpu005", vec![busy(1)]),
+        ("cpu006", vec![no_gpus(1), no_gpus(2)]),
+        ("gpu007", vec![]),
+        ("gpu008", vec![busy(2)]),
+    ]);
+    ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Down(away()) });
+    // All others have said something since.
+    ui.send(Msg::Tick(NOW + 140.0));
+    for (name, frame) in
+        [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
+    {
+        ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(frame) });
+    }
+    ui.send(Msg::Tick(NOW + 141.0));
+    ui
+}
+
+#[test]
+fn nodes_are_shown_in_every_state() {
+    let mut ui = mixed();
+    insta::assert_snapshot!(ui.screen());
+    ui.resize(160, 48);
+    insta::assert_snapshot!("nodes_are_shown_in_every_state_at_160x48", ui.screen());
+}
+
+#[test]
+fn a_node_that_cannot_be_seen_says_since_when_and_why_and_is_not_called_dead() {
+    let mut ui = mixed();
+    ui.press("j j j j");
+    let screen = ui.screen();
+    assert!(screen.contains("unreachable 2 min") && screen.contains("does not answer within 10 s"), "{screen}");
+    assert!(!screen.contains("dead"));
+    ui.press("Enter");
+    assert!(ui.screen().contains("below is what it did before"), "{}", ui.screen());
+    ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Frame(busy(7)) });
+    ui.send(Msg::Tick(NOW + 142.0));
+    assert!(ui.screen().contains("● up  gpu005"), "{}", ui.screen());
+}
+
+#[test]
+fn a_node_shows_its_gpus_and_whose_the_processes_are() {
+    let mut ui = mixed();
+    ui.press("Enter");
+    insta::assert_snapshot!(ui.screen());
+    ui.resize(160, 48);
+    insta::assert_snapshot!("a_node_shows_its_gpus_and_whose_the_processes_are_at_160x48", ui.screen());
+}
+
+#[test]
+fn a_node_with_faults_names_them_and_what_to_do() {
+    let mut ui = mixed();
+    ui.press("j Enter");
+    insta::assert_snapshot!(ui.screen());
+}
+
+#[test]
+fn a_node_cut_into_instances_has_no_utilization_and_no_fault() {
+    let mut ui = mixed();
+    ui.press("j j j Enter");
+    insta::assert_snapshot!(ui.screen());
+}
+
+#[test]
+fn nodes_without_gpus_show_processors_and_memory() {
+    let mut ui = with(&[("cpu001", (1..40).map(no_gpus).collect()), ("cpu002", vec![no_gpus(1)])]);
+    insta::assert_snapshot!(ui.screen());
+    ui.press("Enter");
+    insta::assert_snapshot!("a_node_without_gpus", ui.screen());
+}
+
+#[test]
+fn nodes_are_awaited_and_a_list_that_cannot_be_read_says_why() {
+    let mut ui = Ui::new();
+    ui.press("3");
+    assert!(ui.screen().contains("Looking for the nodes…"));
+    let why = Failure::new("cannot use hostfile gpus.txt", "line 3: gpu001 is listed again", "list it once");
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(why) });
+    assert!(ui.screen().contains("What to do: list it once"), "{}", ui.screen());
+}
+
+#[test]
+fn what_nvidia_smi_prints_is_asked_for_while_it_is_shown() {
+    let mut ui = mixed();
+    let nodes = Watch::Nodes(FleetOf::Given);
+    assert!(watches(&ui.model).contains(&nodes));
+    ui.press("Enter t");
+    let smi = Watch::Smi { of: FleetOf::Given, node: named("gpu001") };
+    assert!(watches(&ui.model).contains(&smi) && watches(&ui.model).contains(&nodes));
+    let said: String = (0..60).map(|i| format!("| line {i} |\n")).collect();
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Smi(Ok(said)) });
+    assert!(ui.screen().contains("line 0 ") && !ui.screen().contains("line 59"));
+    ui.press("G");
+    assert!(ui.screen().contains("line 59 ") && ui.screen().contains("of 61"), "{}", ui.screen());
+    ui.press("t");
+    assert!(!watches(&ui.model).contains(&smi));
+    ui.press("Esc Esc");
+    assert!(!watches(&ui.model).contains(&nodes), "who does not look costs the nodes nothing");
+}
+
+#[test]
+fn nodes_are_sorted_by_what_stands_out_and_narrowed_by_name_or_fault() {
+    let mut ui = mixed();
+    let order = |ui: &Ui| -> Vec<String> {
+        ui.model.nodes.order.iter().map(|at| ui.model.fleet.nodes()[*at].node.id.to_string()).collect()
+    };
+    assert_eq!(order(&ui)[0], "gpu001");
+    ui.press("o");
+    assert_eq!(ui.model.nodes.sort, Sort::Faults);
+    assert_eq!(order(&ui)[..4], ["gpu005", "gpu002", "gpu003", "gpu008"]);
+    ui.press("o");
+    assert_eq!(order(&ui)[..2], ["gpu001", "gpu003"], "most power first");
+    ui.press("O");
+    assert_eq!(order(&ui)[0], "gpu004", "least power first");
+    assert!(order(&ui)[6..].contains(&"gpu007".to_owned()), "what has no number is last in either direction");
+    ui.press("/");
+    ui.type_in("memory err");
+    ui.press("Enter");
+    assert_eq!(order(&ui), ["gpu002"]);
+    ui.press("Esc");
+    assert_eq!(order(&ui).len(), 8);
+}
+
+#[test]
+fn the_selection_stays_on_its_node_when_the_order_changes() {
+    let mut ui = with(&[("a", vec![busy(1)]), ("b", vec![busy(9)])]);
+    ui.press("j o o");
+    assert_eq!(screens::nodes::selected(&ui.model).unwrap().node.id, named("b"));
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }]) });
+    let view = screens::nodes::selected(&ui.model).unwrap();
+    assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
+    ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(busy(1)) });
+    assert_eq!(ui.model.fleet.nodes().len(), 1, "late news of a node that has left the list");
+}
+
+#[test]
+fn the_nodes_of_a_run_are_a_key_away_and_esc_leads_back() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("N");
+    assert!(watches(&ui.model).contains(&Watch::Nodes(FleetOf::Run(stage_1()))));
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }]) });
+    assert!(ui.model.fleet.nodes().is_empty(), "an answer to another question");
+    ui.press("Esc");
+    assert_eq!(ui.model.screen, Screen::Run);
+}
+
+#[test]
+fn news_of_nodes_are_drawn_with_the_clock_and_not_one_by_one() {
+    let mut ui = mixed();
+    ui.model.drawn();
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(busy(91)) });
+    assert!(!ui.model.dirty());
+    ui.send(Msg::Tick(NOW + 142.0));
+    assert!(ui.model.dirty());
+}
+
+#[test]
+fn the_next_node_follows_the_order_of_the_list() {
+    let mut ui = mixed();
+    ui.press("Enter ]");
+    assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu002"));
+    ui.press("[ [");
+    assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu001"));
+}
+
+#[test]
+fn a_thousand_nodes_scroll_without_end() {
+    let names: Vec<String> = (1..=1024).map(|i| format!("gpu{i:04}")).collect();
+    let nodes: Vec<(&str, Vec<Box<Frame>>)> = names.iter().map(|name| (name.as_str(), vec![busy(1)])).collect();
+    let mut ui = with(&nodes);
+    assert!(ui.screen().contains("1024 nodes · 1024 up · 3072 GPUs"), "{}", ui.screen());
+    ui.press("G");
+    assert!(ui.screen().contains("▸ ● gpu1024"), "{}", ui.screen());
+    ui.press("PgUp g");
+    assert!(ui.screen().contains("▸ ● gpu0001"));
+}
