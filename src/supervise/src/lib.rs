@@ -6,6 +6,7 @@
 mod job;
 mod peers;
 mod ranks;
+mod samples;
 mod verdict;
 
 #[cfg(test)]
@@ -27,6 +28,7 @@ use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
 use self::peers::Peers;
 use self::ranks::Ranks;
+use self::samples::Samples;
 
 /// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
 /// once, and nothing it could still save would be consistent.
@@ -55,6 +57,7 @@ pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId, trainer: &Pat
     let ended = wakes().and_then(|(wake, wakes)| {
         // Without a file to meet through, there are other nodes.
         let peers = job.store.is_none().then(|| Peers::watch(&job, wake));
+        let _samples = Samples::start(&job);
         supervise_with(&job, |_| job.rank_command(trainer), &wakes, peers.as_ref(), GRACE)
     });
     let exit = match ended {

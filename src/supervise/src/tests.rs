@@ -30,6 +30,12 @@ struct Scene {
     wakes: mpsc::Receiver<i32>,
 }
 
+/// A job of one rank on this machine, and the folder that it is in.
+pub(crate) fn job() -> (tempfile::TempDir, Job) {
+    let Scene { _folder, job, .. } = scene(1);
+    (_folder, job)
+}
+
 fn scene(world: usize) -> Scene {
     let folder = tempfile::tempdir().unwrap();
     let root = Utf8PathBuf::from_path_buf(folder.path().join("run")).unwrap();
