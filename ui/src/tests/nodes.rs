@@ -13,7 +13,7 @@ fn named(name: &str) -> NodeId {
 }
 
 /// A frame, from what a node prints.
-fn frame(number: u64, gpus: &str, apps: &str) -> Box<Frame> {
+fn frame(number: u64, gpus: &str, apps: &str) -> Frame {
     let text = format!(
         "#frame {number} 1795147200\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
          cpu  {} 0 0 {} 0 0 0 0 0 0\n#gpus\n{gpus}#end {number}\n",
@@ -21,7 +21,7 @@ fn frame(number: u64, gpus: &str, apps: &str) -> Box<Frame> {
         number * 700,
     );
     let text = text.replace("#end", &format!("{apps}#end"));
-    Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0))
+    Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)
 }
 
 fn rows(power: u64, last: &str) -> String {
@@ -33,24 +33,24 @@ fn rows(power: u64, last: &str) -> String {
     (0..3).map(row).collect::<String>() + last + "\n#exit 0\n"
 }
 
-fn busy(number: u64) -> Box<Frame> {
+fn busy(number: u64) -> Frame {
     let apps = "#apps\nGPU-0, 4100, vidtui-train, 70200\nGPU-1, 4101, python3, 70200\n\n#exit 0\n#processes\n\
                 4100 ada 3700 /opt/vidtui/vidtui-train rank --run-dir /runs/x\n4101 grace 90 python3 train.py\n\
                 #environment\n/proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2\n/proc/4100/environ:RANK=12\n";
     frame(number, &rows(600 + number, ""), apps)
 }
 
-fn hot() -> Box<Frame> {
+fn hot() -> Frame {
     let ecc = "3, GPU-3, NVIDIA H100 80GB HBM3, 00000000:13:00.0, ERR!, 700.00, 70210, 81559, 100, 91, 1410, 2, 0x40, Disabled\n";
     frame(1, &rows(430, ecc), "")
 }
 
-fn lost() -> Box<Frame> {
+fn lost() -> Frame {
     let said = "Unable to determine the device handle for GPU3: 0000:13:00.0: GPU is lost.  Reboot the system to recover this GPU\n";
     frame(1, &rows(630, said).replace("#exit 0", "#exit 15"), "")
 }
 
-fn mig() -> Box<Frame> {
+fn mig() -> Frame {
     let row = "0, GPU-0, NVIDIA H100 80GB HBM3, 00000000:10:00.0, 210.1, 700.00, 11091, 81559, [N/A], 39, 1980, 0, 0x0, Enabled\n";
     frame(
         1,
@@ -59,7 +59,7 @@ fn mig() -> Box<Frame> {
     )
 }
 
-fn no_gpus(number: u64) -> Box<Frame> {
+fn no_gpus(number: u64) -> Frame {
     frame(number, "sh: 1: nvidia-smi: not found\n\n#exit 127\n", "")
 }
 
@@ -72,14 +72,14 @@ fn away() -> Failure {
 }
 
 /// The Nodes screen with these nodes, which have said this.
-fn with(nodes: &[(&str, Vec<Box<Frame>>)]) -> Ui {
+fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
     let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }).collect();
     ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed) });
     for (name, frames) in nodes {
         for frame in frames {
-            ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(frame.clone()) });
+            ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame.clone())) });
         }
     }
     ui.send(Msg::Tick(NOW + 1.0));
@@ -104,7 +104,7 @@ fn mixed() -> Ui {
     for (name, frame) in
         [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
     {
-        ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(frame) });
+        ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame)) });
     }
     ui.send(Msg::Tick(NOW + 141.0));
     ui
@@ -127,7 +127,7 @@ fn a_node_that_cannot_be_seen_says_since_when_and_why_and_is_not_called_dead() {
     assert!(!screen.contains("dead"));
     ui.press("Enter");
     assert!(ui.screen().contains("below is what it did before"), "{}", ui.screen());
-    ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Frame(busy(7)) });
+    ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Frame(Box::new(busy(7))) });
     ui.send(Msg::Tick(NOW + 142.0));
     assert!(ui.screen().contains("● up  gpu005"), "{}", ui.screen());
 }
@@ -223,7 +223,7 @@ fn the_selection_stays_on_its_node_when_the_order_changes() {
     ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }]) });
     let view = screens::nodes::selected(&ui.model).unwrap();
     assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
-    ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(busy(1)) });
+    ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(Box::new(busy(1))) });
     assert_eq!(ui.model.fleet.nodes().len(), 1, "late news of a node that has left the list");
 }
 
@@ -242,7 +242,7 @@ fn the_nodes_of_a_run_are_a_key_away_and_esc_leads_back() {
 fn news_of_nodes_are_drawn_with_the_clock_and_not_one_by_one() {
     let mut ui = mixed();
     ui.model.drawn();
-    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(busy(91)) });
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(busy(91))) });
     assert!(!ui.model.dirty());
     ui.send(Msg::Tick(NOW + 142.0));
     assert!(ui.model.dirty());
@@ -260,7 +260,7 @@ fn the_next_node_follows_the_order_of_the_list() {
 #[test]
 fn a_thousand_nodes_scroll_without_end() {
     let names: Vec<String> = (1..=1024).map(|i| format!("gpu{i:04}")).collect();
-    let nodes: Vec<(&str, Vec<Box<Frame>>)> = names.iter().map(|name| (name.as_str(), vec![busy(1)])).collect();
+    let nodes: Vec<(&str, Vec<Frame>)> = names.iter().map(|name| (name.as_str(), vec![busy(1)])).collect();
     let mut ui = with(&nodes);
     assert!(ui.screen().contains("1024 nodes · 1024 up · 3072 GPUs"), "{}", ui.screen());
     ui.press("G");
