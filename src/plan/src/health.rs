@@ -56,6 +56,7 @@ pub enum Urgency {
 pub enum Rule {
     Stalled,
     SlowStep,
+    SlowStart,
     NodeLost,
     GpuLost,
     Ecc,

@@ -21,6 +21,8 @@ const SPIKE_LEAST: f64 = 0.03;
 const STALE_INTERVALS: u64 = 2;
 /// Room for fewer checkpoints than this will be gone soon.
 const FEW_CHECKPOINTS: u64 = 3;
+/// A start that takes longer than this is worth a look.
+const SLOW_START_S: f64 = 900.0;
 /// Writing a checkpoint may take this long before it is worth a look, or five times as long as the last one took.
 const SAVING_S: f64 = 600.0;
 
@@ -28,6 +30,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     let rules = [
         stalled as fn(&Evidence<'_>) -> Option<Finding>,
         slow_step,
+        slow_start,
         not_finite,
         loss_spike,
         disk,
@@ -81,6 +84,18 @@ fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
+/// Loading a large model takes minutes, and ranks that never meet take forever.
+fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
+    let attempt = evidence.facts.attempt.as_ref().filter(|_| *evidence.state == RunState::Starting)?;
+    let since_s = attempt.started_s;
+    if evidence.now_s - since_s <= SLOW_START_S {
+        return None;
+    }
+    let fix = "read the logs of its ranks (vidtui logs RUN), and see where they wait: vidtui stacks RUN";
+    let saw = "it is starting, and has made no step yet";
+    Some(Finding::new(Rule::SlowStart, Urgency::Look, Subject::Run, saw, fix).since(since_s))
+}
+
 fn no_step(evidence: &Evidence<'_>) -> String {
     evidence.facts.last_metric.map_or("no step".into(), |(step, _)| format!("no step since step {step}"))
 }
@@ -117,6 +132,19 @@ fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
 /// The last three steps together, so that one odd batch is no alarm.
 fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
+    let fix = "if it does not come down, resume from a checkpoint before it (vidtui resume RUN --step N)";
+    // The trainer's own word, with the threshold of its recipe, counts for as long as the loss is near it.
+    let told = evidence.events.iter().rev().find_map(|event| match event.kind {
+        EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
+        _ => None,
+    });
+    if let Some((t, loss, usual)) = told
+        && let Some(now) = lines.last().and_then(|line| line.loss)
+        && now - usual > (loss - usual) / 2.0
+    {
+        let saw = format!("the loss rose from about {usual:.3} to {loss:.3}");
+        return Some(Finding::new(Rule::LossSpike, Urgency::Look, Subject::Run, saw, fix).since(t));
+    }
     let (before, last) = lines.split_at(lines.len().checked_sub(3)?);
     let logs = |samples: &[MetricSample]| -> Vec<f64> {
         samples.iter().filter_map(|sample| sample.loss).filter(|loss| *loss > 0.0).map(f64::ln).collect()
@@ -134,7 +162,6 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let (first, newest) = (last.first()?, last.last()?);
     let saw = format!("the loss rose from about {:.3} to {:.3}", center.exp(), newest.loss?);
-    let fix = "if it does not come down, resume from a checkpoint before it (vidtui resume RUN --step N)";
     Some(Finding::new(Rule::LossSpike, Urgency::Look, Subject::Run, saw, fix).since(first.t))
 }
 

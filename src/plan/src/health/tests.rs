@@ -280,6 +280,16 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
     add("one step without a number", &|case| case.metrics[59].grad_norm = None);
     add("no number any more", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
     add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
+    add("spike that the trainer tells", &|case| {
+        let kind = EventKind::LossSpike { loss: 1.5, usual: 1.0 };
+        case.events.push(Event::new(case.now_s() - 4.0, 1, Some(57), kind));
+        case.metrics[59].loss = Some(1.4);
+    });
+    add("slow start", &|case| {
+        case.state = RunState::Starting;
+        case.facts.attempt.as_mut().unwrap().started_s = case.now_s() - 1000.0;
+        case.facts.last_metric = None;
+    });
     add("disk", &|case| case.disk = Some(Disk { free_bytes: 25 << 28, checkpoint_bytes: 3 << 30 }));
     add("full disk", &|case| case.disk = Some(Disk { free_bytes: 1 << 20, checkpoint_bytes: 3 << 30 }));
     add("failed checkpoint", &|case| {
