@@ -73,6 +73,8 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
     fs::write(gpus.join("apps.tsv"), format!("{uuid}\t{pid}\tvidtui-train\t18432\n")).unwrap();
     let all = place.does("kill --hostfile hostfiles/rig.txt --dry-run");
     assert!(all.starts_with(run.name()) && all.contains("node04: TERM, then KILL"), "{all}");
+    let stop = place.does("stop --hostfile hostfiles/rig.txt --dry-run");
+    assert!(stop.starts_with(run.name()) && stop.contains("node04: TERM to the supervisor"), "{stop}");
     let said = place.vidtui("kill --hostfile hostfiles/rig.txt --yes");
     let held = format!("node node01: GPU memory is still held: 18.0 GiB by process {pid}");
     assert!(!said.ok && said.err.contains(&held), "{}", said.err);

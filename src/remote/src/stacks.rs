@@ -15,7 +15,7 @@ use crate::{RemoteError, Transport};
 const SCRIPT: &str = include_str!("scripts/stacks.sh");
 
 /// How long gdb and py-spy may take for one process: reading the symbols of libtorch takes seconds.
-const WITHIN_S: u64 = 40;
+const WITHIN_S: u64 = 60;
 
 /// What became of one node.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,8 +81,8 @@ fn ask(target: &NodeKill, transport: &mut dyn Transport) -> Result<String, Remot
         .replace("@START_TICKS", &target.start_ticks.to_string())
         .replace("@RUN", &quote(target.run.as_str()))
         .replace("@WITHIN", &WITHIN_S.to_string());
-    // Two programs for each rank, and the rest.
-    let patience = Duration::from_secs(30 + 2 * WITHIN_S * target.ranks.len().max(1) as u64);
+    // Two programs for each rank, all ranks at once, and the rest.
+    let patience = Duration::from_secs(30 + 2 * WITHIN_S);
     let command = Command::new("tell the stacks of its processes", script, patience);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;

@@ -85,6 +85,7 @@ fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
     assert!(text.contains(&format!("=== process {rank}, rank 3, state S: sleep 1000")), "{text}");
     assert!(text.contains(&format!("--- thread {rank} (sleep): state S, waits in ")), "{text}");
     assert!(text.contains("nanosleep"), "where it waits: {text}");
+    assert!(!text.contains("waits in ?"), "{text}");
     assert_eq!(start_ticks(rank), start_ticks(rank), "it is still there");
     let failure = stacks[1].result.clone().unwrap_err();
     assert_eq!(

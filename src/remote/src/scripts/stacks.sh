@@ -6,6 +6,7 @@ cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }
 within() { timeout -k 2 @WITHIN "$@" 2>&1 </dev/null || echo "(${1##*/} ended with status $?)"; }
+look_into=
 for stat in [0-9]*/stat; do
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${stat%/*}
@@ -21,21 +22,35 @@ for stat in [0-9]*/stat; do
     for task in "$pid"/task/*; do
         { read -r name <"$task/comm" && read -r line <"$task/stat"; } 2>/dev/null || continue
         set -- ${line##*) }
-        read -r waits <"$task/wchan" 2>/dev/null || waits=?
-        printf -- '--- thread %s (%s): state %s, waits in %s\n' "${task##*/}" "$name" "$1" "$waits"
+        waits=
+        # It has no line end, which `read` takes for a failure.
+        { read -r waits <"$task/wchan"; } 2>/dev/null
+        printf -- '--- thread %s (%s): state %s, waits in %s\n' "${task##*/}" "$name" "$1" "${waits:-?}"
         # Only root may read it.
         cat "$task/stack" 2>/dev/null
     done
-    if command -v py-spy >/dev/null && case $words in *python*) : ;; *) ! : ;; esac then
-        echo '--- py-spy'
-        within py-spy dump --pid "$pid"
-    fi
     # A supervisor only waits; its stack tells nothing.
-    if command -v gdb >/dev/null && [ "$pid" != @PID ]; then
-        echo '--- gdb'
-        within gdb -nx -batch -p "$pid" -ex 'set pagination off' -ex 'thread apply all backtrace 40'
-    fi
+    [ "$pid" = @PID ] || look_into="$look_into $pid"
 done
+# Last, since a debugger halts what it looks into; all at once, since each reads the symbols of large libraries.
+debuggers() { # PID
+    if command -v py-spy >/dev/null && tr '\0' ' ' <"$1/cmdline" 2>/dev/null | grep -q python; then
+        echo '--- py-spy'
+        within py-spy dump --pid "$1"
+    fi
+    if command -v gdb >/dev/null; then
+        echo '--- gdb'
+        within gdb -nx -batch -p "$1" -ex 'set pagination off' -ex 'thread apply all backtrace 40'
+    fi
+}
+if said=$(mktemp -d) 2>/dev/null; then
+    for pid in $look_into; do debuggers "$pid" >"$said/$pid" & done
+    wait
+    for pid in $look_into; do
+        [ -s "$said/$pid" ] && printf '\n=== functions of process %s\n' "$pid" && cat "$said/$pid"
+    done
+    rm -rf "$said"
+fi
 command -v gdb >/dev/null || command -v py-spy >/dev/null ||
     printf '\n(neither gdb nor py-spy is installed on this node: they would show the functions that each thread is in)\n'
 echo end
