@@ -1,4 +1,4 @@
-//! Runs over nodes that SSH reaches: real servers, the real console, the real trainer. Skipped aloud where there is no rig.
+//! Runs over nodes that SSH reaches or Slurm chooses: real servers, the real console, the real trainer. Skipped aloud where there is no rig.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
@@ -7,3 +7,4 @@ mod life;
 mod place;
 mod preflight;
 mod sight;
+mod slurm;

@@ -30,13 +30,22 @@ pub struct Said {
 impl Place {
     /// Brings up four nodes; says why not where that is impossible, and skips the test.
     pub fn new() -> Option<Self> {
+        Self::of(Options::new(4).gpus(2))
+    }
+
+    /// The same, with a Slurm.
+    pub fn with_slurm() -> Option<Self> {
+        Self::of(Options::new(4).gpus(2).slurm())
+    }
+
+    fn of(options: Options) -> Option<Self> {
         let folder = Utf8Path::new(VIDTUI).parent().unwrap();
         let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
         let Some(trainer) = places.into_iter().find(|place| place.exists()) else {
             println!("skipped: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
             return None;
         };
-        let rig = Options::new(4).gpus(2).up_or_skip()?;
+        let rig = options.up_or_skip()?;
         let runs = rig.share().join("runs");
         Some(Self { rig, runs, trainer })
     }
@@ -70,6 +79,14 @@ impl Place {
             "launch configs/demo/2s.toml {place} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} --set checkpoint.interval=3 --set optimizer.warmup_steps=1"
         );
         RunDir::new(self.runs.join(self.does(&words)))
+    }
+
+    /// Runs a command of Slurm on the head; it must do as it is asked.
+    pub fn slurm(&self, words: &str) -> String {
+        let mut words = words.split_whitespace();
+        let output = self.rig.command(words.next().unwrap()).args(words.clone()).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
     }
 
     /// Waits until something holds, as `what` says.

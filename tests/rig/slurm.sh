@@ -40,6 +40,9 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min
 # The nodes are said to have more cores and memory than this machine.
 SlurmdParameters=config_overrides
 ReturnToService=2
+# Jobs of the partition urgent take the place of others, which go back into the queue.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmctldTimeout=10
 SlurmdTimeout=5
 MessageTimeout=5
@@ -47,6 +50,7 @@ KillWait=2
 PropagateResourceLimits=NONE
 NodeName=node[01-$(printf %02d "$NODES")] CPUs=8 RealMemory=4000 $devices State=UNKNOWN
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
 PartitionName=debug Nodes=node01 MaxTime=00:10:00 State=UP
 END
 }

@@ -195,6 +195,7 @@ impl RunUnderTest {
                 mesh,
                 placement,
                 logins: Vec::new(),
+                slurm: None,
             })
             .unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

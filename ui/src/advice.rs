@@ -3,6 +3,7 @@
 use crate::keymap::{Action, Context};
 use crate::model::Model;
 use crate::msg::RunRow;
+use crate::slurm;
 use crate::text;
 use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
@@ -50,6 +51,8 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     let text = match &row.state {
         RunState::Failed(failure) | RunState::Crashed(failure) => return failure_lines(model, failure, width),
         RunState::New => "It was prepared but never started.".to_owned(),
+        // Its job says all there is to say.
+        RunState::Queued => String::new(),
         RunState::Starting => {
             format!("{} are starting. The first step takes longer than the others.", capitalized(&ranks(row.ranks)))
         }
@@ -67,8 +70,11 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
             Some(step) => format!("It was stopped. Its newest checkpoint is step {}.", units::grouped(step)),
             None => "It was stopped before its first checkpoint, so it cannot be resumed.".to_owned(),
         },
+        RunState::Unknown if row.job.is_some() => "Nobody knows whether it still trains.".to_owned(),
         RunState::Unknown => "Its node cannot be reached, so nobody knows whether it still trains.".to_owned(),
     };
+    let job = row.job.as_ref().map(|job| slurm::sentence(job, model.now));
+    let text = [text].into_iter().chain(job).filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
     text::wrap(&text, width).into_iter().map(Line::from).collect()
 }
 
@@ -131,6 +137,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
                 steps.push(vec![Span::raw("It was the last stage of its curriculum.")]);
             }
         }
+        StateKind::Queued => say(Action::Stop, "take it out of the queue".to_owned()),
         StateKind::Running | StateKind::Starting | StateKind::Saving => say(Action::Stop, "save and stop".to_owned()),
         StateKind::Stalled => {
             say(Action::Stacks, "collect stacks".to_owned());

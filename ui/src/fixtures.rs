@@ -71,6 +71,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         updated_s: NOW - 1.0,
         checkpoint_step: Some(step / 80 * 80).filter(|s| *s > 0),
         findings: vec![],
+        job: None,
     }
 }
 
@@ -158,6 +159,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
         logins: vec![],
+        slurm: None,
     }
 }
 
@@ -285,6 +287,7 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         },
         disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3 },
         master: None,
+        job_script: None,
         waived: vec![],
         push: false,
     })
@@ -317,6 +320,7 @@ pub fn kill_plan() -> Box<KillPlan> {
             ],
             why: "TERM to group 41200, KILL after 10 s to what is left; boot, start time and VIDTUI_RUN agree with nodes/devbox/0001.pid.toml".into(),
         }],
+        job: None,
     })
 }
 

@@ -21,6 +21,7 @@ mod msg;
 pub mod rank_times;
 pub mod screens;
 pub mod series;
+pub mod slurm;
 pub mod text;
 mod theme;
 pub mod units;

@@ -3,6 +3,7 @@
 use crate::fleet::FleetOf;
 use camino::Utf8PathBuf;
 use cluster::probe::Frame;
+use cluster::slurm::JobSight;
 use cluster::{Node, NodeId};
 use plan::{Finding, KillPlan, LaunchPlan};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, RunId, RunState, StartFrom};
@@ -179,6 +180,9 @@ pub struct RunRow {
     /// What a person should know of, the most urgent first.
     #[serde(default)]
     pub findings: Vec<Finding>,
+    /// What is known of its Slurm job, if it is one.
+    #[serde(default)]
+    pub job: Option<JobSight>,
 }
 
 /// News of one run.

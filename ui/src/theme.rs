@@ -114,7 +114,7 @@ pub struct Symbols {
     /// From usual to far too slow, in the order of [`crate::rank_times::LEVELS`].
     pub shades: [&'static str; 5],
     /// States, in the order of [`crate::words::StateKind`].
-    pub states: [&'static str; 11],
+    pub states: [&'static str; 12],
 }
 
 impl Symbols {
@@ -137,7 +137,7 @@ impl Symbols {
             none: "–",
             frame: ["╭", "╮", "╰", "╯", "─", "│"],
             shades: ["·", "░", "▒", "▓", "█"],
-            states: ["○", "◌", "●", "↓", "□", "▲", "✓", "■", "✗", "✗", "?"],
+            states: ["○", "◇", "◌", "●", "↓", "□", "▲", "✓", "■", "✗", "✗", "?"],
         }
     }
 
@@ -160,7 +160,7 @@ impl Symbols {
             none: "-",
             frame: ["+", "+", "+", "+", "-", "|"],
             shades: [".", "-", "=", "%", "#"],
-            states: [".", "~", "*", "v", "-", "!", "=", "#", "x", "x", "?"],
+            states: [".", ",", "~", "*", "v", "-", "!", "=", "#", "x", "x", "?"],
         }
     }
 }

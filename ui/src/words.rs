@@ -8,6 +8,7 @@ use rundir::{Event, EventKind, RunId, RunState};
 #[allow(missing_docs, reason = "same names as RunState")]
 pub enum StateKind {
     New,
+    Queued,
     Starting,
     Running,
     Saving,
@@ -25,6 +26,7 @@ impl StateKind {
     pub fn of(state: &RunState) -> Self {
         match state {
             RunState::New => Self::New,
+            RunState::Queued => Self::Queued,
             RunState::Starting => Self::Starting,
             RunState::Running => Self::Running,
             RunState::Saving => Self::Saving,
@@ -42,6 +44,7 @@ impl StateKind {
     pub fn word(self) -> &'static str {
         match self {
             Self::New => "new",
+            Self::Queued => "queued",
             Self::Starting => "starting",
             Self::Running => "running",
             Self::Saving => "saving",
@@ -55,9 +58,9 @@ impl StateKind {
         }
     }
 
-    /// Returns whether the run's processes should exist.
+    /// Returns whether the run's processes should exist, or will without anybody's doing.
     pub fn is_active(self) -> bool {
-        matches!(self, Self::Starting | Self::Running | Self::Saving | Self::Stopping | Self::Stalled)
+        matches!(self, Self::Queued | Self::Starting | Self::Running | Self::Saving | Self::Stopping | Self::Stalled)
     }
 }
 

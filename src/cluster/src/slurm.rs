@@ -7,12 +7,14 @@
 mod job;
 mod node;
 mod reply;
+mod sight;
 mod spec;
 mod value;
 
 pub use job::{Accounted, Job, JobDetails, JobState, read_accounting, read_job, read_queue};
 pub use node::{NodeBase, NodeState, SlurmNode, read_nodes};
 pub use reply::{SlurmTrouble, read_submitted, trouble};
+pub use sight::{JobSeen, JobSight, Silence};
 pub use spec::{SlurmSpec, SlurmSpecError};
 pub use value::{ExitCode, SlurmTime, read_duration};
 

@@ -1,6 +1,7 @@
 use camino::Utf8PathBuf;
-use cluster::{Hostfile, Node};
-use rundir::{Attempt, Lineage, Login};
+use cluster::slurm::SlurmSpec;
+use cluster::{Hostfile, Node, NodeId};
+use rundir::{Attempt, Lineage, Login, SlurmJob};
 use serde::{Deserialize, Serialize};
 
 /// What a plan needs from outside: clock, dice, user, trainer and place. Whoever plans reads them.
@@ -18,6 +19,8 @@ pub struct Context {
     pub git_commit: Option<String>,
     /// The trainer that will run.
     pub trainer: Trainer,
+    /// This program, which the script of a Slurm job calls.
+    pub program: Utf8PathBuf,
     /// Where it will run.
     pub place: Place,
 }
@@ -50,6 +53,8 @@ pub struct Place {
     pub logins: Vec<Login>,
     /// The first node's address as the others see it; its name, when nobody says.
     pub address: Option<String>,
+    /// What is asked of Slurm. Its job, once it has begun, has `nodes`; until then there are none.
+    pub slurm: Option<SlurmJob>,
 }
 
 /// Where the ranks of several nodes meet: rank 0 listens there.
@@ -65,7 +70,7 @@ impl Place {
     /// Takes this machine, with room for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
         let nodes = vec![Node::local(hostname, ranks)];
-        Self { nodes, said: format!("--local {ranks}"), logins: Vec::new(), address: None }
+        Self { nodes, said: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
     }
 
     /// Takes the nodes of a hostfile. Those that do not say their slots share the `world` ranks that the others leave.
@@ -79,7 +84,25 @@ impl Place {
             port: entry.port,
         };
         let logins = hostfile.entries.iter().map(login).collect();
-        Self { nodes: hostfile.nodes(share), said: said.into(), logins, address: None }
+        Self { nodes: hostfile.nodes(share), said: said.into(), logins, address: None, slurm: None }
+    }
+
+    /// Takes the nodes that Slurm will choose.
+    pub fn slurm(spec: SlurmSpec, said: impl Into<String>) -> Self {
+        let slurm = Some(SlurmJob { job: None, spec });
+        Self { nodes: Vec::new(), said: said.into(), logins: Vec::new(), address: None, slurm }
+    }
+
+    /// Takes the nodes that Slurm has chosen for a job.
+    pub fn allocation(job: u64, spec: SlurmSpec, names: Vec<NodeId>) -> Self {
+        let nodes = names.into_iter().map(|id| Node { id, slots: spec.gpus_per_node }).collect();
+        let slurm = Some(SlurmJob { job: Some(job), spec });
+        Self { nodes, said: format!("job {job}"), logins: Vec::new(), address: None, slurm }
+    }
+
+    /// Returns what is asked of Slurm, as long as it has not chosen the nodes.
+    pub fn asked_of_slurm(&self) -> Option<&SlurmSpec> {
+        self.slurm.as_ref().filter(|_| self.nodes.is_empty()).map(|slurm| &slurm.spec)
     }
 
     /// Takes the nodes on which an attempt ran, each with as many ranks as it had.
@@ -88,18 +111,19 @@ impl Place {
         let nodes: Vec<Node> =
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
         let said = format!("the {} of attempt {}", crate::counted(nodes.len(), "node"), attempt.number);
-        Self { nodes, said, logins: attempt.logins.clone(), address: None }
+        Self { nodes, said, logins: attempt.logins.clone(), address: None, slurm: None }
     }
 
     /// Leaves a node out.
-    pub fn without(&mut self, node: &cluster::NodeId) {
+    pub fn without(&mut self, node: &NodeId) {
         self.nodes.retain(|other| other.id != *node);
         self.logins.retain(|other| other.node != *node);
     }
 
     /// Returns the ranks that all nodes take together.
     pub fn slots(&self) -> usize {
-        self.nodes.iter().map(|node| node.slots).sum()
+        let of_nodes = || self.nodes.iter().map(|node| node.slots).sum();
+        self.asked_of_slurm().map_or_else(of_nodes, SlurmSpec::world)
     }
 }
 

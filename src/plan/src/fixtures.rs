@@ -121,6 +121,7 @@ pub fn context(ranks: usize) -> Context {
             cuda: false,
             sha256: "5d41402abc4b2a76b9719d911017c592".repeat(2),
         },
+        program: "/opt/vidtui/bin/vidtui".into(),
         place: Place::local("vm", ranks),
     }
 }

@@ -1,4 +1,5 @@
 use cluster::NodeId;
+use cluster::slurm::JobSight;
 use rundir::{Failure, Liveness, PidFile, RankPid, RunDir, RunId};
 
 use crate::counted;
@@ -14,6 +15,20 @@ pub struct KillPlan {
     pub how: KillHow,
     /// The processes, node by node.
     pub nodes: Vec<NodeKill>,
+    /// The Slurm job that they are of. Then Slurm is told to end it, and ends them.
+    #[serde(default)]
+    pub job: Option<JobKill>,
+}
+
+/// The Slurm job that is ended.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct JobKill {
+    /// Its number.
+    pub id: u64,
+    /// Whether it is taken out of the queue, rather than asked to save and stop.
+    pub is_cancelled: bool,
+    /// What Slurm is told, and what is compared before.
+    pub why: String,
 }
 
 /// How a run is ended.
@@ -48,13 +63,25 @@ pub struct NodeKill {
     pub why: String,
 }
 
-/// Plans to end a run, from the process files of its newest attempt and whether those processes exist.
+/// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and its Slurm job if
+/// it is one.
 ///
 /// A node that could not be looked at is part of the plan: whoever executes it looks again.
 ///
 /// # Errors
 /// When nothing of the run is alive.
-pub fn kill(run: &RunId, dir: &RunDir, how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
+pub fn kill(
+    run: &RunId,
+    dir: &RunDir,
+    how: KillHow,
+    owned: &[(PidFile, Liveness)],
+    job: Option<&JobSight>,
+) -> Result<KillPlan, Failure> {
+    if let Some(sight) = job {
+        let job = Some(job_kill(run, how, sight)?);
+        let nodes = owned.iter().map(|(file, _)| node_kill(run, how, file)).collect();
+        return Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job });
+    }
     let alive = owned.iter().filter(|(_, liveness)| *liveness != Liveness::Dead);
     let nodes: Vec<NodeKill> = alive.map(|(file, _)| node_kill(run, how, file)).collect();
     if nodes.is_empty() {
@@ -70,7 +97,27 @@ pub fn kill(run: &RunId, dir: &RunDir, how: KillHow, owned: &[(PidFile, Liveness
             format!("look at its state: `vidtui status {run}`"),
         ));
     }
-    Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes })
+    Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job: None })
+}
+
+fn job_kill(run: &RunId, how: KillHow, sight: &JobSight) -> Result<JobKill, Failure> {
+    let id = sight.id;
+    if sight.is_over() {
+        let verb = if how == KillHow::Stop { "stop" } else { "kill" };
+        let said = sight.state().map_or("Slurm knows it no more".into(), |state| format!("Slurm says {state}"));
+        return Err(Failure::new(
+            format!("cannot {verb} {run}"),
+            format!("its job {id} has ended: {said}"),
+            format!("look at its state: `vidtui status {run}`"),
+        ));
+    }
+    let is_cancelled = how == KillHow::Kill || sight.is_waiting();
+    let does = match (how, sight.is_waiting()) {
+        (_, true) => format!("scancel {id}: it waits in the queue, and is taken out of it"),
+        (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
+        (KillHow::Kill, false) => format!("scancel {id}: Slurm sends TERM, then KILL, to every process of it"),
+    };
+    Ok(JobKill { id, is_cancelled, why: format!("{does}; only if job {id} is yours and is named {run}") })
 }
 
 /// Names the processes of a process file, so that they can be looked for and signalled.
@@ -121,7 +168,7 @@ mod tests {
 
     fn plan(how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
         let past = fixtures::past(10, &[]);
-        kill(&past.run.id, &past.dir, how, owned)
+        kill(&past.run.id, &past.dir, how, owned, None)
     }
 
     #[test]
@@ -135,6 +182,21 @@ mod tests {
     fn what_is_not_alive_cannot_be_ended() {
         let refusals = [plan(KillHow::Stop, &[]), plan(KillHow::Kill, &[owned(Liveness::Dead)])];
         insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+    }
+
+    #[test]
+    fn a_job_is_ended_by_slurm_wherever_it_is() {
+        let past = fixtures::past(10, &[]);
+        let plan = |how, state: &str| {
+            let line = format!("42|{state}|None|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
+            let job = Box::new(cluster::slurm::read_queue(&line).rows.remove(0));
+            let sight = JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) };
+            let plan = kill(&past.run.id, &past.dir, how, &[], Some(&sight));
+            plan.map(|plan| plan.job.unwrap().why).unwrap_or_else(|refusal| refusal.to_string())
+        };
+        let states = ["PENDING", "RUNNING", "TIMEOUT"];
+        let said = states.map(|state| [KillHow::Stop, KillHow::Kill].map(|how| plan(how, state)).join("\n"));
+        insta::assert_snapshot!(said.join("\n\n"));
     }
 
     #[test]

@@ -139,7 +139,13 @@ fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> 
     let (mesh, slots) = (&recipe.mesh, cx.place.slots());
     let Err(error) = recipe.check_world(slots) else { return Ok(()) };
     let why = format!("mesh {} needs {}, {} gives {slots}", sizes(mesh), counted(mesh.world(), "rank"), cx.place.said);
-    Err(Failure::new(what, why, error.fix))
+    let fix = match cx.place.asked_of_slurm() {
+        Some(spec) => {
+            format!("{}; {} asks for {} nodes × {} GPUs", error.fix, cx.place.said, spec.nodes, spec.gpus_per_node)
+        }
+        None => error.fix,
+    };
+    Err(Failure::new(what, why, fix))
 }
 
 #[cfg(test)]

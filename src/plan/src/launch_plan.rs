@@ -1,5 +1,5 @@
 use camino::Utf8Path;
-use cluster::{NodeId, Placement};
+use cluster::{Node, NodeId, Placement};
 use recipe::{Mesh, Recipe};
 use rundir::{Attempt, AttemptWhy, Failure, Login, Run, RunDir, SCHEMA, StartFrom};
 
@@ -28,6 +28,9 @@ pub struct LaunchPlan {
     pub disk: DiskNeed,
     /// Where the ranks meet, when there are several nodes.
     pub master: Option<Master>,
+    /// The batch script that is submitted, when Slurm is to choose the nodes. Then nothing is started on any.
+    #[serde(default)]
+    pub job_script: Option<String>,
     /// The checks that may fail, by name: somebody has said so.
     #[serde(default)]
     pub waived: Vec<String>,
@@ -74,6 +77,8 @@ pub(crate) struct Draft<'a> {
 
 impl Draft<'_> {
     pub fn finish(self, cx: &Context) -> LaunchPlan {
+        let is_chosen = cx.place.asked_of_slurm().is_none();
+        let placement = if is_chosen { self.placement } else { Placement { ranks: Vec::new() } };
         let attempt = Attempt {
             schema: SCHEMA,
             number: self.number,
@@ -83,9 +88,10 @@ impl Draft<'_> {
             start_step: self.start_step,
             start: self.start,
             steps: self.steps,
-            logins: logins(&self.placement, cx),
+            logins: logins(&placement, cx),
             mesh: self.mesh,
-            placement: self.placement,
+            placement,
+            slurm: cx.place.slurm.clone(),
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
         let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved);
@@ -101,6 +107,7 @@ impl Draft<'_> {
             .collect();
         let summary =
             summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, &disk, &cx.trainer.path);
+        let job_script = cx.place.asked_of_slurm().map(|_| crate::job::script(&self.dir, &self.run.id, &attempt, cx));
         LaunchPlan {
             run: self.run,
             dir: self.dir,
@@ -111,6 +118,7 @@ impl Draft<'_> {
             summary,
             disk,
             master,
+            job_script,
             waived: Vec::new(),
             push: false,
         }
@@ -122,7 +130,7 @@ impl Draft<'_> {
 /// on the port after it.
 const PORTS: std::ops::Range<u16> = 29_500..31_500;
 
-fn master(placement: &Placement, cx: &Context) -> Option<Master> {
+pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
     let [(first, _), _, ..] = placement.by_node()[..] else { return None };
     let address = cx.place.address.clone().unwrap_or_else(|| first.to_string());
     let pairs = u32::from((PORTS.end - PORTS.start) / 2);
@@ -184,7 +192,8 @@ fn summary(
         rows.push(("stage", format!("{stage} of {curriculum}")));
     }
     let by_node = attempt.placement.by_node();
-    rows.push(("ranks", ranks_in_words(&by_node)));
+    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
+    rows.push(("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)));
     rows.push(("mesh", attempt.mesh.to_string()));
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
@@ -204,7 +213,10 @@ fn summary(
         rows.push(("time limit", format!("{}: it saves and stops before", recipe.run.time_limit)));
     }
     rows.push(("run directory", dir.root.to_string()));
-    if let [(node, _)] = by_node[..] {
+    if let Some(spec) = queued {
+        rows.push(("job", crate::job::in_words(spec)));
+        rows.push(("command", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
+    } else if let [(node, _)] = by_node[..] {
         rows.push(("command", command_line(&supervise_command(trainer, dir, attempt.number, node))));
     } else {
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
@@ -261,8 +273,16 @@ fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {
     format!("{when}, {} each, {kept}{for_good}", size(disk.checkpoint_bytes))
 }
 
-/// Places the ranks of a mesh.
+/// Places the ranks of a mesh; on stand-ins, where Slurm is still to choose the nodes.
 pub(crate) fn place(what: &str, mesh: &Mesh, cx: &Context) -> Result<Placement, Failure> {
+    if let Some(spec) = cx.place.asked_of_slurm() {
+        let stand_in =
+            |number| Node { id: NodeId::from_hostname(&format!("node-{number}")), slots: spec.gpus_per_node };
+        let nodes: Vec<Node> = (0..spec.nodes).map(stand_in).collect();
+        return Placement::new(&nodes, mesh.world()).map_err(|error| {
+            Failure::new(what, error.to_string(), format!("change nodes or gpus_per_node in {}", cx.place.said))
+        });
+    }
     Placement::new(&cx.place.nodes, mesh.world())
         .map_err(|error| Failure::new(what, error.to_string(), format!("change {}", cx.place.said)))
 }

@@ -10,6 +10,7 @@ mod disk;
 #[cfg(test)]
 mod fixtures;
 mod health;
+mod job;
 mod kill;
 mod launch;
 mod launch_plan;
@@ -26,7 +27,8 @@ pub use disk::{DiskNeed, check_disk};
 pub use health::{
     CLOCKS_APART_S, Disk, Evidence, Finding, NodeEvidence, Rule, Subject, Urgency, findings, node_findings, power,
 };
-pub use kill::{KillHow, KillPlan, NodeKill, kill, node_kill};
+pub use job::{Begin, BeginRequest, begin, goes_on};
+pub use kill::{JobKill, KillHow, KillPlan, NodeKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};

@@ -189,6 +189,7 @@ mod tests {
                 last: None,
                 eta_s: None,
                 checkpoint: past.latest,
+                job: None,
             }
         };
         let runs = [

@@ -60,15 +60,25 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 /// When it is alive or may be, is finished, has no checkpoint of the step asked for, or does not fit the place.
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
-    let recipe = request.run.recipe()?;
     refuse_the_living(&what, request, cx.now_s)?;
-    let checkpoint = choose(&what, request)?;
+    go_on(&what, request, cx, AttemptWhy::Resume)
+}
+
+/// Plans the next attempt of a run whose last one is known to be over.
+pub(crate) fn go_on(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    cx: &Context,
+    why: AttemptWhy,
+) -> Result<LaunchPlan, Failure> {
+    let recipe = request.run.recipe()?;
+    let checkpoint = choose(what, request)?;
     if let (ResumeKind::WeightsOnly, Some(checkpoint)) = (request.options.kind, checkpoint) {
-        return from_weights_only(&what, request, &recipe, checkpoint, cx);
+        return from_weights_only(what, request, &recipe, checkpoint, cx);
     }
     let mut warnings = warnings_about(request, checkpoint);
-    let steps = steps(&what, request, &recipe, checkpoint)?;
-    let mesh = fit_mesh(&what, request, &recipe, cx)?;
+    let steps = steps(what, request, &recipe, checkpoint)?;
+    let mesh = fit_mesh(what, request, &recipe, cx)?;
     if let Some(last) = &request.facts.attempt
         && last.mesh != mesh
     {
@@ -89,7 +99,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
             short(before)
         ));
     }
-    let placement = place(&what, &mesh, cx)?;
+    let placement = place(what, &mesh, cx)?;
     // Who resumes on the same nodes knows by now.
     let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
     warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now)));
@@ -99,7 +109,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
         dir: request.dir.clone(),
         recipe: &recipe,
         number: request.facts.attempt.as_ref().map_or(1, |last| last.number + 1),
-        why: AttemptWhy::Resume,
+        why,
         start,
         start_step,
         weights,
@@ -124,6 +134,26 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
     };
     let Some(attempt) = &facts.attempt else { return Ok(()) };
     let state = derive(facts, now_s);
+    if let Some(job) = attempt.slurm.as_ref().and_then(|slurm| slurm.job) {
+        match &state {
+            RunState::Queued => {
+                return Err(Failure::new(
+                    what,
+                    format!("job {job} waits in the queue, and will train it"),
+                    format!("wait for it, or take it out of the queue: `vidtui stop {id}`"),
+                ));
+            }
+            // Its files may tell of steps a moment ago.
+            state if facts.alive == Liveness::Unknown && !state.is_end() => {
+                return Err(Failure::new(
+                    what,
+                    format!("Slurm does not say whether job {job} still runs: it may be alive"),
+                    "wait until Slurm answers: `scontrol ping`",
+                ));
+            }
+            _ => {}
+        }
+    }
     if facts.alive == Liveness::Alive && !is_over(facts, attempt) {
         let doing = match state {
             RunState::Starting => "is starting".to_owned(),

@@ -6,7 +6,7 @@ use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, Weights, check_disk, check_weights, size};
 use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest};
 
-use crate::{Transport, preflight};
+use crate::{Transport, preflight, slurm};
 
 /// One thing that must hold before a run starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,12 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         Check::new(plan, "weights", None, weights(&what, plan)),
         Check::new(plan, "run directory", None, writable(&what, &plan.dir.root)),
     ];
+    if let (Some(script), Some(asked)) = (&plan.job_script, &plan.attempt.slurm) {
+        let here = transports.first_mut().map(|here| disk(&what, plan, here.as_mut()));
+        checks.extend(here.map(|result| Check::new(plan, "disk", None, result)));
+        checks.extend(slurm::checks(&what, plan, &asked.spec, script));
+        return checks;
+    }
     if !plan.attempt.logins.is_empty() {
         checks.extend(preflight::checks(&what, plan, transports));
         return checks;

@@ -1,4 +1,5 @@
 use cluster::NodeId;
+use cluster::slurm::JobSight;
 use rundir::{
     Attempt, Error, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, recent_events,
     recent_metrics,
@@ -16,7 +17,7 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 /// When the run's files exist and cannot be read.
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
-    Ok(read(dir, run, &|_, files| files.iter().map(|file| liveness(file, &here)).collect())?)
+    Ok(read(dir, run, &|_, files| files.iter().map(|file| liveness(file, &here)).collect(), &JobSight::unseen)?)
 }
 
 /// Reads the process files of a run's newest attempt, each with whether its processes exist, as far as this machine sees
@@ -28,6 +29,9 @@ pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
     Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(file, &here)).collect())?)
 }
+
+/// Tells what is known of a Slurm job.
+pub(crate) type See<'a> = &'a dyn Fn(u64) -> JobSight;
 
 /// Tells which of these processes of an attempt exist.
 pub(crate) type Look<'a> = &'a dyn Fn(&Attempt, &[PidFile]) -> Vec<Liveness>;
@@ -62,7 +66,7 @@ pub fn liveness(file: &PidFile, here: &Here) -> Liveness {
     }
 }
 
-pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>) -> Result<RunFacts, Error> {
+pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>, see: See<'_>) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
@@ -71,7 +75,11 @@ pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>) -> Result<RunFacts, 
     let Some(attempt) = attempt else { return Ok(facts) };
 
     // Before the exit files: a process may end between the two, but not the other way round.
-    facts.alive = attempt_liveness(dir, &attempt, look)?;
+    facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(see);
+    facts.alive = match &attempt.slurm {
+        Some(_) => job_liveness(dir, &attempt, facts.job.as_ref())?,
+        None => attempt_liveness(dir, &attempt, look)?,
+    };
     facts.stopping = dir.stop_file().exists();
     for event in recent_events(dir, nodes(&attempt))? {
         if let EventKind::SignalReceived { signal } = event.kind
@@ -120,6 +128,22 @@ fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<L
         }
     }
     Ok(all)
+}
+
+/// What Slurm says of an attempt's job. Its nodes may take no logins, so that nobody looks for the processes themselves.
+fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Result<Liveness, Error> {
+    let mut is_over = !attempt.placement.ranks.is_empty();
+    for node in nodes(attempt) {
+        is_over &= dir.read_exit(node, attempt.number)?.is_some();
+    }
+    Ok(match job {
+        _ if is_over => Liveness::Dead,
+        // It was never submitted.
+        None => Liveness::Dead,
+        Some(job) if job.is_over() || job.is_waiting() => Liveness::Dead,
+        Some(job) if job.silence.is_none() && job.job().is_some() => Liveness::Alive,
+        Some(_) => Liveness::Unknown,
+    })
 }
 
 fn nodes(attempt: &Attempt) -> impl Iterator<Item = &NodeId> {

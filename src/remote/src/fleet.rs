@@ -4,12 +4,14 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::NodeId;
+use cluster::slurm::JobSight;
 use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
 
 use crate::at_once::at_once;
 use crate::command::Command;
 use crate::facts::{self, liveness};
+use crate::slurm::SlurmQueue;
 use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Group, Transport};
 use crate::{Here, Local, RemoteError, here, load};
@@ -31,6 +33,7 @@ pub struct Fleet {
     nodes: Mutex<BTreeMap<Login, Ssh>>,
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
+    slurm: SlurmQueue,
 }
 
 /// A supervisor's process, by what names it for good.
@@ -64,7 +67,14 @@ impl Fleet {
     /// # Errors
     /// As [`here`].
     pub fn new(options: SshOptions) -> Result<Self, RemoteError> {
-        Ok(Self { here: here()?, options, nodes: Mutex::default(), sights: Arc::default(), loads: Arc::default() })
+        Ok(Self {
+            here: here()?,
+            options,
+            nodes: Mutex::default(),
+            sights: Arc::default(),
+            loads: Arc::default(),
+            slurm: SlurmQueue::default(),
+        })
     }
 
     /// Returns the way to a node by SSH; nothing is connected before it is used.
@@ -115,12 +125,18 @@ impl Fleet {
     /// # Errors
     /// When the run's files exist and cannot be read.
     pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
-        let mut facts = facts::read(dir, run, &|attempt, files| self.see(&run.id, attempt, files, patience))?;
+        let look = |attempt: &Attempt, files: &[PidFile]| self.see(&run.id, attempt, files, patience);
+        let mut facts = facts::read(dir, run, &look, &|job| self.slurm.see(job, patience))?;
         // Before the silence is long enough to be alarming, so that the answer is there when it is.
         if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
             facts.load = self.load(dir, run, &facts, patience);
         }
         Ok(facts)
+    }
+
+    /// Says what is known of an attempt's Slurm job; none when it is no such job.
+    pub fn see_job(&self, attempt: &Attempt, patience: Duration) -> Option<JobSight> {
+        attempt.slurm.as_ref()?.job.map(|job| self.slurm.see(job, patience))
     }
 
     /// Measures how busy the processors are that the run's ranks have, on all its nodes at once.

@@ -1,16 +1,17 @@
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use plan::{KillHow, KillPlan, NodeKill};
+use plan::{JobKill, KillHow, KillPlan, NodeKill};
 use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
 
 use crate::at_once::at_once;
 use crate::gpu_memory::GpuMemory;
 use crate::processes::released;
+use crate::slurm::{JobReport, end_job};
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
-use crate::{RemoteError, proc};
+use crate::{RemoteError, now_s, proc};
 
 /// How often processes are looked at while they end.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -52,6 +53,8 @@ pub struct KillReport {
     pub how: KillHow,
     /// One report for each node of the plan.
     pub nodes: Vec<NodeReport>,
+    /// What became of its Slurm job, which ends the processes of all nodes.
+    pub job: Option<JobReport>,
 }
 
 /// What became of the processes of one node.
@@ -103,12 +106,16 @@ impl NodeReport {
 impl KillReport {
     /// Tells whether every process is verified to be gone.
     pub fn all_gone(&self) -> bool {
-        self.nodes.iter().all(NodeReport::all_gone)
+        let job = self.job.as_ref().is_none_or(|job| job.failure.is_none());
+        job && self.nodes.iter().all(NodeReport::all_gone)
     }
 
     /// Says what did not go as asked, naming each process that is left. A stop that was sent and is being obeyed is no
     /// failure.
     pub fn failure(&self, run: &str) -> Option<Failure> {
+        if let Some(failure) = self.job.as_ref().and_then(|job| job.failure.clone()) {
+            return Some(failure);
+        }
         if let Some(failure) = self.nodes.iter().find_map(|node| node.failure.clone()) {
             return Some(failure);
         }
@@ -149,6 +156,9 @@ pub fn execute_kill(
     patience: &Patience,
     progress: &mut dyn FnMut(KillProgress),
 ) -> KillReport {
+    if let Some(target) = &plan.job {
+        return kill_job(plan, target, progress);
+    }
     let mut nodes: Vec<Ending<'_>> = plan.nodes.iter().map(|target| Ending::new(plan, target, transports)).collect();
     let supervisors = (Addressee::Supervisor, Signal::Term);
     match plan.how {
@@ -180,7 +190,21 @@ pub fn execute_kill(
             node.report.failure = record(&plan.dir, node.target).err();
         }
     }
-    KillReport { how: plan.how, nodes: nodes.into_iter().map(|node| node.report).collect() }
+    KillReport { how: plan.how, nodes: nodes.into_iter().map(|node| node.report).collect(), job: None }
+}
+
+/// Lets Slurm end a run. When it says that the job is over, it has seen to every process of it on every node.
+fn kill_job(plan: &KillPlan, target: &JobKill, progress: &mut dyn FnMut(KillProgress)) -> KillReport {
+    let mut tell = |text| {
+        if let Ok(node) = NodeId::new("Slurm") {
+            progress(KillProgress { node, text });
+        }
+    };
+    let mut report = end_job(plan, target, &mut tell);
+    if target.is_cancelled && report.failure.is_none() {
+        report.failure = plan.nodes.iter().find_map(|node| record(&plan.dir, node).err());
+    }
+    KillReport { how: plan.how, nodes: Vec::new(), job: Some(report) }
 }
 
 /// A node on the way to its end.
@@ -329,7 +353,7 @@ fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
     {
         return Ok(());
     }
-    let ended_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let ended_s = now_s();
     let ranks = target.ranks.iter().map(|rank| RankExit {
         rank: rank.rank,
         code: None,

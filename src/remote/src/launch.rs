@@ -1,9 +1,8 @@
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -13,8 +12,9 @@ use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, verb};
 use crate::push::push;
+use crate::slurm::{submit_attempt, write_scripts};
 use crate::transport::{Ended, Started, Transport};
-use crate::{RemoteError, pid_files};
+use crate::{RemoteError, now_s, pid_files};
 
 /// How long a launch waits for the supervisors to say that they live. That takes a tenth of a second, or seconds when
 /// libtorch comes from a cold disk; one that needs longer is watched like any run.
@@ -44,6 +44,17 @@ pub fn execute_launch(
         push(&what, plan, transports, progress)?;
     }
     let made = make(&what, plan)?;
+    if plan.job_script.is_some() {
+        return match submit_attempt(&what, plan, now_s()) {
+            Ok(_) => Ok(plan.dir.clone()),
+            Err((failure, is_certain)) => {
+                if is_certain {
+                    let _ = fs::remove_dir_all(&made);
+                }
+                Err(failure)
+            }
+        };
+    }
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), &launch.node)).collect();
     let starts = at_once(nodes, transports, |node, transport| {
         let script = plan.dir.launch_script(plan.attempt.number, node);
@@ -75,7 +86,7 @@ pub fn execute_launch(
 /// Makes the folder of the run, or of the attempt in it, and returns it.
 ///
 /// All of it is written under a temporary name first, so that it appears whole or not at all.
-fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
+pub(crate) fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
     let number = plan.attempt.number;
     let (parent, target) = if plan.is_new_run() {
         (plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), plan.dir.root.clone())
@@ -103,17 +114,11 @@ fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
 /// Writes everything that is to appear into a temporary run folder. Returns the part to rename.
 fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
     let number = plan.attempt.number;
-    let io = |action, path: &Utf8Path| {
-        let path = path.to_owned();
-        move |source| Error::Io { action, path, source }
-    };
-    for launch in &plan.nodes {
-        let script = dir.launch_script(number, &launch.node);
-        if let Some(folder) = script.parent() {
-            fs::create_dir_all(folder).map_err(io("make", folder))?;
-        }
-        rundir::write_atomic(&script, launch.script.as_bytes())?;
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(io("make executable", &script))?;
+    write_scripts(dir, number, &plan.nodes)?;
+    let folder = dir.attempt_dir(number);
+    fs::create_dir_all(&folder).map_err(|source| Error::Io { action: "make", path: folder, source })?;
+    if let Some(script) = &plan.job_script {
+        rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
     dir.write_attempt(&plan.attempt)?;
     if plan.is_new_run() {
@@ -202,7 +207,7 @@ fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) ->
         schema: SCHEMA,
         attempt: number,
         node: node.clone(),
-        ended_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+        ended_s: now_s(),
         reason: ExitReason::Failed,
         ranks: Vec::new(),
         first_failure: None,

@@ -22,6 +22,7 @@ mod proc;
 mod processes;
 mod push;
 mod script;
+mod slurm;
 mod ssh;
 mod stacks;
 mod trainer;
@@ -39,8 +40,14 @@ pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;
 pub use processes::{end_strays, list_processes};
+pub use slurm::{JobReport, SlurmQueue, begin_first, begin_next, job_details};
 pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, trainer_path};
 pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
 pub use watch::{See, Sight, Watching};
+
+/// Tells the time, in Unix seconds.
+pub(crate) fn now_s() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{NodeId, Xid, XidAction};
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::at_once::at_once;
 use crate::checks::{Check, weights_dir};
 use crate::command::Command;
-use crate::{RemoteError, Transport, script};
+use crate::{RemoteError, Transport, now_s, script};
 
 const SCRIPT: &str = include_str!("scripts/preflight.sh");
 /// The part of it that is about GPUs.
@@ -471,10 +471,6 @@ impl Drop for Marker {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
-}
-
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 #[cfg(test)]

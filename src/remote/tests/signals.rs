@@ -78,7 +78,7 @@ impl Leader {
     fn plan(&self, how: KillHow, target: NodeKill) -> KillPlan {
         let dir = RunDir::new(self.file("run"));
         fs::create_dir_all(dir.node_dir(&target.node)).unwrap();
-        KillPlan { run: target.run.clone(), dir, how, nodes: vec![target] }
+        KillPlan { run: target.run.clone(), dir, how, nodes: vec![target], job: None }
     }
 
     fn is_running(&mut self) -> bool {

@@ -22,7 +22,8 @@ impl Options {
         Options { gpus, ..self }
     }
 
-    /// Adds a Slurm with the partitions `train`, of all nodes, and `debug`, of the first.
+    /// Adds a Slurm with the partitions `train`, of all nodes, `urgent`, whose jobs take the place of those, and `debug`, of the
+    /// first node.
     pub fn slurm(self) -> Self {
         Options { slurm: true, ..self }
     }

@@ -1,7 +1,8 @@
 //! One launch or resume of a run: `attempts/NNNN/attempt.toml`.
 
-use crate::files::{Versioned, read_toml, write_toml};
+use crate::files::{Versioned, present, read_toml, write_toml};
 use crate::{Error, RunDir, StartFrom};
+use cluster::slurm::SlurmSpec;
 use cluster::{NodeId, Placement};
 use recipe::Mesh;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -31,11 +32,60 @@ pub struct Attempt {
     /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
-    /// Where its ranks run.
+    /// Where its ranks run; no rank is placed as long as a queue has not chosen the nodes.
     pub placement: Placement,
     /// How its nodes are reached by SSH; empty when it was started on this machine alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
+    /// The Slurm job that it is, when it was submitted as one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmJob>,
+}
+
+/// What was asked of Slurm, and the job that came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlurmJob {
+    /// The job's number, once it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<u64>,
+    /// What was asked for.
+    pub spec: SlurmSpec,
+}
+
+/// `job.toml`: that an attempt was submitted. It is written after `attempt.toml`, which has to be there before the job begins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Submitted {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// The job's number.
+    pub job: u64,
+    /// When, Unix seconds.
+    pub submitted_s: f64,
+}
+
+impl Versioned for Submitted {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+/// `allocation.toml`: where a job's ranks run. The job itself writes it when it begins: nobody knows before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Allocation {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// The job's number.
+    pub job: u64,
+    /// When it began, Unix seconds.
+    pub began_s: f64,
+    /// Where its ranks run.
+    pub placement: Placement,
+}
+
+impl Versioned for Allocation {
+    fn version(&self) -> u32 {
+        self.schema
+    }
 }
 
 /// How a node is reached by SSH. What is not said here, the user's SSH configuration says.
@@ -110,12 +160,37 @@ impl RunDir {
         Ok(numbers)
     }
 
-    /// Reads one attempt.
+    /// Reads one attempt, with what has become known of its job since it was written.
     ///
     /// # Errors
     /// As [`read_toml`].
     pub fn read_attempt(&self, number: u32) -> Result<Attempt, Error> {
-        read_toml(&self.attempt_toml(number))
+        let mut attempt: Attempt = read_toml(&self.attempt_toml(number))?;
+        let Some(slurm) = &mut attempt.slurm else { return Ok(attempt) };
+        if attempt.placement.ranks.is_empty()
+            && let Some(begun) = present(read_toml::<Allocation>(&self.allocation_toml(number)))?
+        {
+            (attempt.placement, slurm.job) = (begun.placement, Some(begun.job));
+        } else if slurm.job.is_none() {
+            slurm.job = present(read_toml::<Submitted>(&self.job_toml(number)))?.map(|submitted| submitted.job);
+        }
+        Ok(attempt)
+    }
+
+    /// Records that an attempt was submitted as a job.
+    ///
+    /// # Errors
+    /// As [`write_toml`].
+    pub fn write_submitted(&self, attempt: u32, submitted: &Submitted) -> Result<(), Error> {
+        write_toml(&self.job_toml(attempt), submitted)
+    }
+
+    /// Records where an attempt's job runs.
+    ///
+    /// # Errors
+    /// As [`write_toml`].
+    pub fn write_allocation(&self, attempt: u32, allocation: &Allocation) -> Result<(), Error> {
+        write_toml(&self.allocation_toml(attempt), allocation)
     }
 
     /// Writes one attempt; its folder must exist.
@@ -154,6 +229,24 @@ mod tests {
         fs::create_dir_all(run.attempt_dir(2)).unwrap();
         run.write_attempt(&written).unwrap();
         assert_eq!(run.read_attempt(2).unwrap(), written);
+    }
+
+    #[test]
+    fn an_attempt_learns_its_job_and_then_its_nodes() {
+        let (_keep, run) = temp();
+        let spec = SlurmSpec::parse("nodes = 2\ngpus_per_node = 1\ntime = '10:00'").unwrap();
+        let placed = attempt(1, 0, &["ml-1", "ml-2"]);
+        let placement = Placement { ranks: Vec::new() };
+        let waiting = Attempt { placement, slurm: Some(SlurmJob { job: None, spec: spec.clone() }), ..placed.clone() };
+        fs::create_dir_all(run.attempt_dir(1)).unwrap();
+        run.write_attempt(&waiting).unwrap();
+        assert_eq!(run.read_attempt(1).unwrap(), waiting);
+        run.write_submitted(1, &Submitted { schema: 1, job: 42, submitted_s: 1000.0 }).unwrap();
+        let slurm = Some(SlurmJob { job: Some(42), spec });
+        assert_eq!(run.read_attempt(1).unwrap(), Attempt { slurm: slurm.clone(), ..waiting });
+        let placement = placed.placement.clone();
+        run.write_allocation(1, &Allocation { schema: 1, job: 42, began_s: 1100.0, placement }).unwrap();
+        assert_eq!(run.read_attempt(1).unwrap(), Attempt { slurm, ..placed });
     }
 
     #[test]

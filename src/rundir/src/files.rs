@@ -88,6 +88,15 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     })
 }
 
+/// Takes a missing file for none.
+pub(crate) fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.is_not_found() => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,7 +13,8 @@ use cluster::NodeId;
 /// ├── stop  save                       their existence asks the run to save and stop, or only to save
 /// ├── attempts/0001/attempt.toml       one launch or resume
 /// │   ├── launch/<node>.sh             exactly what was run there
-/// │   └── stacks/1795146012/<node>.txt where its processes were at that second, if somebody asked
+/// │   ├── stacks/1795146012/<node>.txt where its processes were at that second, if somebody asked
+/// │   └── job.sbatch  job.toml  allocation.toml  job.log     what was submitted, as which job, where it runs, what it says
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   └── logs/0001-rank-00000.log
@@ -94,6 +95,26 @@ impl RunDir {
     /// Where those of one node were.
     pub fn stacks_file(&self, attempt: u32, at_s: f64, node: &NodeId) -> Utf8PathBuf {
         self.stacks_dir(attempt, at_s).join(format!("{node}.txt"))
+    }
+
+    /// The batch script of a Slurm job.
+    pub fn job_script(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("job.sbatch")
+    }
+
+    /// What the batch script printed.
+    pub fn job_log(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("job.log")
+    }
+
+    /// The job's number ([`crate::Submitted`]).
+    pub fn job_toml(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("job.toml")
+    }
+
+    /// The job's nodes ([`crate::Allocation`]).
+    pub fn allocation_toml(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("allocation.toml")
     }
 
     /// The folder of all nodes.

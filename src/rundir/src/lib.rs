@@ -21,6 +21,7 @@ mod files;
 mod fixtures;
 mod history;
 mod id;
+mod job_end;
 mod layout;
 mod lines;
 mod listing;
@@ -38,7 +39,7 @@ mod tensor_box;
 mod whole_folder;
 
 pub use append::LineAppender;
-pub use attempt::{Attempt, AttemptWhy, Login};
+pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, Submitted};
 pub use checkpoint::{Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, xxh3_hex};
 pub use events::{Event, EventKind, read_events, recent_events};
 pub use failure::{Error, Failure};

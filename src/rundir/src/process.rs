@@ -1,6 +1,6 @@
 //! What a node's supervisor writes about its processes: who they are, and how they ended.
 
-use crate::files::{Versioned, read_toml, write_toml};
+use crate::files::{Versioned, present, read_toml, write_toml};
 use crate::{Error, Failure, RunDir};
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
@@ -171,14 +171,6 @@ impl RunDir {
     /// As [`write_toml`].
     pub fn write_exit(&self, exit: &ExitFile) -> Result<(), Error> {
         write_toml(&self.exit_toml(&exit.node, exit.attempt), exit)
-    }
-}
-
-fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
-    match read {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if e.is_not_found() => Ok(None),
-        Err(e) => Err(e),
     }
 }
 

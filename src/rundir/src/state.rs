@@ -1,6 +1,8 @@
 //! The state of a run: derived from facts, never stored.
 
+use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, MetricSample};
+use cluster::slurm::JobSight;
 use serde::{Deserialize, Serialize};
 
 /// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
@@ -87,6 +89,8 @@ pub struct RunFacts {
     pub checkpointing_since: Option<f64>,
     /// Since when it has been evaluating.
     pub evaluating_since: Option<f64>,
+    /// What Slurm says of its job, if it is one.
+    pub job: Option<JobSight>,
 }
 
 /// The state of a run.
@@ -95,6 +99,8 @@ pub struct RunFacts {
 pub enum RunState {
     /// It was never started.
     New,
+    /// It waits in Slurm's queue, for the first time or again.
+    Queued,
     /// Its processes start, connect and load; no step is done yet.
     Starting,
     /// It trains.
@@ -118,6 +124,13 @@ pub enum RunState {
     Crashed(Failure),
     /// Its node cannot be reached.
     Unknown,
+}
+
+impl RunState {
+    /// Says whether it has come to an end: nothing more happens unless somebody resumes it.
+    pub fn is_end(&self) -> bool {
+        matches!(self, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
+    }
 }
 
 impl RunFacts {
@@ -192,8 +205,16 @@ impl RunFacts {
 /// What a supervisor wrote about the end counts most, then what the trainer said, then whether processes exist.
 pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     let Some(attempt) = &facts.attempt else { return RunState::New };
+    if facts.job.as_ref().is_some_and(JobSight::is_waiting) {
+        return RunState::Queued;
+    }
+    if is_about_to_begin(facts) {
+        return RunState::Starting;
+    }
     if let Some(ended) = ended_by_exit_files(facts, attempt) {
-        return ended;
+        // Supervisors that Slurm ends see others go first, and cannot know why.
+        let outside = matches!(ended, RunState::Failed(_)).then(|| ended_by_queue(facts)).flatten();
+        return outside.unwrap_or(ended);
     }
     match facts.alive {
         Liveness::Dead => dead(facts, attempt, now),
@@ -256,7 +277,12 @@ fn ended_by_event(facts: &RunFacts) -> Option<RunState> {
 }
 
 fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
-    if let Some(ended) = ended_by_event(facts) {
+    let ended = ended_by_event(facts);
+    let outside = if matches!(ended, None | Some(RunState::Failed(_))) { ended_by_queue(facts) } else { None };
+    if let Some(ended) = outside.or(ended) {
+        return ended;
+    }
+    if let Some(ended) = facts.job.as_ref().and_then(|sight| ended_without_processes(sight, attempt)) {
         return ended;
     }
     let silent_so_far = facts.last_event.is_none() && facts.last_metric.is_none();

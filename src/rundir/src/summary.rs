@@ -6,6 +6,7 @@ use crate::{
     recent_metrics,
 };
 use camino::Utf8Path;
+use cluster::slurm::JobSight;
 use std::fs;
 use std::io;
 
@@ -30,6 +31,8 @@ pub struct RunSummary {
     pub eta_s: Option<f64>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
+    /// What is known of its Slurm job, if it is one.
+    pub job: Option<JobSight>,
 }
 
 impl RunSummary {
@@ -57,6 +60,7 @@ impl RunSummary {
             last,
             eta_s,
             checkpoint,
+            job: facts.job.clone(),
             dir,
         })
     }

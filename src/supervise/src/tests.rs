@@ -55,6 +55,7 @@ fn scene(world: usize) -> Scene {
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },
         placement,
         logins: Vec::new(),
+        slurm: None,
     };
     let (told, wakes) = mpsc::channel();
     // In place of SIGCHLD, which would reach every test of this process: look often.

@@ -41,12 +41,15 @@ pub struct Args {
     pub command: Option<Command>,
 }
 
-/// Nodes to train on, reached by SSH as `ssh` reaches them.
+/// Nodes to train on, reached by SSH as `ssh` reaches them or chosen by Slurm.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
 pub struct NodesArgs {
     /// Trains on the nodes that this file lists, one to a line: `gpu[001-024] slots=8`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<Utf8PathBuf>,
+    /// Trains as a Slurm job that asks for what this file says: partition, nodes, GPUs, time
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude"])]
+    pub slurm: Option<Utf8PathBuf>,
     /// Only these of the nodes: gpu[001-004],gpu009
     #[arg(long, value_name = "NODES")]
     pub include: Option<String>,
@@ -109,10 +112,36 @@ pub enum Command {
     /// Starts and watches the ranks of one node; what a launch runs on every node
     #[command(hide = true)]
     Supervise(SuperviseArgs),
+    /// What the script of a Slurm job asks, on its first node
+    #[command(hide = true, subcommand)]
+    Job(JobCommand),
     /// Prints the completions of a shell
     Completions {
         /// The shell to complete in
         shell: clap_complete::Shell,
+    },
+}
+
+/// `vidtui job …`: called by the batch script of a Slurm job.
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// Writes the attempt that begins in this job, and prints its number; prints nothing when nothing is left to do
+    Begin {
+        /// The run's directory
+        #[arg(long)]
+        run_dir: Utf8PathBuf,
+        /// Number of the attempt that was submitted
+        #[arg(long)]
+        attempt: u32,
+    },
+    /// Succeeds if the job, whose ranks have ended, is to wait in the queue for another turn
+    Again {
+        /// The run's directory
+        #[arg(long)]
+        run_dir: Utf8PathBuf,
+        /// Slurm has warned that the job's time is over
+        #[arg(long)]
+        warned: bool,
     },
 }
 
@@ -168,7 +197,7 @@ pub struct CheckArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
     /// Fits mesh and accumulation to N ranks, with the same global batch
     #[arg(long, value_name = "N")]
@@ -191,7 +220,7 @@ pub struct LaunchArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
     /// Fits mesh and accumulation to N ranks, with the same global batch
     #[arg(long, value_name = "N")]
@@ -232,7 +261,7 @@ pub struct ResumeArgs {
     #[arg(long)]
     pub fresh_data: bool,
     /// Continues on this machine in N ranks
-    #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude"])]
+    #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm"])]
     pub ranks: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -255,7 +284,7 @@ pub struct NextArgs {
     /// The run whose stage is done
     pub run: String,
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N", conflicts_with = "hostfile")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
     /// Fits mesh and accumulation to N ranks, with the same global batch
     #[arg(long, value_name = "N")]

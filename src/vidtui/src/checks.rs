@@ -83,7 +83,7 @@ pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
 fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
     let (mesh, ranks) = (&recipe.mesh, place.slots());
     recipe.check_world(ranks).map_err(|error| desk::recipe_failure(error).into_failure())?;
-    let of_nodes = match place.nodes.len() {
+    let of_nodes = match place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes) {
         1 => String::new(),
         nodes => format!(" on {}", ui::words::counted(nodes, "node")),
     };

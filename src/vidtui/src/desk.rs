@@ -3,12 +3,12 @@
 //! Keys of the console and commands of the shell both come through here, so that they cannot differ.
 
 use crate::args::NodesArgs;
-use crate::documents::has_ended;
 use crate::evidence::Samples;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::Hostfile;
 use cluster::hostfile::Filter;
+use cluster::slurm::SlurmSpec;
 use nix::unistd::{Uid, User};
 use plan::{
     Context, Disk, Evidence, Finding, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions,
@@ -190,7 +190,7 @@ impl Desk {
 
     /// What a person should know of about a run, the most urgent first.
     pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
-        let Some(attempt) = facts.attempt.as_ref().filter(|_| !has_ended(&summary.state)) else { return Vec::new() };
+        let Some(attempt) = facts.attempt.as_ref().filter(|_| !summary.state.is_end()) else { return Vec::new() };
         let places = attempt.placement.by_node();
         // What cannot be read now says nothing; the next look may.
         let metrics = rundir::recent_metrics(&summary.dir).unwrap_or_default();
@@ -331,10 +331,13 @@ impl Desk {
         let checkpoints = rundir::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
-        let last = summary.attempt.as_ref().filter(|last| !last.logins.is_empty());
-        let (place, away) = match last.filter(|_| ranks.is_none() && nodes.hostfile.is_none()) {
-            Some(last) => self.place_again(last, nodes)?,
-            None => (self.place(ranks, nodes, world)?, Vec::new()),
+        let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
+        let (place, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
+            Some(Attempt { number, slurm: Some(slurm), .. }) => {
+                (Place::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
+            }
+            Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
+            _ => (self.place(ranks, nodes, world)?, Vec::new()),
         };
         let context = self.context(place)?;
         let latest = summary.checkpoint.as_ref();
@@ -383,7 +386,14 @@ impl Desk {
     /// Plans which processes to signal; signals nothing.
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
         let run = dir.read_run()?;
-        plan::kill(&run.id, dir, how, &self.fleet.pid_files(dir, self.patience)?)
+        let attempt = dir.latest_attempt()?;
+        let job = attempt.as_ref().and_then(|attempt| self.fleet.see_job(attempt, self.patience));
+        // Those of a job are Slurm's to look for.
+        let files = match job {
+            Some(_) => remote::pid_files(dir)?,
+            None => self.fleet.pid_files(dir, self.patience)?,
+        };
+        plan::kill(&run.id, dir, how, &files, job.as_ref())
     }
 
     /// Starts what a plan says, after every check that has to do with files.
@@ -409,10 +419,13 @@ impl Desk {
         self.fleet.transports(logins).map_err(|error| error.failure("cannot reach this machine"))
     }
 
-    /// Where a run of `world` ranks goes: to the nodes of a hostfile, or to this machine.
+    /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
     pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Place, Refusal> {
         let here = self.fleet.here().node.as_str();
         let nodes = self.wanted(nodes);
+        if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
+            return self.slurm_place(path);
+        }
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
                 let why = "there is no hostfile from which to choose nodes";
@@ -434,6 +447,16 @@ impl Desk {
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
         chosen.map_err(|error| Refusal::request(Failure::new(&*what, error.to_string(), &*error.fix)))
+    }
+
+    fn slurm_place(&self, path: &Utf8Path) -> Result<Place, Refusal> {
+        let what = format!("cannot use Slurm file {path}");
+        let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
+            let fix = "write one like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
+            Refusal::request(Failure::new(&*what, error.to_string(), fix))
+        })?;
+        let spec = SlurmSpec::parse(&text).map_err(|e| Refusal::request(Failure::new(&*what, e.why, e.fix)))?;
+        Ok(Place::slurm(spec, format!("Slurm file {path}")))
     }
 
     /// The nodes that a command names; those named before the command, when it names none.
@@ -487,7 +510,7 @@ impl Desk {
     }
 
     /// What a plan needs from outside.
-    fn context(&self, place: Place) -> Result<Context, Failure> {
+    pub fn context(&self, place: Place) -> Result<Context, Failure> {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
@@ -498,6 +521,7 @@ impl Desk {
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: remote::find_trainer()?,
+            program: own_file()?,
             place,
         })
     }
@@ -597,6 +621,9 @@ pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
 
 /// How a kill went, in one line: `3 processes ended on devbox`.
 pub fn report_in_words(report: &KillReport) -> String {
+    if let Some(job) = &report.job {
+        return job.text.clone();
+    }
     let of_node = |node: &remote::NodeReport| {
         let gone = node.signalled.saturating_sub(node.left.len());
         format!("{} ended on {}", ui::words::counted(gone, "process"), node.node)
@@ -613,6 +640,13 @@ pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
         stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
     let without = if away.is_empty() { String::new() } else { format!("; nothing from {}", away.join(", ")) };
     format!("stacks of {processes} are in {folder}{without}")
+}
+
+/// This program's file, which the scripts of Slurm jobs call.
+fn own_file() -> Result<Utf8PathBuf, Failure> {
+    let path = std::env::current_exe().map_err(|error| error.to_string());
+    let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
+    path.map_err(|why| Failure::new("cannot tell where this program is", why, "check that /proc is mounted"))
 }
 
 fn more(count: usize) -> String {

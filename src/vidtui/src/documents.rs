@@ -2,8 +2,9 @@
 //! whatever the types inside are called.
 
 use camino::Utf8PathBuf;
+use cluster::slurm::JobSight;
 use plan::Finding;
-use rundir::{CheckpointEntry, Failure, RunState, RunSummary};
+use rundir::{CheckpointEntry, Failure, RunSummary};
 use serde::Serialize;
 use ui::words::StateKind;
 
@@ -27,6 +28,8 @@ pub struct RunDocument {
     created_s: f64,
     attempt: Option<AttemptDocument>,
     checkpoint: Option<CheckpointDocument>,
+    /// Its Slurm job.
+    job: Option<JobDocument>,
     /// What a person should know of, the most urgent first; only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     findings: Option<Vec<FindingDocument>>,
@@ -42,6 +45,25 @@ pub struct FindingDocument {
     since_s: Option<f64>,
     saw: String,
     fix: String,
+}
+
+/// A Slurm job, as it was last seen.
+#[derive(Debug, Serialize)]
+struct JobDocument {
+    id: u64,
+    /// Slurm's word.
+    state: Option<String>,
+    /// Slurm's reason to let it wait, or for its end.
+    reason: Option<String>,
+    /// When it began, or is expected to.
+    start_s: Option<f64>,
+    /// Its nodes, as Slurm lists them.
+    nodes: Option<String>,
+    cancelled_by: Option<String>,
+    /// Since when Slurm has not answered.
+    silent_since_s: Option<f64>,
+    /// All of it in words.
+    text: String,
 }
 
 /// The run whose weights another began from.
@@ -81,7 +103,7 @@ impl RunDocument {
             number: attempt.number,
             started_s: attempt.started_s,
             start_step: attempt.start_step,
-            ranks: attempt.placement.world(),
+            ranks: attempt.mesh.world(),
             nodes: attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect(),
         });
         Self {
@@ -100,6 +122,7 @@ impl RunDocument {
             parent: run.lineage.as_ref().map(|l| ParentDocument { run: l.run.to_string(), step: l.step }),
             created_s: run.created_s,
             attempt,
+            job: summary.job.as_ref().map(JobDocument::new),
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
             findings: None,
         }
@@ -121,6 +144,22 @@ impl FindingDocument {
             since_s: finding.since_s,
             saw: finding.saw.clone(),
             fix: finding.fix.clone(),
+        }
+    }
+}
+
+impl JobDocument {
+    fn new(sight: &JobSight) -> Self {
+        let job = sight.job();
+        Self {
+            id: sight.id,
+            state: job.map(|job| job.state.to_string()),
+            reason: job.and_then(|job| job.reason.clone()),
+            start_s: job.and_then(|job| job.start.as_ref()?.unix_s()),
+            nodes: job.and_then(|job| job.node_list.clone()),
+            cancelled_by: sight.cancelled_by.clone(),
+            silent_since_s: sight.silence.as_ref().map(|silence| silence.since_s),
+            text: ui::slurm::sentence(sight, crate::console::now_s()),
         }
     }
 }
@@ -147,9 +186,4 @@ impl CheckpointDocument {
             },
         }
     }
-}
-
-/// Whether a run has come to an end, so that nothing more is to be waited for.
-pub fn has_ended(state: &RunState) -> bool {
-    matches!(state, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
 }

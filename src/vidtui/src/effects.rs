@@ -100,8 +100,13 @@ fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<
         }
         Effect::Stop { run, .. } => {
             let plan = at.plan_kill(&at.dir(&run), KillHow::Stop)?;
-            at.signal(&plan, &Patience::default(), &mut |_| {})?;
-            JobMsg::Done(Outcome::StopSent(run))
+            let report = at.signal(&plan, &Patience::default(), &mut |_| {})?;
+            let is_cancelled = plan.job.is_some_and(|job| job.is_cancelled);
+            JobMsg::Done(if is_cancelled {
+                Outcome::Killed { run, report: report_in_words(&report) }
+            } else {
+                Outcome::StopSent(run)
+            })
         }
         Effect::Kill { plan, confirmed: _, .. } => {
             let report = at.signal(&plan, &Patience::default(), &mut |step| progress(step.text))?;

@@ -126,6 +126,7 @@ mod tests {
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
             placement: Placement::new(&nodes, nodes.len()).unwrap(),
             logins: vec![],
+            slurm: None,
         }
     }
 

@@ -5,11 +5,11 @@
 
 use crate::desk::{self, Desk};
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::slurm::JobSight;
 use rundir::{Failure, RunDir, RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use ui::words::StateKind;
 use ui::{CurriculumView, RunList, RunRow, RunStatus};
 
 /// When a file was last written and how long it is; none when it does not exist.
@@ -102,17 +102,21 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         loss: summary.last.as_ref().and_then(|sample| sample.loss),
         step_s: facts.median_step_s,
         eta_s: summary.eta_s,
-        ranks: summary.attempt.as_ref().map_or(0, |attempt| attempt.placement.world()),
+        ranks: summary.attempt.as_ref().map_or(0, |attempt| attempt.mesh.world()),
         created_s: run.created_s,
         updated_s: written.into_iter().flatten().fold(run.created_s, f64::max),
         checkpoint_step: summary.checkpoint.as_ref().map(|checkpoint| checkpoint.step),
         findings: Vec::new(),
+        job: summary.job.clone(),
     }
 }
 
 fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
-    let ended = [StateKind::Finished, StateKind::Stopped, StateKind::Failed, StateKind::Crashed];
-    status.as_ref().is_ok_and(|status| ended.contains(&StateKind::of(&status.row.state)))
+    let is_over = |status: &RunStatus| {
+        // A job that is not over may be about to begin again.
+        status.row.state.is_end() && status.row.job.as_ref().is_none_or(JobSight::is_over)
+    };
+    status.as_ref().is_ok_and(is_over)
 }
 
 fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {

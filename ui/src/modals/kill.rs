@@ -71,9 +71,15 @@ impl Dialog {
             _ => String::new(),
         };
         let stop = key_of(Context::Run, Action::Stop);
-        let instead =
-            format!("It gets 10 s to save, then it is ended by force.{worst} To be sure, choose No and press {stop}.");
+        let time = if self.plan.job.is_some() { "the seconds that Slurm gives it" } else { "10 s" };
+        let instead = format!(
+            "It gets {time} to save, then it is ended by force.{worst} To be sure, choose No and press {stop}."
+        );
         lines.extend(text::wrap(&instead, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
+        if let Some(job) = &self.plan.job {
+            lines.push(Line::default());
+            lines.extend(text::wrap(&job.why, width).into_iter().map(Line::from));
+        }
         for node in &self.plan.nodes {
             lines.push(Line::default());
             lines.push(Line::from(vec![
@@ -84,8 +90,10 @@ impl Dialog {
             for rank in &node.ranks {
                 lines.push(Line::from(format!("  rank {:<5}  pid {}", rank.rank, rank.pid)));
             }
-            let why = text::wrap(&node.why, width.saturating_sub(2));
-            lines.extend(why.into_iter().map(|line| Line::styled(format!("  {line}"), faint)));
+            // Processes of a job are Slurm's to end.
+            let why = if self.plan.job.is_some() { "" } else { &node.why };
+            let why = text::wrap(why, width.saturating_sub(2)).into_iter().filter(|line| !line.is_empty());
+            lines.extend(why.map(|line| Line::styled(format!("  {line}"), faint)));
         }
         lines
     }
@@ -96,7 +104,11 @@ impl Dialog {
             [node] => node.node.to_string(),
             nodes => counted(nodes.len(), "node"),
         };
-        let title = format!("Kill {}? {} on {nodes}", short_id(&self.plan.run), counted(self.processes(), "process"));
+        let what = match &self.plan.job {
+            Some(job) => format!("job {}", job.id),
+            None => format!("{} on {nodes}", counted(self.processes(), "process")),
+        };
+        let title = format!("Kill {}? {what}", short_id(&self.plan.run));
         let marked = |text: &str, is: bool| {
             let style = if is { model.theme.accent.add_modifier(Modifier::REVERSED) } else { model.theme.faint };
             let pointer = if is { model.symbols.pointer } else { " " };

@@ -5,6 +5,7 @@ use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::modals::{Modal, scrolls};
 use crate::model::Model;
+use crate::msg::RunRow;
 use crate::text;
 use crate::widgets::dialog;
 use crate::widgets::key_bar::{hint, key_of};
@@ -46,7 +47,9 @@ impl Dialog {
         let names = self.plan.summary.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0).min(width / 3);
         let mut lines = vec![Line::default()];
         let warning = model.symbols.states[StateKind::Stalled as usize];
-        let others = model.rows().iter().filter(|row| row.run != self.plan.run.id);
+        // Slurm sees to it that jobs share no node.
+        let shares = |row: &&RunRow| row.run != self.plan.run.id && row.job.is_none() && self.plan.job_script.is_none();
+        let others = model.rows().iter().filter(shares);
         let busy = others.filter(|row| StateKind::of(&row.state).is_active()).map(|row| {
             format!(
                 "{} is still {}: both would share this machine",

@@ -8,6 +8,7 @@ use crate::layout;
 use crate::model::{Input, Model, Purpose};
 use crate::msg::RunRow;
 use crate::screens::stages;
+use crate::slurm;
 use crate::text;
 use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
@@ -297,6 +298,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
     facts.push(ranks(row.ranks));
     facts.push(advice::origin(row));
+    facts.extend(row.job.as_ref().map(slurm::short));
     if let Some(step) = row.checkpoint_step {
         facts.push(format!("checkpoint at step {}", units::grouped(step)));
     }

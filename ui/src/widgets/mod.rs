@@ -92,7 +92,7 @@ pub fn state_style(model: &Model, kind: StateKind) -> Style {
         StateKind::Running | StateKind::Finished | StateKind::Saving => theme.good,
         StateKind::Stalled | StateKind::Unknown => theme.warn,
         StateKind::Failed | StateKind::Crashed => theme.bad,
-        StateKind::Starting | StateKind::Stopping => theme.accent,
+        StateKind::Queued | StateKind::Starting | StateKind::Stopping => theme.accent,
         StateKind::New | StateKind::Stopped => Style::new(),
     }
 }

@@ -177,6 +177,8 @@ pub struct Accounted {
     pub id: String,
     /// The step, `batch` or a number; none for the job as a whole.
     pub step: Option<String>,
+    /// The number of the user who cancelled it.
+    pub cancelled_by: Option<u32>,
     /// How it ended. A job that was requeued has an earlier end here while it runs again: the queue knows better.
     pub state: JobState,
     /// What it returned.
@@ -201,6 +203,7 @@ pub fn read_accounting(answer: &str) -> Rows<Accounted> {
         Some(Accounted {
             id: job.starts_with(|c: char| c.is_ascii_digit()).then(|| job.into())?,
             step: step.map(str::to_owned),
+            cancelled_by: state.strip_prefix("CANCELLED by ").and_then(|user| user.trim().parse().ok()),
             state: JobState::from(state.to_owned()),
             exit: exit_code(exit),
             elapsed_s: read_duration(elapsed),

@@ -22,7 +22,7 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
     if args.dry_run {
         return show(&plan, args.output.json);
     }
-    desk.signal(&plan, &Patience::default(), &mut |_| {})?;
+    let report = desk.signal(&plan, &Patience::default(), &mut |_| {})?;
     if args.wait {
         let summary = waiting::until_ended(desk, &dir)?;
         if args.output.json {
@@ -36,6 +36,9 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
     }
     if args.output.json {
         return output::json(&serde_json::json!({ "run": plan.run, "stopping": true }));
+    }
+    if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
+        return output::line(&report_in_words(&report));
     }
     output::line(&format!("{} saves a checkpoint and stops; see: vidtui status {0}", plan.run))
 }
@@ -129,11 +132,15 @@ pub fn document(plan: &KillPlan) -> serde_json::Value {
         })
         .collect();
     let how = if plan.how == KillHow::Stop { "stop" } else { "kill" };
-    serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes })
+    let job = plan.job.as_ref().map(|job| serde_json::json!({ "id": job.id, "why": job.why }));
+    serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes, "job": job })
 }
 
 /// What would be signalled, for people.
 pub fn in_words(plan: &KillPlan) -> String {
+    if let Some(job) = &plan.job {
+        return format!("{}\n{}\n", plan.run, job.why);
+    }
     let lines = plan.nodes.iter().map(|node| format!("{}: {}\n", node.node, node.why));
     format!("{}\n{}", plan.run, lines.collect::<String>())
 }

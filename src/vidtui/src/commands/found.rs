@@ -50,6 +50,7 @@ pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
             run: found.run,
             how: how.kill,
             nodes: found.nodes,
+            job: None,
         }));
     }
     seen.tell();

@@ -92,12 +92,16 @@ fn show(plan: &LaunchPlan, json: bool) -> Result<(), Refusal> {
             "summary": summary,
             "warnings": plan.warnings,
             "scripts": scripts,
+            "job_script": plan.job_script,
         }));
     }
     for warning in &plan.warnings {
         eprintln!("warning: {warning}");
     }
     output::text(&output::facts(&plan.summary))?;
+    if let Some(script) = &plan.job_script {
+        output::text(&format!("\n# {}\n{script}", plan.dir.job_script(plan.attempt.number)))?;
+    }
     for node in &plan.nodes {
         output::text(&format!("\n# on {}\n{}", node.node, node.script))?;
     }

@@ -2,7 +2,6 @@
 
 use crate::args::LogsArgs;
 use crate::desk::Desk;
-use crate::documents::has_ended;
 use crate::output;
 use crate::refusal::Refusal;
 use rundir::{Attempt, Error, Failure, RunDir, Tail};
@@ -29,7 +28,7 @@ pub fn run(desk: &Desk, args: &LogsArgs) -> Result<(), Refusal> {
     let mut first = true;
     loop {
         // Whether it has ended is asked before the last look at the files, so that no line is missed.
-        let ended = !args.follow || has_ended(&desk.summary(&dir)?.0.state);
+        let ended = !args.follow || desk.summary(&dir)?.0.state.is_end();
         for log in &mut logs {
             let lines = read(log)?;
             let from = args.tail.filter(|_| first).map_or(0, |most| lines.len().saturating_sub(most));

@@ -9,6 +9,7 @@ mod ending;
 mod export;
 mod found;
 mod inspect;
+mod job;
 mod launch;
 mod logs;
 mod nodes;
@@ -59,6 +60,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Inspect(args) => inspect::run(&desk, args),
         Command::Replay(args) => return replay::run(args),
         Command::Supervise(args) => supervise::run(args),
+        Command::Job(command) => job::run(&desk, command),
         Command::Completions { shell } => completions::run(*shell),
     }?;
     Ok(End::Quit)

@@ -30,6 +30,9 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         facts.push(("", format!("{}: {}", failure.what, failure.why)));
         facts.push(("", format!("hint: {}", failure.fix)));
     }
+    if let Some(job) = &summary.job {
+        facts.push(("job", ui::slurm::sentence(job, now)));
+    }
     for (n, finding) in findings.iter().enumerate() {
         facts.push((if n == 0 { "findings" } else { "" }, finding_in_words(now, finding)));
         facts.push(("", format!("hint: {}", finding.fix)));
@@ -59,12 +62,10 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
             AttemptWhy::Resume => "resumed",
             AttemptWhy::Requeue => "started again by the queue",
         };
-        let ranks = words::ranks(attempt.placement.world());
+        let ranks = words::ranks(attempt.mesh.world());
+        let place = if nodes.is_empty() { "nodes that Slurm has yet to choose".into() } else { nodes.join(", ") };
         let ago = units::ago(now, attempt.started_s);
-        facts.push((
-            "attempt",
-            format!("{}: {ranks} on {}, {why} {ago} by {}", attempt.number, nodes.join(", "), attempt.by),
-        ));
+        facts.push(("attempt", format!("{}: {ranks} on {place}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
     facts.push((
         "checkpoint",

@@ -1,7 +1,6 @@
 //! `--wait`: watches a run until it has ended.
 
 use crate::desk::Desk;
-use crate::documents::has_ended;
 use crate::refusal::Refusal;
 use rundir::{Failure, Liveness, RunDir, RunState, RunSummary};
 use std::thread;
@@ -42,7 +41,7 @@ pub fn until_ended(desk: &Desk, dir: &RunDir) -> Result<RunSummary, Refusal> {
     let mut told = Instant::now();
     loop {
         let (summary, facts) = desk.summary(dir)?;
-        if has_ended(&summary.state) && facts.alive != Liveness::Alive {
+        if summary.state.is_end() && facts.alive != Liveness::Alive {
             return Ok(summary);
         }
         if told.elapsed() >= TELL {

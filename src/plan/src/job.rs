@@ -1,0 +1,222 @@
+//! Runs as Slurm jobs: the batch script, and what it does when its turn comes.
+//!
+//! Nobody knows the nodes before the job begins, and it may begin again: after a time limit, a preemption, a lost node. So the
+//! script asks this program each time, on its first node, which attempt begins there; no console needs to be open.
+
+use std::fmt::Write;
+
+use camino::Utf8Path;
+use cluster::slurm::{JobDetails, SlurmSpec};
+use cluster::{NodeId, Placement};
+use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunFacts, RunId, RunState, SlurmJob};
+
+use crate::launch_plan::master;
+use crate::resume::go_on;
+use crate::{Context, NodeLaunch, ResumeRequest, command_line, counted, quote, script as node_script};
+
+/// What a job's script asks when the job begins.
+#[derive(Debug, Clone)]
+pub struct BeginRequest<'a> {
+    /// The attempt that was submitted.
+    pub submitted: u32,
+    /// What is known of the run and its newest attempt.
+    pub resume: ResumeRequest<'a>,
+}
+
+/// What a job does when it begins.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Begin {
+    /// The attempt that was submitted begins here.
+    First {
+        /// Where its ranks run.
+        placement: Placement,
+        /// What is started on each node.
+        nodes: Vec<NodeLaunch>,
+    },
+    /// The job was put back into the queue: a new attempt goes on from the newest checkpoint.
+    Again(Box<crate::LaunchPlan>),
+    /// There is nothing left to do, and why.
+    Nothing(String),
+}
+
+/// Decides what a job does that begins in `cx.place`, its allocation.
+///
+/// # Errors
+/// When the run is elsewhere by now, or does not fit the allocation.
+pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure> {
+    let BeginRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
+    let what = format!("cannot begin {}", run.id);
+    let job = cx.place.slurm.as_ref().and_then(|slurm| slurm.job);
+    let refuse = |why: String, fix: String| Err(Failure::new(&*what, why, fix));
+    let Some(newest) = &facts.attempt else {
+        return refuse(format!("{} has no attempt", dir.root), "submit it again: `vidtui resume`".into());
+    };
+    let of = |attempt: &Attempt| attempt.slurm.as_ref().and_then(|slurm| slurm.job);
+    let is_first = newest.number == *submitted && newest.placement.ranks.is_empty();
+    if is_first && facts.stopping {
+        return Ok(Begin::Nothing("it was asked to stop before it began".into()));
+    }
+    if is_first {
+        let mut attempt = newest.clone();
+        attempt.placement = Placement::new(&cx.place.nodes, attempt.mesh.world()).map_err(|error| {
+            Failure::new(&*what, error.to_string(), "submit it as vidtui wrote it: --nodes, --gres")
+        })?;
+        attempt.slurm = cx.place.slurm.clone();
+        let nodes = scripts(dir, &run.id, &attempt, cx);
+        return Ok(Begin::First { placement: attempt.placement, nodes });
+    }
+    // Of its own earlier turns nothing is left: Slurm ends all of a job before it begins it again.
+    if of(newest) != job && !rundir::derive(facts, cx.now_s).is_end() {
+        return refuse(
+            format!("attempt {} was started since, by {}", newest.number, newest.by),
+            format!("it is the one to watch: `vidtui status {}`", run.id),
+        );
+    }
+    if is_done(facts, newest) {
+        return Ok(Begin::Nothing(format!("all {} steps are done", facts.steps_total)));
+    }
+    let mut plan = go_on(&what, &request.resume, cx, AttemptWhy::Requeue)?;
+    plan.attempt.by = newest.by.clone();
+    Ok(Begin::Again(Box::new(plan)))
+}
+
+fn scripts(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context) -> Vec<NodeLaunch> {
+    let master = master(&attempt.placement, cx);
+    let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node.clone());
+    let script = |node: NodeId| NodeLaunch {
+        script: node_script(&cx.trainer.path, dir, run, attempt, &node, master.as_ref()),
+        node,
+    };
+    nodes.map(script).collect()
+}
+
+/// Decides whether a job whose ranks have ended goes back into the queue; either way says why.
+///
+/// It does when Slurm warned it of its time limit or takes its place, and there is something left to train. A stop that
+/// a person asked for, and a failure, which would come again, are ends.
+///
+/// # Errors
+/// Why it does not.
+pub fn goes_on(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now_s: f64) -> Result<String, String> {
+    let preempted =
+        job.and_then(|job| job.get("PreemptTime")).is_some_and(|time| !["None", "Unknown", "N/A"].contains(&time));
+    let Some(attempt) = &facts.attempt else { return Err("there is no attempt".into()) };
+    if is_done(facts, attempt) {
+        return Err(format!("all {} steps are done", facts.steps_total));
+    }
+    match (rundir::derive(facts, now_s), was_warned, preempted) {
+        (RunState::Failed(failure), ..) => Err(format!("{}: {}", failure.what, failure.why)),
+        (_, true, _) => Ok("its time is over".into()),
+        (_, _, true) => Ok("it was preempted".into()),
+        _ => Err("it was stopped".into()),
+    }
+}
+
+fn is_done(facts: &RunFacts, newest: &Attempt) -> bool {
+    let finished =
+        |exit: &rundir::ExitFile| exit.attempt == newest.number && exit.reason == rundir::ExitReason::Finished;
+    !facts.exits.is_empty() && facts.exits.iter().all(finished)
+}
+
+/// `8 on each of 4 nodes that Slurm chooses`.
+pub(crate) fn ranks_in_words(spec: &SlurmSpec) -> String {
+    match spec.nodes {
+        1 => format!("{} on a node that Slurm chooses", spec.gpus_per_node),
+        nodes => format!("{} on each of {nodes} nodes that Slurm chooses", spec.gpus_per_node),
+    }
+}
+
+/// `partition train, 24:00:00; it saves and requeues itself 300 s before`.
+pub(crate) fn in_words(spec: &SlurmSpec) -> String {
+    let named = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!("{name} {value}"));
+    let asked =
+        [named("partition", &spec.partition), named("account", &spec.account), named("nodes with", &spec.constraint)];
+    let asked: Vec<String> =
+        asked.into_iter().flatten().chain([spec.time.clone()]).chain(spec.extra.iter().cloned()).collect();
+    format!("{}; it saves and requeues itself {} s before its time is over", asked.join(", "), spec.save_before())
+}
+
+/// Writes a word of an `#SBATCH` line. sbatch has its own way to read them: a backslash protects a character, within quotes too.
+fn sbatch_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+,=&|*~[]".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("\"{}\"", word.replace('\\', r"\\").replace('"', r#"\""#))
+}
+
+/// Writes the batch script of an attempt: what is submitted, and what a person can submit by hand.
+pub(crate) fn script(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context) -> String {
+    let number = attempt.number;
+    let Some(SlurmJob { spec, .. }) = &attempt.slurm else { return String::new() };
+    let mut options = vec![format!("--job-name={run}")];
+    options.extend(spec.options());
+    options.extend([
+        "--ntasks-per-node=1".to_owned(),
+        // sbatch replaces what a % begins.
+        format!("--output={}", dir.job_log(number).as_str().replace('%', "%%")),
+        "--open-mode=append".to_owned(),
+        "--requeue".to_owned(),
+        format!("--signal=B:USR1@{}", spec.save_before()),
+    ]);
+    let options = options.iter().map(|option| sbatch_word(option)).chain(spec.extra.iter().cloned());
+    let mut header = String::new();
+    options.for_each(|option| writeln!(header, "#SBATCH {option}").expect("writing to a string cannot fail"));
+    let modules: String =
+        spec.modules.iter().map(|module| format!("module load {} || exit\n", quote(module))).collect();
+    let modules = if modules.is_empty() { modules } else { format!("\n{modules}") };
+    let in_comment = |path: &Utf8Path| quote(path.as_str()).replace(['\n', '\r'], "?");
+    let in_job = |verb: &str| command_line(&[cx.program.as_str(), "job", verb, "--run-dir", dir.root.as_str()]);
+    format!(
+        r#"#!/usr/bin/env bash
+{header}#
+# Trains run {run} in {ranks} on {nodes}: attempt {number}, and those that follow when this job is put back into the queue.
+#
+# By hand:
+#   sbatch {by_hand}
+# What this script says is in
+#   {log}
+# `scancel --signal=TERM JOB` saves a checkpoint and ends the job. `scancel JOB` ends it without.
+set -u
+
+# All processes of the run carry its id; what does not carry it is never signalled.
+export VIDTUI_RUN={id}
+export VIDTUI_TRAIN={trainer}
+{modules}
+# Slurm warns {before} s before the time limit. Then the ranks save and stop, and the job waits for another turn.
+warned=
+trap 'warned=yes; touch {stop}; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# Whatever ends this job, the ranks get the time that Slurm gives them.
+trap : TERM
+
+# Says which attempt begins here: it knows the nodes, and after another turn the checkpoint to go on from.
+attempt=$({begin} --attempt {number}) || exit
+[ -n "$attempt" ] || exit 0
+
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
+  bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
+# A signal interrupts the wait, not the ranks.
+while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
+
+if {again} ${{warned:+--warned}}; then
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+exit "$ended"
+"#,
+        ranks = counted(attempt.mesh.world(), "rank"),
+        nodes = counted(spec.nodes, "node"),
+        by_hand = in_comment(&dir.job_script(number)),
+        log = in_comment(&dir.job_log(number)),
+        id = quote(run.as_str()),
+        trainer = quote(cx.trainer.path.as_str()),
+        before = spec.save_before(),
+        // Within the quotes of the trap.
+        stop = quote(dir.stop_file().as_str()).replace('\'', r"'\''"),
+        begin = in_job("begin"),
+        again = in_job("again"),
+        attempts = quote(dir.attempts().as_str()),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use std::process::Command;
+
+use camino::Utf8PathBuf;
+use recipe::Mesh;
+use rundir::{ExitFile, ExitReason, SCHEMA, StartFrom};
+
+use super::*;
+use crate::fixtures::{self, Past, context, past, recipe, rows};
+use crate::{LaunchPlan, LaunchRequest, Place, ResumeOptions, launch, resume};
+
+const FILE: &str = "partition = 'train'\nnodes = 4\ngpus_per_node = 1\ntime = '10:00'\nmodules = ['cuda/12.4']\nextra = ['--exclusive']\n";
+
+fn spec() -> SlurmSpec {
+    SlurmSpec::parse(FILE).unwrap()
+}
+
+fn queued() -> Context {
+    Context { place: Place::slurm(spec(), "hostfiles/rig-slurm.toml"), ..context(1) }
+}
+
+/// The first four nodes that job 42 is given, and any after them.
+fn allocated(job: u64) -> Context {
+    let names = [3, 4, 5, 6].map(|n| NodeId::new(format!("node0{n}")).unwrap());
+    Context { place: Place::allocation(job, spec(), names.to_vec()), ..context(1) }
+}
+
+fn submitted() -> LaunchPlan {
+    let mut recipe = recipe();
+    recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 4, ..recipe.mesh };
+    launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &queued()).unwrap()
+}
+
+/// A run that was submitted and, if `job` is given, has begun as that.
+fn begun(job: Option<u64>, saved: &[i64]) -> Past {
+    let plan = submitted();
+    let mut attempt = Attempt { started_s: fixtures::NOW - 3600.0, ..plan.attempt };
+    if let Some(job) = job {
+        attempt.placement = Placement::new(&allocated(job).place.nodes, 4).unwrap();
+        attempt.slurm.as_mut().unwrap().job = Some(job);
+    }
+    let mut past = past(30, saved);
+    (past.run, past.facts.attempt) = (plan.run, Some(attempt));
+    past.facts.alive = rundir::Liveness::Unknown;
+    past
+}
+
+fn request(past: &Past) -> BeginRequest<'_> {
+    let Past { run, dir, facts, checkpoints, latest } = past;
+    let options = ResumeOptions::default();
+    BeginRequest {
+        submitted: 1,
+        resume: ResumeRequest { run, dir, facts, checkpoints, latest: latest.as_ref(), options },
+    }
+}
+
+fn ended(past: &mut Past, reason: ExitReason) {
+    let nodes = ["node03", "node04", "node05", "node06"];
+    past.facts.exits = nodes
+        .map(|node| ExitFile {
+            schema: SCHEMA,
+            attempt: 1,
+            node: NodeId::new(node).unwrap(),
+            ended_s: fixtures::NOW - 50.0,
+            reason,
+            first_failure: None,
+            failure: (reason == ExitReason::Failed).then(|| Failure::new("rank 2 failed", "it had no data", "")),
+            ranks: vec![],
+        })
+        .to_vec();
+}
+
+#[test]
+fn a_job_says_what_is_asked_of_slurm_and_how_to_submit_it_by_hand() {
+    let plan = submitted();
+    assert!(plan.nodes.is_empty() && plan.attempt.placement.ranks.is_empty());
+    insta::assert_snapshot!(format!("{}\n{}", rows(&plan), plan.job_script.unwrap()));
+}
+
+#[test]
+fn what_slurm_is_asked_for_must_be_what_the_mesh_needs() {
+    let mut recipe = recipe();
+    recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 2, ..recipe.mesh };
+    let refusal = launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &queued());
+    insta::assert_snapshot!(refusal.unwrap_err());
+}
+
+#[test]
+fn the_first_turn_of_a_job_is_the_attempt_that_was_submitted() {
+    let past = begun(None, &[]);
+    let Begin::First { placement, nodes } = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+    assert_eq!(placement.ranks[3].node.as_str(), "node06");
+    assert!(nodes[3].script.contains("--attempt 1 --node node06"), "{}", nodes[3].script);
+    assert!(nodes.iter().all(|node| node.script.contains("export MASTER_ADDR=node03\n")));
+}
+
+#[test]
+fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
+    let mut past = begun(Some(42), &[20, -25]);
+    // However the turn before was ended: without a word, or with a failure that its end led to.
+    for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
+        reason.into_iter().for_each(|reason| ended(&mut past, reason));
+        let Begin::Again(plan) = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+        assert_eq!((plan.attempt.number, plan.attempt.why, plan.attempt.start_step), (2, AttemptWhy::Requeue, 20));
+        assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 20 });
+        assert_eq!(plan.attempt.slurm.as_ref().unwrap().job, Some(42));
+        assert_eq!((plan.nodes.len(), &plan.job_script), (4, &None));
+    }
+}
+
+#[test]
+fn a_job_whose_run_is_finished_has_nothing_to_do() {
+    let mut past = begun(Some(42), &[60]);
+    ended(&mut past, ExitReason::Finished);
+    assert_eq!(begin(&request(&past), &allocated(42)).unwrap(), Begin::Nothing("all 60 steps are done".into()));
+}
+
+#[test]
+fn a_job_does_not_begin_a_run_that_may_be_alive_as_another_job() {
+    let past = begun(Some(41), &[20]);
+    let refusal = begin(&request(&past), &allocated(42)).unwrap_err();
+    assert!(refusal.why.starts_with("attempt 1 was started since, by ada@vm"), "{refusal}");
+}
+
+#[test]
+fn a_job_goes_back_into_the_queue_for_time_and_for_others_and_not_for_people_or_failures() {
+    let details =
+        |preempted: &str| cluster::slurm::read_job(&format!("JobId=42 JobState=RUNNING PreemptTime={preempted}"));
+    let said = |reason, warned, preempted: &str| {
+        let mut past = begun(Some(42), &[20]);
+        ended(&mut past, reason);
+        goes_on(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
+    };
+    assert_eq!(said(ExitReason::Stopped, true, "None"), Ok("its time is over".into()));
+    assert_eq!(said(ExitReason::Stopped, false, "1795146000"), Ok("it was preempted".into()));
+    assert_eq!(said(ExitReason::Stopped, false, "None"), Err("it was stopped".into()));
+    assert_eq!(said(ExitReason::Finished, true, "None"), Err("all 60 steps are done".into()));
+    assert_eq!(said(ExitReason::Failed, true, "None"), Err("rank 2 failed: it had no data".into()));
+}
+
+#[test]
+fn a_run_whose_job_waits_or_cannot_be_seen_is_not_resumed() {
+    let mut past = begun(Some(42), &[20]);
+    let mut refusals = Vec::new();
+    let pending =
+        cluster::slurm::read_queue("42|PENDING|Resources|0:00|10:00|4||||ada|train|gres:gpu:1|demo").rows.remove(0);
+    let seen = cluster::slurm::JobSeen::Job(Box::new(pending));
+    for job in [
+        cluster::slurm::JobSight { seen, ..cluster::slurm::JobSight::unseen(42) },
+        cluster::slurm::JobSight::unseen(42),
+    ] {
+        past.facts.job = Some(job);
+        refusals.push(resume(&request(&past).resume, &queued()).unwrap_err().to_string());
+    }
+    insta::assert_snapshot!(refusals.join("\n\n"));
+}
+
+#[test]
+fn odd_paths_reach_the_jobs_commands_unchanged() {
+    let temp = tempfile::tempdir().expect("a temporary folder");
+    let root = Utf8PathBuf::from_path_buf(temp.path().join("it's $HOME; `id` \"runs\" é")).expect("UTF-8");
+    std::fs::create_dir_all(root.join("bin")).expect("a folder");
+    let program = root.join("bin/vidtui");
+    std::fs::write(&program, "#!/bin/sh\nprintf '<%s>' \"$@\" >> \"$(dirname \"$0\")/said\"\n").expect("a file");
+    assert!(Command::new("chmod").arg("+x").arg(&program).status().expect("chmod").success());
+    let plan = submitted();
+    let dir = RunDir::of(&root, &plan.run.id);
+    // Without modules, which this machine has not.
+    let mut attempt = plan.attempt;
+    attempt.slurm.as_mut().unwrap().spec.modules.clear();
+    let text = script(&dir, &plan.run.id, &attempt, &Context { program, ..queued() });
+    let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
+    assert!(status.success(), "it says that there is nothing to do");
+    let said = std::fs::read_to_string(root.join("bin/said")).expect("what it was asked");
+    assert_eq!(said, format!("<job><begin><--run-dir><{}><--attempt><1>", dir.root));
+    let output = text.lines().find(|line| line.contains("--output")).unwrap();
+    assert!(output.starts_with("#SBATCH \"--output=") && output.contains(r#"\"runs\""#), "{output}");
+}

@@ -1,0 +1,103 @@
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::slurm::{Job, SlurmTrouble};
+use nix::unistd::Uid;
+use plan::{JobKill, KillPlan};
+use rundir::Failure;
+
+use super::{failure, jobs, run, user_name};
+
+/// How often Slurm is asked whether a job has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long a cancelled job has to end: between TERM and KILL Slurm waits, half a minute where nobody has changed that.
+const ENDING: Duration = Duration::from_secs(75);
+/// How long a controller that does not answer is asked again.
+const ANSWERING: Duration = Duration::from_secs(15);
+
+/// What became of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobReport {
+    /// Its number.
+    pub id: u64,
+    /// What was done, and how it ended.
+    pub text: String,
+    /// Why it could not be dealt with.
+    pub failure: Option<Failure>,
+}
+
+/// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled.
+pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> JobReport {
+    let what = format!("cannot {} {}", if target.is_cancelled { "cancel" } else { "stop" }, plan.run);
+    let done = |text: String| JobReport { id: target.id, text, failure: None };
+    match try_end(&what, plan, target, tell) {
+        Ok(text) => done(text),
+        Err(failure) => JobReport { failure: Some(failure), ..done(String::new()) },
+    }
+}
+
+fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> Result<String, Failure> {
+    let id = target.id;
+    let Some(job) = patiently(what, || look(id))? else { return Ok(format!("job {id} has ended already")) };
+    check_is_ours(what, plan, &job)?;
+    if job.state.is_over() {
+        return Ok(format!("job {id} has ended already"));
+    }
+    let number = id.to_string();
+    if !target.is_cancelled {
+        patiently(what, || run("signal a job", &["scancel", "--signal=TERM", &number]))?;
+        return Ok(format!("TERM sent to the ranks of job {id}"));
+    }
+    if job.state.is_waiting() {
+        // If Slurm has forgotten the job before anybody looks, this tells that it was asked for.
+        let _ = rundir::write_atomic(&plan.dir.stop_file(), b"");
+    }
+    patiently(what, || run("cancel a job", &["scancel", &number]))?;
+    tell(format!("job {id} is cancelled"));
+    let deadline = Instant::now() + ENDING;
+    loop {
+        let now = patiently(what, || look(id))?;
+        let Some(now) = now.filter(|now| !now.state.is_over()) else { break };
+        if Instant::now() > deadline {
+            let nodes = now.node_list.unwrap_or_else(|| "its nodes".into());
+            return Err(Failure::new(
+                what,
+                format!("job {id} was cancelled {} s ago and is still {} on {nodes}", ENDING.as_secs(), now.state),
+                format!("look there for processes that do not end (`ps -eo pid,stat,cmd`); `scontrol show job {id}`"),
+            ));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(match (&job.node_list, job.state.is_waiting()) {
+        (Some(nodes), false) => format!("job {id} has ended on {nodes}"),
+        _ => format!("job {id} was taken out of the queue"),
+    })
+}
+
+fn look(id: u64) -> Result<Option<Job>, SlurmTrouble> {
+    Ok(jobs(&[id])?.into_iter().find(|job| job.id == id.to_string()))
+}
+
+/// A number may by now be another job's: Slurm begins anew some day.
+fn check_is_ours(what: &str, plan: &KillPlan, job: &Job) -> Result<(), Failure> {
+    let me = user_name(Uid::effective());
+    let odd = if job.name != plan.run.as_str() {
+        format!("job {} is named {:?}, not {}", job.id, job.name, plan.run)
+    } else if job.user != me {
+        format!("job {} belongs to {}, not to {me}", job.id, job.user)
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(what, odd, "nothing was done; see `squeue --me`"))
+}
+
+/// Asks again for a while when the controller does not answer.
+fn patiently<T>(what: &str, mut ask: impl FnMut() -> Result<T, SlurmTrouble>) -> Result<T, Failure> {
+    let deadline = Instant::now() + ANSWERING;
+    loop {
+        match ask() {
+            Err(SlurmTrouble::ControllerDown) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            answer => return answer.map_err(|trouble| failure(what, &trouble)),
+        }
+    }
+}

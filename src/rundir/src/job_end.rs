@@ -1,0 +1,169 @@
+//! How a Slurm job ended, where its processes could not say.
+
+use crate::{Attempt, Failure, RunFacts, RunState};
+use cluster::slurm::{JobSeen, JobSight, JobState};
+
+/// Whether the job has begun again, and its next attempt is not written yet.
+pub fn is_about_to_begin(facts: &RunFacts) -> bool {
+    let job = facts.job.as_ref().and_then(|sight| sight.job()).filter(|job| !job.state.is_over());
+    let began_s = job.and_then(|job| job.start.as_ref()?.unix_s());
+    let ended_s = facts.exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
+    // Clocks of two machines differ.
+    began_s.zip(ended_s).is_some_and(|(began_s, ended_s)| began_s > ended_s + 2.0)
+}
+
+/// How Slurm ended the job, if it did: then what processes say of it is a consequence.
+pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
+    let sight = facts.job.as_ref()?;
+    let (id, job) = (sight.id, sight.job()?);
+    let crashed = |what: &str, why: &str, fix: &str| {
+        let reason = job.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+        Some(RunState::Crashed(Failure::new(format!("job {id} {what}{reason}"), why, fix)))
+    };
+    let resume = "resume from the newest checkpoint";
+    match job.state {
+        JobState::Cancelled => Some(RunState::Stopped),
+        JobState::Timeout => crashed(
+            "ran into its time limit",
+            "it was not put back into the queue in time: saving took longer than it had",
+            "raise save_before_s in the Slurm file, or time; then resume from the newest checkpoint",
+        ),
+        JobState::NodeFail => crashed("lost a node", "Slurm says NODE_FAIL", resume),
+        JobState::Preempted => crashed("was preempted", "another job took its place", resume),
+        JobState::OutOfMemory => crashed(
+            "ran out of memory",
+            "a node had less memory for it than it used",
+            "ask for more (extra = [\"--mem=0\"]), use more ranks or a smaller model; then resume",
+        ),
+        JobState::BootFail => {
+            crashed("could not start its nodes", "Slurm says BOOT_FAIL", "resume: it is submitted again")
+        }
+        JobState::Deadline => crashed("could not have ended by its deadline", "Slurm says DEADLINE", resume),
+        _ => None,
+    }
+}
+
+/// A job that ended by itself, and of whose processes there is no word.
+pub fn ended_without_processes(sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
+    let (id, number) = (sight.id, attempt.number);
+    let log = format!("read attempts/{number:04}/job.log in its folder");
+    let crashed = |what: String, why: String, fix: &str| Some(RunState::Crashed(Failure::new(what, why, fix)));
+    match &sight.seen {
+        JobSeen::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
+            crashed(
+                format!("Slurm could not start job {id}"),
+                "JobLaunchFailure: most often its node does not see the run's folder".into(),
+                "put the runs on a file system that all nodes share: --runs DIR",
+            )
+        }
+        JobSeen::Job(job) if job.state.is_over() => crashed(
+            format!("job {id} has ended"),
+            format!("Slurm says {}{}", job.state, job.reason.as_ref().map_or(String::new(), |why| format!(", {why}"))),
+            &format!("{log}, then resume"),
+        ),
+        JobSeen::Forgotten if attempt.placement.ranks.is_empty() => crashed(
+            format!("job {id} never began"),
+            "Slurm knows no such job any more: it was cancelled while it waited, or could not start".into(),
+            &format!("{log}, then resume"),
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{attempt, node};
+    use crate::{Event, EventKind, ExitFile, ExitReason, Liveness, SCHEMA, derive};
+    use cluster::slurm::read_queue;
+
+    fn job(state: &str, reason: &str) -> Option<JobSight> {
+        let line = format!("42|{state}|{reason}|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
+        let job = read_queue(&line).rows.remove(0);
+        Some(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) })
+    }
+
+    fn facts(job: Option<JobSight>) -> RunFacts {
+        let attempt = Some(attempt(2, 20, &["ml-1", "ml-2"]));
+        RunFacts { attempt, alive: Liveness::Dead, last_metric: Some((40, 1100.0)), job, ..RunFacts::default() }
+    }
+
+    fn exits(reason: ExitReason) -> Vec<ExitFile> {
+        let exit = |name| ExitFile {
+            schema: SCHEMA,
+            attempt: 2,
+            node: node(name),
+            ended_s: 1105.0,
+            reason,
+            first_failure: None,
+            failure: None,
+            ranks: vec![],
+        };
+        vec![exit("ml-1"), exit("ml-2")]
+    }
+
+    #[test]
+    fn a_job_that_waits_is_queued_however_the_attempt_before_ended() {
+        let waiting = RunFacts { exits: exits(ExitReason::Stopped), ..facts(job("PENDING", "BeginTime")) };
+        assert_eq!(derive(&waiting, 9e9), RunState::Queued);
+        let over = RunFacts { job: job("COMPLETED", "None"), ..waiting };
+        assert_eq!(derive(&over, 9e9), RunState::Stopped);
+    }
+
+    #[test]
+    fn a_job_that_has_begun_again_is_starting_before_its_next_attempt_is_written() {
+        let begun = |reason, start: f64| {
+            let line = format!("42|RUNNING|None|0:05|10:00|2|ml-[1-2]|{start}|9000|ada|train|gres:gpu:1|demo");
+            let job = read_queue(&line).rows.remove(0);
+            let job = Some(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) });
+            derive(&RunFacts { exits: exits(reason), ..facts(job) }, 1200.0)
+        };
+        assert_eq!(begun(ExitReason::Stopped, 1150.0), RunState::Starting);
+        assert_eq!(begun(ExitReason::Stopped, 1000.0), RunState::Stopped, "its own ranks have ended just now");
+    }
+
+    #[test]
+    fn what_slurm_did_comes_before_what_it_led_to() {
+        let of = |state| {
+            let left_a_word = derive(&RunFacts { exits: exits(ExitReason::Failed), ..facts(job(state, "None")) }, 9e9);
+            assert_eq!(left_a_word, derive(&facts(job(state, "None")), 9e9), "{state}");
+            let mut lost_a_peer = facts(job(state, "None"));
+            let failed = EventKind::Failed { failure: Failure::new(crate::LOST_PEER, "it is gone", "") };
+            lost_a_peer.see_event(&Event::new(1104.0, 2, Some(40), failed));
+            assert_eq!(left_a_word, derive(&lost_a_peer, 9e9), "{state}");
+            match left_a_word {
+                RunState::Crashed(failure) => failure.what,
+                state => format!("{state:?}"),
+            }
+        };
+        assert_eq!(
+            ["CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"].map(of),
+            [
+                "Stopped",
+                "job 42 ran into its time limit",
+                "job 42 lost a node",
+                "job 42 was preempted",
+                "job 42 ran out of memory"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_job_that_could_not_start_says_why() {
+        let failure = |job| match derive(&RunFacts { last_metric: None, ..facts(job) }, 9e9) {
+            RunState::Crashed(failure) => failure.to_string(),
+            state => panic!("{state:?}"),
+        };
+        assert!(
+            failure(job("FAILED", "JobLaunchFailure")).contains("most often its node does not see the run's folder")
+        );
+        assert!(failure(job("FAILED", "NonZeroExitCode")).contains("Slurm says FAILED, NonZeroExitCode"));
+    }
+
+    #[test]
+    fn a_slurm_that_never_answered_makes_no_run_dead() {
+        let silent = RunFacts { alive: Liveness::Unknown, ..facts(Some(JobSight::unseen(42))) };
+        assert_eq!(derive(&silent, 1101.0), RunState::Running, "its files still tell of steps");
+        assert_eq!(derive(&silent, 9e9), RunState::Unknown);
+    }
+}

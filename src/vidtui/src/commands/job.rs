@@ -1,0 +1,93 @@
+//! `vidtui job`: what the batch script of a Slurm job asks on the job's first node, at each of its turns. What comes of it was
+//! decided in `plan`; messages go to the job's log.
+
+use crate::args::JobCommand;
+use crate::console::now_s;
+use crate::desk::Desk;
+use crate::output;
+use crate::refusal::Refusal;
+use camino::Utf8Path;
+use cluster::NodeId;
+use plan::{Begin, BeginRequest, Place, ResumeOptions, ResumeRequest};
+use rundir::{Failure, RunDir};
+
+/// Does what the script asks.
+pub fn run(desk: &Desk, command: &JobCommand) -> Result<(), Refusal> {
+    match command {
+        JobCommand::Begin { run_dir, attempt } => begin(desk, run_dir, *attempt),
+        JobCommand::Again { run_dir, warned } => again(run_dir, *warned),
+    }
+}
+
+fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal> {
+    let (job, names) = allocation()?;
+    let dir = RunDir::new(run_dir);
+    let run = dir.read_run()?;
+    let facts = remote::read_facts(&dir, &run)?;
+    let attempt = dir.read_attempt(submitted)?;
+    let Some(slurm) = attempt.slurm else {
+        let why = format!("attempt {submitted} of {} was not submitted as a job", run.id);
+        return Err(Refusal::request(Failure::new("cannot begin in this job", why, "resume it with --slurm FILE")));
+    };
+    let context = desk.context(Place::allocation(job, slurm.spec, names))?;
+    let (checkpoints, latest) = (rundir::checkpoints(&dir)?, rundir::latest(&dir));
+    let options = ResumeOptions::default();
+    let resume = ResumeRequest {
+        run: &run,
+        dir: &dir,
+        facts: &facts,
+        checkpoints: &checkpoints,
+        latest: latest.as_ref(),
+        options,
+    };
+    let number = match plan::begin(&BeginRequest { submitted, resume }, &context)? {
+        Begin::Nothing(why) => {
+            eprintln!("nothing to do: {why}");
+            return Ok(());
+        }
+        Begin::First { placement, nodes } => {
+            remote::begin_first(&dir, submitted, job, &placement, &nodes)?;
+            submitted
+        }
+        Begin::Again(plan) => {
+            plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+            remote::begin_next(&plan)?;
+            eprintln!("attempt {} goes on from step {}", plan.attempt.number, plan.attempt.start_step);
+            plan.attempt.number
+        }
+    };
+    output::line(&format!("{number:04}"))
+}
+
+fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
+    let dir = RunDir::new(run_dir);
+    let facts = remote::read_facts(&dir, &dir.read_run()?)?;
+    let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
+    match plan::goes_on(&facts, warned, details.as_ref(), now_s()) {
+        Ok(why) => {
+            eprintln!("{why}: it goes back into the queue");
+            Ok(())
+        }
+        Err(why) => Err(Failure::new("it does not go back into the queue", why, "").into()),
+    }
+}
+
+/// The job that this program runs in, and its nodes.
+fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
+    let odd = |name: &str, why: String| {
+        Refusal::request(Failure::new("cannot begin in this job", format!("{name} {why}"), FIX))
+    };
+    let job = variable("SLURM_JOB_ID")?;
+    let job = job.parse().map_err(|_| odd("SLURM_JOB_ID", format!("is {job:?}, which is no number")))?;
+    let list = variable("SLURM_JOB_NODELIST")?;
+    let names = cluster::hostlist::expand(&list).map_err(|error| odd("SLURM_JOB_NODELIST", error.to_string()))?;
+    let names: Result<Vec<NodeId>, _> = names.into_iter().map(NodeId::new).collect();
+    Ok((job, names.map_err(|error| odd("SLURM_JOB_NODELIST", error.to_string()))?))
+}
+
+const FIX: &str = "this command is for the scripts of Slurm jobs: submit them with sbatch";
+
+fn variable(name: &str) -> Result<String, Refusal> {
+    std::env::var(name)
+        .map_err(|_| Refusal::request(Failure::new("cannot begin in this job", format!("{name} is not set"), FIX)))
+}

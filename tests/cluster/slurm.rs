@@ -1,0 +1,118 @@
+use std::fs;
+
+use rundir::{AttemptWhy, RunDir};
+
+use crate::place::{Place, losses, samples};
+
+const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
+
+fn job_of(run: &RunDir, attempt: u32) -> u64 {
+    run.read_attempt(attempt).unwrap().slurm.unwrap().job.unwrap()
+}
+
+/// What Slurm says of a job: its state and its reason.
+fn state_of(place: &Place, job: u64) -> String {
+    place.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T/%r"))
+}
+
+#[test]
+fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never_left_this_machine() {
+    let Some(place) = Place::with_slurm() else { return };
+    let here = place.launch("--local 4", 7);
+    place.until("it has ended here", || place.does("status latest").contains("finished"));
+    let run = place.launch(JOB, 7);
+    place.until_step(&run, 1, 3);
+    let status = place.does("status latest");
+    assert!(status.contains("runs on node[01-04]"), "{status}");
+    let stopped = place.does("stop latest --wait");
+    assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
+    place.until("its job has ended", || state_of(&place, job_of(&run, 1)).starts_with("COMPLETED"));
+    let saved = rundir::latest(&run).unwrap().step;
+    assert!((3..7).contains(&saved), "{saved}");
+
+    place.does("resume latest --wait");
+    assert_eq!(losses(&run), losses(&here), "as jobs, and with a stop at step {saved}");
+    assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
+    assert_ne!(job_of(&run, 1), job_of(&run, 2));
+    assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 4);
+}
+
+#[test]
+fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_of_the_queue() {
+    let Some(place) = Place::with_slurm() else { return };
+    let run = place.launch(JOB, 1000);
+    place.until_step(&run, 1, 1);
+    let job = job_of(&run, 1);
+    let plan = place.does("kill latest --dry-run");
+    assert!(plan.contains(&format!("scancel {job}: Slurm sends TERM, then KILL")), "{plan}");
+    place.slurm(&format!("scancel {job}"));
+    place.until("it is shown", || place.does("status latest").contains(&format!("Job {job} was cancelled")));
+    assert!(place.does("status latest").contains("stopped"));
+    place.until("every process is gone", || place.all_gone());
+
+    place.slurm("scontrol update NodeName=node[01-04] State=DRAIN Reason=test");
+    let waiting = place.launch(JOB, 1000);
+    let status = place.does("status latest");
+    assert!(status.contains("queued") && status.contains("4 ranks on nodes that Slurm has yet to choose"), "{status}");
+    place.until("its reason is shown", || place.does("status latest").contains("down, drained or reserved"));
+    assert!(place.vidtui("resume latest").err.contains("waits in the queue, and will train it"));
+    let taken = place.does("stop latest");
+    assert_eq!(taken, format!("job {} was taken out of the queue", job_of(&waiting, 1)));
+    assert!(place.does("status latest").contains("stopped"));
+    let check = place.vidtui(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
+    assert!(!check.ok && check.out.contains("4 with 1 GPU, 0 of which take jobs"), "{}", check.out);
+}
+
+#[test]
+fn a_controller_that_is_away_changes_nothing_and_a_kill_waits_for_it() {
+    let Some(place) = Place::with_slurm() else { return };
+    let run = place.launch(JOB, 1000);
+    place.until_step(&run, 1, 1);
+    place.rig.verb("slurmctld kill").unwrap();
+    let status = place.does("status latest");
+    assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
+    assert!(status.contains("Slurm has not answered for"), "{status}");
+    let refusal = place.vidtui("resume latest");
+    assert!(refusal.err.contains("it may be alive"), "{}", refusal.err);
+    let seen = samples(&run).len();
+    place.until("it goes on", || samples(&run).len() > seen);
+
+    // It is asked again until it answers.
+    let kill = place.command("kill latest --yes").stderr(std::process::Stdio::piped()).spawn().unwrap();
+    place.rig.verb("slurmctld start").unwrap();
+    let killed = kill.wait_with_output().unwrap();
+    assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+    assert!(place.all_gone());
+    let status = place.does("status latest");
+    assert!(status.contains("stopped") && !status.contains("has not answered"), "{status}");
+}
+
+#[test]
+fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_took_its_place() {
+    let Some(place) = Place::with_slurm() else { return };
+    let file = place.rig.share().join("short.toml");
+    // Slurm warns it after ten seconds, or up to a minute before that.
+    fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '2:00'\nsave_before_s = 110\n").unwrap();
+    let run = place.launch(&format!("--slurm {file}"), 1000);
+    let job = job_of(&run, 1);
+    place.until("it waits for another turn", || {
+        run.read_attempt(1).is_ok() && state_of(&place, job).starts_with("PENDING/BeginTime")
+    });
+    let saved = rundir::latest(&run).unwrap().step;
+    let status = place.does("status latest");
+    assert!(status.contains("queued") && status.contains("waits for its time to begin"), "{status}");
+    place.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));
+    place.until_step(&run, 2, saved + 1);
+    let attempt = run.read_attempt(2).unwrap();
+    assert_eq!((attempt.why, attempt.start_step, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, saved, Some(job)));
+
+    place.until_step(&run, 2, saved + 4);
+    place.slurm("sbatch --partition=urgent --nodes=4 --exclusive --wrap=true");
+    place.until("another job took its place", || state_of(&place, job).starts_with("PENDING"));
+    place.until("it begins again", || run.read_attempt(3).is_ok());
+    let attempt = run.read_attempt(3).unwrap();
+    assert!(attempt.why == AttemptWhy::Requeue && attempt.start_step > saved, "{attempt:?}");
+    place.until_step(&run, 3, attempt.start_step + 1);
+    place.does("kill latest --yes");
+    assert!(place.all_gone());
+}
