@@ -87,6 +87,16 @@ pub enum Subject {
     Rank(usize, Option<NodeId>),
 }
 
+impl Subject {
+    /// Returns the machine that it is on.
+    pub fn node(&self) -> Option<&NodeId> {
+        match self {
+            Self::Run | Self::Rank(_, None) => None,
+            Self::Node(node) | Self::Gpu(node, _) | Self::Rank(_, Some(node)) => Some(node),
+        }
+    }
+}
+
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -209,6 +209,11 @@ impl Lines {
             }
             _ => {}
         }
+        let found = nodes::finding_lines(model, &view.node.id);
+        if !found.is_empty() {
+            found.into_iter().for_each(|line| lines.text(line));
+            lines.text(Line::default());
+        }
         let Some(frame) = &view.frame else { return lines };
         if frame.gpus.is_empty() {
             lines.heading("Processors", Vec::new());

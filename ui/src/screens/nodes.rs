@@ -1,10 +1,12 @@
 //! All watched nodes, a line each: who is up, what they draw, what is wrong.
 
+use crate::advice::finding_in_words;
 use crate::effect::Effect;
 use crate::fleet::{Condition, FleetOf, Link, NodeView, Sort};
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
+use crate::msg::RunRow;
 use crate::screens::node;
 use crate::text;
 use crate::units;
@@ -13,6 +15,7 @@ use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use crate::words::{counted, short_id};
 use cluster::fault::{Fault, FaultWeight};
 use cluster::{GpuSample, NodeId};
+use plan::{Finding, Rule};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -416,6 +419,22 @@ pub fn fault_line(model: &Model, fault: &Fault) -> Line<'static> {
     ])
 }
 
+/// Returns what was found of a node by watching its runs for some time, as lines. What one look at it shows is among its
+/// faults already.
+pub fn finding_lines(model: &Model, node: &NodeId) -> Vec<Line<'static>> {
+    let at_once = [Rule::NodeLost, Rule::GpuLost, Rule::Ecc, Rule::Xid, Rule::Throttled, Rule::Smi];
+    let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
+    let of_node = found.filter(|(_, f)| f.about.node() == Some(node) && !at_once.contains(&f.rule));
+    let line = |(row, finding): (&RunRow, &Finding)| {
+        let said = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
+        Line::from(vec![
+            Span::styled(said, model.theme.warn),
+            Span::styled(format!("  {}: {}", short_id(&row.run), finding.fix), model.theme.faint),
+        ])
+    };
+    of_node.map(line).collect()
+}
+
 /// Returns what a machine is, in one line: its GPUs' model, its processors and memory.
 pub fn machine(model: &Model, view: &NodeView) -> String {
     let dot = format!(" {} ", model.symbols.separator);
@@ -461,6 +480,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     if !matches!(view.link, Link::Unreachable { .. }) {
         lines.extend(view.faults.iter().map(|fault| fault_line(model, fault)));
     }
+    lines.extend(finding_lines(model, &view.node.id));
     let room = usize::from(below.height);
     let open = hint(model, &key_of(Context::Nodes, Action::Open), "shows what runs on it");
     if view.frame.is_some() && lines.len() < room {

@@ -6,6 +6,7 @@ use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
+use plan::{Finding, Rule, Subject, Urgency};
 use rundir::Failure;
 
 fn named(name: &str) -> NodeId {
@@ -267,4 +268,20 @@ fn a_thousand_nodes_scroll_without_end() {
     assert!(ui.screen().contains("▸ ● gpu1024"), "{}", ui.screen());
     ui.press("PgUp g");
     assert!(ui.screen().contains("▸ ● gpu0001"));
+}
+
+#[test]
+fn what_was_found_of_a_node_by_watching_its_runs_is_shown_with_it() {
+    let mut ui = mixed();
+    let node = ui.model.fleet.nodes()[0].node.id.clone();
+    let about = Subject::Gpu(node, 2);
+    let (saw, fix) = ("it draws 210 W where the others draw 650 W".into(), "see its power limit".into());
+    let found = Finding { rule: Rule::PowerLow, urgency: Urgency::Look, about, since_s: Some(NOW - 120.0), saw, fix };
+    let rows = vec![RunRow { findings: vec![found], ..running(83) }];
+    ui.send(Msg::Runs(Ok(RunList { rows, unreadable: vec![] })));
+    ui.resize(160, 48);
+    ui.press("g");
+    assert!(ui.screen().contains("GPU 2 of gpu001: it draws 210 W where the others draw 650 W"), "{}", ui.screen());
+    ui.press("Enter");
+    assert!(ui.screen().contains("GPU 2 of gpu001: it draws 210 W"), "{}", ui.screen());
 }
