@@ -138,6 +138,10 @@ pub enum Chart {
     WeightNorm,
     /// Share of the devices' peak that the model's own arithmetic reaches.
     Mfu,
+    /// Power of the GPUs; how busy the processors are, where there are none.
+    Power,
+    /// Memory in use on the GPUs, or on the nodes where there are none.
+    NodeMemory,
 }
 
 /// What runs along the bottom of the charts.

@@ -51,8 +51,10 @@ pub enum Panel {
 
 impl Panel {
     /// All panels, in the order of the Tab key.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Chart(Chart::Loss),
+        Self::Chart(Chart::Power),
+        Self::Chart(Chart::NodeMemory),
         Self::Chart(Chart::LearningRate),
         Self::Chart(Chart::GradNorm),
         Self::Chart(Chart::StepTime),
@@ -90,8 +92,9 @@ pub struct RunAreas {
     pub panels: Vec<(Panel, Rect)>,
 }
 
-/// Splits the run screen's body. `advice` is how many rows the advice would like.
-pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool) -> RunAreas {
+/// Splits the run screen's body. `advice` is how many rows the advice would like, `nodes` whether there is anything to show
+/// of what the nodes did.
+pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: bool) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
     let most = match rest.height {
         0..4 => 0,
@@ -106,14 +109,14 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool) -> RunAr
     } else if enlarged || rest.width < 60 || rest.height < 15 {
         vec![(focus, rest)]
     } else {
-        grid(rest, focus)
+        grid(rest, focus, nodes)
     };
     RunAreas { state, advice, panels }
 }
 
-/// The loss large on the left with the events below it; everything else in a column on the right, which moves on to the
+/// The loss large on the left, below it what nodes did at the same time, and the events; everything else in a column on the right, which moves on to the
 /// focused panel where it has no room for all.
-fn grid(area: Rect, focus: Panel) -> Vec<(Panel, Rect)> {
+fn grid(area: Rect, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
     const GAP: u16 = 3;
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
@@ -124,7 +127,7 @@ fn grid(area: Rect, focus: Panel) -> Vec<(Panel, Rect)> {
     let loss = Rect { height: loss.height - air, ..loss };
     let chart_height = (area.height - checkpoints) / 4 - air;
     let mut rest = right;
-    let mut panels = vec![(Panel::Chart(Chart::Loss), loss)];
+    let mut panels = under_the_loss(loss, air, focus, nodes);
     let focused = Panel::SIDE.iter().position(|panel| *panel == focus).unwrap_or(0);
     let first = (focused + 1).saturating_sub(SHOWN_OF_SIDE);
     for panel in &Panel::SIDE[first..first + SHOWN_OF_SIDE] {
@@ -134,6 +137,27 @@ fn grid(area: Rect, focus: Panel) -> Vec<(Panel, Rect)> {
     }
     panels.push((Panel::Checkpoints, rest));
     panels.push((Panel::Events, events));
+    panels
+}
+
+/// Power and memory below the loss; where there is no room for both, the one that is focused.
+fn under_the_loss(area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
+    let [loss, power, memory] = [Chart::Loss, Chart::Power, Chart::NodeMemory].map(Panel::Chart);
+    if !nodes {
+        return vec![(loss, area)];
+    }
+    let (rows, below) = match area.height {
+        0..20 => ((area.height * 2 / 5).clamp(3, 6), vec![if focus == memory { memory } else { power }]),
+        tall => ((tall / 4).max(6), vec![power, memory]),
+    };
+    let (top, mut rest) = cut_top(area, area.height.saturating_sub((rows + air) * below.len() as u16));
+    let mut panels = vec![(loss, top)];
+    for panel in below {
+        let (_, under) = cut_top(rest, air);
+        let (here, next) = cut_top(under, rows);
+        panels.push((panel, here));
+        rest = next;
+    }
     panels
 }
 
@@ -177,10 +201,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_never_leave_the_terminal_nor_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8) {
+        fn parts_never_leave_the_terminal_nor_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
-            let run = run_areas(areas.body, advice, Panel::Events, false);
+            let run = run_areas(areas.body, advice, Panel::Events, false, nodes);
             let mut parts = vec![areas.header, areas.keys, run.state, run.advice];
             parts.extend(run.panels.iter().map(|(_, area)| *area));
             parts.retain(|part| part.area() > 0);

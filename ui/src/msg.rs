@@ -6,7 +6,7 @@ use cluster::probe::Frame;
 use cluster::slurm::JobSight;
 use cluster::{Node, NodeId};
 use plan::{Finding, KillPlan, LaunchPlan};
-use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, RunId, RunState, StartFrom};
+use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, Moment, RunId, RunState, StartFrom};
 use serde::{Deserialize, Serialize};
 
 /// A key press, free of any terminal library.
@@ -195,6 +195,8 @@ pub enum RunMsg {
     Metrics(Vec<MetricSample>),
     /// Lines of the event files, in time order.
     Events(Vec<Event>),
+    /// What all nodes of the run did together, in the order of time, from its beginning.
+    Moments(Vec<Moment>),
     /// The run as a whole; sent when it changes.
     State(Box<RunStatus>),
     /// All checkpoints, ascending; replaces the list.

@@ -5,7 +5,7 @@
 //! zooming in always ends at the samples themselves.
 
 use crate::rank_times::RankTimes;
-use rundir::MetricSample;
+use rundir::{MetricSample, Moment, Spread};
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
@@ -44,10 +44,32 @@ pub enum Track {
     MemoryHighest,
     /// Memory of the emptiest rank.
     MemoryLowest,
+    /// Something that nodes measure besides the steps.
+    OfNodes(Quantity, Bound),
+}
+
+/// What nodes measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantity {
+    /// Power of a GPU.
+    Power,
+    /// Memory in use on a GPU; on a node, where none has GPUs.
+    Memory,
+    /// Share of its processors that a node uses.
+    Cpu,
+}
+
+/// Which of several values of the same moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Bound {
+    Mean,
+    Lowest,
+    Highest,
 }
 
 impl Track {
-    const COUNT: usize = 10 + MAX_RANK_LINES;
+    const COUNT: usize = 10 + MAX_RANK_LINES + 9;
     const SMOOTHED: usize = 3;
 
     fn index(self) -> usize {
@@ -63,7 +85,13 @@ impl Track {
             Self::WeightNorm => 8,
             Self::Mfu => 9,
             Self::Memory(rank) => 10 + rank.min(MAX_RANK_LINES - 1),
+            Self::OfNodes(quantity, bound) => 10 + MAX_RANK_LINES + 3 * quantity as usize + bound as usize,
         }
+    }
+
+    /// Returns whether nodes measure it, at times of their own.
+    pub fn is_of_nodes(self) -> bool {
+        matches!(self, Self::OfNodes(..))
     }
 }
 
@@ -320,6 +348,25 @@ impl Piece {
         }
     }
 
+    fn push_moment(&mut self, moment: &Moment) {
+        let index = self.len();
+        self.steps.push(0);
+        self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
+        self.attempts.push(0);
+        let mut add = |quantity: Quantity, spread: Option<Spread>, scale: f64| {
+            let of =
+                |value: fn(&Spread) -> f64| spread.map_or(Reading::Missing, |s| Reading::of(Some(value(&s) * scale)));
+            let values =
+                [(Bound::Mean, of(|s| s.mean)), (Bound::Lowest, of(|s| s.min)), (Bound::Highest, of(|s| s.max))];
+            for (bound, value) in values {
+                self.columns[Track::OfNodes(quantity, bound).index()].push(index, value);
+            }
+        };
+        add(Quantity::Power, moment.power_w, 1.0);
+        add(Quantity::Memory, moment.gpu_mem_gib.or(moment.mem_gib), 1.0);
+        add(Quantity::Cpu, moment.cpu_pct, 0.01);
+    }
+
     fn split_off(&mut self, at: usize) -> Self {
         Self {
             steps: self.steps.split_off(at),
@@ -359,6 +406,7 @@ fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> R
 pub struct Series {
     live: Piece,
     superseded: Vec<Piece>,
+    nodes: Piece,
     started_s: Option<f64>,
     rank_times: RankTimes,
 }
@@ -383,6 +431,47 @@ impl Series {
         }
         self.live.push(sample);
         self.rank_times.push(sample);
+    }
+
+    /// Adds what the nodes of the run did at a moment; moments come in the order of time.
+    pub fn push_moment(&mut self, moment: &Moment) {
+        self.nodes.push_moment(moment);
+    }
+
+    /// Returns what the nodes did. Its samples have no steps: [`Self::step_at`] tells them.
+    pub fn nodes(&self) -> &Piece {
+        &self.nodes
+    }
+
+    /// Returns when a step was done, Unix seconds; between two steps, in proportion. Never, after the last.
+    pub fn time_at(&self, step: f64) -> f64 {
+        let live = &self.live;
+        let at = live.at_step(step);
+        match (at.checked_sub(1), live.steps.get(at)) {
+            (_, None) => f64::INFINITY,
+            (None, Some(_)) => live.times[0],
+            (Some(before), Some(_)) => {
+                let (low, high) = (live.steps[before] as f64, live.steps[at] as f64);
+                let share = (step - low) / (high - low);
+                live.times[before] + share * (live.times[at] - live.times[before])
+            }
+        }
+    }
+
+    /// Returns the step that was under way at a time; between two steps, in proportion.
+    pub fn step_at(&self, time: f64) -> f64 {
+        let live = &self.live;
+        let at = live.at_time(time);
+        match (at.checked_sub(1), live.times.get(at)) {
+            (_, None) => live.steps.last().map_or(0.0, |step| *step as f64),
+            (None, Some(_)) => live.steps[0] as f64,
+            (Some(before), Some(_)) => {
+                let (low, high) = (live.times[before], live.times[at]);
+                let share = if high > low { (time - low) / (high - low) } else { 0.0 };
+                let (from, to) = (live.steps[before] as f64, live.steps[at] as f64);
+                from + share * (to - from)
+            }
+        }
     }
 
     /// Returns how long each rank was busy in the newest steps that count.

@@ -101,6 +101,8 @@ pub enum Unit {
     Plain,
     /// A pure number, usually tiny.
     Rate,
+    /// Watts.
+    Watts,
     /// Seconds.
     Seconds,
     /// GiB.
@@ -126,6 +128,8 @@ pub fn value(value: f64, unit: Unit) -> String {
         Unit::Seconds if value.abs() < 100.0 => format!("{value:.2} s"),
         Unit::Seconds => duration(value),
         Unit::Share => format!("{} %", number(value * 100.0)),
+        Unit::Watts if value.abs() < 10.0 => format!("{value:.1} W"),
+        Unit::Watts => format!("{value:.0} W"),
         Unit::Gib if value.abs() < 1.0 => format!("{:.0} MiB", value * 1024.0),
         Unit::Gib if value.abs() < 10.0 => format!("{value:.2} GiB"),
         Unit::Gib => format!("{value:.1} GiB"),
@@ -179,6 +183,7 @@ fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
         Unit::Seconds if largest < 1.0 => (1e3, " ms"),
         Unit::Seconds => (1.0, " s"),
         Unit::Share => (100.0, " %"),
+        Unit::Watts => (1.0, " W"),
         Unit::Gib if largest < 1.0 => (1024.0, " MiB"),
         Unit::Gib => (1.0, " GiB"),
         Unit::Elapsed if largest < 180.0 => (1.0, " s"),

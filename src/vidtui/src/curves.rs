@@ -2,7 +2,7 @@
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
-use rundir::{Error, Failure, History, MetricSample, RunDir, RunSummary, Tail};
+use rundir::{Error, Failure, History, MetricSample, Moment, Moments, RunDir, RunSummary, Spread, Tail};
 use std::fmt::Write;
 use ui::units::Unit;
 use ui::{ChartSpec, XAxis};
@@ -21,6 +21,19 @@ pub struct Metric {
 enum Values {
     One(fn(&MetricSample) -> Option<f64>),
     PerRank(fn(&MetricSample) -> &[f64]),
+    /// Measured by nodes, at times of their own; the name of the column says the unit.
+    OfNodes {
+        column: &'static str,
+        value: fn(&Moment) -> Option<Spread>,
+    },
+}
+
+/// What was measured of a run.
+pub struct Measured {
+    /// By its steps.
+    pub history: History,
+    /// By its nodes.
+    pub moments: Vec<Moment>,
 }
 
 /// Every metric, in the order of the columns of a table.
@@ -45,7 +58,24 @@ pub const METRICS: &[Metric] = &[
     per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time of each rank", Unit::Seconds, |s| &s.step_s_by_rank),
     per_rank("rank_busy_s", "step time of each rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
+    of_nodes("power", "power of a GPU", Unit::Watts, "power_w", |m| m.power_w),
+    of_nodes("memory", "memory of a GPU, or of a node", Unit::Gib, "memory_gib", |m| m.gpu_mem_gib.or(m.mem_gib)),
+    of_nodes("cpu", "processors of a node", Unit::Share, "cpu_share", |m| m.cpu_pct.map(as_share)),
 ];
+
+fn as_share(pct: Spread) -> Spread {
+    Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0 }
+}
+
+const fn of_nodes(
+    name: &'static str,
+    label: &'static str,
+    unit: Unit,
+    column: &'static str,
+    value: fn(&Moment) -> Option<Spread>,
+) -> Metric {
+    Metric { name, label, unit, values: Values::OfNodes { column, value } }
+}
 
 const fn one(name: &'static str, label: &'static str, unit: Unit, value: fn(&MetricSample) -> Option<f64>) -> Metric {
     Metric { name, label, unit, values: Values::One(value) }
@@ -64,8 +94,28 @@ pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
     })
 }
 
-/// Reads all metrics of a run.
-pub fn read(dir: &RunDir) -> Result<History, Failure> {
+/// Reads all that was measured of a run.
+pub fn read(dir: &RunDir) -> Result<Measured, Failure> {
+    Ok(Measured { history: read_history(dir)?, moments: read_moments(dir)? })
+}
+
+fn read_moments(dir: &RunDir) -> Result<Vec<Moment>, Failure> {
+    let mut moments = Moments::default();
+    for node in dir.node_ids()? {
+        let mut tail = dir.tail_gpu_samples(&node);
+        loop {
+            let path = dir.gpu_samples(&node);
+            let batch = tail.poll().map_err(|source| Error::Io { action: "read", path, source })?;
+            batch.items.iter().for_each(|sample| moments.push(&node, sample));
+            if !batch.more {
+                break;
+            }
+        }
+    }
+    Ok(moments.take_rest())
+}
+
+fn read_history(dir: &RunDir) -> Result<History, Failure> {
     let mut history = History::new();
     let mut tail = Tail::<MetricSample>::new(dir.metrics());
     loop {
@@ -78,17 +128,16 @@ pub fn read(dir: &RunDir) -> Result<History, Failure> {
 }
 
 /// The chart of some metrics over all steps, one panel each.
-pub fn of_metrics(summary: &RunSummary, history: &History, metrics: &[&Metric]) -> Chart {
-    let over_steps = |sample: &MetricSample| sample.step as f64;
+pub fn of_metrics(summary: &RunSummary, measured: &Measured, metrics: &[&Metric]) -> Chart {
     let panels = metrics.iter().map(|metric| Panel {
         label: metric.label.into(),
         unit: metric.unit,
         scale: Scale::Linear,
-        curves: curves(metric, metric.name, history, &over_steps),
+        curves: curves(metric, metric.name, measured, XAxis::Step),
     });
     Chart {
         title: title(summary),
-        subtitle: subtitle(summary, history),
+        subtitle: subtitle(summary, &measured.history),
         x_label: "step".into(),
         x_unit: Unit::Step,
         panels: panels.collect(),
@@ -96,12 +145,8 @@ pub fn of_metrics(summary: &RunSummary, history: &History, metrics: &[&Metric]) 
 }
 
 /// The chart that is on the screen, as it is on the screen.
-pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, history: &History) -> Chart {
-    let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
-    let x = |sample: &MetricSample| match spec.x {
-        XAxis::Step => sample.step as f64,
-        XAxis::Time => sample.t - start_s,
-    };
+pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) -> Chart {
+    let has_power = measured.moments.iter().any(|moment| moment.power_w.is_some());
     let (label, unit, parts): (&str, Unit, &[(&str, &str)]) = match spec.chart {
         ui::Chart::Loss => ("loss", Unit::Plain, &[("loss", "loss")]),
         ui::Chart::LearningRate => ("learning rate", Unit::Rate, &[("lr", "weights"), ("lr_ttt", "TTT layers")]),
@@ -110,11 +155,15 @@ pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, history: &History) -> C
         ui::Chart::Mfu => ("model FLOP utilisation", Unit::Share, &[("mfu", "MFU")]),
         ui::Chart::StepTime => ("step time", Unit::Seconds, &[("step_s", "step"), ("data_s", "waiting for data")]),
         ui::Chart::Memory => ("memory", Unit::Gib, &[("mem_gib", "memory")]),
+        ui::Chart::Power if has_power => ("power of a GPU", Unit::Watts, &[("power", "mean")]),
+        ui::Chart::Power => ("processors of a node", Unit::Share, &[("cpu", "mean")]),
+        ui::Chart::NodeMemory if has_power => ("memory of a GPU", Unit::Gib, &[("memory", "mean")]),
+        ui::Chart::NodeMemory => ("memory of a node", Unit::Gib, &[("memory", "mean")]),
     };
     let mut drawn = Vec::new();
     for (name, label) in parts {
         let metric = METRICS.iter().find(|metric| metric.name == *name).expect("the names above are in the table");
-        for mut curve in curves(metric, label, history, &x) {
+        for mut curve in curves(metric, label, measured, spec.x) {
             if let Some((from, to)) = spec.window {
                 curve.points.retain(|(x, _)| (from..=to).contains(x));
             }
@@ -136,18 +185,24 @@ pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, history: &History) -> C
         XAxis::Step => ("step", Unit::Step),
         XAxis::Time => ("time since the first step", Unit::Elapsed),
     };
-    let (title, subtitle) = (title(summary), subtitle(summary, history));
+    let (title, subtitle) = (title(summary), subtitle(summary, &measured.history));
     Chart { title, subtitle, x_label: x_label.into(), x_unit, panels: vec![panel] }
 }
 
 /// The table of all steps that count, with a title line, as RFC 4180 has it; a value that is missing is empty.
-pub fn csv(history: &History, metrics: &[&Metric]) -> String {
-    let samples = history.effective();
+pub fn csv(measured: &Measured, metrics: &[&Metric]) -> String {
+    let samples = measured.history.effective();
+    let moments = &measured.moments;
+    let is_measured = |value: fn(&Moment) -> Option<Spread>| moments.iter().any(|moment| value(moment).is_some());
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
     let mut text = String::from("attempt,step,t");
     for metric in metrics {
         match metric.values {
             Values::One(_) => text.extend([",", metric.name]),
+            Values::OfNodes { column, value } if is_measured(value) => {
+                text += &format!(",{column}_mean,{column}_min,{column}_max");
+            }
+            Values::OfNodes { .. } => {}
             Values::PerRank(values) => text.extend((0..ranks(values)).map(|r| format!(",{}_rank_{r}", metric.name))),
         }
     }
@@ -158,6 +213,13 @@ pub fn csv(history: &History, metrics: &[&Metric]) -> String {
         for metric in metrics {
             match metric.values {
                 Values::One(value) => cell(&mut text, value(sample)),
+                Values::OfNodes { value, .. } if is_measured(value) => {
+                    let spread = moment_at(moments, sample.t).and_then(value);
+                    for part in [|s: Spread| s.mean, |s: Spread| s.min, |s: Spread| s.max] {
+                        cell(&mut text, spread.map(part).map(|value| (value * 1e3).round() / 1e3));
+                    }
+                }
+                Values::OfNodes { .. } => {}
                 Values::PerRank(values) => {
                     (0..ranks(values)).for_each(|rank| cell(&mut text, values(sample).get(rank).copied()));
                 }
@@ -176,7 +238,13 @@ fn cell(text: &mut String, value: Option<f64>) {
 }
 
 /// A metric's curves: one, or one per rank, and the parts that later attempts replaced.
-fn curves(metric: &Metric, label: &str, history: &History, x: &dyn Fn(&MetricSample) -> f64) -> Vec<Curve> {
+fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec<Curve> {
+    let history = &measured.history;
+    let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
+    let x = |sample: &MetricSample| match axis {
+        XAxis::Step => sample.step as f64,
+        XAxis::Time => sample.t - start_s,
+    };
     let point = |sample: &MetricSample, value: Option<f64>| (x(sample), value.filter(|value| value.is_finite()));
     match metric.values {
         Values::One(value) => {
@@ -189,6 +257,26 @@ fn curves(metric: &Metric, label: &str, history: &History, x: &dyn Fn(&MetricSam
             curves.push(Curve { label: label.into(), points: counted, weight: Weight::Full });
             curves
         }
+        Values::OfNodes { value, .. } => {
+            let curve = |label: &str, weight, part: fn(Spread) -> f64| {
+                let x = |moment: &Moment| match axis {
+                    XAxis::Time => Some(moment.t - start_s),
+                    XAxis::Step => step_at(history.effective(), moment.t),
+                };
+                // A moment without a value is a gap of the measurement and not of the run: nothing is marked.
+                let points =
+                    measured.moments.iter().filter_map(|moment| Some((x(moment)?, Some(part(value(moment)?)))));
+                Curve { label: label.into(), points: points.collect(), weight }
+            };
+            if !measured.moments.iter().any(|moment| value(moment).is_some()) {
+                return Vec::new();
+            }
+            vec![
+                curve("lowest", Weight::Raw, |s| s.min),
+                curve("highest", Weight::Raw, |s| s.max),
+                curve(label, Weight::Full, |s| s.mean),
+            ]
+        }
         Values::PerRank(values) => {
             let ranks = history.effective().iter().map(|sample| values(sample).len()).max().unwrap_or(0);
             let curve = |rank| {
@@ -198,6 +286,21 @@ fn curves(metric: &Metric, label: &str, history: &History, x: &dyn Fn(&MetricSam
             (0..ranks).map(curve).collect()
         }
     }
+}
+
+/// The step that was under way at a time; none before the first and after the last.
+fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
+    let at = samples.partition_point(|sample| sample.t < t);
+    let (before, after) = (samples.get(at.checked_sub(1)?)?, samples.get(at)?);
+    let share = if after.t > before.t { (t - before.t) / (after.t - before.t) } else { 0.0 };
+    Some(before.step as f64 + share * (after.step as f64 - before.step as f64))
+}
+
+/// What nodes did at a time, or a few seconds from it.
+fn moment_at(moments: &[Moment], t: f64) -> Option<&Moment> {
+    let at = moments.partition_point(|moment| moment.t < t);
+    let near = [at.checked_sub(1), Some(at)].into_iter().flatten().filter_map(|at| moments.get(at));
+    near.filter(|moment| (moment.t - t).abs() <= 10.0).min_by(|a, b| (a.t - t).abs().total_cmp(&(b.t - t).abs()))
 }
 
 /// What later attempts replaced, a curve per attempt.
@@ -257,10 +360,27 @@ mod tests {
         }
     }
 
-    fn history(samples: impl IntoIterator<Item = MetricSample>) -> History {
+    fn history(samples: impl IntoIterator<Item = MetricSample>) -> Measured {
         let mut history = History::new();
         history.extend(samples);
-        history
+        Measured { history, moments: Vec::new() }
+    }
+
+    #[test]
+    fn what_nodes_measured_stands_beside_the_steps_of_the_same_time() {
+        let spread = |mean| Some(Spread { mean, min: mean - 10.0, max: mean + 10.0 });
+        let moment = |t: f64| Moment { t, power_w: spread(600.0 + t), ..Moment::default() };
+        let moments = vec![moment(0.5), moment(1.5), moment(2.5), moment(90.0)];
+        let measured = Measured { moments, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };
+        let power = metric("power").unwrap();
+        let text = csv(&measured, &[power, metric("cpu").unwrap()]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "attempt,step,t,power_w_mean,power_w_min,power_w_max");
+        assert_eq!(lines[3], "1,3,3.000,602.5,592.5,612.5");
+        let drawn = curves(power, "mean", &measured, XAxis::Step);
+        assert_eq!(drawn[2].points, [(1.5, Some(601.5)), (2.5, Some(602.5))], "between the steps, none after the last");
+        let drawn = curves(power, "mean", &measured, XAxis::Time);
+        assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "the whole time, the console away or not");
     }
 
     #[test]
@@ -279,7 +399,7 @@ mod tests {
         let first = (1..=5).map(|step| sample(1, step, Some(1.0)));
         let second = (4..=6).map(|step| sample(2, step, Some(2.0)));
         let history = history(first.chain(second));
-        let curves = curves(metric("loss").unwrap(), "loss", &history, &|sample| sample.step as f64);
+        let curves = curves(metric("loss").unwrap(), "loss", &history, XAxis::Step);
         let [old, new] = &curves[..] else { panic!("{} curves", curves.len()) };
         assert_eq!((old.weight, old.points.len()), (Weight::Superseded, 2));
         assert_eq!((new.weight, new.points.len()), (Weight::Full, 6));

@@ -118,8 +118,8 @@ fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<
         }
         Effect::Export { chart, to, .. } => {
             let (summary, _) = at.summary(&at.dir(&chart.run))?;
-            let history = curves::read(&summary.dir)?;
-            chart_export::write(&curves::of_screen(&chart, &summary, &history), &to)?;
+            let measured = curves::read(&summary.dir)?;
+            chart_export::write(&curves::of_screen(&chart, &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
         Effect::Copy(_) | Effect::Suspend | Effect::Quit => unreachable!("start lets only jobs through"),

@@ -9,7 +9,7 @@ use crate::lister::{self, Curricula, Known, Lister};
 use crate::queue::Queue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Event, Failure, MetricSample, RunDir, RunId, Tail};
+use rundir::{Event, Failure, MetricSample, Moment, Moments, NodeSample, RunDir, RunId, Tail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -152,6 +152,7 @@ impl Stream {
         let mut folders = None;
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
+        let mut nodes = NodeFiles::default();
         loop {
             match known.status(&self.desk, &dir) {
                 Ok(status) if told.as_ref() != Some(status) => {
@@ -172,6 +173,9 @@ impl Stream {
                 tell(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);
             }
+            for moments in nodes.poll(&dir).chunks(SAMPLES) {
+                tell(RunMsg::Moments(moments.to_vec()))?;
+            }
             // Files grow faster than states change: several looks at the files for one at the state.
             for _ in 0..3 {
                 loop {
@@ -180,6 +184,7 @@ impl Stream {
                     if batch.restarted {
                         tell(RunMsg::Opened)?;
                         (told, folders, events) = (None, None, EventFiles::default());
+                        nodes = NodeFiles::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
                         tell(RunMsg::Metrics(samples.to_vec()))?;
@@ -255,6 +260,29 @@ impl Stream {
 
     fn pause(&self, time: Duration) -> Result<(), Ended> {
         if self.stop.pause(time) { Ok(()) } else { Err(Ended) }
+    }
+}
+
+/// What the nodes of a run sampled; nodes appear while it runs.
+#[derive(Default)]
+struct NodeFiles {
+    tails: BTreeMap<NodeId, Tail<NodeSample>>,
+    moments: Moments,
+}
+
+impl NodeFiles {
+    fn poll(&mut self, dir: &RunDir) -> Vec<Moment> {
+        for node in dir.node_ids().unwrap_or_default() {
+            let tail = self.tails.entry(node.clone()).or_insert_with(|| dir.tail_gpu_samples(&node));
+            // A file that cannot be read now may be readable the next time.
+            while let Ok(batch) = tail.poll() {
+                batch.items.iter().for_each(|sample| self.moments.push(&node, sample));
+                if !batch.more {
+                    break;
+                }
+            }
+        }
+        self.moments.take()
     }
 }
 

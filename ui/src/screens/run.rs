@@ -92,6 +92,7 @@ impl State {
                 self.checkpoints = None;
                 self.lost = None;
             }
+            RunMsg::Moments(moments) => moments.iter().for_each(|moment| self.series.push_moment(moment)),
             RunMsg::Metrics(samples) => samples.iter().for_each(|sample| self.series.push(sample)),
             RunMsg::Events(events) => {
                 self.events.extend(events);
@@ -137,6 +138,14 @@ impl State {
         let pieces = || std::iter::once(self.series.live()).chain(self.series.superseded()).filter(|p| !p.is_empty());
         let low = pieces().map(|p| self.x_of(p, 0)).fold(f64::INFINITY, f64::min);
         let high = pieces().map(|p| self.x_of(p, p.len() - 1)).fold(f64::NEG_INFINITY, f64::max);
+        let nodes = self.series.nodes();
+        // Nodes are at work before the first step and between two attempts.
+        let (low, high) = match (self.x, nodes.len().checked_sub(1)) {
+            (XAxis::Time, Some(last)) if low <= high => {
+                (low.min(self.x_of(nodes, 0)), high.max(self.x_of(nodes, last)))
+            }
+            _ => (low, high),
+        };
         match high - low {
             span if span > 0.0 => (low, high),
             0.0 => (low - 0.5, high + 0.5),
@@ -305,7 +314,10 @@ fn focus_by(run: &mut State, forward: bool) {
     let all = Panel::ALL;
     let at = all.iter().position(|panel| *panel == run.focus).unwrap_or(0);
     let step = if forward { 1 } else { all.len() - 1 };
-    run.focus = all[(at + step) % all.len()];
+    let nodes = [Chart::Power, Chart::NodeMemory].map(Panel::Chart);
+    let shown = |panel: &Panel| !nodes.contains(panel) || !run.series.nodes().is_empty();
+    let after = (1..=all.len()).map(|n| all[(at + step * n) % all.len()]);
+    run.focus = after.into_iter().find(shown).unwrap_or(run.focus);
     run.scroll = 0;
 }
 
@@ -355,7 +367,7 @@ fn advice_lines(model: &Model, run: &State, width: usize) -> Vec<Line<'static>> 
 fn screen_areas(model: &Model, run: &State) -> RunAreas {
     let body = layout::areas(model.size).body;
     let advice = advice_lines(model, run, usize::from(body.width)).len() as u16;
-    layout::run_areas(body, advice, run.focus, run.enlarged)
+    layout::run_areas(body, advice, run.focus, run.enlarged, !run.series.nodes().is_empty())
 }
 
 /// Draws the screen.

@@ -5,7 +5,7 @@ use crate::layout::{self, Panel};
 use crate::model::Model;
 use crate::rank_times::LEVELS;
 use crate::screens::run::State;
-use crate::series::{MAX_RANK_LINES, SMOOTHING, Track};
+use crate::series::{Bound, MAX_RANK_LINES, Quantity, SMOOTHING, Track};
 use crate::text;
 use crate::units::{self, Unit};
 use crate::widgets::heat_map::{HeatMap, shade_style};
@@ -18,9 +18,18 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{CheckpointEntry, Event, EventKind};
 
+/// Whether any node of the run has GPUs that say what they draw.
+fn has_power(run: &State) -> bool {
+    !run.series.nodes().column(Track::OfNodes(Quantity::Power, Bound::Mean)).is_empty()
+}
+
 /// Returns a chart's heading.
-pub fn title(chart: Chart) -> &'static str {
+pub fn title(run: &State, chart: Chart) -> &'static str {
     match chart {
+        Chart::Power if has_power(run) => "Power of a GPU",
+        Chart::Power => "Processors of a node",
+        Chart::NodeMemory if has_power(run) => "Memory of a GPU",
+        Chart::NodeMemory => "Memory of a node",
         Chart::Loss => "Loss",
         Chart::LearningRate => "Learning rate",
         Chart::GradNorm => "Gradient norm",
@@ -41,11 +50,16 @@ pub fn file_name(chart: Chart) -> &'static str {
         Chart::Memory => "memory",
         Chart::WeightNorm => "weight-norm",
         Chart::Mfu => "mfu",
+        Chart::Power => "power",
+        Chart::NodeMemory => "node-memory",
     }
 }
 
-fn unit(chart: Chart) -> Unit {
+fn unit(run: &State, chart: Chart) -> Unit {
     match chart {
+        Chart::Power if has_power(run) => Unit::Watts,
+        Chart::Power => Unit::Share,
+        Chart::NodeMemory => Unit::Gib,
         Chart::Loss | Chart::GradNorm | Chart::WeightNorm => Unit::Plain,
         Chart::Mfu => Unit::Share,
         Chart::LearningRate => Unit::Rate,
@@ -63,6 +77,15 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
         Chart::GradNorm => vec![named(Track::GradNorm, 'n', "norm before clipping")],
         Chart::WeightNorm => vec![named(Track::WeightNorm, 'n', "norm of the trained weights")],
         Chart::Mfu => vec![named(Track::Mfu, 'u', "of the devices' peak")],
+        Chart::Power | Chart::NodeMemory => {
+            let quantity = match chart {
+                Chart::NodeMemory => Quantity::Memory,
+                _ if has_power(run) => Quantity::Power,
+                _ => Quantity::Cpu,
+            };
+            let bounds = [(Bound::Mean, 'm', "mean"), (Bound::Highest, 'h', "highest"), (Bound::Lowest, 'l', "lowest")];
+            bounds.map(|(bound, mark, label)| named(Track::OfNodes(quantity, bound), mark, label)).into()
+        }
         Chart::StepTime => {
             vec![named(Track::StepTime, 's', "whole step"), named(Track::DataTime, 'd', "waiting for data")]
         }
@@ -71,11 +94,11 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
             .chain([named(Track::MemoryHighest, 'h', "fullest rank"), named(Track::MemoryLowest, 'l', "emptiest rank")])
             .collect(),
     };
-    let live = run.series.live();
+    let (live, nodes) = (run.series.live(), run.series.nodes());
     let superseded = run.series.superseded();
     candidates
         .into_iter()
-        .filter(|(track, ..)| std::iter::once(live).chain(superseded).any(|p| !p.column(*track).is_empty()))
+        .filter(|(track, ..)| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(*track).is_empty()))
         .enumerate()
         .map(|(i, (track, mark, label))| ChartLine {
             track,
@@ -101,7 +124,7 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, chart);
     let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
-    let below = heading(model, buf, area, title(chart), values, focused);
+    let below = heading(model, buf, area, title(run, chart), values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { "No step yet" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
@@ -112,6 +135,7 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
+    let has_nodes = !run.series.nodes().is_empty();
     let (plot, legend) = if enlarged && below.height >= 6 {
         layout::cut_top(below, below.height - 1)
     } else {
@@ -120,12 +144,13 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
     LineChart {
         series: &run.series,
         lines: &lines,
-        unit: unit(chart),
+        unit: unit(run, chart),
         x: run.x,
         window: run.window(),
         log_y: run.log_y.contains(&chart),
         smoothing: run.smoothing,
-        aligned: (chart != Chart::Loss && !enlarged && area.width < model.size.width / 2).then_some(9),
+        // The charts above each other have one x axis.
+        aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
         cursor: run.cursor,
         symbols: model.symbols,
         theme: model.theme,
@@ -136,6 +161,14 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
 
 /// Value of a line where the read-out stands. Where nothing was measured there is no text.
 fn value_at(run: &State, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
+    if line.track.is_of_nodes() {
+        let nodes = run.series.nodes();
+        let last = nodes.len().checked_sub(1)?;
+        // The newest, unless somebody reads another place.
+        let at = if run.cursor.is_some() { nodes.at_time(run.series.live().time(index)).min(last) } else { last };
+        let value = nodes.column(line.track).get(at);
+        return value.is_finite().then(|| units::value(f64::from(value), unit));
+    }
     let column = run.series.live().column(line.track);
     let value = column.get(index);
     if value.is_finite() {
@@ -148,14 +181,14 @@ fn value_at(run: &State, line: &ChartLine, index: usize, unit: Unit) -> Option<S
 /// The values for a heading: all lines if they fit, or else the first.
 fn heading_values(model: &Model, run: &State, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
-    let room = usize::from(area.width).saturating_sub(text::width(title(chart)) + 6);
+    let room = usize::from(area.width).saturating_sub(text::width(title(run, chart)) + 6);
     let mut spans = Vec::new();
     if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
         spans
             .push(Span::styled(format!("step {}  ", units::grouped(run.series.live().step(index))), model.theme.faint));
     }
     let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
-    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, unit(chart))?)));
+    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, unit(run, chart))?)));
     let values: Vec<(&ChartLine, String)> = values.collect();
     let used: usize = spans.iter().map(Span::width).sum();
     let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
@@ -204,7 +237,7 @@ fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Li
     };
     let mut spans = vec![Span::styled(step, model.theme.strong), Span::styled(after, model.theme.faint)];
     for line in lines {
-        let Some(value) = value_at(run, line, index, unit(chart)) else { continue };
+        let Some(value) = value_at(run, line, index, unit(run, chart)) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
         // "rank 0" says its mark already.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
@@ -212,7 +245,7 @@ fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Li
         spans.push(Span::styled(value, model.theme.strong));
         let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
         if let Some(average) = average.filter(|average| average.is_finite()) {
-            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), unit(chart)))));
+            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), unit(run, chart)))));
         }
     }
     Line::from(spans)

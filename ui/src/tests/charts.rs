@@ -126,3 +126,65 @@ fn the_read_out_walks_over_every_sample_when_zoomed_in() {
     assert_eq!(steps, [82, 81, 80, 79, 78]);
     assert!(ui.screen().contains("step 78"), "{}", ui.screen());
 }
+
+/// What two nodes did every five seconds, from before the first step to after the last.
+fn moments(gpus: bool) -> Vec<rundir::Moment> {
+    let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1 });
+    let at = |i: u32| {
+        let t = NOW - 320.0 + 5.0 * f64::from(i);
+        let busy = (8..28).contains(&i);
+        rundir::Moment {
+            t,
+            power_w: spread(if busy { 620.0 + f64::from(i) } else { 90.0 }).filter(|_| gpus),
+            gpu_mem_gib: spread(if busy { 62.0 } else { 1.0 }).filter(|_| gpus),
+            cpu_pct: spread(if busy { 80.0 } else { 2.0 }),
+            mem_gib: spread(3.0),
+        }
+    };
+    (0..36).map(at).collect()
+}
+
+#[test]
+fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
+    let mut ui = Ui::on_run(running(83));
+    ui.tell(RunMsg::Moments(moments(true)));
+    insta::assert_snapshot!(ui.screen());
+    ui.resize(160, 48);
+    insta::assert_snapshot!("power_and_memory_under_the_loss_160x48", ui.screen());
+    ui.press("x");
+    insta::assert_snapshot!("power_and_memory_over_time_160x48", ui.screen());
+}
+
+#[test]
+fn nodes_without_gpus_show_how_busy_their_processors_were() {
+    let mut ui = Ui::on_run(running(83));
+    ui.tell(RunMsg::Moments(moments(false)));
+    let screen = ui.screen();
+    assert!(screen.contains("Processors of a node") && !screen.contains("Power"), "{screen}");
+    ui.press("Tab Tab");
+    assert!(ui.screen().contains("Memory of a node"), "{}", ui.screen());
+}
+
+#[test]
+fn the_axis_of_time_reaches_from_the_first_to_the_last_sign_of_life() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("x");
+    assert_eq!(ui.model.run.as_ref().unwrap().full_range().0, 0.0);
+    ui.tell(RunMsg::Moments(moments(true)));
+    let run = ui.model.run.as_ref().unwrap();
+    let (low, high) = run.full_range();
+    assert!(low < -20.0 && high > 150.0, "start-up, and what came after the last step: {low} to {high}");
+    let series = &run.series;
+    // Times have some 1e-7 s in a float.
+    assert!((series.step_at(series.time_at(40.5)) - 40.5).abs() < 1e-5);
+}
+
+#[test]
+fn panels_of_nodes_are_passed_over_where_nothing_was_measured() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("Tab");
+    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::LearningRate));
+    ui.tell(RunMsg::Moments(moments(true)));
+    ui.press("Shift-Tab");
+    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::NodeMemory));
+}

@@ -93,6 +93,7 @@ impl LineChart<'_> {
     /// First sample of a piece at `x` or right of it.
     fn index_at(&self, piece: &Piece, x: f64) -> usize {
         match self.x {
+            XAxis::Step if self.is_of_nodes(piece) => piece.at_time(self.series.time_at(x)),
             XAxis::Step => piece.at_step(x),
             XAxis::Time => piece.at_time(x + self.origin()),
         }
@@ -100,14 +101,21 @@ impl LineChart<'_> {
 
     fn x_of(&self, piece: &Piece, index: usize) -> f64 {
         match self.x {
+            XAxis::Step if self.is_of_nodes(piece) => self.series.step_at(piece.time(index)),
             XAxis::Step => piece.step(index) as f64,
             XAxis::Time => piece.time(index) - self.origin(),
         }
     }
 
+    fn is_of_nodes(&self, piece: &Piece) -> bool {
+        std::ptr::eq(piece, self.series.nodes())
+    }
+
     fn pieces(&self) -> impl Iterator<Item = (&Piece, bool)> {
-        let superseded = self.series.superseded().iter().map(|piece| (piece, true));
-        superseded.chain(std::iter::once((self.series.live(), false)))
+        let of_nodes = self.lines.first().is_some_and(|line| line.track.is_of_nodes());
+        let superseded = self.series.superseded().iter().filter(move |_| !of_nodes).map(|piece| (piece, true));
+        let newest = if of_nodes { self.series.nodes() } else { self.series.live() };
+        superseded.chain(std::iter::once((newest, false)))
     }
 
     /// The y range of what is visible, or nothing when nothing is.

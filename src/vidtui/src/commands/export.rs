@@ -25,14 +25,14 @@ pub fn run(desk: &Desk, args: &ExportArgs) -> Result<(), Refusal> {
     };
     let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;
     let (summary, _) = desk.summary(&desk.find(&args.run)?)?;
-    let history = curves::read(&summary.dir)?;
+    let measured = curves::read(&summary.dir)?;
     if is_table {
         let metrics = if named.is_empty() { METRICS.iter().collect() } else { named };
-        rundir::write_atomic(to, curves::csv(&history, &metrics).as_bytes())?;
+        rundir::write_atomic(to, curves::csv(&measured, &metrics).as_bytes())?;
     } else {
         let overview = || OVERVIEW.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>();
         let metrics: Vec<&Metric> = if named.is_empty() { overview()? } else { named };
-        chart_export::write(&curves::of_metrics(&summary, &history, &metrics), to)?;
+        chart_export::write(&curves::of_metrics(&summary, &measured, &metrics), to)?;
     }
     output::line(to.as_str())
 }
