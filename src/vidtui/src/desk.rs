@@ -181,9 +181,7 @@ impl Desk {
             && facts.silent_since_s(now_s).is_some()
         {
             let nodes = self.samples.of(dir, attempt, crate::console::now_s());
-            if nodes.iter().any(|node| node.gpus.iter().any(|gpu| gpu.power_w.value().is_some())) {
-                facts.load = plan::power(&nodes, sign_s, now_s);
-            }
+            facts.load = plan::power(&nodes, sign_s, now_s).unwrap_or(facts.load);
         }
         Ok((RunSummary::new(run, dir.clone(), &facts, now_s)?, facts))
     }

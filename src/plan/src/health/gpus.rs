@@ -14,6 +14,8 @@ const NOW_S: f64 = 10.0;
 const BEFORE_S: f64 = 300.0;
 /// Power falls some seconds after the last kernel.
 const DECAY_S: f64 = 4.0;
+/// Memory that the driver takes for itself.
+const DRIVER_MIB: u64 = 1024;
 /// How many samples it takes to judge.
 const SAMPLES: usize = 3;
 /// A GPU that draws less than this share of what the others draw does less, or is held back.
@@ -23,8 +25,12 @@ const THROTTLED_S: f64 = 10.0;
 
 /// Compares what the GPUs of all nodes draw now with what they drew while steps were made, the last of them at `sign_s`.
 ///
-/// Nothing is known until some samples were taken on both sides.
-pub fn power(nodes: &[NodeEvidence], sign_s: f64, now_s: f64) -> Load {
+/// Nothing if no GPU is in use: a trainer that runs on processors leaves them alone, whatever they draw. Unknown until
+/// some samples were taken on both sides.
+pub fn power(nodes: &[NodeEvidence], sign_s: f64, now_s: f64) -> Option<Load> {
+    if !nodes.iter().any(|node| node.gpus.iter().any(is_in_use)) {
+        return None;
+    }
     let (mut now_w, mut before_w) = (0.0, 0.0);
     for samples in nodes.iter().flat_map(|node| by_gpu(node).into_values()) {
         let mean = |from: f64, to: f64| {
@@ -38,7 +44,12 @@ pub fn power(nodes: &[NodeEvidence], sign_s: f64, now_s: f64) -> Load {
             before_w += before;
         }
     }
-    if before_w > 0.0 { Load::Power { now_w, before_w } } else { Load::Unknown }
+    Some(if before_w > 0.0 { Load::Power { now_w, before_w } } else { Load::Unknown })
+}
+
+/// Whether somebody computes on it, as its memory tells where it does.
+fn is_in_use(sample: &GpuSample) -> bool {
+    sample.power_w.value().is_some() && sample.mem_used_mib.value().is_none_or(|mib| mib > DRIVER_MIB)
 }
 
 fn by_gpu(node: &NodeEvidence) -> BTreeMap<u32, Vec<&GpuSample>> {
@@ -134,6 +145,12 @@ fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
 /// GPUs that draw far less than their peers while the run makes steps.
 pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state != RunState::Running || evidence.facts.silent_since_s(evidence.now_s).is_some() {
+        return Vec::new();
+    }
+    // Idle GPUs draw what they like.
+    let newest = evidence.nodes.iter().flat_map(|node| by_gpu(node).into_values()).filter_map(|s| s.last().copied());
+    let (used, unused): (Vec<&GpuSample>, Vec<&GpuSample>) = newest.partition(|sample| is_in_use(sample));
+    if used.len() <= unused.len() {
         return Vec::new();
     }
     let mut means: Vec<(&NodeId, u32, f64, f64)> = Vec::new();

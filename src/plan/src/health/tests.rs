@@ -69,7 +69,7 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
                 }
                 let sign_s = facts.last_metric.map_or(start_s, |(_, t)| t);
                 facts.load = match machine {
-                    Machine::Gpus => power(std::slice::from_ref(&node), sign_s, poll),
+                    Machine::Gpus => power(std::slice::from_ref(&node), sign_s, poll).unwrap_or_default(),
                     Machine::Processors if matches!(phase, Phase::Hang(_)) => Load::Cpu { most: 0.01 },
                     Machine::Processors => Load::Cpu { most: 0.97 },
                 };
@@ -159,11 +159,13 @@ fn long_steps_are_no_hang_until_five_of_them_are_missed() {
 fn power_tells_nothing_before_it_was_seen_on_both_sides_of_the_last_step() {
     let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
     let nodes = |node: &NodeEvidence| power(std::slice::from_ref(node), 100.0, 130.0);
-    assert_eq!(nodes(&node), Load::Unknown);
+    assert_eq!(nodes(&node), None, "there are no GPUs");
     node.gpus = [122.0, 124.0, 126.0, 128.0].map(|t| gpu(0, t, WAITING_W)).to_vec();
-    assert_eq!(nodes(&node), Load::Unknown, "it may never have drawn more");
+    assert_eq!(nodes(&node), Some(Load::Unknown), "it may never have drawn more");
     node.gpus.splice(0..0, [90.0, 94.0, 98.0].map(|t| gpu(0, t, TRAINING_W)));
-    assert_eq!(nodes(&node), Load::Power { now_w: WAITING_W, before_w: TRAINING_W });
+    assert_eq!(nodes(&node), Some(Load::Power { now_w: WAITING_W, before_w: TRAINING_W }));
+    node.gpus.iter_mut().for_each(|gpu| gpu.mem_used_mib = Reading::Value(4));
+    assert_eq!(nodes(&node), None, "nobody computes on them: they tell nothing of this run");
 }
 
 /// A run of two nodes that makes steps of one second, with what its newest lines say.
