@@ -5,6 +5,7 @@
 mod commands;
 mod fake_trainer;
 mod nodes;
+mod other_trainers;
 mod place;
 mod pty;
 mod real_trainer;

@@ -191,6 +191,7 @@ impl RunUnderTest {
                 started_s: 0.0,
                 start_step,
                 start,
+                checkpoint: None,
                 steps: self.steps,
                 mesh,
                 placement,

@@ -156,6 +156,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         start_step,
         start: if number == 1 { StartFrom::Random } else { StartFrom::Checkpoint { run: stage_1(), step: start_step } },
         steps: None,
+        checkpoint: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
         logins: vec![],

@@ -323,12 +323,16 @@ impl Piece {
         self.steps.push(sample.step);
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
         self.attempts.push(sample.attempt);
+        let told = |value: f64| Some(value).filter(|value| !sample.adapted || *value != 0.0);
         let mut add = |track: Track, reading: Reading| self.columns[track.index()].push(index, reading);
         add(Track::Loss, Reading::of(sample.loss));
-        add(Track::GradNorm, Reading::of(sample.grad_norm));
-        add(Track::StepTime, Reading::of(Some(sample.step_s)));
-        add(Track::DataTime, Reading::of(Some(sample.data_s)));
-        add(Track::Lr, Reading::of(Some(sample.lr)));
+        add(
+            Track::GradNorm,
+            if sample.adapted { Reading::if_measured(sample.grad_norm) } else { Reading::of(sample.grad_norm) },
+        );
+        add(Track::StepTime, Reading::if_measured(told(sample.step_s)));
+        add(Track::DataTime, Reading::if_measured(told(sample.data_s)));
+        add(Track::Lr, Reading::if_measured(told(sample.lr)));
         add(Track::LrTtt, Reading::if_measured(sample.lr_ttt));
         add(Track::WeightNorm, Reading::if_measured(sample.weight_norm));
         add(Track::Mfu, Reading::if_measured(sample.mfu));

@@ -16,6 +16,10 @@ pub struct DiskNeed {
 impl DiskNeed {
     /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk.
     pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64) -> Self {
+        if recipe.trainer == recipe::Trainer::Command {
+            // What it saves, and how much, only the command knows.
+            return Self { checkpoint_bytes: 0, count: 0 };
+        }
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };

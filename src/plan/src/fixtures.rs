@@ -17,6 +17,9 @@ pub const NOW: f64 = 1_795_146_012.0;
 pub fn recipe() -> Recipe {
     Recipe {
         name: "demo-2s".into(),
+        trainer: recipe::Trainer::Embedded,
+        command: recipe::Command::default(),
+        env: recipe::Env::default(),
         model: Model {
             positions: Positions::Rope,
             num_layers: 2,

@@ -6,13 +6,13 @@
 use std::fmt::Write;
 
 use camino::Utf8Path;
+use cluster::Placement;
 use cluster::slurm::{JobDetails, SlurmSpec};
-use cluster::{NodeId, Placement};
-use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunFacts, RunId, RunState, SlurmJob};
+use rundir::{Attempt, AttemptWhy, Failure, Run, RunDir, RunFacts, RunId, RunState, SlurmJob};
 
-use crate::launch_plan::master;
+use crate::launch_plan::{master, node_launch};
 use crate::resume::go_on;
-use crate::{Context, NodeLaunch, ResumeRequest, command_line, counted, quote, script as node_script};
+use crate::{Context, NodeLaunch, ResumeRequest, command_line, counted, quote};
 
 /// What a job's script asks when the job begins.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
             Failure::new(&*what, error.to_string(), "submit it as vidtui wrote it: --nodes, --gres")
         })?;
         attempt.slurm = cx.place.slurm.clone();
-        let nodes = scripts(dir, &run.id, &attempt, cx);
+        let nodes = scripts(dir, run, &attempt, cx)?;
         return Ok(Begin::First { placement: attempt.placement, nodes });
     }
     // Of its own earlier turns nothing is left: Slurm ends all of a job before it begins it again.
@@ -80,14 +80,12 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
     Ok(Begin::Again(Box::new(plan)))
 }
 
-fn scripts(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context) -> Vec<NodeLaunch> {
+fn scripts(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -> Result<Vec<NodeLaunch>, Failure> {
+    let recipe = run.recipe()?;
     let master = master(&attempt.placement, cx);
-    let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node.clone());
-    let script = |node: NodeId| NodeLaunch {
-        script: node_script(&cx.trainer.path, dir, run, attempt, &node, master.as_ref()),
-        node,
-    };
-    nodes.map(script).collect()
+    let nodes = attempt.placement.by_node().into_iter();
+    let launch = |(node, _)| node_launch(run, dir, &recipe, attempt, node, master.as_ref(), &cx.trainer.path);
+    Ok(nodes.map(launch).collect())
 }
 
 /// Decides whether a job whose ranks have ended goes back into the queue; either way says why.

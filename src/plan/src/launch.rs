@@ -1,5 +1,5 @@
 use camino::Utf8PathBuf;
-use recipe::{Curriculum, Recipe, StageSpec, StageStart, Trainable};
+use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable};
 use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
@@ -90,15 +90,35 @@ impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
         recipe.check().map_err(|error| Failure::new(what, format!("{}: {}", error.what, error.why), error.fix))?;
-        check_mesh(what, recipe, cx)?;
-        if self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
+        let is_command = recipe.trainer == recipe::Trainer::Command;
+        let mesh = match (is_command, cx.place.slots()) {
+            // What the ranks of a command share is its own affair: it takes as many as there are.
+            (true, slots) if slots > 0 && slots != recipe.mesh.world() => ranks_alone(slots),
+            _ => recipe.mesh,
+        };
+        if mesh == recipe.mesh {
+            check_mesh(what, recipe, cx)?;
+        }
+        if is_command && self.origin.start != StartFrom::Random {
+            return Err(Failure::new(
+                what,
+                format!("it is to start from {}, and only the command itself can say how", self.origin.words),
+                "name the weights in command.run, and start the stage at random",
+            ));
+        }
+        if is_command {
+            self.origin.words = "as the command says".into();
+        }
+        if !is_command && self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
             self.warnings.push(format!(
                 "only {} is trained, and the weights are random: what is not trained stays random",
                 recipe.train.trainable
             ));
         }
-        let placement = place(what, &recipe.mesh, cx)?;
-        self.warnings.extend(crossing(&recipe.mesh, &placement));
+        let placement = place(what, &mesh, cx)?;
+        if !is_command {
+            self.warnings.extend(crossing(&recipe.mesh, &placement));
+        }
         let id = RunId::new(cx.now_s, self.name, cx.random);
         let (curriculum, stage) = self.stage.unzip();
         let draft = Draft {
@@ -123,8 +143,9 @@ impl NewRun<'_> {
             why: AttemptWhy::Launch,
             start: self.origin.start,
             start_step: 0,
+            checkpoint: None,
             weights: self.origin.words,
-            mesh: recipe.mesh,
+            mesh,
             placement,
             steps: None,
             saved: 0,
@@ -132,6 +153,11 @@ impl NewRun<'_> {
         };
         Ok(draft.finish(cx))
     }
+}
+
+/// A mesh of ranks of which only their number is known.
+pub(crate) fn ranks_alone(ranks: usize) -> Mesh {
+    Mesh { dp_replicate: ranks, dp_shard: 1, tp: 1 }
 }
 
 /// A new run takes the whole place: ranks left idle are more likely a mistake than a wish.
@@ -150,8 +176,6 @@ fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> 
 
 #[cfg(test)]
 mod tests {
-    use recipe::Mesh;
-
     use super::*;
     use crate::fixtures::{self, context, recipe, rows};
 

@@ -1,10 +1,14 @@
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement};
-use recipe::{Mesh, Recipe};
-use rundir::{Attempt, AttemptWhy, Failure, Login, Run, RunDir, SCHEMA, StartFrom};
+use recipe::{Mesh, Per, Recipe};
+use rundir::{
+    Attempt, AttemptWhy, CommandPlace, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder, command_output,
+    command_ranks, command_words,
+};
 
 use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
+use crate::script::Details;
 use crate::{Context, Master, Trainer, command_line, counted, script, size, supervise_command};
 
 /// Exactly what will be started, on which nodes, and everything to know before saying yes.
@@ -49,6 +53,11 @@ pub struct NodeLaunch {
 }
 
 impl LaunchPlan {
+    /// Tells whether a program of the user's own trains.
+    pub fn is_command(&self) -> bool {
+        self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::Trainer::Command)
+    }
+
     /// Tells whether a run is created, rather than continued.
     pub fn is_new_run(&self) -> bool {
         self.attempt.why == AttemptWhy::Launch
@@ -64,6 +73,8 @@ pub(crate) struct Draft<'a> {
     pub why: AttemptWhy,
     pub start: StartFrom,
     pub start_step: u64,
+    /// The folder from which a command continues.
+    pub checkpoint: Option<Utf8PathBuf>,
     /// Where the weights come from, in words.
     pub weights: String,
     pub mesh: Mesh,
@@ -88,6 +99,7 @@ impl Draft<'_> {
             start_step: self.start_step,
             start: self.start,
             steps: self.steps,
+            checkpoint: self.checkpoint,
             logins: logins(&placement, cx),
             mesh: self.mesh,
             placement,
@@ -96,17 +108,19 @@ impl Draft<'_> {
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
         let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved);
         let master = master(&attempt.placement, cx);
-        let nodes = attempt
-            .placement
-            .by_node()
-            .into_iter()
-            .map(|(node, _)| NodeLaunch {
-                node: node.clone(),
-                script: script(&cx.trainer.path, &self.dir, &self.run.id, &attempt, node, master.as_ref()),
-            })
-            .collect();
-        let summary =
-            summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, &disk, &cx.trainer.path);
+        let summary = match self.recipe.trainer {
+            recipe::Trainer::Embedded => {
+                summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, &disk, &cx.trainer.path)
+            }
+            recipe::Trainer::Command => {
+                command_summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, master.as_ref())
+            }
+        };
+        let nodes = attempt.placement.by_node().into_iter();
+        let launch = |(node, _)| {
+            node_launch(&self.run, &self.dir, self.recipe, &attempt, node, master.as_ref(), &cx.trainer.path)
+        };
+        let nodes = nodes.map(launch).collect();
         let job_script = cx.place.asked_of_slurm().map(|_| crate::job::script(&self.dir, &self.run.id, &attempt, cx));
         LaunchPlan {
             run: self.run,
@@ -174,6 +188,88 @@ pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
 /// Writes the sizes of a mesh: `2 × 4`.
 pub(crate) fn sizes(mesh: &Mesh) -> String {
     mesh.axes().iter().map(|(_, size)| size.to_string()).collect::<Vec<_>>().join(" × ")
+}
+
+/// What is started on a node of an attempt.
+pub(crate) fn node_launch(
+    run: &Run,
+    dir: &RunDir,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    node: &NodeId,
+    master: Option<&Master>,
+    trainer: &Utf8Path,
+) -> NodeLaunch {
+    let commands = commands(run, dir, recipe, attempt, node, master);
+    let secrets = Some(recipe.env.secrets.as_path()).filter(|path| !path.as_str().is_empty());
+    let details = Details { master, commands: &commands, secrets };
+    NodeLaunch { node: node.clone(), script: script(trainer, dir, &run.id, attempt, node, &details) }
+}
+
+/// The commands that a supervisor starts on a node, as a person would type them; none for the embedded trainer.
+fn commands(
+    run: &Run,
+    dir: &RunDir,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    node: &NodeId,
+    master: Option<&Master>,
+) -> Vec<String> {
+    if recipe.trainer == recipe::Trainer::Embedded {
+        return Vec::new();
+    }
+    let master = master.map(|master| (master.address.as_str(), master.port));
+    let words = |rank| command_words(dir, run, recipe, attempt, &CommandPlace { node, rank, master });
+    command_ranks(recipe, attempt, node).into_iter().map(|rank| command_line(&words(rank))).collect()
+}
+
+fn command_summary(
+    run: &Run,
+    dir: &RunDir,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    steps: u64,
+    weights: &str,
+    master: Option<&Master>,
+) -> Vec<(String, String)> {
+    let by_node = attempt.placement.by_node();
+    let mut rows = vec![("recipe", recipe.name.clone())];
+    if let (Some(stage), Some(curriculum)) = (&run.stage, &run.curriculum) {
+        rows.push(("stage", format!("{stage} of {curriculum}")));
+    }
+    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
+    rows.push(("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)));
+    rows.push(("steps", format!("{} to {steps}", attempt.start_step + 1)));
+    rows.push(("weights", weights.to_owned()));
+    let env = &recipe.env;
+    let names: Vec<String> = env.all().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if !names.is_empty() {
+        rows.push(("environment", names.join(" ")));
+    }
+    if !env.secrets.as_str().is_empty() {
+        rows.push(("secrets", env.secrets.to_string()));
+    }
+    rows.push(("checkpoints", format!("below {}, as the command says", command_output(dir, run, recipe))));
+    rows.push(("run directory", dir.root.to_string()));
+    rows.push(("folder", command_folder(dir, recipe).to_string()));
+    if let Some(spec) = queued {
+        rows.push(("job", crate::job::in_words(spec)));
+        // Where it will be started, Slurm has yet to say.
+        rows.push(("command", command_line(&recipe.command.run)));
+        rows.push(("submitted", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
+    }
+    if let Some((first, _)) = by_node.first() {
+        let command = commands(run, dir, recipe, attempt, first, master).into_iter().next().unwrap_or_default();
+        rows.push(("command", command));
+        let times = match recipe.command.per {
+            Per::Node => counted(by_node.len(), "node"),
+            Per::Rank => counted(attempt.placement.world(), "rank"),
+        };
+        if times != "1 node" && times != "1 rank" {
+            rows.push(("started", format!("once on each of {times}; this is the first")));
+        }
+    }
+    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[expect(clippy::too_many_arguments, reason = "each is a row of the table")]

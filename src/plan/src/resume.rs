@@ -4,7 +4,7 @@ use rundir::{
     RunState, StartFrom, derive,
 };
 
-use crate::launch::{NewRun, from_weights};
+use crate::launch::{NewRun, from_weights, ranks_alone};
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, LaunchPlan, Weights, counted};
 
@@ -73,6 +73,14 @@ pub(crate) fn go_on(
 ) -> Result<LaunchPlan, Failure> {
     let recipe = request.run.recipe()?;
     let checkpoint = choose(what, request)?;
+    let is_command = recipe.trainer == recipe::Trainer::Command;
+    if is_command && request.options.kind != ResumeKind::Everything {
+        return Err(Failure::new(
+            what,
+            "a command continues in the one way that command.resume says",
+            "leave --weights-only and --fresh-data out, or launch anew and name the weights in command.run",
+        ));
+    }
     if let (ResumeKind::WeightsOnly, Some(checkpoint)) = (request.options.kind, checkpoint) {
         return from_weights_only(what, request, &recipe, checkpoint, cx);
     }
@@ -81,6 +89,7 @@ pub(crate) fn go_on(
     let mesh = fit_mesh(what, request, &recipe, cx)?;
     if let Some(last) = &request.facts.attempt
         && last.mesh != mesh
+        && !is_command
     {
         warnings.push(format!(
             "the mesh changes from {} to {}: losses agree with the old mesh up to rounding, not bit for bit",
@@ -89,6 +98,7 @@ pub(crate) fn go_on(
     }
     if let Some(before) = &request.run.trainer_sha256
         && *before != cx.trainer.sha256
+        && !is_command
     {
         warnings.push(format!(
             "the trainer is another one than at launch: {} {} ({}), then {} ({})",
@@ -102,8 +112,17 @@ pub(crate) fn go_on(
     let placement = place(what, &mesh, cx)?;
     // Who resumes on the same nodes knows by now.
     let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
-    warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now)));
-    let (start, start_step, weights) = start_of(request, checkpoint);
+    warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now) && !is_command));
+    let (start, start_step, mut weights) = start_of(request, checkpoint);
+    let folder = checkpoint.filter(|_| is_command).map(|checkpoint| checkpoint.dir.clone());
+    if is_command {
+        weights = folder
+            .as_ref()
+            .map_or("as the command says".into(), |folder| format!("step {start_step} of this run: {folder}"));
+        if folder.is_some() && recipe.command.resume.is_empty() {
+            warnings.push("command.resume is empty: the command itself must find its checkpoint".into());
+        }
+    }
     let draft = Draft {
         run: request.run.clone(),
         dir: request.dir.clone(),
@@ -112,6 +131,7 @@ pub(crate) fn go_on(
         why,
         start,
         start_step,
+        checkpoint: folder,
         weights,
         mesh,
         placement,
@@ -291,6 +311,9 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);
     if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
         return Ok(mesh);
+    }
+    if recipe.trainer == recipe::Trainer::Command && ranks > 0 {
+        return Ok(ranks_alone(ranks));
     }
     let Mesh { dp_replicate, tp, .. } = recipe.mesh;
     let row = dp_replicate * tp;

@@ -12,6 +12,17 @@ pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &
         .to_vec()
 }
 
+/// What differs between scripts by what they start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Details<'a> {
+    /// Where the ranks of several nodes meet.
+    pub master: Option<&'a Master>,
+    /// What the supervisor starts, where that is not the trainer itself.
+    pub commands: &'a [String],
+    /// The file of what is kept secret.
+    pub secrets: Option<&'a Utf8Path>,
+}
+
 /// Writes the script that starts one node: what the console runs, and what a person can run by hand.
 pub fn script(
     trainer: &Utf8Path,
@@ -19,8 +30,9 @@ pub fn script(
     run: &RunId,
     attempt: &Attempt,
     node: &NodeId,
-    master: Option<&Master>,
+    details: &Details<'_>,
 ) -> String {
+    let Details { master, commands, secrets } = *details;
     let number = attempt.number;
     let world = attempt.placement.world();
     let here = attempt.placement.ranks.iter().filter(|place| place.node == *node);
@@ -37,6 +49,12 @@ pub fn script(
         )
     });
     let command = command_line(&supervise_command(trainer, dir, number, node));
+    let commands: String =
+        commands.iter().map(|command| format!("#   {}\n", command.replace(['\n', '\r'], "?"))).collect();
+    let commands = match &commands[..] {
+        "" => String::new(),
+        commands => format!("#\n# What the supervisor starts here:\n{commands}"),
+    };
     format!(
         "\
 #!/usr/bin/env bash
@@ -44,12 +62,12 @@ pub fn script(
 #
 # By hand, on that node:
 #   bash {by_hand} &
-# The run goes on when the terminal closes. The supervisor's messages are in
+{secret}# The run goes on when the terminal closes. The supervisor's messages are in
 #   {log_path}
 # and its process number in
 #   {pid_file}
-# TERM to that process saves a checkpoint and stops every rank.
-set -eu
+{term}
+{commands}set -eu
 
 # All processes of the run carry its id; what does not carry it is never signalled.
 export VIDTUI_RUN={id}
@@ -57,8 +75,20 @@ export VIDTUI_ATTEMPT={number}
 {meeting}
 mkdir -p {log_dir}
 exec {command} \\
-  </dev/null >>{log} 2>&1
+  {stdin}>>{log} 2>&1
 ",
+        term = if commands.is_empty() {
+            "# TERM to that process saves a checkpoint and stops every rank."
+        } else {
+            "# TERM to that process is passed on; whether a checkpoint is saved is up to the command."
+        },
+        secret = secrets.map_or(String::new(), |path| {
+            format!(
+                "# Its secrets are read from {} when a launch does not hand them over.\n",
+                in_comment(path.to_owned())
+            )
+        }),
+        stdin = if secrets.is_some() { "" } else { "</dev/null " },
         by_hand = in_comment(dir.launch_script(number, node)),
         log_path = in_comment(dir.supervisor_log(node, number)),
         pid_file = in_comment(dir.pid_toml(node, number)),
@@ -99,7 +129,7 @@ mod tests {
         let (run, attempt) = fixtures::run_and_attempt();
         let dir = RunDir::of(&root, &run.id);
         let node = &attempt.placement.ranks[0].node;
-        let text = script(&trainer, &dir, &run.id, &attempt, node, None);
+        let text = script(&trainer, &dir, &run.id, &attempt, node, &Details::default());
         let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
         assert!(status.success());
         let said = std::fs::read_to_string(dir.supervisor_log(node, attempt.number)).expect("a log");

@@ -1,5 +1,7 @@
+use crate::command::Placeholders;
+use crate::nearest::nearest;
 use crate::{
-    Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, nearest::nearest, param_specs,
+    Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, Trainer, param_specs,
 };
 
 /// A rule between keys that a recipe breaks. Ranges of single keys are in the table of keys.
@@ -30,6 +32,19 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["train.trainable"], patterns_match),
 ];
 
+/// The rules of a recipe for a command.
+const COMMAND_RULES: &[(&[&str], Rule)] = &[
+    (&["command.run"], has_program),
+    (&["command.run", "command.per"], |r| known_placeholders("run", &r.command.run, r)),
+    (&["command.output"], |r| known_placeholders("output", std::slice::from_ref(&r.command.output), r)),
+    (&["command.resume", "command.per"], |r| known_placeholders("resume", &r.command.resume, r)),
+    (&["command.resume", "command.adapter"], resume_finds_checkpoints),
+];
+
+/// The rules of every recipe.
+const COMMON_RULES: &[(&[&str], Rule)] =
+    &[(&["env.variables"], |r| r.env.bad_name().map_or(Ok(()), |(why, fix)| Err(Advice { why, fix })))];
+
 type Rule = fn(&Recipe) -> Result<(), Advice>;
 
 /// Why a rule is broken and what to change.
@@ -40,7 +55,11 @@ struct Advice {
 
 /// Returns the first rule that does not hold.
 pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
-    RULES.iter().find_map(|(keys, rule)| {
+    let rules = match recipe.trainer {
+        Trainer::Embedded => RULES,
+        Trainer::Command => COMMAND_RULES,
+    };
+    rules.iter().chain(COMMON_RULES).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;
         Some(Broken { keys, why, fix })
     })
@@ -252,6 +271,45 @@ fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
             names().count()
         ),
         fix: format!("correct or remove it; names look like {example}"),
+    })
+}
+
+fn has_program(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.command.run.first().is_some_and(|program| !program.is_empty()) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "command.run names no program".into(),
+        fix: "write it and its arguments: run = [\"torchrun\", \"--nnodes={nnodes}\", \"train.py\"]".into(),
+    })
+}
+
+fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -> Result<(), Advice> {
+    let known = Placeholders::of(key, recipe.command.per);
+    let mut names = words.iter().flat_map(|word| crate::command::names(word));
+    let Some(name) = names.find(|name| !known.contains(name)) else { return Ok(()) };
+    let why = format!("command.{key}: there is no {{{name}}} here");
+    let fix = match (name, nearest(name, known.iter().copied())) {
+        ("rank" | "local_rank", _) if key != "output" => {
+            "a command that is started once per node has no rank: set command.per = \"rank\"".into()
+        }
+        ("checkpoint" | "checkpoint_step", _) => "put what is only for a resume into command.resume".into(),
+        (_, Some(meant)) => format!("did you mean {{{meant}}}? For the text {{{name}}} itself, write {{{{{name}}}}}"),
+        (_, None) => {
+            format!("known are {{{}}}; for the text {{{name}}} itself, write {{{{{name}}}}}", known.join("}, {"))
+        }
+    };
+    Err(Advice { why, fix })
+}
+
+fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.command.resume.is_empty() || recipe.command.adapter != Adapter::None {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "command.resume is to continue from a checkpoint, and command.adapter does not say what those look like"
+            .into(),
+        fix: "set command.adapter to the system that the command is of".into(),
     })
 }
 

@@ -7,8 +7,10 @@
 //! The crate reads the files it is given and does nothing else outside itself.
 
 mod check;
+mod command;
 mod cost;
 mod curriculum;
+mod env;
 mod error;
 mod file;
 mod fit;
@@ -22,12 +24,15 @@ mod optim;
 mod params;
 mod recipe;
 mod schema;
+mod secrets;
 mod show;
 mod train;
 mod value;
 
+pub use command::{Adapter, Command, Per, Trainer, fill};
 pub use cost::{Cost, Flops, RankMemory, Traffic};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
+pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::RecipeError;
 pub use fit::Fit;
 pub use limits::{RunLimits, TimeLimit};
@@ -38,4 +43,5 @@ pub use optim::{Optimizer, Schedule};
 pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use recipe::Recipe;
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
+pub use secrets::Secrets;
 pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
 use crate::value::{self, is_name};
-use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, check};
+use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, Trainer, check};
 
 /// A recipe, with where each of its values came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,7 +203,7 @@ impl Values<'_> {
                 *path = absolute(&file.resolve(path)).into_string();
             }
             let origin = Origin::File { path: file.path.clone(), line: file.line(&path) };
-            self.set.insert(key.path, (value, origin));
+            self.insert(key, value, origin);
         }
         Ok(())
     }
@@ -216,6 +216,12 @@ impl Values<'_> {
             ));
         };
         let place = format!("--set {set}");
+        if let Some(name) = path.strip_prefix("env.variables.") {
+            let key = Key::find("env.variables").expect("it is in the table of keys");
+            let value = toml::Table::from_iter([(name.to_owned(), Value::String(text.to_owned()))]);
+            self.insert(key, Value::Table(value), Origin::Flag(set.to_owned()));
+            return Ok(());
+        }
         let Some(key) = Key::find(path) else {
             return Err(self.unknown(&place, path));
         };
@@ -225,8 +231,45 @@ impl Values<'_> {
         {
             *path = absolute(Utf8Path::new(path)).into_string();
         }
-        self.set.insert(key.path, (value, Origin::Flag(set.to_owned())));
+        self.insert(key, value, Origin::Flag(set.to_owned()));
         Ok(())
+    }
+
+    /// Sets a key, or adds to it where it is a table.
+    fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) {
+        let value = match (self.set.remove(key.path), value) {
+            (Some((Value::Table(mut before), _)), Value::Table(more)) => {
+                before.extend(more);
+                Value::Table(before)
+            }
+            (_, value) => value,
+        };
+        self.set.insert(key.path, (value, origin));
+    }
+
+    /// The trainer that the recipe is for.
+    fn trainer(&self) -> Trainer {
+        match self.set.get("trainer") {
+            Some((Value::String(word), _)) if word == "command" => Trainer::Command,
+            _ => Trainer::Embedded,
+        }
+    }
+
+    /// Refuses what is set and means nothing to the trainer.
+    fn check_keys(&self, trainer: Trainer) -> Result<(), RecipeError> {
+        let foreign = SCHEMA.iter().find(|key| !key.is_for(trainer) && self.set.contains_key(key.path));
+        let Some(key) = foreign else { return Ok(()) };
+        let place = self.set[key.path].1.place(key.path, self.path);
+        Err(match trainer {
+            Trainer::Embedded => self.error(
+                format!("{place}: it is for trainer = \"command\", and this recipe is for vidtui's own"),
+                "write trainer = \"command\" above all sections, or remove the section [command]".into(),
+            ),
+            Trainer::Command => self.error(
+                format!("{place}: it is for vidtui's own trainer, and means nothing to a command"),
+                "remove it, and say it in the command's own words: command.run".into(),
+            ),
+        })
     }
 
     fn unknown(&self, place: &str, path: &str) -> RecipeError {
@@ -247,8 +290,10 @@ impl Values<'_> {
 
     /// Fills in defaults and builds the recipe.
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
-        let missing: Vec<_> =
-            SCHEMA.iter().filter(|key| key.default.is_none() && !self.set.contains_key(key.path)).collect();
+        let trainer = self.trainer();
+        self.check_keys(trainer)?;
+        let is_missing = |key: &&Key| key.is_for(trainer) && key.default.is_none() && !self.set.contains_key(key.path);
+        let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
             return Err(self.error(
@@ -259,8 +304,9 @@ impl Values<'_> {
         let mut table = toml::Table::new();
         let mut origins = BTreeMap::new();
         for key in SCHEMA {
-            let preset = || key.default.map(|preset| (preset.value(), Origin::Default));
-            let Some((mut value, origin)) = self.set.remove(key.path).or_else(preset) else { continue };
+            let preset =
+                || (key.default.map_or_else(|| value::least(key.kind), |preset| preset.value()), Origin::Default);
+            let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(preset);
             if key.path == "name" && value.as_str() == Some("") {
                 value = Value::String(if is_name(name) { name.to_owned() } else { "unnamed".to_owned() });
             }
@@ -273,9 +319,9 @@ impl Values<'_> {
             }
             origins.insert(key.path.to_owned(), origin);
         }
-        let recipe =
-            table.clone().try_into().expect("the table of keys and the types agree: a test holds them together");
-        Ok(Resolved { recipe, table, origins })
+        let recipe: Recipe =
+            table.try_into().expect("the table of keys and the types agree: a test holds them together");
+        Ok(Resolved { table: recipe.to_table(), recipe, origins })
     }
 }
 
@@ -359,11 +405,25 @@ mod tests {
 
     #[test]
     fn the_table_of_a_recipe_gives_the_same_recipe() {
-        for name in ["minimal.toml", "stages/long.toml"] {
+        for name in ["minimal.toml", "stages/long.toml", "command.toml"] {
             let Resolved { recipe, table, .. } = valid(name, &[]).unwrap();
             assert_eq!(recipe.to_table(), table);
             assert_eq!(Recipe::from_table(&table), Ok(recipe));
         }
+    }
+
+    #[test]
+    fn a_recipe_for_a_command_has_the_keys_that_mean_something_to_it_and_no_others() {
+        let Resolved { recipe, table, .. } = valid("command.toml", &["env.variables.HF_HOME=/hf"]).unwrap();
+        assert_eq!(recipe.trainer, Trainer::Command);
+        let variables: Vec<_> = recipe.env.all();
+        let of = |name: &str| variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
+        assert_eq!(
+            (of("HF_HOME"), of("NCCL_SOCKET_IFNAME"), of("NCCL_IB_DISABLE")),
+            (Some("/hf"), Some("eth1"), Some("1"))
+        );
+        let sections: Vec<_> = table.keys().collect();
+        assert_eq!(sections, ["checkpoint", "command", "env", "mesh", "name", "train", "trainer"]);
     }
 
     #[test]
@@ -401,13 +461,14 @@ mod tests {
         }
         let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
         keys.sort();
+        schema.retain(|key| Key::find(key).unwrap().is_for(Trainer::Embedded));
         schema.sort();
         assert_eq!(keys, schema);
     }
 
     #[test]
     fn every_default_is_a_value_of_its_key() {
-        for key in SCHEMA.iter().filter(|key| key.path != "name") {
+        for key in SCHEMA.iter().filter(|key| key.default != Some(crate::Preset::Str(""))) {
             if let Some(preset) = key.default {
                 assert_eq!(
                     value::accept(key, &preset.value()).map_err(|bad| bad.why),

@@ -83,7 +83,8 @@ mod tests {
     #[test]
     fn far_from_every_key_the_choices_are_listed() {
         assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval, peak_tflops, spike");
-        let sections = "the sections are model, data, train, optimizer, mesh, remat, checkpoint, log, run";
+        let sections =
+            "the sections are command, env, model, data, train, optimizer, mesh, remat, checkpoint, log, run";
         assert_eq!(instead_of("wandb.qqqqqqqqqqqqqq"), sections);
     }
 }

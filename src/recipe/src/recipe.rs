@@ -1,6 +1,9 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{CheckpointPolicy, Data, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunLimits, Train, load};
+use crate::{
+    CheckpointPolicy, Command, Data, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunLimits, SCHEMA, Train,
+    Trainer, load,
+};
 
 /// A complete, checked training configuration for one stage.
 ///
@@ -11,6 +14,12 @@ use crate::{CheckpointPolicy, Data, Log, Mesh, Model, Optimizer, RecipeError, Re
 pub struct Recipe {
     /// Short name, part of the ids of its runs.
     pub name: String,
+    /// What trains. Of a recipe for a command, only the keys that are [for it](crate::Key::is_for) mean anything.
+    pub trainer: Trainer,
+    /// The program that trains, where it is not the embedded trainer.
+    pub command: Command,
+    /// The environment of every rank.
+    pub env: Env,
     /// The model and its input.
     pub model: Model,
     /// What to train on.
@@ -42,9 +51,18 @@ impl Recipe {
         load::from_table(table)
     }
 
-    /// Writes the recipe with every key, as [`Recipe::from_table`] reads it.
+    /// Writes the recipe with every key that means something to its trainer, as [`Recipe::from_table`] reads it.
     pub fn to_table(&self) -> toml::Table {
-        toml::Table::try_from(self).expect("every field of a recipe has a place in TOML: checked numbers fit 64 bits")
+        let mut table = toml::Table::try_from(self)
+            .expect("every field of a recipe has a place in TOML: checked numbers fit 64 bits");
+        for key in SCHEMA.iter().filter(|key| !key.is_for(self.trainer)) {
+            let (section, name) = key.parts();
+            if let Some(section) = table.get_mut(section).and_then(toml::Value::as_table_mut) {
+                section.remove(name);
+            }
+        }
+        table.retain(|_, value| value.as_table().is_none_or(|section| !section.is_empty()));
+        table
     }
 
     /// Checks the range of every value and every rule between keys.

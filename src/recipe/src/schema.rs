@@ -1,3 +1,5 @@
+use crate::Trainer;
+
 /// One key of a recipe: its type, default and meaning.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
@@ -37,6 +39,14 @@ pub enum Kind {
     Trainable,
     /// A time with its units, such as `"1h30m"`, or `"none"`.
     Time,
+    /// Any text.
+    Text,
+    /// A list of texts.
+    Words,
+    /// A list of some words.
+    ListOf(&'static [&'static str]),
+    /// Names with a text each; files that build on each other, and flags, add to it name by name.
+    Variables,
 }
 
 /// The range of a number.
@@ -61,6 +71,10 @@ pub enum Preset {
     Float(f64),
     /// `true` or `false`.
     Bool(bool),
+    /// An empty list.
+    Nothing,
+    /// No names.
+    NoNames,
 }
 
 impl Preset {
@@ -71,6 +85,8 @@ impl Preset {
             Preset::Int(number) => toml::Value::Integer(number),
             Preset::Float(number) => toml::Value::Float(number),
             Preset::Bool(flag) => toml::Value::Boolean(flag),
+            Preset::Nothing => toml::Value::Array(Vec::new()),
+            Preset::NoNames => toml::Value::Table(toml::Table::new()),
         }
     }
 }
@@ -79,6 +95,18 @@ impl Key {
     /// Returns the section, empty for keys above all sections, and the key within it.
     pub fn parts(&self) -> (&'static str, &'static str) {
         self.path.split_once('.').unwrap_or(("", self.path))
+    }
+
+    /// Tells whether the key means something to a trainer.
+    pub fn is_for(&self, trainer: Trainer) -> bool {
+        let section = self.parts().0;
+        match trainer {
+            Trainer::Embedded => section != "command",
+            Trainer::Command => {
+                ["", "command", "env", "mesh"].contains(&section)
+                    || ["train.steps", "train.grad_accum", "checkpoint.interval"].contains(&self.path)
+            }
+        }
     }
 
     /// Finds a key by its path.
@@ -111,6 +139,18 @@ pub(crate) const MANY: i64 = 1_000_000_000_000;
 #[rustfmt::skip]
 pub static SCHEMA: &[Key] = &[
     preset("name", Kind::Name, Preset::Str(""), "short name, part of the ids of its runs; the file's name when not set"),
+    preset("trainer", Kind::OneOf(&["embedded", "command"]), Preset::Str("embedded"), "embedded: vidtui's own; command: any program, as [command] says"),
+
+    needed("command.run", Kind::Words, "the program and its arguments, one word each, no shell; {master_addr} and the like are filled in"),
+    preset("command.per", Kind::OneOf(&["node", "rank"]), Preset::Str("node"), "what it is started once for: node (torchrun, accelerate, colossalai) or rank (python)"),
+    preset("command.folder", Kind::OptionalPath, Preset::Str(""), "working folder; the run's own when not set"),
+    preset("command.adapter", Kind::OneOf(&["none", "open_sora", "finetrainers", "cogvideox_factory", "videox_fun", "ttt_video_dit"]), Preset::Str("none"), "whose log lines and checkpoint folders the command writes"),
+    preset("command.output", Kind::Text, Preset::Str("{run_dir}/output"), "folder below which it saves checkpoints, {output} in its arguments"),
+    preset("command.resume", Kind::Words, Preset::Nothing, "arguments added to continue from {checkpoint}, or from {checkpoint_step}"),
+
+    preset("env.presets", Kind::ListOf(&["nccl_infiniband", "nccl_ethernet", "nccl_debug"]), Preset::Nothing, "sets of environment variables: nccl_infiniband, nccl_ethernet, nccl_debug"),
+    preset("env.variables", Kind::Variables, Preset::NoNames, "environment variables of every rank; they win over those of the presets"),
+    preset("env.secrets", Kind::OptionalPath, Preset::Str(""), "file of KEY=value lines for the environment that only its owner can read; the values are written nowhere"),
 
     preset("model.positions", Kind::OneOf(&["rope", "sincos", "learned"]), Preset::Str("rope"), "how tokens know where they are: rope (5B), sincos (2B) or learned (5B image-to-video)"),
     needed("model.num_layers", int(1, 10_000), "transformer blocks"),

@@ -10,13 +10,14 @@ impl Resolved {
     pub fn show(&self, why: bool) -> String {
         let mut text = String::new();
         let mut current = "";
-        for key in SCHEMA {
+        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.trainer)) {
             let (section, name) = key.parts();
+            let Some(value) = self.value(key.path) else { continue };
             if section != current {
                 text += &format!("\n[{section}]\n");
                 current = section;
             }
-            let value = self.value(key.path).map(shown).unwrap_or_default();
+            let value = shown(value);
             let line = format!("{name} = {value}");
             match self.origins.get(key.path).filter(|_| why) {
                 Some(origin) => writeln!(text, "{line:<40} # {origin}"),

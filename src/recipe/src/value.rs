@@ -22,8 +22,14 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
         }
         (Kind::Bool, Value::Boolean(_)) => Ok(value.clone()),
         (Kind::OneOf(words), Value::String(word)) if words.contains(&word.as_str()) => Ok(value.clone()),
-        (Kind::Path, Value::String(path)) if !path.is_empty() => Ok(value.clone()),
         (Kind::OptionalPath, Value::String(_)) => Ok(value.clone()),
+        (Kind::Path | Kind::Text, Value::String(text)) if !text.is_empty() => Ok(value.clone()),
+        (Kind::Words, Value::Array(words)) if words.iter().all(Value::is_str) => Ok(value.clone()),
+        (Kind::ListOf(choice), Value::Array(words)) if words.iter().all(Value::is_str) => {
+            let unknown = words.iter().filter_map(Value::as_str).find(|word| !choice.contains(word));
+            unknown.map_or(Ok(value.clone()), |word| Err(not_one_of(word, choice)))
+        }
+        (Kind::Variables, Value::Table(variables)) if variables.values().all(Value::is_str) => Ok(value.clone()),
         (Kind::Name, Value::String(name)) if is_name(name) => Ok(value.clone()),
         (Kind::Time, Value::String(text)) if let Ok(limit) = text.parse::<TimeLimit>() => {
             Ok(Value::String(limit.to_string()))
@@ -46,11 +52,25 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
 pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
     let words = matches!(
         key.kind,
-        Kind::Name | Kind::Path | Kind::OptionalPath | Kind::OneOf(_) | Kind::Trainable | Kind::Time
+        Kind::Name | Kind::Path | Kind::Text | Kind::OptionalPath | Kind::OneOf(_) | Kind::Trainable | Kind::Time
     );
     match text.parse::<Value>() {
         Ok(value) if !words || value.is_str() || value.is_array() => accept(key, &value),
         _ => accept(key, &Value::String(text.to_owned())),
+    }
+}
+
+/// The value of a key that means nothing to the trainer, and that nobody reads.
+pub(crate) fn least(kind: Kind) -> Value {
+    match kind {
+        Kind::Int { min, .. } => Value::Integer(min),
+        Kind::Float(_) => Value::Float(1.0),
+        Kind::Bool => Value::Boolean(false),
+        Kind::Words | Kind::ListOf(_) => Value::Array(Vec::new()),
+        Kind::Variables => Value::Table(toml::Table::new()),
+        Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Text | Kind::Time | Kind::OptionalPath => {
+            Value::String(String::new())
+        }
     }
 }
 
@@ -87,6 +107,12 @@ fn check_pattern(pattern: &str) -> Result<(), BadValue> {
     })
 }
 
+fn not_one_of(word: &str, choice: &[&str]) -> BadValue {
+    let known = choice.join(", ");
+    let fix = nearest(word, choice.iter().copied()).map(|word| format!("did you mean \"{word}\"?"));
+    BadValue { why: format!("there is no \"{word}\""), fix: fix.unwrap_or_else(|| format!("the choice is {known}")) }
+}
+
 fn expected(kind: Kind) -> String {
     match kind {
         Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
@@ -100,6 +126,12 @@ fn expected(kind: Kind) -> String {
         Kind::Bool => "true or false".into(),
         Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
         Kind::Time => "a time such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
+        Kind::Text => "a text in quotes".into(),
+        Kind::Words => "a list of texts".into(),
+        Kind::ListOf(words) => {
+            format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
+        }
+        Kind::Variables => "names with a text each, NAME = \"value\"".into(),
         Kind::Trainable => "\"all\", \"qkvo\" or a list of patterns of parameter names".into(),
     }
 }
@@ -131,6 +163,16 @@ fn fix(key: &Key, value: &Value) -> String {
         (Kind::Int { .. }, Value::Float(number)) if number.fract() == 0.0 => {
             return format!("write it without a point or exponent: {name} = {number}");
         }
+        (Kind::Words, Value::String(_)) => {
+            return format!(
+                "write each word for itself, {name} = [\"torchrun\", \"train.py\"]: no shell takes it apart"
+            );
+        }
+        (Kind::Variables, Value::Table(variables)) => {
+            if let Some((name, value)) = variables.iter().find(|(_, value)| !value.is_str()) {
+                return format!("put the value into quotes: {name} = \"{value}\"");
+            }
+        }
         (Kind::Bool, Value::Integer(number @ (0 | 1))) => return format!("write {name} = {}", *number == 1),
         (_, Value::String(text)) => {
             if let Some(value) =
@@ -142,7 +184,7 @@ fn fix(key: &Key, value: &Value) -> String {
         _ => {}
     }
     match key.default {
-        Some(preset) if preset != Preset::Str("") => {
+        Some(preset) if ![Preset::Str(""), Preset::Nothing, Preset::NoNames].contains(&preset) => {
             format!("correct it, or leave it out for {} ({})", shown(&preset.value()), key.doc)
         }
         _ => format!("correct it ({})", key.doc),

@@ -1,12 +1,15 @@
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
-use plan::{LaunchPlan, Weights, check_disk, check_weights, size};
-use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest};
+use plan::{LaunchPlan, Weights, check_disk, check_weights, quote, size};
+use recipe::Secrets;
+use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest};
 
-use crate::{Transport, preflight, slurm};
+use crate::at_once::at_once;
+use crate::{Command, Transport, preflight, slurm};
 
 /// One thing that must hold before a run starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +46,14 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         Check::new(plan, "weights", None, weights(&what, plan)),
         Check::new(plan, "run directory", None, writable(&what, &plan.dir.root)),
     ];
+    match secrets(plan) {
+        Err(failure) => checks.push(Check::new(plan, "secrets", None, Err(failure))),
+        Ok(secrets) if secrets.names().next().is_none() => {}
+        Ok(secrets) => {
+            let names = secrets.names().collect::<Vec<_>>().join(", ");
+            checks.push(Check::new(plan, "secrets", None, Ok(format!("{names}, handed over at the start"))));
+        }
+    }
     if let (Some(script), Some(asked)) = (&plan.job_script, &plan.attempt.slurm) {
         let here = transports.first_mut().map(|here| disk(&what, plan, here.as_mut()));
         checks.extend(here.map(|result| Check::new(plan, "disk", None, result)));
@@ -51,6 +62,7 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
     }
     if !plan.attempt.logins.is_empty() {
         checks.extend(preflight::checks(&what, plan, transports));
+        checks.extend(programs(&what, plan, transports));
         return checks;
     }
     for launch in &plan.nodes {
@@ -66,8 +78,64 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         let gpus = plan.trainer.cuda.then(|| preflight::local_gpus(&what, plan, &launch.node, transport.as_mut()));
         checks.extend(gpus.into_iter().flatten().map(|(name, result)| Check::new(plan, name, node, result)));
     }
+    checks.extend(programs(&what, plan, transports));
     checks
 }
+
+/// Reads what the plan's recipe keeps secret; nothing where it keeps nothing.
+pub(crate) fn secrets(plan: &LaunchPlan) -> Result<Secrets, Failure> {
+    let path = plan.run.recipe()?.env.secrets;
+    if path.as_str().is_empty() {
+        return Ok(Secrets::default());
+    }
+    Secrets::read(&path).map_err(|error| Failure::new(error.what, error.why, error.fix))
+}
+
+/// Whether the user's own command can be started: its working folder and its program, on every node.
+fn programs(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+    let recipe = match plan.run.recipe() {
+        Ok(recipe) if recipe.trainer == recipe::Trainer::Command => recipe,
+        // Any other failure has its row.
+        _ => return Vec::new(),
+    };
+    let folder = &recipe.command.folder;
+    let program = recipe.command.run.first().map_or("", String::as_str);
+    let path = recipe.env.variables.get("PATH");
+    let script = [
+        // The run's own is made when it starts.
+        if folder.as_str().is_empty() {
+            String::new()
+        } else {
+            format!("cd {} 2>/dev/null || {{ echo folder; exit; }}", quote(folder.as_str()))
+        },
+        path.map_or(String::new(), |path| format!("PATH={}", quote(path))),
+        format!("command -v {} || echo none", quote(program)),
+    ];
+    let command = Command::new("look for the command", script.join("\n"), SOON);
+    let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
+    let found = at_once(nodes, transports, |node, transport| {
+        let said = transport.run(&command).and_then(|output| output.text(&node, &command));
+        let result = match said.as_deref().map(str::trim) {
+            Ok("folder") => Err(Failure::new(
+                what,
+                format!("node {node}: its working folder {folder} is not there"),
+                "put it on a file system that all nodes share, or change command.folder",
+            )),
+            Ok("none" | "") => Err(Failure::new(
+                what,
+                format!("node {node}: there is no program {program}"),
+                "install it there, write its whole path into command.run, or set PATH in env.variables",
+            )),
+            Ok(path) => Ok(path.to_owned()),
+            Err(error) => Err(error.failure(what)),
+        };
+        (node, result)
+    });
+    found.into_iter().map(|(node, result)| Check::new(plan, "command", Some(&node), result)).collect()
+}
+
+/// How long a node may take to look for a program.
+const SOON: Duration = Duration::from_secs(20);
 
 /// Begins every failure of a launch: `cannot launch demo`.
 pub(crate) fn verb(plan: &LaunchPlan) -> String {
@@ -89,6 +157,9 @@ fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
 
 /// The checkpoint that the attempt starts from must be complete and of the recipe's shape.
 fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
+    if plan.run.recipe()?.trainer == recipe::Trainer::Command {
+        return command_weights(what, plan);
+    }
     let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };
     let refused = |why: String| {
         Failure::new(what, why, "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones")
@@ -98,8 +169,28 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     Ok(format!("{dir}, {}", size(checkpoint.bytes)))
 }
 
+/// The checkpoint that a command continues from must still be whole.
+fn command_weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
+    let Some(dir) = &plan.attempt.checkpoint else { return Ok("as the command says".into()) };
+    let entries = checkpoints(&plan.dir)?;
+    match entries.iter().find(|entry| entry.dir() == dir) {
+        Some(CheckpointEntry::Complete(saved)) => Ok(format!("{dir}, {}", size(saved.bytes))),
+        other => {
+            let why = match other {
+                Some(CheckpointEntry::Incomplete { why, .. }) => why.clone(),
+                _ => "it is gone".into(),
+            };
+            let fix = "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones";
+            Err(Failure::new(what, format!("{dir}: {why}"), fix))
+        }
+    }
+}
+
 /// The step directory that the attempt starts from; none when it starts from random weights.
 pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
+    if let Some(dir) = &plan.attempt.checkpoint {
+        return Some(dir.clone());
+    }
     Some(match &plan.attempt.start {
         StartFrom::Random => return None,
         StartFrom::Weights { path } => path.clone(),
@@ -130,7 +221,15 @@ fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {
 fn disk(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Result<String, Failure> {
     let free = transport.free_bytes(&plan.dir.root).map_err(|error| error.failure(what))?;
     check_disk(what, &plan.disk, free, plan.dir.root.parent().unwrap_or(&plan.dir.root))?;
-    Ok(format!("{} needed, {} free", size(plan.disk.bytes()), size(free)))
+    Ok(room(plan, free))
+}
+
+/// What is needed of a disk, where that can be foreseen, and what there is.
+pub(crate) fn room(plan: &LaunchPlan, free: u64) -> String {
+    match plan.disk.count {
+        0 => format!("{} free; what the command saves is not foreseen", size(free)),
+        _ => format!("{} needed, {} free", size(plan.disk.bytes()), size(free)),
+    }
 }
 
 /// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete

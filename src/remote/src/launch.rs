@@ -10,7 +10,7 @@ use plan::{LaunchPlan, quote};
 use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
 
 use crate::at_once::at_once;
-use crate::checks::{Check, checks, verb};
+use crate::checks::{Check, checks, secrets, verb};
 use crate::push::push;
 use crate::slurm::{submit_attempt, write_scripts};
 use crate::transport::{Ended, Started, Transport};
@@ -40,6 +40,7 @@ pub fn execute_launch(
     if let Some(obstacle) = checks(plan, transports).iter().find_map(Check::obstacle) {
         return Err(obstacle.clone());
     }
+    let secrets = secrets(plan)?.to_lines();
     if plan.push && !plan.attempt.logins.is_empty() {
         push(&what, plan, transports, progress)?;
     }
@@ -58,7 +59,7 @@ pub fn execute_launch(
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), &launch.node)).collect();
     let starts = at_once(nodes, transports, |node, transport| {
         let script = plan.dir.launch_script(plan.attempt.number, node);
-        (node, transport.start(&script, &plan.dir.pid_toml(node, plan.attempt.number)))
+        (node, transport.start(&script, &plan.dir.pid_toml(node, plan.attempt.number), &secrets))
     });
     let mut started = Vec::new();
     let mut failed = None;

@@ -43,7 +43,7 @@ pub use processes::{end_strays, list_processes};
 pub use slurm::{JobReport, SlurmQueue, begin_first, begin_next, job_details};
 pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use stacks::{NodeStacks, collect_stacks};
-pub use trainer::{find_trainer, trainer_path};
+pub use trainer::{find_trainer, own_program, trainer_path};
 pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
 pub use watch::{See, Sight, Watching};
 

@@ -93,14 +93,23 @@ impl Transport for Local {
 
     /// The script leaves this program's session by itself: its supervisor calls setsid. Whoever started it looks for the
     /// process file.
-    fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path) -> Result<Started, RemoteError> {
-        let mut child = process::Command::new("bash")
+    fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {
+        let mut bash = process::Command::new("bash");
+        if !secrets.is_empty() {
+            bash.env("VIDTUI_SECRETS", "stdin");
+        }
+        let mut child = bash
             .arg(script)
-            .stdin(Stdio::null())
+            .stdin(if secrets.is_empty() { Stdio::null() } else { Stdio::piped() })
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| self.error(format!("start bash {script}"), error))?;
+        if let Some(mut pipe) = child.stdin.take() {
+            let secrets = secrets.to_vec();
+            // A script that ends early does not read them, and says why itself.
+            thread::spawn(move || pipe.write_all(&secrets));
+        }
         let (tell, ended) = mpsc::channel();
         // Collects the process when it ends, lest it stays in the process table for as long as the console is open. The
         // pipe closes as soon as the script sends its output to its log.

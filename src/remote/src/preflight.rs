@@ -11,7 +11,7 @@ use rundir::Failure;
 use serde::Deserialize;
 
 use crate::at_once::at_once;
-use crate::checks::{Check, weights_dir};
+use crate::checks::{Check, room, weights_dir};
 use crate::command::Command;
 use crate::{RemoteError, Transport, now_s, script};
 
@@ -184,8 +184,9 @@ fn rows(
         },
     ));
 
+    let is_command = plan.is_command();
     let version = told.get("version").and_then(|text| serde_json::from_str::<Version>(text).ok());
-    if told.get("missing").is_none() {
+    if told.get("missing").is_none() && !is_command {
         rows.push((
             "libtorch",
             match (&version, told.get("broken")) {
@@ -218,8 +219,7 @@ fn rows(
     rows.push((
         "disk",
         match free {
-            Some(free) => check_disk(what, &plan.disk, free, runs)
-                .map(|()| format!("{} needed, {} free", size(plan.disk.bytes()), size(free))),
+            Some(free) => check_disk(what, &plan.disk, free, runs).map(|()| room(plan, free)),
             None => fail(format!("df does not tell the free space of {runs}"), "look at its disks: df"),
         },
     ));
@@ -239,17 +239,19 @@ fn rows(
     }
 
     let data = plan.run.recipe().map(|recipe| recipe.data.index);
-    rows.push((
-        "data",
-        match &data {
-            Ok(index) if yes("data") => Ok(index.to_string()),
-            Ok(index) => fail(
-                format!("data set {index} cannot be read"),
-                "put it on a file system that all nodes share, or copy it to the same place on each",
-            ),
-            Err(error) => Err(Failure::new(what, error.to_string(), "launch it again")),
-        },
-    ));
+    if !is_command {
+        rows.push((
+            "data",
+            match &data {
+                Ok(index) if yes("data") => Ok(index.to_string()),
+                Ok(index) => fail(
+                    format!("data set {index} cannot be read"),
+                    "put it on a file system that all nodes share, or copy it to the same place on each",
+                ),
+                Err(error) => Err(Failure::new(what, error.to_string(), "launch it again")),
+            },
+        ));
+    }
     if let Some(dir) = weights_dir(plan) {
         rows.push((
             "weights",
@@ -277,7 +279,9 @@ fn rows(
         }));
     }
 
-    let on_gpus = version.as_ref().is_some_and(|version| version.cuda) || trainer.cuda;
+    // A command takes what there is; who wants it on CPUs says so by a node without a driver.
+    let has_gpus = told.get("gpus").is_some_and(|gpus| gpus != "none" && gpus != "0");
+    let on_gpus = version.as_ref().is_some_and(|version| version.cuda) || trainer.cuda || (is_command && has_gpus);
     rows.extend(gpu_rows(what, plan, node, told, on_gpus));
     rows
 }
@@ -443,6 +447,7 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
         .replace("@TOKEN", &quote(&marker.token))
         .replace("@EXISTING", &script::existing(runs))
         .replace("@DATA", &quote(data.as_str()))
+        .replace("@MANIFEST", if plan.attempt.checkpoint.is_some() { "." } else { "manifest.toml" })
         .replace("@WEIGHTS", &quote(weights.as_str()))
         .replace("@ADDRESS", &quote(address))
         .replace("@PORT", &port.to_string())

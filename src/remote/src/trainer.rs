@@ -31,6 +31,20 @@ pub fn find_trainer() -> Result<Trainer, Failure> {
     probe(&trainer_path()?)
 }
 
+/// Says what this program is, which supervises where the trainer is a command of the user's own.
+///
+/// # Errors
+/// When its own file cannot be read.
+pub fn own_program(version: &str) -> Result<Trainer, Failure> {
+    let failed = |why: String| Failure::new("cannot supervise a command", why, "check that /proc is mounted");
+    let path = env::current_exe().map_err(|error| failed(format!("this program's own file is unknown: {error}")))?;
+    let path = Utf8PathBuf::from_path_buf(path)
+        .map_err(|path| failed(format!("this program's path is not UTF-8: {}", path.display())))?;
+    let sha256 = sha256(&path).map_err(|error| failed(format!("{path}: {error}")))?;
+    let (tch, libtorch) = (String::new(), String::new());
+    Ok(Trainer { path, version: version.to_owned(), tch, libtorch, cuda: false, sha256 })
+}
+
 /// Finds the trainer in the same places, and does not ask it anything.
 ///
 /// # Errors

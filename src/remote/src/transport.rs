@@ -18,11 +18,12 @@ pub trait Transport: Send {
     /// When it cannot be run or its time is over; how it ended is in its [`Output`].
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError>;
 
-    /// Starts a script that outlives this program and its connection, and writes a process file.
+    /// Starts a script that outlives this program and its connection, and writes a process file. Its standard input is
+    /// `secrets`, which appear in no command line and no file; where there are any, `VIDTUI_SECRETS` says so.
     ///
     /// # Errors
     /// When it cannot be started; what it does then is told by [`Started`].
-    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path) -> Result<Started, RemoteError>;
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError>;
 
     /// Finds the processes of a run, and only those.
     ///

@@ -113,7 +113,7 @@ fn start_group(node: &mut Ssh, folder: &Utf8Path) -> NodeKill {
         ),
     )
     .unwrap();
-    assert!(node.start(&script, &ready).unwrap().ended().is_none());
+    assert!(node.start(&script, &ready, b"").unwrap().ended().is_none());
     let number = |name: &str| fs::read_to_string(folder.join(name)).unwrap().trim().parse::<i32>().unwrap();
     let mut ticks = |pid: i32| {
         said(node, &format!("set -- $(sed 's/.*)//' /proc/{pid}/stat); echo ${{20}}")).parse::<u64>().unwrap()
@@ -179,7 +179,7 @@ fn a_script_that_ends_at_once_says_why() {
         let mut node = ssh(rig, "node01");
         let script = rig.share().join("start.sh");
         fs::write(&script, "echo no such thing >&2\nexit 3\n").unwrap();
-        let ended = node.start(&script, &rig.share().join("never")).unwrap().ended().unwrap();
+        let ended = node.start(&script, &rig.share().join("never"), b"").unwrap().ended().unwrap();
         assert_eq!((ended.status.as_str(), ended.stderr.trim()), ("exit status: 3", "no such thing"));
     });
 }

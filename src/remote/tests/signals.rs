@@ -304,7 +304,7 @@ impl Transport for Stuck {
         unreachable!("nothing is run here")
     }
 
-    fn start(&mut self, _: &Utf8Path, _: &Utf8Path) -> Result<Started, RemoteError> {
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
         unreachable!("nothing is started here")
     }
 

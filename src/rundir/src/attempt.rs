@@ -2,6 +2,7 @@
 
 use crate::files::{Versioned, present, read_toml, write_toml};
 use crate::{Error, RunDir, StartFrom};
+use camino::Utf8PathBuf;
 use cluster::slurm::SlurmSpec;
 use cluster::{NodeId, Placement};
 use recipe::Mesh;
@@ -29,6 +30,9 @@ pub struct Attempt {
     /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
+    /// The folder from which another trainer's command continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Utf8PathBuf>,
     /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,

@@ -1,7 +1,7 @@
 //! Which checkpoints a run has, which one is the newest, and which ones to remove.
 
 use crate::layout::parse_step_dir;
-use crate::{Checkpoint, Error, RunDir};
+use crate::{Checkpoint, Error, RunDir, foreign};
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
 use std::io;
@@ -63,13 +63,16 @@ impl CheckpointEntry {
     }
 }
 
-/// Lists the step directories of a run, by ascending step.
+/// Lists the checkpoints of a run, by ascending step: its step directories, or what another trainer has saved.
 ///
 /// Sizes are checked, checksums are not, so this is cheap.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
 pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
+    if let Some((output, adapter)) = foreign::output_of(run) {
+        return Ok(foreign::list(run, &output, adapter));
+    }
     let dir = run.checkpoints();
     let folder = match fs::read_dir(&dir) {
         Ok(folder) => folder,
@@ -86,6 +89,22 @@ pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     }
     entries.sort_by_key(CheckpointEntry::step);
     Ok(entries)
+}
+
+/// The folders in which something changes when a checkpoint of a run appears, grows or goes.
+pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
+    let folders = |root: &Utf8Path| -> Vec<Utf8PathBuf> {
+        let entries = root.read_dir_utf8().into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().to_owned()).collect()
+    };
+    match foreign::output_of(run) {
+        None => folders(&run.checkpoints()),
+        Some((output, adapter)) => {
+            let entries = foreign::list(run, &output, adapter);
+            let dirs = entries.iter().map(|entry| entry.dir().to_owned());
+            dirs.flat_map(|dir| folders(&dir).into_iter().chain([dir])).collect()
+        }
+    }
 }
 
 fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {

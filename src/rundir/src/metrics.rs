@@ -83,6 +83,9 @@ pub struct MetricSample {
     /// The share of the device's peak that this is; none where the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// Whether it was read from another trainer's log: what is zero or `None` there was not told, but for the loss.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adapted: bool,
 }
 
 impl Default for MetricSample {
@@ -112,6 +115,7 @@ impl Default for MetricSample {
             weight_norm: None,
             tflops: 0.0,
             mfu: None,
+            adapted: false,
         }
     }
 }

@@ -50,6 +50,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<MetricSample> {
         weight_norm: at.maybe(b",\"weight_norm\":")?,
         tflops: at.maybe(b",\"tflops\":")?.unwrap_or_default(),
         mfu: at.maybe(b",\"mfu\":")?,
+        adapted: at.skip(b",\"adapted\":true").is_some(),
     };
     (at.rest == b"}").then_some(sample)
 }
@@ -204,6 +205,7 @@ mod tests {
                 weight_norm: finite.then_some(single(numbers[4])),
                 tflops: if finite { usual[6].abs() } else { 0.0 },
                 mfu: ttt.then_some(single(numbers[5])),
+                adapted: !finite,
             };
             let line = serde_json::to_string(&sample).unwrap();
             let read = parse(line.as_bytes());

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
-use rundir::{Attempt, Failure, RunDir, RunId};
+use recipe::{Per, Recipe, Secrets, Trainer};
+use rundir::{Attempt, CommandPlace, Failure, Run, RunDir, RunId, command_folder, command_words};
 
 /// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
 pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
@@ -15,10 +16,16 @@ pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
 pub struct Job {
     pub run: RunDir,
     pub id: RunId,
+    pub meta: Run,
+    pub recipe: Recipe,
+    pub secrets: Secrets,
     pub attempt: Attempt,
     pub node: NodeId,
-    /// The ranks of this node.
+    /// The ranks of this node that are started: all of them, or only the first, where that is a command that starts the
+    /// others.
     pub places: Vec<RankPlace>,
+    /// How many ranks this node has.
+    pub local_world: usize,
     /// CPU threads of each rank.
     pub threads: i32,
     /// Where rank 0 listens for the others.
@@ -32,7 +39,7 @@ impl Job {
     pub fn read(run: &RunDir, attempt: u32, node: &NodeId) -> Result<Self, Failure> {
         let meta = run.read_run()?;
         let attempt = run.read_attempt(attempt)?;
-        let places: Vec<_> = attempt.placement.ranks.iter().filter(|place| place.node == *node).cloned().collect();
+        let mut places: Vec<_> = attempt.placement.ranks.iter().filter(|place| place.node == *node).cloned().collect();
         if places.is_empty() {
             let nodes: Vec<_> = attempt.placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
             return Err(Failure::new(
@@ -41,17 +48,50 @@ impl Job {
                 format!("name one of them with --node, or look at {}", run.attempt_toml(attempt.number)),
             ));
         }
-        let one_node = places.len() == attempt.placement.world();
+        let recipe = meta.recipe()?;
+        let (one_node, local_world) = (places.len() == attempt.placement.world(), places.len());
+        let is_command = recipe.trainer == Trainer::Command;
+        if is_command && recipe.command.per == Per::Node {
+            places.truncate(1);
+        }
         Ok(Self {
             id: meta.id.clone(),
-            threads: threads(meta.recipe()?.train.threads, places.len()),
+            threads: threads(recipe.train.threads, local_world),
             master: if one_node { loopback()? } else { master_from_environment()? },
-            store: one_node.then(|| run.store_file(node, attempt.number)),
+            store: (one_node && !is_command).then(|| run.store_file(node, attempt.number)),
+            secrets: secrets(&recipe)?,
+            local_world,
+            meta,
+            recipe,
             run: run.clone(),
             node: node.clone(),
             places,
             attempt,
         })
+    }
+
+    /// Tells whether a program of the user's own trains, and not ours.
+    pub fn is_command(&self) -> bool {
+        self.recipe.trainer == Trainer::Command
+    }
+
+    /// Tells whether the rank that tells of the whole run is here.
+    pub fn has_first_rank(&self) -> bool {
+        self.places.iter().any(|place| place.rank == 0)
+    }
+
+    /// The user's own command, as the plan said it.
+    pub fn own_command(&self, place: &RankPlace) -> Command {
+        let place = CommandPlace {
+            node: &self.node,
+            rank: (self.recipe.command.per == Per::Rank).then_some(place),
+            master: Some((&self.master.0, self.master.1)),
+        };
+        let words = command_words(&self.run, &self.meta, &self.recipe, &self.attempt, &place);
+        // A recipe without a program is refused when it is read.
+        let mut command = Command::new(words.first().map_or("", String::as_str));
+        command.args(words.iter().skip(1)).current_dir(command_folder(&self.run, &self.recipe));
+        command
     }
 
     /// The command line of a rank of the trainer.
@@ -63,24 +103,55 @@ impl Job {
     }
 
     /// What a rank reads about its place: torchrun's variables, and those by which a run's processes are known.
-    pub fn environment(&self, place: &RankPlace) -> Vec<(&'static str, String)> {
+    pub fn environment(&self, place: &RankPlace) -> Vec<(String, String)> {
         let nodes = self.attempt.placement.by_node();
         let group_rank = nodes.iter().position(|(node, _)| **node == self.node).unwrap_or(0);
         let mut variables = vec![
             ("VIDTUI_RUN", self.id.to_string()),
             ("VIDTUI_ATTEMPT", self.attempt.number.to_string()),
-            ("RANK", place.rank.to_string()),
-            ("LOCAL_RANK", place.local_rank.to_string()),
+            ("VIDTUI_NODE", self.node.to_string()),
             ("WORLD_SIZE", self.attempt.placement.world().to_string()),
-            ("LOCAL_WORLD_SIZE", self.places.len().to_string()),
+            ("LOCAL_WORLD_SIZE", self.local_world.to_string()),
             ("GROUP_RANK", group_rank.to_string()),
             ("MASTER_ADDR", self.master.0.clone()),
             ("MASTER_PORT", self.master.1.to_string()),
-            ("OMP_NUM_THREADS", self.threads.to_string()),
         ];
         variables.extend(self.store.as_ref().map(|path| (STORE_VARIABLE, path.to_string())));
-        variables
+        let mut all = self.recipe.env.all();
+        all.extend(self.secrets.variables().iter().cloned());
+        // Whoever starts ranks itself tells them which they are, and how many threads they have.
+        if !self.is_command() || self.recipe.command.per == Per::Rank {
+            variables.extend([("RANK", place.rank.to_string()), ("LOCAL_RANK", place.local_rank.to_string())]);
+            let threads = ("OMP_NUM_THREADS", self.threads.to_string());
+            variables.extend(Some(threads).filter(|(name, _)| all.iter().all(|(other, _)| other != name)));
+        }
+        all.extend(variables.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        all
     }
+}
+
+/// The variable that says that secrets come through standard input.
+const SECRETS_VARIABLE: &str = "VIDTUI_SECRETS";
+
+/// What is never written down: a launch hands it over through standard input. Whoever starts a node by hand, or through a
+/// queue, has the file there.
+fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
+    let path = &recipe.env.secrets;
+    if path.as_str().is_empty() {
+        return Ok(Secrets::default());
+    }
+    if std::env::var_os(SECRETS_VARIABLE).is_none() {
+        return Secrets::read(path).map_err(|error| Failure::new(error.what, error.why, error.fix));
+    }
+    let failed = |why: String| {
+        Failure::new(
+            "cannot take over the secrets from standard input",
+            why,
+            "launch it again, or report this as a bug",
+        )
+    };
+    let text = std::io::read_to_string(std::io::stdin()).map_err(|error| failed(error.to_string()))?;
+    Secrets::parse(&text).map_err(|(line, why)| failed(format!("line {line} {why}")))
 }
 
 /// CPU threads of one rank: its share of the node's cores unless the recipe says otherwise.

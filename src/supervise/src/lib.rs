@@ -3,17 +3,18 @@
 //! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
 //! reaches all of them; when one fails, the others cannot go on, and are ended too.
 
+mod follow;
 mod job;
 mod peers;
 mod ranks;
 mod samples;
+mod strays;
 mod verdict;
 
 #[cfg(test)]
 mod tests;
 
 use std::fs;
-use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -24,6 +25,7 @@ use rundir::{Error, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, 
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
+use self::follow::Follower;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
 use self::peers::Peers;
@@ -39,14 +41,20 @@ const LOST_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait for another node to say why it failed.
 const HEARSAY: Duration = Duration::from_secs(3);
 
-/// Runs one node's ranks of an attempt to their end; `trainer` is the program that trains as one rank.
+/// Runs one node's ranks of an attempt to their end; `trainer` finds the program that trains as one rank, where
+/// the recipe does not name one of its own.
 ///
 /// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
 /// because a run outlives the terminal it was started from.
 ///
 /// # Errors
 /// When the ranks cannot be started, fail, or are killed; all of that is in the node's exit file as well.
-pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId, trainer: &Path) -> Result<(), Failure> {
+pub fn supervise(
+    run_dir: Utf8PathBuf,
+    attempt: u32,
+    node: NodeId,
+    trainer: &dyn Fn() -> Result<Utf8PathBuf, Failure>,
+) -> Result<(), Failure> {
     let run = RunDir::new(run_dir);
     // Nothing is written before this: the request itself may be wrong.
     let job = Job::read(&run, attempt, &node)?;
@@ -55,10 +63,13 @@ pub fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId, trainer: &Pat
     // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
     let _ = nix::unistd::setsid();
     let ended = wakes().and_then(|(wake, wakes)| {
-        // Without a file to meet through, there are other nodes.
-        let peers = job.store.is_none().then(|| Peers::watch(&job, wake));
+        let peers = (job.attempt.placement.by_node().len() > 1).then(|| Peers::watch(&job, wake));
         let _samples = Samples::start(&job);
-        supervise_with(&job, |_| job.rank_command(trainer), &wakes, peers.as_ref(), GRACE)
+        if job.is_command() {
+            return supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), GRACE);
+        }
+        let trainer = trainer()?;
+        supervise_with(&job, |_| job.rank_command(trainer.as_std_path()), &wakes, peers.as_ref(), GRACE)
     });
     let exit = match ended {
         Ok(exit) => exit,
@@ -90,6 +101,7 @@ fn supervise_with(
         ranks.wait_all();
         return Err(error);
     }
+    let mut follower = (job.is_command() && job.has_first_rank()).then(|| Follower::start(job));
     let mut stop_asked = false;
     let mut first = None;
     let mut lost: Option<Failure> = None;
@@ -99,6 +111,7 @@ fn supervise_with(
             match signal {
                 SIGTERM | SIGINT => {
                     stop_asked = true;
+                    follower.iter().for_each(Follower::stopping);
                     events.append(EventKind::SignalReceived { signal });
                     ranks.signal(SIGTERM);
                 }
@@ -119,7 +132,7 @@ fn supervise_with(
             }
         }
         if first.is_none() && lost.is_none() {
-            first = verdict::first_failure(&ranks.ended(), stop_asked);
+            first = verdict::first_failure(job, &ranks.ended(), stop_asked);
             if let Some(dead) = &first {
                 let (rank, how) = (dead.rank, dead.how);
                 let failure = verdict::explain(dead, job, ooms_before);
@@ -137,7 +150,13 @@ fn supervise_with(
             kill_at = None;
         }
     }
-    let mut exit = verdict::exit_file(job, &ranks.ended(), first.as_ref(), ooms_before);
+    if job.is_command() {
+        strays::end(job);
+    }
+    let mut exit = verdict::exit_file(job, &ranks.ended(), first.as_ref(), stop_asked, ooms_before);
+    if let Some(follower) = follower.take() {
+        follower.end(exit.reason == ExitReason::Finished && lost.is_none());
+    }
     if let Some(peers) = peers {
         let is_consequence = exit.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
         if is_consequence && lost.is_none() {

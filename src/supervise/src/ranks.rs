@@ -53,16 +53,21 @@ impl Ranks {
         let mut all = Self { ranks: Vec::new() };
         for place in &job.places {
             let log = job.run.rank_log(&job.node, job.attempt.number, place.rank);
-            match spawn(command(place), job.environment(place), &log) {
+            let command = command(place);
+            let program = command.get_program().to_string_lossy().into_owned();
+            match spawn(command, job.environment(place), &log) {
                 Ok(child) => all.ranks.push(Rank { place: place.clone(), child, log, sent: None, ended: None }),
                 Err(error) => {
                     all.signal(SIGKILL);
                     all.wait_all();
-                    return Err(Failure::new(
-                        format!("cannot start rank {}", place.rank),
-                        format!("node {}: {error}", job.node),
-                        format!("check its log {log} and this program's file"),
-                    ));
+                    let what = format!("cannot start rank {}", place.rank);
+                    return Err(if job.is_command() {
+                        let fix = "check command.run and command.folder; a program without '/' is looked for in the PATH there";
+                        Failure::new(what, format!("node {}: {program}: {error}", job.node), fix)
+                    } else {
+                        let fix = format!("check its log {log} and this program's file");
+                        Failure::new(what, format!("node {}: {error}", job.node), fix)
+                    });
                 }
             }
         }
@@ -145,7 +150,7 @@ impl Ranks {
 }
 
 /// Starts a process whose output goes straight into its log, so that it can still write when the supervisor is gone.
-fn spawn(mut command: Command, environment: Vec<(&str, String)>, log: &Utf8PathBuf) -> io::Result<Child> {
+fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8PathBuf) -> io::Result<Child> {
     let log: File = OpenOptions::new().append(true).create(true).open(log)?;
     command.envs(environment).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
 }

@@ -11,7 +11,7 @@ use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
 use recipe::Mesh;
 use rundir::{
-    Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, LOST_PEER, RunDir, RunId, SCHEMA, StartFrom, read_events,
+    Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, LOST_PEER, Run, RunDir, RunId, SCHEMA, StartFrom, read_events,
 };
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
 
@@ -52,6 +52,7 @@ fn scene(world: usize) -> Scene {
         start_step: 0,
         start: StartFrom::Random,
         steps: None,
+        checkpoint: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },
         placement,
         logins: Vec::new(),
@@ -65,7 +66,12 @@ fn scene(world: usize) -> Scene {
             thread::sleep(Duration::from_millis(5));
         }
     });
+    let meta = meta();
     let job = Job {
+        recipe: meta.recipe().unwrap(),
+        meta,
+        secrets: recipe::Secrets::default(),
+        local_world: world,
         id: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
         places: attempt.placement.ranks.clone(),
         attempt,
@@ -76,6 +82,25 @@ fn scene(world: usize) -> Scene {
         node,
     };
     Scene { _folder: folder, job, told, wakes }
+}
+
+fn meta() -> Run {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    Run {
+        schema: SCHEMA,
+        id: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
+        name: "demo".into(),
+        curriculum: None,
+        stage: None,
+        created_s: 1000.0,
+        git_commit: None,
+        trainer_sha256: None,
+        trainer_version: "0.1.0".into(),
+        libtorch: String::new(),
+        start: StartFrom::Random,
+        lineage: None,
+        recipe: recipe::load(path.into(), &[]).unwrap().table,
+    }
 }
 
 impl Scene {

@@ -22,7 +22,11 @@ const LINE_CHARS: usize = 500;
 ///
 /// Of ranks that are found dead together, one that only lost contact with another is a consequence, and one that was
 /// killed had no say in the order; then the lower rank counts.
-pub fn first_failure(ended: &[EndedRank], stop_asked: bool) -> Option<EndedRank> {
+pub fn first_failure(job: &Job, ended: &[EndedRank], stop_asked: bool) -> Option<EndedRank> {
+    if stop_asked && job.is_command() {
+        // Launchers say by their exit code that they were ended. So they were asked to be.
+        return None;
+    }
     let failed = ended.iter().filter(|rank| is_failure(rank, stop_asked));
     failed.min_by_key(|rank| (says(rank).contains(LOST_PEER), rank.how.signal.is_none(), rank.rank)).cloned()
 }
@@ -33,7 +37,13 @@ fn is_failure(rank: &EndedRank, stop_asked: bool) -> bool {
 }
 
 /// Sums up an attempt whose ranks have all ended, the first failure first.
-pub fn exit_file(job: &Job, ended: &[EndedRank], first: Option<&EndedRank>, ooms_before: Option<u64>) -> ExitFile {
+pub fn exit_file(
+    job: &Job,
+    ended: &[EndedRank],
+    first: Option<&EndedRank>,
+    stop_asked: bool,
+    ooms_before: Option<u64>,
+) -> ExitFile {
     let number = job.attempt.number;
     let metrics = recent_metrics(&job.run).unwrap_or_default();
     let last_step = metrics.iter().rev().find(|sample| sample.attempt == number).map(|sample| sample.step);
@@ -41,10 +51,12 @@ pub fn exit_file(job: &Job, ended: &[EndedRank], first: Option<&EndedRank>, ooms
         let events = read_events(&job.run).unwrap_or_default();
         events.iter().any(|event| event.attempt == number && event.kind == EventKind::Finished)
     };
+    // Only ours says when all steps are done.
+    let is_done = || job.is_command() && !stop_asked;
     let reason = match first {
         Some(_) => ExitReason::Failed,
         None if ended.iter().any(|rank| rank.how.code != Some(0)) => ExitReason::Killed,
-        None if finished() => ExitReason::Finished,
+        None if is_done() || finished() => ExitReason::Finished,
         None => ExitReason::Stopped,
     };
     let mut ranks: Vec<RankExit> = ended
@@ -113,8 +125,11 @@ fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (&'static str, String) {
     }
 }
 
-/// The line of a rank's log that says most: of a panic its message, else the last one.
+/// The line of a rank's log that says most: of a panic its message, of Python the error, else the last one.
 fn says(rank: &EndedRank) -> String {
+    if let Some(error) = python_error(&last_lines(&rank.log, usize::MAX)) {
+        return error;
+    }
     let lines = tail(&rank.log);
     let panicked = lines.iter().rposition(|line| line.starts_with("thread '") && line.contains("panicked at"));
     let line = panicked
@@ -134,8 +149,29 @@ fn in_words(how: How) -> String {
     }
 }
 
+/// The last error that Python tells of at the end of a traceback: `ValueError: …`. Launchers add theirs below it.
+fn python_error(lines: &[String]) -> Option<String> {
+    let without_rank = |line: &str| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
+        Some((rank, line)) if rank.bytes().all(|b| b.is_ascii_digit()) => line.to_owned(),
+        _ => line.to_owned(),
+    };
+    let is_error = |line: &String| {
+        let name = line.split(':').next().unwrap_or_default();
+        let last = name.rsplit('.').next().unwrap_or_default();
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+            && ["Error", "Exception", "Interrupt"].iter().any(|ending| last.ends_with(ending))
+            && last != "ChildFailedError"
+    };
+    let traced = lines.iter().any(|line| line.contains("Traceback (most recent call last)"));
+    lines.iter().rev().filter(|_| traced).map(|line| without_rank(line)).find(is_error)
+}
+
 /// The last lines of a log, without what a terminal would obey.
 fn tail(log: &Utf8Path) -> Vec<String> {
+    last_lines(log, TAIL_LINES)
+}
+
+fn last_lines(log: &Utf8Path, count: usize) -> Vec<String> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
         let len = file.seek(SeekFrom::End(0))?;
@@ -146,9 +182,11 @@ fn tail(log: &Utf8Path) -> Vec<String> {
     };
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().collect();
+    // Of a progress bar, what was drawn last.
+    let drawn = |line| str::rsplit(line, '\r').find(|part| !part.is_empty()).unwrap_or(line);
+    let lines: Vec<&str> = text.lines().map(drawn).collect();
     let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_CHARS).collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].iter().map(clean).collect()
+    lines[lines.len().saturating_sub(count)..].iter().map(clean).collect()
 }
 
 /// How many processes the kernel has ended since boot for want of memory; none where it does not count them.
@@ -160,6 +198,18 @@ pub fn oom_kills() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_python_the_error_is_told_and_not_what_its_launcher_says_of_it() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let log = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n\
+            [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\
+            E1120 03:40:12 torch/distributed/elastic failed (exitcode: 1)\n\
+            torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n============";
+        let want = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB";
+        assert_eq!(python_error(&lines(log)).as_deref(), Some(want));
+        assert_eq!(python_error(&lines("LookupError: said in passing\nexit")), None);
+    }
 
     #[test]
     fn a_kill_is_blamed_on_memory_only_as_far_as_the_kernel_counts() {

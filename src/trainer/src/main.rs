@@ -115,10 +115,14 @@ fn main() -> ExitCode {
 
 /// Supervises ranks that this program trains as.
 fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Failure> {
-    let program = std::env::current_exe().map_err(|error| {
-        Failure::new("cannot start ranks", format!("this program's own file is unknown: {error}"), "check /proc")
-    })?;
-    supervise::supervise(run_dir, attempt, node, &program)
+    let own_program = || {
+        let path = std::env::current_exe().map_err(|error| error.to_string());
+        let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
+        path.map_err(|why| {
+            Failure::new("cannot start ranks", format!("this program's own file is unknown: {why}"), "check /proc")
+        })
+    };
+    supervise::supervise(run_dir, attempt, node, &own_program)
 }
 
 fn import(request: &ImportRequest, force: bool) -> Result<(), Failure> {

@@ -55,6 +55,9 @@ impl Trace {
         let (beta1, beta2) = betas.split_once(',').unwrap();
         Recipe {
             name: "trace".into(),
+            trainer: recipe::Trainer::Embedded,
+            command: recipe::Command::default(),
+            env: recipe::Env::default(),
             model: Model {
                 positions: Positions::Rope,
                 num_layers: size("num_layers"),

@@ -207,6 +207,9 @@ pub struct CheckArgs {
     /// Overrides one key
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
+    #[arg(long, value_name = "FILE")]
+    pub secrets: Option<Utf8PathBuf>,
     /// Starts from these weights: a step folder of a checkpoint, or a run
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
@@ -230,6 +233,9 @@ pub struct LaunchArgs {
     /// Overrides one key
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
+    #[arg(long, value_name = "FILE")]
+    pub secrets: Option<Utf8PathBuf>,
     /// Starts from these weights: a step folder of a checkpoint, or a run
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
@@ -294,6 +300,9 @@ pub struct NextArgs {
     /// Overrides one key of the next stage
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
+    #[arg(long, value_name = "FILE")]
+    pub secrets: Option<Utf8PathBuf>,
     /// Shows what would be started, and starts nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -461,6 +470,11 @@ pub struct ReplayArgs {
     /// Plays this many times faster
     #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
     pub speed: f64,
+}
+
+/// Adds what `--secrets` says to the keys that are overridden.
+pub fn with_secrets(sets: &[String], secrets: Option<&Utf8PathBuf>) -> Vec<String> {
+    sets.iter().cloned().chain(secrets.map(|path| format!("env.secrets={path}"))).collect()
 }
 
 /// `vidtui supervise`.

@@ -3,7 +3,7 @@
 use crate::desk::{self, Desk, Wish};
 use crate::refusal::Refusal;
 use plan::Place;
-use recipe::Recipe;
+use recipe::{Recipe, Trainer};
 use remote::Check;
 use rundir::{Checkpoint, Failure};
 use serde::Serialize;
@@ -41,20 +41,13 @@ pub enum Found {
 /// Makes every check on a launch; each row stands for itself, so that one look shows all that is wrong.
 pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
     let recipe = &wish.subject.resolved().recipe;
-    let place = desk.place(wish.ranks, wish.nodes, recipe.mesh.world());
-    let mut rows = vec![
-        good("recipe", format!("{}: every key known, every rule holds", recipe.name)),
-        row("mesh", place.map_err(Refusal::into_failure).and_then(|place| mesh(recipe, &place))),
-        row("data", dataset(recipe)),
-        row("weights", weights(desk, wish)),
-        row(
-            "trainer",
-            remote::find_trainer().map(|trainer| {
-                let device = if trainer.cuda { "GPU" } else { "CPU" };
-                format!("{} {}, libtorch {} for {device}", trainer.path, trainer.version, trainer.libtorch)
-            }),
-        ),
-    ];
+    let place = desk.place(wish.ranks, wish.nodes, recipe.mesh.world()).map_err(Refusal::into_failure);
+    let known = good("recipe", format!("{}: every key known, every rule holds", recipe.name));
+    let mut rows = match recipe.trainer {
+        Trainer::Embedded => embedded(desk, wish, recipe, place),
+        Trainer::Command => vec![row("ranks", place.map(|place| ranks(&place))), row("supervisor", supervisor())],
+    };
+    rows.insert(0, known);
     if rows.iter().all(Row::holds) {
         // A launch looks at some things once more; they have their row.
         let new = |what: &str| rows.iter().all(|known| known.what != what);
@@ -65,6 +58,31 @@ pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
         rows.push(Row { what: "disk and run folder".into(), found: Found::Skipped { needs } });
     }
     rows
+}
+
+/// What vidtui's own trainer needs.
+fn embedded(desk: &Desk, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, Failure>) -> Vec<Row> {
+    vec![
+        row("mesh", place.and_then(|place| mesh(recipe, &place))),
+        row("data", dataset(recipe)),
+        row("weights", weights(desk, wish)),
+        row(
+            "trainer",
+            remote::find_trainer().map(|trainer| {
+                let device = if trainer.cuda { "GPU" } else { "CPU" };
+                format!("{} {}, libtorch {} for {device}", trainer.path, trainer.version, trainer.libtorch)
+            }),
+        ),
+    ]
+}
+
+fn ranks(place: &Place) -> String {
+    format!("{} on {}", ui::words::ranks(place.slots()), ui::words::counted(place.nodes.len(), "node"))
+}
+
+fn supervisor() -> Result<String, Failure> {
+    let program = desk::program(Trainer::Command)?;
+    Ok(format!("{} {}, no libtorch needed", program.path, program.version))
 }
 
 /// Checks that the data set is there and that every latent and text has the shape that the model wants.
@@ -109,8 +127,10 @@ fn machine(desk: &Desk, wish: &Wish<'_>, new: &dyn Fn(&str) -> bool) -> Vec<Row>
         Ok(plan) => plan,
         Err(refusal) => return vec![Row { what: "plan".into(), found: Found::Bad(refusal.into_failure()) }],
     };
+    let starts = plan.summary.iter().find(|(name, _)| plan.is_command() && name == "command");
+    let starts = starts.map(|(_, command)| good("starts", command.clone()));
     match desk.transports(&plan.attempt.logins) {
-        Ok(mut nodes) => by_check(&remote::checks(&plan, &mut nodes), new),
+        Ok(mut nodes) => by_check(&remote::checks(&plan, &mut nodes), new).into_iter().chain(starts).collect(),
         Err(failure) => vec![Row { what: "node".into(), found: Found::Bad(failure) }],
     }
 }

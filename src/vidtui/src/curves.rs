@@ -41,18 +41,18 @@ pub const METRICS: &[Metric] = &[
     one("loss", "loss", Unit::Plain, |s| s.loss),
     one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
     one("weight_norm", "weight norm", Unit::Plain, |s| s.weight_norm),
-    one("lr", "learning rate", Unit::Rate, |s| Some(s.lr)),
+    one("lr", "learning rate", Unit::Rate, |s| told(s, s.lr)),
     one("lr_ttt", "learning rate of TTT layers", Unit::Rate, |s| s.lr_ttt),
-    one("step_s", "step time", Unit::Seconds, |s| Some(s.step_s)),
-    one("data_s", "waiting for data", Unit::Seconds, |s| Some(s.data_s)),
-    one("forward_s", "forward", Unit::Seconds, |s| Some(s.forward_s)),
-    one("backward_s", "backward", Unit::Seconds, |s| Some(s.backward_s)),
-    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| Some(s.reduce_s)),
-    one("optimizer_s", "optimizer", Unit::Seconds, |s| Some(s.optimizer_s)),
-    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| Some(s.checkpoint_s)),
-    one("samples_per_s", "samples per second", Unit::Plain, |s| Some(s.samples_per_s)),
-    one("tokens_per_s", "tokens per second", Unit::Plain, |s| Some(s.tokens_per_s)),
-    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| Some(s.tflops)),
+    one("step_s", "step time", Unit::Seconds, |s| told(s, s.step_s)),
+    one("data_s", "waiting for data", Unit::Seconds, |s| told(s, s.data_s)),
+    one("forward_s", "forward", Unit::Seconds, |s| told(s, s.forward_s)),
+    one("backward_s", "backward", Unit::Seconds, |s| told(s, s.backward_s)),
+    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| told(s, s.reduce_s)),
+    one("optimizer_s", "optimizer", Unit::Seconds, |s| told(s, s.optimizer_s)),
+    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| told(s, s.checkpoint_s)),
+    one("samples_per_s", "samples per second", Unit::Plain, |s| told(s, s.samples_per_s)),
+    one("tokens_per_s", "tokens per second", Unit::Plain, |s| told(s, s.tokens_per_s)),
+    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| told(s, s.tflops)),
     one("mfu", "model FLOP utilisation", Unit::Share, |s| s.mfu),
     per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
     per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
@@ -75,6 +75,11 @@ const fn of_nodes(
     value: fn(&Moment) -> Option<Spread>,
 ) -> Metric {
     Metric { name, label, unit, values: Values::OfNodes { column, value } }
+}
+
+/// What another trainer does not tell is no zero.
+fn told(sample: &MetricSample, value: f64) -> Option<f64> {
+    Some(value).filter(|value| !sample.adapted || *value != 0.0)
 }
 
 const fn one(name: &'static str, label: &'static str, unit: Unit, value: fn(&MetricSample) -> Option<f64>) -> Metric {

@@ -14,7 +14,7 @@ use plan::{
     Context, Disk, Evidence, Finding, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions,
     ResumeRequest, Weights,
 };
-use recipe::{Curriculum, Resolved, StageSpec, StageStart};
+use recipe::{Curriculum, Resolved, StageSpec, StageStart, Trainer};
 use remote::{Fleet, KillProgress, KillReport, Local, NodeStacks, Patience, SshOptions, Transport};
 use rundir::{Attempt, Failure, Lineage, Liveness, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
@@ -295,7 +295,7 @@ impl Desk {
         let recipe = &wish.subject.resolved().recipe;
         let stage = wish.subject.stage();
         let init = self.weights_of(wish)?;
-        let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?)?;
+        let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?, recipe.trainer)?;
         let request = LaunchRequest { recipe, name: wish.name, stage, init };
         let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
         plan.warnings.extend(wish.fitted.clone());
@@ -337,7 +337,7 @@ impl Desk {
             Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
             _ => (self.place(ranks, nodes, world)?, Vec::new()),
         };
-        let context = self.context(place)?;
+        let context = self.context(place, summary.run.recipe()?.trainer)?;
         let latest = summary.checkpoint.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
@@ -371,7 +371,8 @@ impl Desk {
         let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
-        let context = self.context(self.place(ranks, nodes, world)?)?;
+        let trainer = following.map_or(Trainer::Embedded, |stage| stage.resolved.recipe.trainer);
+        let context = self.context(self.place(ranks, nodes, world)?, trainer)?;
         let latest = summary.checkpoint.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
@@ -396,7 +397,9 @@ impl Desk {
 
     /// Starts what a plan says, after every check that has to do with files.
     pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
-        crate::checks::dataset(&plan.run.recipe()?)?;
+        if !plan.is_command() {
+            crate::checks::dataset(&plan.run.recipe()?)?;
+        }
         remote::execute_launch(plan, &mut self.transports(&plan.attempt.logins)?, progress)
     }
 
@@ -508,7 +511,7 @@ impl Desk {
     }
 
     /// What a plan needs from outside.
-    pub fn context(&self, place: Place) -> Result<Context, Failure> {
+    pub fn context(&self, place: Place, trainer: Trainer) -> Result<Context, Failure> {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
@@ -518,7 +521,7 @@ impl Desk {
             by: format!("{user}@{}", self.fleet.here().node),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
-            trainer: remote::find_trainer()?,
+            trainer: program(trainer)?,
             program: own_file()?,
             place,
         })
@@ -545,6 +548,14 @@ impl Desk {
                 "train the stage before it first, or name a checkpoint: --init PATH",
             )),
         }
+    }
+}
+
+/// The program that supervises: the trainer itself, or this one where the trainer is a command.
+pub fn program(trainer: Trainer) -> Result<plan::Trainer, Failure> {
+    match trainer {
+        Trainer::Embedded => remote::find_trainer(),
+        Trainer::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
     }
 }
 
@@ -590,6 +601,20 @@ pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusa
 /// A stage as the screen shows it.
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
+    if recipe.trainer == Trainer::Command {
+        // Of what a command trains, nothing is known but how long.
+        return StageView {
+            name: stage.name.clone(),
+            params: 0,
+            seq_len: 0,
+            latent_frames: 0,
+            steps: recipe.train.steps,
+            global_batch: 0,
+            ranks: recipe.mesh.world(),
+            start: stage.start.clone(),
+            changes: stage.changes.clone(),
+        };
+    }
     StageView {
         name: stage.name.clone(),
         params: recipe.cost().params,

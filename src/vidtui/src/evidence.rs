@@ -123,6 +123,7 @@ mod tests {
             start_step: 0,
             start: rundir::StartFrom::Random,
             steps: None,
+            checkpoint: None,
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
             placement: Placement::new(&nodes, nodes.len()).unwrap(),
             logins: vec![],

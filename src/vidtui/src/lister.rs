@@ -126,9 +126,7 @@ fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {
 
 /// When a run's checkpoints last changed: a folder changes when its manifest appears in it.
 pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, Look> {
-    let folders =
-        dir.checkpoints().read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
-    folders.map(|folder| (folder.clone(), look(&folder))).collect()
+    rundir::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), look(&folder))).collect()
 }
 
 /// Everything that is written when something happens to a run.

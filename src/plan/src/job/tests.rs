@@ -4,6 +4,8 @@ use camino::Utf8PathBuf;
 use recipe::Mesh;
 use rundir::{ExitFile, ExitReason, SCHEMA, StartFrom};
 
+use cluster::NodeId;
+
 use super::*;
 use crate::fixtures::{self, Past, context, past, recipe, rows};
 use crate::{LaunchPlan, LaunchRequest, Place, ResumeOptions, launch, resume};

@@ -19,7 +19,7 @@ echo "free_kib $4"
 set -- $(df -Pi "$dir" 2>/dev/null | tail -n 1)
 echo "inodes ${4:--}"
 [ -r @DATA ] && echo "data yes" || echo "data no"
-[ -z @WEIGHTS ] || { [ -r @WEIGHTS/manifest.toml ] && echo "weights yes" || echo "weights no"; }
+[ -z @WEIGHTS ] || { [ -r @WEIGHTS/@MANIFEST ] && echo "weights yes" || echo "weights no"; }
 if [ -n @ADDRESS ]; then
     said=$(timeout 5 bash -c ': </dev/tcp/'@ADDRESS/@PORT 2>&1)
     case $?:$said in

@@ -1,5 +1,9 @@
-# Starts a script in a session of its own, and waits a while for its process file or its end.
-setsid bash @SCRIPT </dev/null >/dev/null &
+# Starts a script in a session of its own, and waits a while for its process file or its end. Secrets go from pipe to pipe.
+secrets=$(cat)
+if [ -n "$secrets" ]; then
+    export VIDTUI_SECRETS=stdin
+fi
+printf '%s\n' "$secrets" | setsid bash @SCRIPT >/dev/null &
 pid=$!
 tries=0
 while [ $tries -lt 100 ]; do

@@ -159,11 +159,11 @@ impl Transport for Ssh {
     }
 
     /// Waits on the node until the supervisor has written its process file or ended, or five seconds are over.
-    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path) -> Result<Started, RemoteError> {
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {
         let start =
             script::START.replace("@SCRIPT", &quote(script.as_str())).replace("@PID_FILE", &quote(pid_file.as_str()));
         let action = format!("start bash {script}");
-        let command = Command::new(&action, start, START);
+        let command = Command { input: secrets.to_vec(), ..Command::new(&action, start, START) };
         let output = self.run(&command)?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let text = output.text(self.node(), &command)?;

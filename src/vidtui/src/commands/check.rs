@@ -1,6 +1,6 @@
 //! `vidtui check`.
 
-use crate::args::CheckArgs;
+use crate::args::{CheckArgs, with_secrets};
 use crate::checks;
 use crate::console::symbols_are_unicode;
 use crate::desk::{Desk, Wish};
@@ -10,7 +10,7 @@ use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
 pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
-    let mut subject = desk.subject(&args.recipe, &args.set)?;
+    let mut subject = desk.subject(&args.recipe, &with_secrets(&args.set, args.secrets.as_ref()))?;
     let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
     let init = args.init.as_deref().into();
     let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init, fitted };

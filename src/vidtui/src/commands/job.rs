@@ -29,7 +29,7 @@ fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal>
         let why = format!("attempt {submitted} of {} was not submitted as a job", run.id);
         return Err(Refusal::request(Failure::new("cannot begin in this job", why, "resume it with --slurm FILE")));
     };
-    let context = desk.context(Place::allocation(job, slurm.spec, names))?;
+    let context = desk.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
     let (checkpoints, latest) = (rundir::checkpoints(&dir)?, rundir::latest(&dir));
     let options = ResumeOptions::default();
     let resume = ResumeRequest {

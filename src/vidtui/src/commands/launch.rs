@@ -1,6 +1,6 @@
 //! `vidtui launch`, `vidtui resume` and `vidtui next`: three ways to a plan, one way to carry it out.
 
-use crate::args::{LaunchArgs, NextArgs, ResumeArgs};
+use crate::args::{LaunchArgs, NextArgs, ResumeArgs, with_secrets};
 use crate::commands::waiting;
 use crate::desk::{Desk, Wish};
 use crate::output;
@@ -17,7 +17,7 @@ struct Then {
 
 /// Starts a run.
 pub fn launch(desk: &Desk, args: &LaunchArgs) -> Result<(), Refusal> {
-    let mut subject = desk.subject(&args.recipe, &args.set)?;
+    let mut subject = desk.subject(&args.recipe, &with_secrets(&args.set, args.secrets.as_ref()))?;
     let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
     let (name, init) = (args.name.as_deref(), args.init.as_deref().into());
     let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name, init, fitted };
@@ -39,7 +39,8 @@ pub fn resume(desk: &Desk, args: &ResumeArgs) -> Result<(), Refusal> {
 
 /// Starts the stage that follows a run's.
 pub fn next(desk: &Desk, args: &NextArgs) -> Result<(), Refusal> {
-    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &args.set, args.fit.into())?;
+    let sets = with_secrets(&args.set, args.secrets.as_ref());
+    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &sets, args.fit.into())?;
     carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
 }
 

@@ -5,6 +5,6 @@ use crate::refusal::Refusal;
 
 /// Runs the ranks of one node to their end.
 pub fn run(args: &SuperviseArgs) -> Result<(), Refusal> {
-    let trainer = remote::trainer_path()?;
-    Ok(supervise::supervise(args.run_dir.clone(), args.attempt, args.node.clone(), trainer.as_std_path())?)
+    let node = args.node.clone();
+    Ok(supervise::supervise(args.run_dir.clone(), args.attempt, node, &remote::trainer_path)?)
 }

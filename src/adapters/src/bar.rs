@@ -1,0 +1,120 @@
+//! tqdm's progress bar: `Steps:  12%|█▏   | 120/1000 [02:00<14:40, 1.00s/it, loss=0.21, lr=1e-5]`.
+
+/// A progress bar as it was drawn.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Bar<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// How far it is.
+    pub done: u64,
+    /// Seconds of one step, if it says so yet.
+    pub step_s: Option<f64>,
+    /// What stands behind the speed: `loss=0.21`.
+    fields: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Bar<'a> {
+    /// Reads a bar; none if the line is something else, or only the beginning of one.
+    pub fn read(line: &'a str) -> Option<Self> {
+        let inside = line.strip_suffix(']')?;
+        let (before, inside) = inside.rsplit_once(" [")?;
+        let (clock, said) = inside.split_once(", ").unwrap_or((inside, ""));
+        // `02:00<14:40`; without a total, only the first.
+        let is_clock = |text: &str| text.chars().all(|c| c.is_ascii_digit() || ":?days, ".contains(c));
+        if !clock.split('<').all(is_clock) || !clock.contains([':', '?']) {
+            return None;
+        }
+        let (name, count) = match before.rsplit_once('|') {
+            // A total: a name, a percentage and a drawn bar stand before the count.
+            Some((drawn, count)) => {
+                let (name, _) = drawn.split_once('|')?;
+                let (name, percent) = name.rsplit_once(':').unwrap_or(("", name));
+                percent.trim().strip_suffix('%')?;
+                (name, count.split_once('/')?.0)
+            }
+            None => before.rsplit_once(": ").map_or(("", before), |(name, count)| (name, count)),
+        };
+        let mut said = said.split(", ");
+        let step_s = said.next().and_then(step_s);
+        Some(Self {
+            name: name.trim(),
+            done: count.trim().trim_end_matches("it").parse().ok()?,
+            step_s,
+            fields: said.filter_map(|field| field.split_once('=')).collect(),
+        })
+    }
+
+    /// What a field says.
+    pub fn field(&self, name: &str) -> Option<&'a str> {
+        self.fields.iter().find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+    }
+
+    /// A field that is a whole number.
+    pub fn count(&self, name: &str) -> Option<u64> {
+        self.field(name)?.parse().ok()
+    }
+}
+
+/// Takes apart a bar and what was printed behind it without a new line, as loggers do while a bar is drawn.
+pub(crate) fn apart(line: &str) -> Vec<&str> {
+    let ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len());
+    let end =
+        ends.filter(|_| line.contains("it/s") || line.contains("s/it")).find(|at| Bar::read(&line[..*at]).is_some());
+    end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
+}
+
+/// `2.00s/it` or `4.10it/s`; `?it/s` before the first step.
+fn step_s(speed: &str) -> Option<f64> {
+    let speed = speed.trim();
+    let seconds = match speed.strip_suffix("s/it") {
+        Some(seconds) => seconds.parse().ok()?,
+        None => 1.0 / speed.strip_suffix("it/s")?.parse::<f64>().ok()?,
+    };
+    Some(seconds).filter(|seconds| seconds.is_finite())
+}
+
+/// A number as Python prints it, also of a tensor: `0.21`, `nan`, `tensor(0.21, device='cuda:0')`.
+pub(crate) fn number(text: &str) -> Option<f64> {
+    let text = text.strip_prefix("tensor(").map_or(text, |rest| rest.split([',', ')']).next().unwrap_or(rest));
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_read_in_all_their_shapes() {
+        let read = |line| Bar::read(line).map(|bar| (bar.name, bar.done, bar.step_s));
+        let drawn = "Steps:  12%|█▏        | 120/1000 [02:00<14:40,  2.50s/it, loss=0.21, lr=1e-5]";
+        assert_eq!(read(drawn), Some(("Steps", 120, Some(2.5))));
+        assert_eq!(read("100%|##########| 5/5 [00:01<00:00,  4.00it/s]"), Some(("", 5, Some(0.25))));
+        assert_eq!(read("Epoch 0:   0%|          | 0/25 [00:00<?, ?it/s]"), Some(("Epoch 0", 0, None)));
+        assert_eq!(read("Epoch 0: 12it [00:03,  4.00it/s, loss=1]"), Some(("Epoch 0", 12, Some(0.25))));
+        assert_eq!(
+            read("a: b:  1%|1| 1/90 [1 day, 2:03:04<9 days, 1:00:00, 97384.00s/it]"),
+            None,
+            "days are not torn apart"
+        );
+        assert_eq!(Bar::read(drawn).unwrap().field("lr"), Some("1e-5"));
+    }
+
+    #[test]
+    fn what_is_no_bar_or_half_of_one_is_none() {
+        let drawn = "Steps:  12%|█▏        | 120/1000 [02:00<14:40,  2.50s/it, loss=0.21, lr=1e-5]";
+        for half in drawn.char_indices().map(|(at, _)| &drawn[..at]) {
+            assert_eq!(Bar::read(half), None, "{half}");
+        }
+        for other in ["", "[2026-11-20 03:40:01] Beginning epoch 0...", "shape [1, 2]", "a | b [c]", "50% | 3/4 [x]"] {
+            assert_eq!(Bar::read(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_as_python_prints_them() {
+        assert_eq!(number("1e-05"), Some(1e-5));
+        assert_eq!(number("tensor(0.25, device='cuda:0')"), Some(0.25));
+        assert!(number("nan").is_some_and(f64::is_nan));
+        assert_eq!(number("none"), None);
+    }
+}

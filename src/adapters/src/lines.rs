@@ -1,0 +1,99 @@
+//! Bytes to lines: carriage returns, colours, torn characters and lines that never end.
+
+/// A line longer than this is cut off: nobody prints that much and means a number.
+const LONGEST: usize = 64 * 1024;
+
+/// Cuts a growing log into lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    /// The line that has not ended yet.
+    half: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes in bytes and returns the lines that end in them. A progress bar is drawn over itself after a carriage return,
+    /// so that ends a line too. Characters may be torn between two calls, since only whole lines are decoded.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut whole = Vec::new();
+        for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            let ends = matches!(piece.last(), Some(b'\n' | b'\r'));
+            let text = &piece[..piece.len() - usize::from(ends)];
+            self.half.extend(&text[..text.len().min(LONGEST.saturating_sub(self.half.len()))]);
+            if ends {
+                let line = clean(&self.half);
+                self.half.clear();
+                whole.extend(Some(line).filter(|line| !line.is_empty()));
+            }
+        }
+        whole
+    }
+
+    /// Returns the line that has not ended yet. A bar waits there for the next one to be drawn over it.
+    pub fn half(&self) -> Option<String> {
+        Some(clean(&self.half)).filter(|line| !line.is_empty())
+    }
+}
+
+/// Decodes a line, without what only a terminal obeys.
+pub fn clean(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    let mut clean = String::with_capacity(text.len());
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter != '\u{1b}' {
+            clean.extend(Some(letter).filter(|letter| *letter == '\t' || !letter.is_control()));
+            continue;
+        }
+        match letters.next() {
+            // CSI: parameters, then a letter.
+            Some('[') => while letters.next().is_some_and(|c| !('@'..='~').contains(&c)) {},
+            // OSC: a title or a link, up to BEL or ESC \.
+            Some(']') => {
+                while let Some(c) = letters.next() {
+                    if c == '\u{7}' || (c == '\u{1b}' && letters.next_if_eq(&'\\').is_some()) {
+                        break;
+                    }
+                }
+            }
+            // Two characters, or three where a set of characters is chosen.
+            Some('(' | ')') => drop(letters.next()),
+            _ => {}
+        }
+    }
+    clean.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_the_same_however_the_bytes_arrive() {
+        let log = "[\u{1b}[34m2026-11-20\u{1b}[0m] Épochs\r\nSteps:  1%|█▏ |\rSteps:  2%|█▍ |\n\n\u{1b}]0;title\u{7}end\u{1b}[A\n half"
+            .as_bytes();
+        let mut at_once = Lines::default();
+        let lines = at_once.push(log);
+        assert_eq!(lines, ["[2026-11-20] Épochs", "Steps:  1%|█▏ |", "Steps:  2%|█▍ |", "end"]);
+        assert_eq!(at_once.half().as_deref(), Some("half"));
+        for size in 1..7 {
+            let mut torn = Lines::default();
+            let pieces: Vec<_> = log.chunks(size).flat_map(|piece| torn.push(piece)).collect();
+            assert_eq!(pieces, lines, "in pieces of {size}");
+            assert_eq!(torn.half().as_deref(), Some("half"));
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_takes_no_memory_without_end() {
+        let mut lines = Lines::default();
+        for _ in 0..100 {
+            assert!(lines.push(&[b'x'; 10_000]).is_empty());
+        }
+        assert_eq!(lines.push(b"\nnext\n"), ["x".repeat(LONGEST), "next".to_owned()]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_do_not_hide_the_rest() {
+        assert_eq!(Lines::default().push(b"\xff\xfe loss\x00=1\n"), ["\u{fffd}\u{fffd} loss=1"]);
+    }
+}

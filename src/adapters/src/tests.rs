@@ -1,0 +1,144 @@
+//! Logs as each system writes them, in `tests/fixtures/trainer-logs`.
+
+use recipe::Adapter::{self, CogvideoxFactory, Finetrainers, OpenSora, TttVideoDit, VideoxFun};
+use rundir::MetricSample;
+
+use crate::{LogReader, Said};
+
+fn log(name: &str) -> Vec<u8> {
+    std::fs::read(format!("../../tests/fixtures/trainer-logs/{name}.log")).unwrap()
+}
+
+/// What a log says in the end, when it is read `size` bytes at a time, a second apart.
+fn said(system: Adapter, log: &[u8], start_step: u64, size: usize) -> Vec<Said> {
+    let mut reader = LogReader::new(system, 1, start_step, 1);
+    let mut now = 1000.0;
+    let mut said = Vec::new();
+    for piece in log.chunks(size) {
+        said.extend(reader.read(piece, now));
+        now += 1.0;
+    }
+    said.extend(reader.pause(now));
+    said
+}
+
+/// What happened, in short: steps as `step loss norm lr seconds`, and everything else by its name.
+fn story(system: Adapter, name: &str, start_step: u64) -> Vec<String> {
+    let whole = |said: Vec<Said>| said.iter().map(line).collect::<Vec<_>>();
+    let log = log(name);
+    let story = whole(said(system, &log, start_step, log.len()));
+    for size in [1, 7, 64] {
+        // Only the clock may tell how the bytes arrived.
+        assert_eq!(whole(said(system, &log, start_step, size)), story, "in pieces of {size}");
+    }
+    story
+}
+
+fn line(said: &Said) -> String {
+    let Said::Metric(sample) = said else { return format!("{said:?}") };
+    let MetricSample { step, loss, grad_norm, lr, step_s, data_s, mem_peak_gib_by_rank: peak, .. } = &**sample;
+    let or = |value: &Option<f64>| value.map_or("-".to_owned(), |value| value.to_string());
+    assert!(sample.adapted);
+    let mut line = format!("{step}: {} {} {lr} {step_s}", or(loss), or(grad_norm));
+    if *data_s > 0.0 {
+        line += &format!(" data {data_s}");
+    }
+    if let [peak] = peak[..] {
+        line += &format!(" peak {peak}");
+    }
+    line
+}
+
+#[test]
+fn open_sora_counts_from_zero_and_its_bar_runs_ahead() {
+    let want = [
+        "Started",
+        "1: 0.91 0.4 0.00005 2",
+        "2: 0.81 0.41 0.00005 2",
+        "3: 0.71 0.42 0.00005 2",
+        "4: 0.61 0.43 0.00005 2",
+        "Saved",
+        "5: - - 0.00005 2.1",
+    ];
+    assert_eq!(story(OpenSora, "open-sora-2", 0), want);
+}
+
+#[test]
+fn open_sora_1_2_tells_neither_norm_nor_rate() {
+    let want = ["Resumed", "Started", "51: 0.45 - 0 12", "52: 0.44 - 0 12"];
+    assert_eq!(story(OpenSora, "open-sora-1.2", 50), want);
+}
+
+#[test]
+fn steps_of_open_sora_before_accumulation_are_put_together() {
+    let log = log("open-sora-2");
+    let mut reader = LogReader::new(OpenSora, 1, 0, 2);
+    let mut said = reader.read(&log, 1000.0);
+    said.extend(reader.pause(1001.0));
+    let steps: Vec<String> = said.iter().filter(|said| matches!(said, Said::Metric(_))).map(line).collect();
+    assert_eq!(steps, ["1: 0.81 0.41 0.00005 4", "2: 0.61 0.43 0.00005 4"]);
+}
+
+#[test]
+fn of_finetrainers_each_step_is_told_by_its_own_loss_and_not_the_one_before() {
+    let want = [
+        "Started",
+        "1: 0.29 0.081 0 3.1 peak 10.701",
+        "2: 0.27 0.082 0 3.1 peak 10.701",
+        "3: 0.25 0.083 0 3.1 peak 10.701",
+        "Saving",
+        "Saved",
+    ];
+    assert_eq!(story(Finetrainers, "finetrainers", 0), want);
+}
+
+#[test]
+fn cogvideox_factory_is_read() {
+    let want = ["Started", "1: 0.21 - 0.00001 5", "2: 0.22 - 0.00002 5", "3: 0.23 - 0.00003 5", "Saved"];
+    assert_eq!(story(CogvideoxFactory, "cogvideox-factory", 0), want);
+}
+
+#[test]
+fn videox_fun_goes_on_where_it_was() {
+    let want = ["Started", "Resumed", "101: 0.151 - 0.00002 8", "102: 0.152 - 0.00002 8", "Saved"];
+    assert_eq!(story(VideoxFun, "videox-fun", 100), want);
+}
+
+#[test]
+fn ttt_video_dit_says_a_line_for_each_step() {
+    let want = [
+        "Resumed",
+        "11: 0.1013 0.08 0.00001 9.8 data 0.0123",
+        "12: 0.1003 0.08 0.00001 3.41 data 0.0123",
+        "13: 0.0993 0.08 0.00001 3.42 data 0.0123",
+        "Saving",
+        "Saved",
+    ];
+    assert_eq!(story(TttVideoDit, "ttt-video-dit", 10), want);
+}
+
+#[test]
+fn a_bar_that_waits_to_be_drawn_over_is_read_when_nothing_follows() {
+    let mut reader = LogReader::new(CogvideoxFactory, 1, 0, 1);
+    let bar = b"\rSteps:   0%|          | 1/9 [00:05<00:40,  5.00s/it, loss=0.5, lr=1e-5]";
+    assert_eq!(reader.read(&bar[..40], 1.0), []);
+    assert_eq!(reader.pause(2.0), [], "half of it says nothing");
+    assert_eq!(reader.read(&bar[40..], 3.0), []);
+    assert_eq!(reader.pause(4.0).iter().map(line).collect::<Vec<_>>(), ["1: 0.5 - 0.00001 5"]);
+    assert_eq!(reader.pause(5.0), [], "and only once");
+    assert_eq!(reader.read(b"\n", 6.0), []);
+}
+
+#[test]
+fn a_log_of_another_system_says_nothing_wrong() {
+    for (name, system) in [
+        ("ttt-video-dit", OpenSora),
+        ("finetrainers", VideoxFun),
+        ("open-sora-2", CogvideoxFactory),
+        ("videox-fun", TttVideoDit),
+    ] {
+        let log = log(name);
+        let metrics = said(system, &log, 0, log.len());
+        assert!(!metrics.iter().any(|said| matches!(said, Said::Metric(_))), "{name} as {system:?}: {metrics:?}");
+    }
+}

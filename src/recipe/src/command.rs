@@ -1,0 +1,171 @@
+use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
+
+/// What trains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trainer {
+    /// vidtui's own trainer.
+    Embedded,
+    /// Any program.
+    Command,
+}
+
+/// A program that trains, and how to understand it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Command {
+    /// The program and its arguments, with placeholders.
+    pub run: Vec<String>,
+    /// What it is started once for.
+    pub per: Per,
+    /// Its working folder; empty for the run's own.
+    pub folder: Utf8PathBuf,
+    /// Whose log lines and checkpoint folders it writes.
+    pub adapter: Adapter,
+    /// The folder below which it saves checkpoints, with placeholders.
+    pub output: String,
+    /// Arguments that are added to continue from a checkpoint, with placeholders.
+    pub resume: Vec<String>,
+}
+
+/// No command: that of a recipe for the embedded trainer.
+impl Default for Command {
+    fn default() -> Self {
+        let (run, resume) = (Vec::new(), Vec::new());
+        let output = "{run_dir}/output".to_owned();
+        Self { run, per: Per::Node, folder: Utf8PathBuf::new(), adapter: Adapter::None, output, resume }
+    }
+}
+
+/// What a command is started once for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Per {
+    /// Each node; it starts its ranks itself, as torchrun does.
+    Node,
+    /// Each rank.
+    Rank,
+}
+
+/// The systems whose log lines and checkpoint folders are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Adapter {
+    /// None of them.
+    None,
+    /// Open-Sora 1.2 and 2, and Lambda's fork.
+    OpenSora,
+    /// finetrainers.
+    Finetrainers,
+    /// The old cogvideox-factory, now in finetrainers' examples.
+    CogvideoxFactory,
+    /// VideoX-Fun, once CogVideoX-Fun.
+    VideoxFun,
+    /// ttt-video-dit.
+    TttVideoDit,
+}
+
+/// The names that may stand in braces.
+pub(crate) struct Placeholders;
+
+/// Those that are known before anything is placed on nodes.
+const OF_RUN: &[&str] = &["run", "name", "run_dir"];
+const OF_NODE: &[&str] = &[
+    "output",
+    "attempt",
+    "steps",
+    "checkpoint_interval",
+    "node",
+    "node_rank",
+    "nnodes",
+    "nproc_per_node",
+    "world_size",
+    "master_addr",
+    "master_port",
+];
+const OF_RANK: &[&str] = &["rank", "local_rank"];
+const OF_RESUME: &[&str] = &["checkpoint", "checkpoint_step"];
+
+impl Placeholders {
+    /// Returns the names that a key of `[command]` may use.
+    pub fn of(key: &str, per: Per) -> Vec<&'static str> {
+        let mut names = OF_RUN.to_vec();
+        if key != "output" {
+            names.extend(OF_NODE);
+            names.extend(OF_RANK.iter().filter(|_| per == Per::Rank));
+        }
+        if key == "resume" {
+            names.extend(OF_RESUME);
+        }
+        names
+    }
+}
+
+/// A piece of a word.
+enum Piece<'a> {
+    Text(&'a str),
+    Name(&'a str),
+}
+
+/// Takes a word apart. `{name}` is a placeholder, `{{name}}` the text `{name}`; every other brace is itself, so that JSON
+/// can be written as it is.
+fn pieces(word: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let (mut rest, mut from) = (word, 0);
+    while let Some(open) = rest[from..].find('{').map(|at| from + at) {
+        let braces = if rest[open..].starts_with("{{") { 2 } else { 1 };
+        let inner = open + braces;
+        let end = rest[inner..].find(|c: char| !c.is_ascii_lowercase() && c != '_').map_or(rest.len(), |at| inner + at);
+        if end == inner || !rest[end..].starts_with(&"}}"[..braces]) {
+            from = open + 1;
+            continue;
+        }
+        pieces.push(Piece::Text(&rest[..open]));
+        pieces.push(match braces {
+            1 => Piece::Name(&rest[inner..end]),
+            _ => Piece::Text(&rest[open + 1..=end]),
+        });
+        (rest, from) = (&rest[end + braces..], 0);
+    }
+    pieces.push(Piece::Text(rest));
+    pieces
+}
+
+/// Lists the placeholders of a word.
+pub(crate) fn names(word: &str) -> Vec<&str> {
+    let name = |piece| match piece {
+        Piece::Name(name) => Some(name),
+        Piece::Text(_) => None,
+    };
+    pieces(word).into_iter().filter_map(name).collect()
+}
+
+/// Fills in the placeholders of a word; those that `value` does not know stay as they are.
+pub fn fill(word: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let piece = |piece| match piece {
+        Piece::Text(text) => text.to_owned(),
+        Piece::Name(name) => value(name).unwrap_or_else(|| format!("{{{name}}}")),
+    };
+    pieces(word).into_iter().map(piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(word: &str) -> String {
+        fill(word, |name| (name == "rank").then(|| "7".to_owned()))
+    }
+
+    #[test]
+    fn a_name_in_braces_is_filled_in_and_every_other_brace_is_itself() {
+        assert_eq!(filled("--rank={rank}{rank}"), "--rank=77");
+        assert_eq!(filled("{rank"), "{rank");
+        assert_eq!(filled("{other}"), "{other}");
+        assert_eq!(filled("{{rank}} {rank}"), "{rank} 7");
+        assert_eq!(filled(r#"{"lora":{"r":{rank},"a":{}}}"#), r#"{"lora":{"r":7,"a":{}}}"#);
+        assert_eq!(filled("é{rank}é{{"), "é7é{{");
+        assert_eq!(names("{rank}-{{node}}-{nnodes}"), ["rank", "nnodes"]);
+    }
+}

@@ -1,0 +1,123 @@
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use camino::Utf8Path;
+
+use crate::{RecipeError, is_reserved, is_variable_name};
+
+/// Variables whose values are shown and written nowhere. They are on the way from their file to the environment of the ranks.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Secrets {
+    variables: Vec<(String, String)>,
+}
+
+/// Shows the names alone.
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+impl Secrets {
+    /// Reads a file of `KEY=value` lines that nobody but its owner can read.
+    ///
+    /// # Errors
+    /// When it cannot be read, others can read it, or a line is not `KEY=value`. No error repeats what is in it.
+    pub fn read(path: &Utf8Path) -> Result<Self, RecipeError> {
+        let what = format!("cannot use the secrets in {path}");
+        let error = |why: String, fix: String| RecipeError::new(what.clone(), why, fix);
+        let io = |cause: std::io::Error| error(cause.to_string(), "check env.secrets, or --secrets FILE".into());
+        let mode = fs::metadata(path).map_err(io)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(error(
+                format!("others than its owner can read or change it (mode {mode:04o})"),
+                format!("close it: chmod 600 {path}; if others use this machine, change the secrets too"),
+            ));
+        }
+        Self::parse(&fs::read_to_string(path).map_err(io)?).map_err(|(line, why)| {
+            let fix = "write KEY=value, one to a line; lines that begin with '#' are skipped";
+            error(format!("line {line} {why}"), fix.into())
+        })
+    }
+
+    /// Reads `KEY=value` lines; on error, the line and what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, (usize, &'static str)> {
+        let mut variables = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let wrong = |why| Err((index + 1, why));
+            let line = line.strip_prefix("export ").unwrap_or(line);
+            let Some((name, value)) = line.split_once('=') else { return wrong("has no '='") };
+            let quoted = |quote: char| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
+            let value = quoted('"').or(quoted('\'')).unwrap_or(value);
+            if !is_variable_name(name) {
+                return wrong("does not begin with the name of a variable");
+            }
+            if is_reserved(name) {
+                return wrong("sets a variable that vidtui sets for each rank");
+            }
+            variables.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(Self { variables })
+    }
+
+    /// Returns the names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Returns names and values.
+    pub fn variables(&self) -> &[(String, String)] {
+        &self.variables
+    }
+
+    /// Writes them as [`Secrets::parse`] reads them.
+    pub fn to_lines(&self) -> Vec<u8> {
+        // Quotes of a value are inside ours.
+        let line = |(name, value): &(String, String)| format!("{name}=\"{value}\"\n");
+        self.variables.iter().map(line).collect::<String>().into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_a_shell_would_and_written_so_that_they_are_read_again() {
+        let text = "# keys\nWANDB_API_KEY=abc=d\n\nexport HF_TOKEN=\"hf x\"\nQUOTE='a\"b'\nEMPTY=\nODD=\"\n";
+        let secrets = Secrets::parse(text).unwrap();
+        let values: Vec<_> = secrets.variables().iter().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values, ["abc=d", "hf x", "a\"b", "", "\""]);
+        assert_eq!(Secrets::parse(&String::from_utf8(secrets.to_lines()).unwrap()), Ok(secrets.clone()));
+        assert_eq!(format!("{secrets:?}"), r#"["WANDB_API_KEY", "HF_TOKEN", "QUOTE", "EMPTY", "ODD"]"#);
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused_and_no_refusal_repeats_what_is_in_it() {
+        let path = camino::Utf8PathBuf::from_path_buf(std::env::temp_dir())
+            .unwrap()
+            .join(format!("vidtui-secrets-{}", std::process::id()));
+        let refused = |text: &str, mode: u32| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Secrets::read(&path).map_err(|error| error.to_string().replace(path.as_str(), "FILE"))
+        };
+        let open = refused("KEY=hush\n", 0o640).unwrap_err();
+        assert_eq!(
+            open,
+            "cannot use the secrets in FILE: others than its owner can read or change it (mode 0640)\n\
+             hint: close it: chmod 600 FILE; if others use this machine, change the secrets too"
+        );
+        for text in ["hush", "A B=hush", "RANK=hush"] {
+            let error = refused(&format!("OK=1\n{text}\n"), 0o600).unwrap_err();
+            assert!(error.contains("line 2") && !error.contains("hush"), "{error}");
+        }
+        assert_eq!(refused("KEY=hush\n", 0o400).unwrap().names().collect::<Vec<_>>(), ["KEY"]);
+        fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,113 @@
+//! The command of a run that another program trains: its words on each node.
+
+use crate::{Attempt, Run, RunDir};
+use camino::Utf8PathBuf;
+use cluster::{NodeId, RankPlace};
+use recipe::{Per, Recipe};
+
+/// Where a command is started.
+#[derive(Debug, Clone, Copy)]
+pub struct CommandPlace<'a> {
+    /// The node.
+    pub node: &'a NodeId,
+    /// The rank, when it is started for each.
+    pub rank: Option<&'a RankPlace>,
+    /// Where the first node can be reached by the others, when that is known yet.
+    pub master: Option<(&'a str, u16)>,
+}
+
+/// Returns what a command is started once for, on a node: each of its ranks, or the node itself.
+pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -> Vec<Option<&'a RankPlace>> {
+    match recipe.command.per {
+        Per::Node => vec![None],
+        Per::Rank => attempt.placement.ranks.iter().filter(|place| place.node == *node).map(Some).collect(),
+    }
+}
+
+/// Returns the words of a command: the program and its arguments, every placeholder filled in that is known.
+pub fn command_words(
+    dir: &RunDir,
+    run: &Run,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    place: &CommandPlace<'_>,
+) -> Vec<String> {
+    let nodes = attempt.placement.by_node();
+    let here = nodes.iter().position(|(node, _)| *node == place.node);
+    let value = |name: &str| {
+        Some(match name {
+            "output" => command_output(dir, run, recipe).to_string(),
+            "attempt" => attempt.number.to_string(),
+            "steps" => attempt.steps.unwrap_or(recipe.train.steps).to_string(),
+            "checkpoint_interval" => recipe.checkpoint.interval.to_string(),
+            "node" => place.node.to_string(),
+            "node_rank" => here?.to_string(),
+            "nnodes" => nodes.len().to_string(),
+            "nproc_per_node" => nodes[here?].1.len().to_string(),
+            "world_size" => attempt.placement.world().to_string(),
+            "master_addr" => place.master?.0.to_owned(),
+            "master_port" => place.master?.1.to_string(),
+            "rank" => place.rank?.rank.to_string(),
+            "local_rank" => place.rank?.local_rank.to_string(),
+            "checkpoint" => attempt.checkpoint.as_ref()?.to_string(),
+            "checkpoint_step" => attempt.start_step.to_string(),
+            name => of_run(dir, run, name)?,
+        })
+    };
+    let resume = recipe.command.resume.iter().filter(|_| attempt.checkpoint.is_some());
+    recipe.command.run.iter().chain(resume).map(|word| recipe::fill(word, value)).collect()
+}
+
+/// Returns the folder below which a command saves its checkpoints.
+pub fn command_output(dir: &RunDir, run: &Run, recipe: &Recipe) -> Utf8PathBuf {
+    // A relative one starts where the command does.
+    let folder = command_folder(dir, recipe);
+    folder.join(recipe::fill(&recipe.command.output, |name| of_run(dir, run, name)))
+}
+
+/// Returns the folder in which a command is started.
+pub fn command_folder(dir: &RunDir, recipe: &Recipe) -> Utf8PathBuf {
+    if recipe.command.folder.as_str().is_empty() { dir.root.clone() } else { recipe.command.folder.clone() }
+}
+
+fn of_run(dir: &RunDir, run: &Run, name: &str) -> Option<String> {
+    Some(match name {
+        "run" => run.id.to_string(),
+        "name" => run.name.clone(),
+        "run_dir" => dir.root.to_string(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{attempt, node, run, temp};
+
+    #[test]
+    fn every_placeholder_is_filled_in_and_a_resume_adds_its_words() {
+        let (_keep, dir) = temp();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/command.toml");
+        let mut recipe = recipe::load(path.into(), &[]).unwrap().recipe;
+        recipe.command.per = Per::Rank;
+        recipe.command.run = ["p", "{node}/{node_rank}/{nnodes}/{nproc_per_node}/{world_size}", "{rank}.{local_rank}"]
+            .into_iter()
+            .chain(["{master_addr}:{master_port}", "{output}", "{run} {name} {attempt} {steps} {checkpoint_interval}"])
+            .map(str::to_owned)
+            .collect();
+        recipe.command.resume = vec!["--load".into(), "{checkpoint}@{checkpoint_step}".into()];
+        let attempt = attempt(2, 40, &["ml-1", "ml-2"]);
+        let here = node("ml-2");
+        let ranks = command_ranks(&recipe, &attempt, &here);
+        let place = CommandPlace { node: &here, rank: ranks[0], master: Some(("10.0.0.1", 29_500)) };
+        let want = ["p", "ml-2/1/2/1/2", "1.0", "10.0.0.1:29500", &format!("{}/output", dir.root)];
+        let first = command_words(&dir, &run(), &recipe, &attempt, &place);
+        assert_eq!(first[..5], want);
+        assert_eq!(first[5..], [format!("{} demo-2s 2 1000 0", run().id)]);
+        let going_on = Attempt { checkpoint: Some("/out/finetrainers_step_40".into()), ..attempt.clone() };
+        let resumed = command_words(&dir, &run(), &recipe, &going_on, &place);
+        assert_eq!(resumed[6..], ["--load", "/out/finetrainers_step_40@40"]);
+        let unknown = CommandPlace { master: None, ..place };
+        assert_eq!(command_words(&dir, &run(), &recipe, &attempt, &unknown)[3], "{master_addr}:{master_port}");
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs that another program trains: a shell script that prints and saves as cogvideox-factory does.
+
+use crate::place::Place;
+use rundir::{EventKind, Liveness, RunDir};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+/// Trains to step 20 and saves every 5. The first time it begins to save at step 12, and hangs.
+const TRAINER: &str = r#"#!/usr/bin/env bash
+set -eu
+step=0 output= resumed=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --output_dir) output=$2; shift 2 ;;
+        --resume_from_checkpoint) resumed=$2; step=${2##*-}; shift 2 ;;
+        *) shift ;;
+    esac
+done
+part() { printf 'PK\005\006\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' >"$1"; }
+echo "place ${RANK-none} $GROUP_RANK of $WORLD_SIZE, preset ${NCCL_IB_DISABLE-unset}, secret of ${#TOKEN} letters"
+echo "***** Running training *****"
+[ -z "$resumed" ] || echo "Resuming from checkpoint $resumed"
+while [ $step -lt 20 ]; do
+    step=$((step + 1))
+    printf '\rSteps:  %d%%|##   | %d/20 [00:01<00:09,  0.05s/it, loss=0.%d, lr=1e-5]' $((5 * step)) $step $((50 - step))
+    if [ -z "$resumed" ] && [ $step = 12 ]; then
+        mkdir -p "$output/checkpoint-12" && part "$output/checkpoint-12/pytorch_model.bin"
+        touch "$output/hangs"
+        exec sleep 600
+    fi
+    if [ $((step % 5)) = 0 ]; then
+        folder=$output/checkpoint-$step
+        mkdir -p "$folder"
+        for name in pytorch_model.bin optimizer.bin scheduler.bin random_states_0.pkl; do part "$folder/$name"; done
+        printf '\nSaved state to %s\n' "$folder"
+    fi
+    sleep 0.02
+done
+echo
+"#;
+
+const RECIPE: &str = r#"trainer = "command"
+
+[command]
+run = ["./train.sh", "--output_dir", "{output}", "--nodes", "{nnodes}", "--words", "$HOME; two {{words}}"]
+folder = "../../code"
+adapter = "cogvideox_factory"
+resume = ["--resume_from_checkpoint", "{checkpoint}"]
+
+[env]
+presets = ["nccl_ethernet"]
+secrets = "../../keys.env"
+
+[train]
+steps = 20
+
+[mesh]
+dp_replicate = 2
+"#;
+
+/// Written nowhere but into this file.
+const SECRET: &str = "hush-9c1f-e77a";
+
+fn place() -> Place {
+    // Without the trainer: a run of another program needs none.
+    let place = Place::new().with("VIDTUI_TRAIN", "/nowhere/vidtui-train");
+    place.write("configs/own/own.toml", RECIPE);
+    place.write("keys.env", &format!("# for the tracker\nTOKEN={SECRET}\n"));
+    script(&place, TRAINER);
+    mode(&place, "keys.env", 0o600);
+    place
+}
+
+fn script(place: &Place, text: &str) {
+    place.write("code/train.sh", text);
+    mode(place, "code/train.sh", 0o755);
+}
+
+fn mode(place: &Place, path: &str, mode: u32) {
+    fs::set_permissions(place.root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn events(dir: &RunDir) -> Vec<String> {
+    let in_short = |kind: EventKind| match kind {
+        EventKind::CheckpointSaved { path, .. } => format!("saved {}", path.file_name().unwrap()),
+        EventKind::Resumed { from_step, .. } => format!("resumed from {from_step}"),
+        EventKind::Started { world } => format!("started {world}"),
+        EventKind::Finished => "finished".into(),
+        _ => String::new(),
+    };
+    let events = rundir::read_events(dir).unwrap();
+    events.into_iter().map(|event| in_short(event.kind)).filter(|event| !event.is_empty()).collect()
+}
+
+#[test]
+fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_checkpoint() {
+    let place = place();
+    let run = place.works(&["launch", "configs/own/own.toml"]);
+    let run = run.trim();
+    let dir = place.runs().remove(0);
+    place.until("it to hang", || dir.root.join("output/hangs").exists());
+    place.until_step(run, 12);
+    place.until("its checkpoints to be seen", || events(&dir).iter().any(|event| event == "saved checkpoint-10"));
+    nobody_tells_the_secret(&place, &dir);
+
+    let listed = place.json(&["checkpoints", run, "--json"]);
+    let listed: Vec<(u64, bool)> = listed["checkpoints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| (c["step"].as_u64().unwrap(), c["complete"].as_bool().unwrap()))
+        .collect();
+    assert_eq!(listed, [(5, true), (10, true), (12, false)]);
+    place.works(&["kill", run, "--yes"]);
+    assert!(remote::pid_files(&dir).unwrap().iter().all(|(_, live)| *live == Liveness::Dead));
+    let killed = place.json(&["status", run, "--json"]);
+    assert_eq!(killed["checkpoint"]["step"], 10);
+
+    let shown = place.json(&["resume", run, "--dry-run", "--json"]);
+    let command = shown["summary"]["command"].as_str().unwrap();
+    let checkpoint = dir.root.join("output/checkpoint-10");
+    assert!(command.ends_with(&format!("--resume_from_checkpoint {checkpoint}")), "{command}");
+    place.works(&["resume", run, "--wait"]);
+    let done = place.json(&["status", run, "--json"]);
+    assert_eq!((&done["state"], &done["step"]), (&"finished".into(), &20.into()));
+    let log = fs::read_to_string(dir.rank_log(&remote::here().unwrap().node, 2, 0)).unwrap();
+    assert!(log.starts_with("place none 0 of 2, preset 1, secret of 14 letters"), "{log}");
+    let metrics = rundir::recent_metrics(&dir).unwrap();
+    let last: Vec<(u32, u64)> = metrics.iter().rev().take(2).map(|m| (m.attempt, m.step)).collect();
+    assert_eq!(last, [(2, 20), (2, 19)]);
+    assert_eq!(metrics.iter().filter(|m| m.attempt == 2).count(), 10, "no step is told twice");
+    assert_eq!(metrics.last().unwrap().loss.map(|loss| loss as f32), Some(0.30));
+    let events = events(&dir);
+    for event in ["started 2", "resumed from 10", "saved checkpoint-15", "saved checkpoint-20", "finished"] {
+        assert_eq!(
+            events.iter().filter(|other| *other == event).count(),
+            if event == "started 2" { 2 } else { 1 },
+            "{events:?}"
+        );
+    }
+    nobody_tells_the_secret(&place, &dir);
+}
+
+/// Looks at every file of the run, and at the command line of every process.
+fn nobody_tells_the_secret(place: &Place, dir: &RunDir) {
+    let mut folders = vec![dir.root.clone()];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir_utf8().unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path().to_owned());
+                continue;
+            }
+            files += 1;
+            let bytes = fs::read(entry.path()).unwrap_or_default();
+            assert!(!String::from_utf8_lossy(&bytes).contains(SECRET), "{}", entry.path());
+        }
+    }
+    assert!(files > 5, "the run has files");
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&line).contains(SECRET), "{}", process.path().display());
+    }
+    assert!(fs::read_to_string(place.root.join("keys.env")).unwrap().contains(SECRET));
+}
+
+#[test]
+fn what_a_command_will_be_is_checked_and_shown_word_for_word() {
+    let place = place();
+    let checked = place.works(&["check", "configs/own/own.toml"]);
+    let words = r#"./train.sh --output_dir "#;
+    let quoted = r#"--nodes 1 --words '$HOME; two {words}'"#;
+    assert!(checked.contains(words) && checked.contains(quoted), "{checked}");
+    assert!(checked.contains("TOKEN, handed over at the start") && !checked.contains(SECRET), "{checked}");
+    let shown = place.works(&["launch", "configs/own/own.toml", "--dry-run"]);
+    assert!(shown.contains("# What the supervisor starts here:\n#   ./train.sh") && shown.contains(quoted), "{shown}");
+    assert!(shown.contains("NCCL_IB_DISABLE=1") && !shown.contains(SECRET), "{shown}");
+
+    mode(&place, "keys.env", 0o644);
+    let open = place.refuses(&["launch", "configs/own/own.toml"]);
+    assert!(
+        open.contains("mode 0644") && open.contains("hint: close it: chmod 600") && !open.contains(SECRET),
+        "{open}"
+    );
+    mode(&place, "keys.env", 0o600);
+    fs::remove_file(place.root.join("code/train.sh")).unwrap();
+    let gone = place.refuses(&["launch", "configs/own/own.toml"]);
+    assert!(gone.contains("there is no program ./train.sh"), "{gone}");
+    assert!(place.runs().is_empty());
+}
+
+#[test]
+fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
+    let place = place();
+    script(
+        &place,
+        "#!/usr/bin/env bash\n\
+         setsid sleep 600 & echo $! >\"$(dirname \"$2\")/stray-$RANK\"\n\
+         [ \"$RANK\" = 1 ] || exec sleep 600\n\
+         echo 'Traceback (most recent call last):'\n\
+         echo 'ValueError: no video in /data'\n\
+         echo '====='\n\
+         exit 1\n",
+    );
+    let per_rank = ["--set", "command.per=rank", "--set", "env.variables.LOCAL=here"];
+    let failed = place.refuses(&[&["launch", "configs/own/own.toml", "--wait"], &per_rank[..]].concat());
+    assert!(failed.contains("rank 1 on node") && failed.contains("ValueError: no video in /data"), "{failed}");
+    let dir = place.runs().remove(0);
+    for rank in [0, 1] {
+        let pid = fs::read_to_string(dir.root.join(format!("stray-{rank}"))).unwrap();
+        let line = fs::read(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+        assert!(!line.starts_with(b"sleep"), "process {pid} is left");
+    }
+}
