@@ -1,7 +1,7 @@
 """PyTorch's side of the training benchmark: diffusers' CogVideoX transformer with gradient checkpointing and AdamW.
 
 usage: train.py THREADS STEPS                                one process
-       torchrun --standalone --nproc-per-node N train.py THREADS STEPS    FSDP2 over gloo
+       torchrun --standalone --nproc-per-node N train.py THREADS STEPS fsdp|tp    FSDP2 or parallelize_module over gloo
 
 Prints one JSON object: seconds of every step (forward, backward, clip, optimizer) and the peak resident memory in GiB.
 """
@@ -15,6 +15,7 @@ import time
 import torch
 from diffusers import CogVideoXTransformer3DModel
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from torch.distributed.tensor import DTensor
 
 threads, steps = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
@@ -40,13 +41,39 @@ if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.transformer_blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=1e-4, foreach=True)
+    if sys.argv[3] == "fsdp":
+        for block in model.transformer_blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        columns = ["attn1.to_q", "attn1.to_k", "attn1.to_v", "ff.net.0.proj"]
+        plan = {name: ColwiseParallel() for name in columns}
+        plan |= {name: RowwiseParallel() for name in ["attn1.to_out.0", "ff.net.2"]}
+        for block in model.transformer_blocks:
+            parallelize_module(block, mesh, plan)
+            block.attn1.heads //= dist.get_world_size()
+# What is split and what is not are groups of their own: their tensors cannot be taken together.
+split = [p for p in model.parameters() if isinstance(p, DTensor)]
+whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+groups = [group for group in (split, whole) if group]
+optimizer = torch.optim.AdamW(
+    [{"params": group} for group in groups], lr=1e-4, betas=(0.9, 0.95), weight_decay=1e-4, foreach=True
+)
+
+
+def clip(limit):
+    """Clips the norm of the whole gradient."""
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group], foreach=True) for group in groups]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, limit, total, foreach=True)
+
+
 rotary = get_3d_rotary_pos_embed(64, ((0, 0), (8, 12)), (8, 12), 13)
 latent, text = torch.randn(1, 13, 16, 16, 24), torch.randn(1, 64, 512)
 seconds = []
@@ -56,7 +83,7 @@ for _ in range(steps):
     timestep = torch.randint(0, 1000, (1,))
     output = model(latent + noise, text, timestep, image_rotary_emb=rotary, return_dict=False)[0]
     (output - noise).square().mean().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    clip(1.0)
     optimizer.step()
     optimizer.zero_grad()
     seconds.append(time.perf_counter() - start)

@@ -220,20 +220,20 @@ fn a_signal_can_ask_for_a_checkpoint_without_stopping() {
 #[test]
 fn a_killed_rank_ends_the_others_with_a_reason_and_the_last_checkpoint_stands() {
     let scene = Scene::new();
-    let mut running = scene.launch("killed", &[1, 2], &["train.steps=100000", "checkpoint.interval=3"]);
-    running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
-    running.signal(1, "KILL");
-    let (run, outputs) = running.wait();
-    assert!(outputs.iter().all(|o| !o.status.success()));
-    let said = String::from_utf8_lossy(&outputs[0].stderr);
-    assert!(said.contains("lost contact with another rank"), "{said}");
-    assert!(
-        run.events()
-            .iter()
-            .any(|e| matches!(&e.kind, EventKind::Failed { failure } if failure.what.contains("lost contact")))
-    );
-    let step = latest(&run.dir).unwrap().step;
-    Checkpoint::open(&run.dir.step_dir(step)).unwrap().verify_checksums().unwrap();
+    for (name, mesh) in [("killed", [1, 2, 1]), ("killed-tp", [1, 1, 2])] {
+        let mut running = scene.launch(name, &mesh, &["train.steps=100000", "checkpoint.interval=3"]);
+        running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
+        running.signal(1, "KILL");
+        let (run, outputs) = running.wait();
+        assert!(outputs.iter().all(|o| !o.status.success()));
+        let said = String::from_utf8_lossy(&outputs[0].stderr);
+        assert!(said.contains("lost contact with another rank"), "{said}");
+        let lost =
+            |kind: &EventKind| matches!(kind, EventKind::Failed { failure } if failure.what.contains("lost contact"));
+        assert!(run.events().iter().any(|e| lost(&e.kind)));
+        let step = latest(&run.dir).unwrap().step;
+        Checkpoint::open(&run.dir.step_dir(step)).unwrap().verify_checksums().unwrap();
+    }
 }
 
 #[test]

@@ -24,18 +24,37 @@ struct Figures {
     peak_gib: f64,
 }
 
-/// Measures one process of two threads, and two of one thread under FSDP.
+/// How the work is shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// One process of two threads.
+    Alone,
+    /// Two processes of one thread, each with a sample.
+    Fsdp,
+    /// Two processes of one thread, with one sample.
+    Tp,
+}
+
+impl Share {
+    fn ranks(self) -> usize {
+        if self == Share::Alone { 1 } else { 2 }
+    }
+}
+
+/// Measures one process of two threads, and two of one thread under FSDP and under TP.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
     let scratch = Scratch::new()?;
     let mut rows = Vec::new();
-    for (what, ranks, time_bar, memory_bar) in
-        [("1 process, 2 threads", 1, 1.0, 0.8), ("FSDP, 2 processes of 1 thread", 2, 0.9, 0.8)]
-    {
+    for (what, share, time_bar, memory_bar) in [
+        ("1 process, 2 threads", Share::Alone, 1.0, 0.8),
+        ("FSDP, 2 processes of 1 thread", Share::Fsdp, 0.9, 0.8),
+        ("TP, 2 processes of 1 thread", Share::Tp, 0.9, 0.9),
+    ] {
         let mut rounds = Vec::new();
         for round in 1..=ROUNDS {
             println!("training step, {what}: round {round} of {ROUNDS}");
-            rounds.push((ours(&scratch, ranks)?, theirs(&bin, ranks)?));
+            rounds.push((ours(&scratch, share)?, theirs(&bin, share)?));
         }
         let values = |f: fn(&Figures) -> f64| rounds.iter().map(|(o, t)| f(o) / f(t)).collect();
         let note = |f: fn(&Figures) -> f64, unit| {
@@ -62,21 +81,24 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn theirs(bin: &Utf8Path, ranks: usize) -> Result<Figures> {
+fn theirs(bin: &Utf8Path, share: Share) -> Result<Figures> {
+    let ranks = share.ranks();
     let script = root().join("tests/bench/train.py");
     let threads = (2 / ranks).to_string();
     let mut run = command::<&str>(bin.join("python"), []);
     if ranks > 1 {
         run.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks.to_string()]);
     }
-    run.args([script.as_str(), &threads, &STEPS.to_string()]);
+    run.args([script.as_str(), &threads, &STEPS.to_string(), if share == Share::Tp { "tp" } else { "fsdp" }]);
     let printed = output(&mut run, "see PyTorch's message")?.stdout;
     let said: Value = parse(&printed, &run)?;
     let steps: Vec<f64> = said["step_s"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
     figures(&steps, said["peak_gib"].as_f64(), &run)
 }
 
-fn ours(scratch: &Scratch, ranks: usize) -> Result<Figures> {
+fn ours(scratch: &Scratch, share: Share) -> Result<Figures> {
+    let ranks = share.ranks();
+    let (shards, tp) = if share == Share::Tp { (1, ranks) } else { (ranks, 1) };
     let (n, runs) = (ranks.to_string(), scratch.0.join("runs"));
     let recipe = root().join("tests/bench/cogvideox-52m.toml");
     let mut run = command(
@@ -84,8 +106,9 @@ fn ours(scratch: &Scratch, ranks: usize) -> Result<Figures> {
         ["--runs", runs.as_str(), "launch", recipe.as_str(), "--local", &n, "--wait", "--json"],
     );
     for set in [
-        format!("mesh.dp_shard={n}"),
-        format!("train.global_batch={n}"),
+        format!("mesh.dp_shard={shards}"),
+        format!("mesh.tp={tp}"),
+        format!("train.global_batch={shards}"),
         format!("train.steps={STEPS}"),
         format!("train.threads={}", 2 / ranks),
         format!("data.index={}", scratch.0.join("index.jsonl")),
