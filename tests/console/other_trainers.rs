@@ -197,6 +197,7 @@ fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
         "#!/usr/bin/env bash\n\
          setsid sleep 600 & echo $! >\"$(dirname \"$2\")/stray-$RANK\"\n\
          [ \"$RANK\" = 1 ] || exec sleep 600\n\
+         until [ -s \"$(dirname \"$2\")/stray-0\" ]; do sleep 0.01; done\n\
          echo 'Traceback (most recent call last):'\n\
          echo 'ValueError: no video in /data'\n\
          echo '====='\n\

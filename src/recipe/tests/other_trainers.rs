@@ -1,0 +1,22 @@
+//! `configs/others`: a recipe for each system whose logs and checkpoints are known.
+
+use std::collections::BTreeSet;
+
+use recipe::{Adapter, Trainer, load};
+
+#[test]
+fn each_system_has_a_recipe_that_saves_where_it_is_looked_for_and_resumes_from_there() {
+    let mut adapters = BTreeSet::new();
+    for entry in camino::Utf8Path::new("../../configs/others").read_dir_utf8().expect("a folder") {
+        let path = entry.expect("an entry").into_path();
+        let recipe = load(&path, &[]).unwrap_or_else(|error| panic!("{error}")).recipe;
+        assert_eq!(recipe.trainer, Trainer::Command, "{path}");
+        let (run, resume) = (recipe.command.run.join(" "), recipe.command.resume.join(" "));
+        assert!(run.contains("{output}") && run.contains("{checkpoint_interval}"), "{path}: {run}");
+        assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} can span nodes");
+        assert!(resume.contains("{checkpoint}") || resume.contains("{checkpoint_step}"), "{path}: {resume}");
+        assert_ne!(recipe.command.adapter, Adapter::None, "{path}");
+        assert!(adapters.insert(format!("{:?}", recipe.command.adapter)), "{path}: one for each");
+    }
+    assert_eq!(adapters.len(), 5, "{adapters:?}");
+}
