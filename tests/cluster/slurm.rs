@@ -59,8 +59,12 @@ fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_
     let taken = place.does("stop latest");
     assert_eq!(taken, format!("job {} was taken out of the queue", job_of(&waiting, 1)));
     assert!(place.does("status latest").contains("stopped"));
-    let check = place.vidtui(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
-    assert!(!check.ok && check.out.contains("4 with 1 GPU, 0 of which take jobs"), "{}", check.out);
+    let check = place.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
+    assert!(check.contains("4 of 1 GPU wanted, 0 take jobs, 0 idle; it waits"), "{check}");
+    fs::write(place.rig.share().join("odd.toml"), "nodes = 4\ngpus_per_node = 3\ntime = '10:00'\n").unwrap();
+    let odd = format!("check configs/demo/2s.toml --slurm {}/odd.toml --set mesh.dp_shard=12", place.rig.share());
+    let check = place.vidtui(&format!("{odd} --set train.global_batch=12"));
+    assert!(!check.ok && check.out.contains("partition train has 4 nodes, 0 of them with 3 GPUs"), "{}", check.out);
 }
 
 #[test]

@@ -114,6 +114,20 @@ pub fn failure() -> Failure {
     )
 }
 
+/// A run as a Slurm job, as a line of the queue says.
+pub fn as_job(row: RunRow, line: &str) -> RunRow {
+    use cluster::slurm::{JobSeen, JobSight, read_queue};
+    let seen = JobSeen::Job(Box::new(read_queue(line).rows.remove(0)));
+    RunRow { job: Some(JobSight { seen, ..JobSight::unseen(42) }), ranks: 4, ..row }
+}
+
+/// One that was put back into the queue.
+pub fn queued() -> RunRow {
+    let start = NOW + 750.0;
+    let line = format!("42|PENDING|Resources|0:00|1-00:00:00|4||{start}|N/A|ada|train|gres:gpu:1|demo");
+    as_job(row(stage_1(), "2s", RunState::Queued, 97), &line)
+}
+
 /// A runs folder with every kind of run.
 pub fn many_runs() -> RunList {
     let at = |minutes: f64, row: RunRow| RunRow {

@@ -25,8 +25,10 @@ pub struct KillPlan {
 pub struct JobKill {
     /// Its number.
     pub id: u64,
-    /// Whether it is taken out of the queue, rather than asked to save and stop.
+    /// Whether it is cancelled, rather than asked to save and stop.
     pub is_cancelled: bool,
+    /// Whether it waits in the queue: nothing of it runs.
+    pub is_waiting: bool,
     /// What Slurm is told, and what is compared before.
     pub why: String,
 }
@@ -79,7 +81,9 @@ pub fn kill(
 ) -> Result<KillPlan, Failure> {
     if let Some(sight) = job {
         let job = Some(job_kill(run, how, sight)?);
-        let nodes = owned.iter().map(|(file, _)| node_kill(run, how, file)).collect();
+        // What ran in an earlier turn of a job that waits has ended.
+        let left = owned.iter().filter(|_| !sight.is_waiting());
+        let nodes = left.map(|(file, _)| node_kill(run, how, file)).collect();
         return Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job });
     }
     let alive = owned.iter().filter(|(_, liveness)| *liveness != Liveness::Dead);
@@ -117,7 +121,8 @@ fn job_kill(run: &RunId, how: KillHow, sight: &JobSight) -> Result<JobKill, Fail
         (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
         (KillHow::Kill, false) => format!("scancel {id}: Slurm sends TERM, then KILL, to every process of it"),
     };
-    Ok(JobKill { id, is_cancelled, why: format!("{does}; only if job {id} is yours and is named {run}") })
+    let is_waiting = sight.is_waiting();
+    Ok(JobKill { id, is_cancelled, is_waiting, why: format!("{does}; only if job {id} is yours and is named {run}") })
 }
 
 /// Names the processes of a process file, so that they can be looked for and signalled.

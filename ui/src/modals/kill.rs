@@ -71,10 +71,17 @@ impl Dialog {
             _ => String::new(),
         };
         let stop = key_of(Context::Run, Action::Stop);
-        let time = if self.plan.job.is_some() { "the seconds that Slurm gives it" } else { "10 s" };
-        let instead = format!(
-            "It gets {time} to save, then it is ended by force.{worst} To be sure, choose No and press {stop}."
-        );
+        let instead = match &self.plan.job {
+            Some(job) if job.is_waiting => {
+                "Nothing of it runs now. Its checkpoints stay: it can be resumed later.".into()
+            }
+            job => {
+                let time = if job.is_some() { "the seconds that Slurm gives it" } else { "10 s" };
+                format!(
+                    "It gets {time} to save, then it is ended by force.{worst} To be sure, choose No and press {stop}."
+                )
+            }
+        };
         lines.extend(text::wrap(&instead, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
         if let Some(job) = &self.plan.job {
             lines.push(Line::default());

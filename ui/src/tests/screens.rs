@@ -100,6 +100,44 @@ fn run_running() {
 }
 
 #[test]
+fn runs_queued_and_running_as_jobs() {
+    let line = "43|RUNNING|None|1:12:05|1-00:00:00|4|node[01-04]|N/A|N/A|ada|train|gres:gpu:1|demo";
+    let job = as_job(RunRow { run: stage_2(), ..running(83) }, line);
+    picture("runs_queued", Ui::with_runs(vec![queued(), job]));
+}
+
+#[test]
+fn run_queued() {
+    picture("run_queued", Ui::on_run(queued()));
+}
+
+#[test]
+fn run_as_a_job_while_slurm_is_silent() {
+    let line = "42|RUNNING|None|1:12:05|1-00:00:00|4|node[01-04]|N/A|N/A|ada|train|gres:gpu:1|demo";
+    let mut row = as_job(running(83), line);
+    let why = "Slurm's controller does not answer; jobs go on without it".into();
+    row.job.as_mut().unwrap().silence = Some(cluster::slurm::Silence { since_s: NOW - 40.0, why });
+    picture("run_slurm_silent", Ui::on_run(row));
+}
+
+#[test]
+fn kill_dialog_of_a_job() {
+    let mut ui = Ui::on_run(queued());
+    let plan = plan::KillPlan {
+        nodes: vec![],
+        job: Some(plan::JobKill {
+            id: 42,
+            is_cancelled: true,
+            is_waiting: true,
+            why: "scancel 42: it waits in the queue, and is taken out of it; only if job 42 is yours".into(),
+        }),
+        ..*kill_plan()
+    };
+    ui.model.modal = Some(Modal::Kill(kill::Dialog { plan: Box::new(plan), yes: false, scroll: 0 }));
+    picture("kill_job", ui);
+}
+
+#[test]
 fn run_stopped() {
     picture("run_stopped", Ui::on_run(stopped()));
 }

@@ -20,11 +20,15 @@ pub(crate) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
         let nodes: Vec<&SlurmNode> = nodes.iter().filter(|node| node.partition == partition).collect();
         rows.push(check("nodes", enough(what, spec, &partition, &nodes)));
     }
-    rows.push(check("job", test(what, script)));
+    let are_away = rows.iter().any(|row| row.result.as_ref().is_ok_and(|said| said.contains(LATER)));
+    rows.push(check("job", test(what, script, are_away)));
     let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
     rows.push(check("run folder", Ok(format!("{runs}; whether its nodes see it too, the job finds out"))));
     rows
 }
+
+/// Nodes that are down or drained come back, and a job can wait for them.
+const LATER: &str = "; it waits for those that are down or drained: `sinfo -R`";
 
 fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
     let mut names: Vec<&str> = nodes.iter().map(|node| node.partition.as_str()).collect();
@@ -53,25 +57,28 @@ fn enough(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNode]) -
     let usable = large.iter().filter(|node| node.state.takes_jobs()).count();
     let idle = large.iter().filter(|node| node.state.base == slurm::NodeBase::Idle && node.state.takes_jobs()).count();
     let gpus = counted(spec.gpus_per_node, "GPU");
-    if usable >= spec.nodes {
-        return Ok(format!("{} of {gpus} wanted, {usable} take jobs, {idle} idle", spec.nodes));
+    if large.len() >= spec.nodes {
+        let later = if usable < spec.nodes { LATER } else { "" };
+        return Ok(format!("{} of {gpus} wanted, {usable} take jobs, {idle} idle{later}", spec.nodes));
     }
     let why = format!(
-        "{} of {gpus} wanted; partition {partition} has {}, {} with {gpus}, {usable} of which take jobs",
+        "{} of {gpus} wanted; partition {partition} has {}, {} of them with {gpus}",
         spec.nodes,
         counted(nodes.len(), "node"),
         large.len()
     );
-    Err(Failure::new(what, why, "ask for less in the Slurm file, or see `sinfo -R` for nodes that are down or drained"))
+    Err(Failure::new(what, why, "ask for less in the Slurm file, or for another partition"))
 }
 
 /// Lets Slurm look at the script: account, limits and all that only it knows.
-fn test(what: &str, script: &str) -> Result<String, Failure> {
-    let said = ask("look at a job", "exec sbatch --test-only".into(), script).map_err(|trouble| match trouble {
-        // It is the script that is refused, and its options come from the file.
-        SlurmTrouble::Refused(_) => failure(what, &trouble),
-        other => failure(what, &other),
-    })?;
+fn test(what: &str, script: &str, are_away: bool) -> Result<String, Failure> {
+    let said = match ask("look at a job", "exec sbatch --test-only".into(), script) {
+        // The test refuses what sbatch itself lets wait.
+        Err(SlurmTrouble::Refused(why)) if are_away && why.contains("node configuration is not available") => {
+            return Ok("cannot be tried as long as its nodes are away".into());
+        }
+        said => said.map_err(|trouble| failure(what, &trouble))?,
+    };
     // `sbatch: Job 1 to start at 2026-11-20T04:05:20 using 8 processors on nodes node[01-04] in partition train`
     let line = said.lines().find_map(|line| line.split_once(" to start at ")).map(|(_, rest)| rest.trim());
     Ok(line.map_or_else(|| "Slurm would take it".into(), |line| format!("would start at {line}")))
