@@ -14,6 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Keys by their names.
 pub const ENTER: &str = "\r";
+pub const RIGHT: &str = "\x1b[C";
 pub const ESC: &str = "\x1b";
 pub const CTRL_C: &str = "\x03";
 pub const CTRL_Z: &str = "\x1a";

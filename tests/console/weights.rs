@@ -1,6 +1,7 @@
 //! `vidtui convert` and `vidtui inspect`: from a diffusers folder to a run that starts from it, and back.
 
 use crate::place::Place;
+use crate::pty::{ENTER, RIGHT};
 use crate::real_trainer::trainer;
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -87,4 +88,37 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     for changed in found["changed"].as_array().unwrap() {
         assert!(changed["largest"].as_f64().unwrap() <= 1e-8, "{changed}");
     }
+}
+
+#[test]
+fn the_console_shows_what_it_would_convert_and_converts_that() {
+    let place = Place::new();
+    let console = place.console((120, 50), &[], &[]);
+    console.shows(&["No runs yet"]).press("4").shows(&["Convert weights", "a diffusers folder"]);
+    console.press(ENTER).shows(&["Convert:"]);
+    console.press(model().as_str()).press(ENTER).shows(&["-internal", "in 1 file"]);
+    console.press("j").press(ENTER).shows(&["Into the new folder:"]);
+    // What was proposed lies beside the source, which is not ours to write to.
+    console.press(&"\x7f".repeat(200)).press("inner").press(ENTER);
+    console.shows(&["inner, 639 KiB in 1 file", "convert as shown", "blocks.{i}.attn.q.weight"]);
+    assert!(!place.root.join("inner").exists(), "a preview writes nothing");
+    console.press("c").shows(&["Wrote inner"]);
+    let found = place.json(&["inspect", model().as_str(), "inner", "--json"]);
+    assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
+    // Once more it would be in the way of itself.
+    console.press("j").press("j").press(RIGHT).shows(&["That folder exists"]);
+}
+
+#[test]
+fn a_stage_that_starts_from_a_diffusers_folder_offers_to_convert_it() {
+    let place = Place::new();
+    let stages = format!(
+        "title = \"Theirs\"\n[[stage]]\nname = \"begin\"\nrecipe = \"../small/short.toml\"\nstart = \"{}/\"\n",
+        model()
+    );
+    place.write("configs/theirs/curriculum.toml", &stages);
+    let console = place.console((100, 40), &[], &[]);
+    console.press("2").shows(&["Theirs", "begin"]);
+    console.press("G").press(ENTER).shows(&["c convert them"]);
+    console.press("c").shows(&["Convert weights", "transformer-internal", "convert as shown"]);
 }

@@ -1,7 +1,7 @@
 //! What the screen asks of the shell: one-shot effects and long-lived watches, both plain data.
 
 use crate::fleet::FleetOf;
-use crate::msg::JobId;
+use crate::msg::{ConvertPreview, ConvertWish, JobId};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{KillPlan, LaunchPlan};
@@ -80,6 +80,25 @@ pub enum Effect {
         chart: ChartSpec,
         /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
         to: Utf8PathBuf,
+    },
+    /// Look what a conversion would do; answered by `JobMsg::ConvertPlanned` or `Failed`.
+    PlanConvert {
+        /// Where the answer goes.
+        job: JobId,
+        /// What is wished for.
+        wish: ConvertWish,
+    },
+    /// Convert as shown, or not at all; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
+    Convert {
+        /// Where the answer goes.
+        job: JobId,
+        /// What was shown.
+        preview: Box<ConvertPreview>,
+    },
+    /// Stop a conversion; what it has written so far goes.
+    StopConvert {
+        /// The conversion's job.
+        job: JobId,
     },
     /// Put text on the clipboard (OSC 52).
     Copy(String),

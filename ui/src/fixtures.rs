@@ -316,6 +316,55 @@ pub fn resume_plan(warnings: Vec<String>) -> Box<LaunchPlan> {
     plan(stage_1(), "2s", attempt(2, 80), warnings, "checkpoint at step 80 of this run")
 }
 
+/// What it would do to make a checkpoint of a published model.
+pub fn convert_preview() -> Box<ConvertPreview> {
+    let row = |count, source: &str, target: &str| ConvertRow {
+        count,
+        source: source.into(),
+        target: target.into(),
+        wrong: false,
+    };
+    let wish = ConvertWish {
+        source: "/home/ada/models/CogVideoX-5b".into(),
+        target: "/home/ada/models/CogVideoX-5b-internal".into(),
+        layer: Some(recipe::Layer::TttMlp),
+        ..ConvertWish::default()
+    };
+    let facts = [
+        ("from", "/home/ada/models/CogVideoX-5b (CogVideoX-5B, diffusers pipeline)"),
+        ("to", "/home/ada/models/CogVideoX-5b-internal, 14.5 GB in 14 files"),
+        ("mapped", "1,024"),
+        ("unused", "0"),
+        ("initialized", "924"),
+    ];
+    let mut rows = vec![
+        row(1, "patch_embed.proj.weight", "patch_embed.video.weight"),
+        row(1, "time_embedding.linear_1.weight", "time_embed.linear1.weight"),
+    ];
+    for (theirs, ours) in [("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o")] {
+        rows.push(row(
+            42,
+            &format!("transformer_blocks.{{i}}.attn1.{theirs}.weight"),
+            &format!("blocks.{{i}}.attn.{ours}.weight"),
+        ));
+    }
+    for n in ["q", "k", "v", "o"] {
+        rows.push(row(42, "(uniform within ±1/√3072)", &format!("blocks.{{i}}.ttt.{n}.weight")));
+    }
+    for n in ["forward.video", "forward.text", "backward.video", "backward.text"] {
+        rows.push(row(42, "(0.1)", &format!("blocks.{{i}}.ttt.gate.{n}")));
+    }
+    Box::new(ConvertPreview {
+        command: format!("vidtui convert {} {} --to internal --layer ttt_mlp", wish.source, wish.target),
+        facts: facts.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        rows,
+        bytes: 14_460_357_696,
+        refusal: None,
+        fingerprint: "2d06800538d394c2".into(),
+        wish,
+    })
+}
+
 pub fn kill_plan() -> Box<KillPlan> {
     Box::new(KillPlan {
         run: stage_1(),
@@ -390,6 +439,18 @@ impl Ui {
         let mut ui = Self::on_run(running(83));
         ui.press("l");
         ui.log(0, lines);
+        ui
+    }
+
+    /// The Convert screen with a preview; returns it with the job that would be asked to carry it out.
+    pub fn on_convert(preview: Box<ConvertPreview>) -> Self {
+        let mut ui = Self::with_runs(vec![running(83)]);
+        ui.press("4 Enter");
+        ui.type_in(preview.wish.source.as_str());
+        let effects = ui.press("Enter");
+        let [Effect::PlanConvert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+        ui.model.convert.wish = preview.wish.clone();
+        ui.answer(job, JobMsg::ConvertPlanned(preview));
         ui
     }
 

@@ -31,6 +31,10 @@ pub enum Intent {
     Stacks(RunId),
     /// Write a chart.
     Export,
+    /// Look what a conversion would do.
+    PlanConvert,
+    /// Convert weights into a folder.
+    Convert(camino::Utf8PathBuf),
 }
 
 impl Intent {
@@ -39,7 +43,7 @@ impl Intent {
         match self {
             Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
             Self::Launch { run, .. } => Some(run),
-            Self::PlanStage { .. } | Self::Stacks(_) | Self::Export => None,
+            Self::PlanStage { .. } | Self::Stacks(_) | Self::Export | Self::PlanConvert | Self::Convert(_) => None,
         }
     }
 
@@ -55,6 +59,8 @@ impl Intent {
             Self::Kill(run) => format!("killing {}", short(run)),
             Self::Stacks(run) => format!("collecting the stacks of {}", short(run)),
             Self::Export => "writing the chart".to_owned(),
+            Self::PlanConvert => "looking at the weights".to_owned(),
+            Self::Convert(target) => format!("converting to {target}"),
         }
     }
 }

@@ -14,6 +14,7 @@ pub enum Action {
     ShowStages,
     ShowNodes,
     NodesOfRun,
+    ShowConvert,
     Back,
     // moving in lists and text
     Up,
@@ -50,6 +51,12 @@ pub enum Action {
     Checkpoints,
     // stages
     StartStage,
+    // convert
+    Edit,
+    OptionNext,
+    OptionPrevious,
+    Convert,
+    CancelWork,
     // logs
     Follow,
     Wrap,
@@ -95,6 +102,7 @@ pub enum Context {
     Logs,
     Nodes,
     Node,
+    Convert,
     Help,
     LaunchDialog,
     KillDialog,
@@ -104,13 +112,14 @@ pub enum Context {
 
 impl Context {
     /// All of them, screens first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
         Self::Logs,
         Self::Nodes,
         Self::Node,
+        Self::Convert,
         Self::LaunchDialog,
         Self::KillDialog,
         Self::FailureDialog,
@@ -127,6 +136,7 @@ impl Context {
             Self::Logs => "Logs",
             Self::Nodes => "Nodes",
             Self::Node => "One node",
+            Self::Convert => "Convert",
             Self::Help => "This help",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
@@ -144,6 +154,7 @@ impl Context {
             Self::Logs => LOGS,
             Self::Nodes => NODES,
             Self::Node => NODE,
+            Self::Convert => CONVERT,
             Self::Help => HELP,
             Self::LaunchDialog => LAUNCH,
             Self::KillDialog => KILL,
@@ -155,7 +166,7 @@ impl Context {
     /// Returns the bindings that work here besides its own: all global ones on screens, the vital ones in dialogs.
     pub fn global(self) -> &'static [Binding] {
         match self {
-            Self::Runs | Self::Run | Self::Stages | Self::Logs | Self::Nodes | Self::Node => SCREENS,
+            Self::Runs | Self::Run | Self::Stages | Self::Logs | Self::Nodes | Self::Node | Self::Convert => SCREENS,
             _ => ALWAYS,
         }
     }
@@ -236,6 +247,7 @@ const SCREENS: &[Binding] = &[
     bind(&[Key::ch('1')], Action::ShowRuns, "", "show all runs"),
     bind(&[Key::ch('2')], Action::ShowStages, "", "show the stages"),
     bind(&[Key::ch('3')], Action::ShowNodes, "", "show the nodes of the hostfile, or this machine"),
+    bind(&[Key::ch('4')], Action::ShowConvert, "", "convert weights"),
     bind(&[Key::ctrl('z')], Action::Suspend, "", "suspend the console; fg brings it back"),
 ];
 
@@ -321,6 +333,15 @@ const STAGES: &[Binding] = with_motion![
     bind(&[ESC], Action::Back, "back", "go back"),
 ];
 
+const CONVERT: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Edit, "change", "type the path of the selected line, or choose the next option"),
+    bind(&[Key::ch('c')], Action::Convert, "convert", "convert as the preview shows it"),
+    bind(&[Key::ch('X')], Action::CancelWork, "cancel", "stop the conversion; nothing of it is left"),
+    bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "", "choose the next option"),
+    bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "choose the option before"),
+    bind(&[ESC], Action::Back, "back", "go back to the runs; a conversion goes on"),
+];
+
 const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('f')], Action::Follow, "follow", "keep to the newest lines, on or off"),
     bind(&[Key::ch('/')], Action::Search, "search", "find a text (a regular expression)"),
@@ -367,8 +388,10 @@ const KILL: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "", "press the marked button; No is marked at first"),
 ];
 
-const FAILURE: &[Binding] =
-    with_motion![bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "close the message")];
+const FAILURE: &[Binding] = with_motion![
+    bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "close the message"),
+    bind(&[Key::ch('c')], Action::Convert, "", "convert the weights that a stage cannot start from as they are"),
+];
 
 const INPUT: &[Binding] =
     &[bind(&[ENTER], Action::Accept, "done", "keep the text"), bind(&[ESC], Action::Cancel, "clear", "drop the text")];

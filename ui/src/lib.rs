@@ -39,8 +39,8 @@ pub use effect::{Chart, ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis}
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
 pub use msg::{
-    CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus,
-    Size, StageView,
+    ConvertForm, ConvertPreview, ConvertRow, ConvertWish, CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg,
+    NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

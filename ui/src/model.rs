@@ -6,7 +6,7 @@ use crate::jobs::Jobs;
 use crate::keymap::Context;
 use crate::modals::Modal;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
-use crate::screens::{logs, node, nodes, run, runs, stages};
+use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::theme::{Symbols, Theme};
 use crate::words::StateKind;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -44,6 +44,7 @@ pub enum Screen {
     Logs,
     Nodes,
     Node,
+    Convert,
 }
 
 /// A line that is being typed.
@@ -64,6 +65,10 @@ pub enum Purpose {
     NodeFilter,
     /// Finds text in a log.
     Search,
+    /// Says what is converted.
+    ConvertSource,
+    /// Says where it goes.
+    ConvertTarget,
 }
 
 /// A line that answers what was just done, shown for a few seconds.
@@ -117,6 +122,8 @@ pub struct Model {
     pub nodes: nodes::State,
     /// The open node.
     pub node: Option<node::State>,
+    /// State of the Convert screen.
+    pub convert: convert::State,
     /// A line being typed.
     pub input: Option<Input>,
     /// A dialog on top.
@@ -150,6 +157,7 @@ impl Model {
             fleet: Fleet::default(),
             nodes: nodes::State::default(),
             node: None,
+            convert: convert::State::default(),
             input: None,
             modal: None,
             jobs: Jobs::default(),
@@ -189,7 +197,7 @@ impl Model {
         let listed = || self.rows().iter().find(|row| row.run == *run);
         match self.screen {
             Screen::Run | Screen::Logs => open.map(|status| &status.row).or_else(listed),
-            Screen::Runs | Screen::Stages | Screen::Nodes | Screen::Node => listed(),
+            Screen::Runs | Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => listed(),
         }
     }
 
@@ -198,7 +206,7 @@ impl Model {
         match self.screen {
             Screen::Runs => runs::selected(self),
             Screen::Run | Screen::Logs => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages | Screen::Nodes | Screen::Node => None,
+            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => None,
         }
     }
 
@@ -287,6 +295,7 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Logs) => Context::Logs,
         (None, None, Screen::Nodes) => Context::Nodes,
         (None, None, Screen::Node) => Context::Node,
+        (None, None, Screen::Convert) => Context::Convert,
     }
 }
 

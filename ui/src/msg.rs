@@ -269,6 +269,93 @@ pub struct StageView {
     pub changes: Vec<recipe::Change>,
 }
 
+/// A conversion of weights as it is wished for.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConvertWish {
+    /// What to convert: a path.
+    pub source: Utf8PathBuf,
+    /// The folder to make.
+    pub target: Utf8PathBuf,
+    /// What to convert it to.
+    pub to: ConvertForm,
+    /// The layers besides attention; those of the source when `None`.
+    pub layer: Option<recipe::Layer>,
+    /// The type of the parameters; that of the source when `None`.
+    pub dtype: Option<WeightType>,
+}
+
+/// What weights are converted to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConvertForm {
+    /// A checkpoint that training starts from.
+    #[default]
+    Internal,
+    /// A folder that diffusers loads.
+    Diffusers,
+}
+
+impl ConvertForm {
+    /// The form as the command line writes it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Internal => "internal",
+            Self::Diffusers => "diffusers",
+        }
+    }
+}
+
+/// The type of parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum WeightType {
+    Float32,
+    Bfloat16,
+    Float16,
+}
+
+impl WeightType {
+    /// The type as the command line writes it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
+        }
+    }
+}
+
+/// What a conversion would do, to be looked at; it is carried out as shown or not at all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConvertPreview {
+    /// What is wished for.
+    pub wish: ConvertWish,
+    /// The same on the command line.
+    pub command: String,
+    /// Names and values, in order.
+    pub facts: Vec<(String, String)>,
+    /// What becomes of the tensors, blocks taken together.
+    pub rows: Vec<ConvertRow>,
+    /// Bytes that will be written.
+    pub bytes: u64,
+    /// Why it would be refused.
+    pub refusal: Option<Failure>,
+    /// Identifies the plan, down to every byte that it reads and writes.
+    pub fingerprint: String,
+}
+
+/// Tensors of which the same becomes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConvertRow {
+    /// How many.
+    pub count: usize,
+    /// Their name in the source, `{i}` for the block, or where their values come from.
+    pub source: String,
+    /// Their name in the target, or why they have none.
+    pub target: String,
+    /// Whether the conversion is refused because of them.
+    pub wrong: bool,
+}
+
 /// News of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum JobMsg {
@@ -278,6 +365,23 @@ pub enum JobMsg {
     LaunchPlanned(Box<LaunchPlan>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
     KillPlanned(Box<KillPlan>),
+    /// Answers [`Effect::PlanConvert`](crate::Effect::PlanConvert).
+    ConvertPlanned(Box<ConvertPreview>),
+    /// How far a conversion is.
+    Converting {
+        /// Bytes written.
+        done: u64,
+        /// Bytes to be written.
+        total: u64,
+    },
+    /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch) when the weights that the stage starts from must be
+    /// converted first.
+    ConvertFirst {
+        /// Why the stage cannot start.
+        failure: Failure,
+        /// The conversion that would help.
+        wish: Box<ConvertWish>,
+    },
     /// It worked.
     Done(Outcome),
     /// It did not.
@@ -307,4 +411,8 @@ pub enum Outcome {
     },
     /// A chart was written.
     Exported(Utf8PathBuf),
+    /// Weights were converted into this folder.
+    Converted(Utf8PathBuf),
+    /// A conversion was stopped, and nothing was left behind.
+    ConvertStopped(Utf8PathBuf),
 }

@@ -7,7 +7,7 @@ use crate::keymap::Action;
 use crate::modals::{Modal, failure, help, kill, launch};
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
-use crate::screens::{logs, node, nodes, run, runs, stages};
+use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::words::short_id;
 use rundir::RunId;
 
@@ -85,8 +85,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         };
     }
     if model.input.is_some() {
-        end_input(model, action);
-        return Vec::new();
+        return end_input(model, action);
     }
     match action {
         Action::Help => model.modal = Some(Modal::Help(help::Dialog { context, scroll: 0 })),
@@ -97,6 +96,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             Some(run) => nodes::open(model, FleetOf::Run(run)),
             None => model.refuse("There is no run yet, so that it has no nodes. 3 shows those that there are."),
         },
+        Action::ShowConvert => model.screen = Screen::Convert,
         _ => {
             return match model.screen {
                 Screen::Runs => runs::on_action(model, action),
@@ -105,6 +105,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
                 Screen::Logs => logs::on_action(model, action),
                 Screen::Nodes => nodes::on_action(model, action),
                 Screen::Node => node::on_action(model, action),
+                Screen::Convert => convert::on_action(model, action),
             };
         }
     }
@@ -126,18 +127,25 @@ fn typed(model: &mut Model) {
         Purpose::Filter => runs::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
+        // Paths are taken over when they are whole.
+        Purpose::ConvertSource | Purpose::ConvertTarget => {}
     }
 }
 
-fn end_input(model: &mut Model, action: Action) {
-    let Some(input) = model.input.take() else { return };
+fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
+    let Some(input) = model.input.take() else { return Vec::new() };
+    if action != Action::Cancel && matches!(input.purpose, Purpose::ConvertSource | Purpose::ConvertTarget) {
+        return convert::typed(model, input.purpose, &input.text);
+    }
     if action == Action::Cancel {
         match input.purpose {
             Purpose::Filter => runs::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
+            Purpose::ConvertSource | Purpose::ConvertTarget => {}
         }
     }
+    Vec::new()
 }
 
 fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
@@ -157,7 +165,14 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         model.jobs.progress(job, text);
         return Vec::new();
     }
+    if let JobMsg::Converting { done, total } = what {
+        convert::moved(model, job, done, total);
+        return Vec::new();
+    }
     let Some(intent) = model.jobs.finish(job) else { return Vec::new() };
+    if matches!(intent, Intent::Convert(_)) {
+        convert::ended(model, job);
+    }
     match (what, intent) {
         (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {
             let run = plan.run.id.clone();
@@ -172,9 +187,16 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         (JobMsg::KillPlanned(plan), _) => {
             model.modal = Some(Modal::Kill(kill::Dialog { plan, yes: false, scroll: 0 }));
         }
-        (JobMsg::Failed(failure), _) => model.modal = Some(Modal::Failure(failure::Dialog { failure, scroll: 0 })),
+        (JobMsg::ConvertPlanned(preview), _) => convert::planned(model, job, Ok(preview)),
+        (JobMsg::Failed(failure), Intent::PlanConvert) => convert::planned(model, job, Err(failure)),
+        (JobMsg::ConvertFirst { failure, wish }, _) => {
+            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: Some(wish), scroll: 0 }));
+        }
+        (JobMsg::Failed(failure), _) => {
+            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: None, scroll: 0 }))
+        }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
-        (JobMsg::Progress(_), _) => {}
+        (JobMsg::Progress(_) | JobMsg::Converting { .. }, _) => {}
     }
     Vec::new()
 }
@@ -195,5 +217,7 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
         Outcome::Killed { run, report } => model.say(format!("{}: {report}", short_id(&run))),
         Outcome::Stacks { run, report } => model.say(format!("{}: {report}", short_id(&run))),
         Outcome::Exported(path) => model.say(format!("Wrote {path}")),
+        Outcome::Converted(path) => model.say(format!("Wrote {path}")),
+        Outcome::ConvertStopped(path) => model.say(format!("Stopped: nothing was left at {path}")),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::layout;
 use crate::model::{Model, Purpose, Screen};
-use crate::screens::{logs, node, nodes, run, runs, stages};
+use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::text;
 use crate::widgets::{key_bar, write, write_split};
 use ratatui_core::buffer::Buffer;
@@ -41,6 +41,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Logs => logs::view(model, buf, areas.body),
         Screen::Nodes => nodes::view(model, buf, areas.body),
         Screen::Node => node::view(model, buf, areas.body),
+        Screen::Convert => convert::view(model, buf, areas.body),
     }
     let notice = notice(model);
     // A dialog says its keys itself.
@@ -64,9 +65,11 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     };
     let mut left = vec![Span::styled("vidtui", theme.strong)];
     let nodes = matches!(model.screen, Screen::Nodes | Screen::Node);
-    left.extend(tab("1", "Runs", model.screen != Screen::Stages && !nodes));
+    let elsewhere = nodes || matches!(model.screen, Screen::Stages | Screen::Convert);
+    left.extend(tab("1", "Runs", !elsewhere));
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
     left.extend(tab("3", "Nodes", nodes));
+    left.extend(tab("4", "Convert", model.screen == Screen::Convert));
     let place = match (model.screen, &model.run) {
         (Screen::Run | Screen::Logs, Some(run)) => run.id.to_string(),
         (Screen::Nodes | Screen::Node, _) => model.place_of_nodes(),
@@ -86,6 +89,8 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Purpose::Filter => "Show runs with: ",
             Purpose::NodeFilter => "Show nodes with: ",
             Purpose::Search => "Find: ",
+            Purpose::ConvertSource => "Convert: ",
+            Purpose::ConvertTarget => "Into the new folder: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
         return Some(Line::from(vec![

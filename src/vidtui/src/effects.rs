@@ -2,15 +2,21 @@
 
 use crate::chart_export;
 use crate::console::Item;
+use crate::conversions;
 use crate::curves;
 use crate::desk::{self, Desk, Fitting, Init, Subject, Wish, report_in_words, stacks_in_words};
 use crate::queue::Queue;
 use crate::refusal::Refusal;
 use plan::{KillHow, ResumeOptions};
+use recipe::StageStart;
 use remote::Patience;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use ui::{Effect, JobId, JobMsg, Msg, Outcome};
+use ui::units::bytes;
+use ui::{ConvertWish, Effect, JobId, JobMsg, Msg, Outcome};
+use weights::{Doing, Progress};
 
 /// Starts effects.
 pub struct Runner {
@@ -18,26 +24,42 @@ pub struct Runner {
     queue: Arc<Queue<Item>>,
     /// What changes something outside, and must not be cut off in the middle.
     begun: Vec<JoinHandle<()>>,
+    /// Conversions that can be stopped.
+    stops: BTreeMap<JobId, Arc<AtomicBool>>,
 }
 
 impl Runner {
     /// A runner that answers through `queue`.
     pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
-        Self { desk, queue, begun: Vec::new() }
+        Self { desk, queue, begun: Vec::new(), stops: BTreeMap::new() }
     }
 
     /// Starts an effect that answers a job; the others are the console's own.
     pub fn start(&mut self, effect: Effect) {
+        if let Effect::StopConvert { job } = effect {
+            if let Some(stop) = self.stops.remove(&job) {
+                stop.store(true, Ordering::Relaxed);
+            }
+            return;
+        }
         let Some(job) = job_of(&effect) else { return };
+        let stop = Arc::new(AtomicBool::new(false));
+        if matches!(effect, Effect::Convert { .. }) {
+            self.stops.insert(job, stop.clone());
+        }
         let only_looks = matches!(
             effect,
-            Effect::PlanLaunch { .. } | Effect::PlanResume { .. } | Effect::PlanNext { .. } | Effect::PlanKill { .. }
+            Effect::PlanLaunch { .. }
+                | Effect::PlanResume { .. }
+                | Effect::PlanNext { .. }
+                | Effect::PlanKill { .. }
+                | Effect::PlanConvert { .. }
         );
         let (desk, queue) = (self.desk.clone(), self.queue.clone());
         let thread = thread::spawn(move || {
             // Once the console has closed, nobody asks for answers.
             let tell = |what| drop(queue.push_urgent(Item::Msg(Msg::Job { job, what })));
-            let answer = run(&desk, effect, &|line| tell(JobMsg::Progress(line)));
+            let answer = run(&desk, effect, &tell, &stop);
             tell(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
         });
         self.begun.retain(|thread| !thread.is_finished());
@@ -69,12 +91,15 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Stop { job, .. }
         | Effect::Kill { job, .. }
         | Effect::CollectStacks { job, .. }
-        | Effect::Export { job, .. } => Some(*job),
-        Effect::Copy(_) | Effect::Suspend | Effect::Quit => None,
+        | Effect::Export { job, .. }
+        | Effect::PlanConvert { job, .. }
+        | Effect::Convert { job, .. } => Some(*job),
+        Effect::StopConvert { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => None,
     }
 }
 
-fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<JobMsg, Refusal> {
+fn run(at: &Desk, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
+    let progress: &(dyn Fn(String) + Sync) = &|line| tell(JobMsg::Progress(line));
     Ok(match effect {
         Effect::PlanLaunch { curriculum, stage, from, .. } => {
             let curriculum = desk::curriculum(&curriculum, &[])?;
@@ -83,7 +108,26 @@ fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<
             let fitted = at.fit(subject.resolved_mut(), Fitting::ToNodes, &at.nodes)?;
             let init = from.as_ref().map_or(Init::ByStage, Init::Run);
             let wish = Wish { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
-            JobMsg::LaunchPlanned(Box::new(at.plan_launch(&wish)?))
+            match at.plan_launch(&wish) {
+                Ok(plan) => JobMsg::LaunchPlanned(Box::new(plan)),
+                Err(refusal) => match helping_conversion(&wish) {
+                    Some(wish) => JobMsg::ConvertFirst { failure: refusal.into_failure(), wish: Box::new(wish) },
+                    None => return Err(refusal),
+                },
+            }
+        }
+        Effect::PlanConvert { wish, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&wish)?)),
+        Effect::Convert { preview, .. } => {
+            let moved = |progress: Progress| {
+                let Progress { doing, done, total } = progress;
+                tell(match doing {
+                    Doing::Writing => JobMsg::Converting { done, total },
+                    doing => {
+                        JobMsg::Progress(format!("{} the source, {} of {}", doing.word(), bytes(done), bytes(total)))
+                    }
+                });
+            };
+            JobMsg::Done(conversions::convert(&preview, stop, &moved)?)
         }
         Effect::PlanResume { run, .. } => {
             let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, ResumeOptions::default())?;
@@ -122,6 +166,17 @@ fn run(at: &Desk, effect: Effect, progress: &(dyn Fn(String) + Sync)) -> Result<
             chart_export::write(&curves::of_screen(&chart, &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
-        Effect::Copy(_) | Effect::Suspend | Effect::Quit => unreachable!("start lets only jobs through"),
+        Effect::StopConvert { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
+            unreachable!("start lets only jobs through")
+        }
     })
+}
+
+/// The conversion after which a stage can start, when it is the form of its weights that keeps it from that.
+fn helping_conversion(wish: &Wish<'_>) -> Option<ConvertWish> {
+    let (_, stage) = wish.subject.stage()?;
+    match &stage.start {
+        StageStart::Path(path) => conversions::that_helps(path, wish.subject.resolved().recipe.model.layer),
+        StageStart::Random | StageStart::Previous => None,
+    }
 }

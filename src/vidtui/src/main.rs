@@ -5,6 +5,7 @@ mod chart_export;
 mod checks;
 mod commands;
 mod console;
+mod conversions;
 mod curves;
 mod desk;
 mod documents;

@@ -3,7 +3,7 @@
 use crate::pieces::pieces;
 use crate::source::Source;
 use crate::stored::{Files, Stored, Tensors};
-use crate::write::Progress;
+use crate::write::{Doing, Progress};
 use crate::{Error, cast};
 use rundir::Failure;
 use serde::Serialize;
@@ -71,7 +71,7 @@ pub fn compare(
             squares += square;
         }
         done += a.bytes() + b.bytes();
-        if progress(Progress { done, total }).is_break() {
+        if progress(Progress { doing: Doing::Comparing, done, total }).is_break() {
             return Err(Failure::new("cannot compare", "it was interrupted", "run it again"));
         }
     }

@@ -6,7 +6,7 @@ mod model;
 use crate::lora::{Lora, LoraForm};
 use crate::report::Report;
 use crate::source::{Kind, Source};
-use crate::write::{NewFile, OnProgress, write_files};
+use crate::write::{Doing, NewFile, OnProgress, Progress, stopped, write_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Mesh, Model};
@@ -15,6 +15,10 @@ use rundir::{
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::ops::ControlFlow;
+use xxhash_rust::xxh3::Xxh3;
 
 /// What weights are converted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -136,6 +140,11 @@ impl ConvertPlan {
         self.files.len()
     }
 
+    /// Identifies the plan: two with the same fingerprint read the same places and write the same files.
+    pub fn fingerprint(&self) -> String {
+        rundir::xxh3_hex(format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.texts)).as_bytes())
+    }
+
     /// Makes every check that needs no tensor to be read: the report, the target's place, the space on its disk.
     ///
     /// # Errors
@@ -160,7 +169,7 @@ impl ConvertPlan {
         progress: OnProgress<'_>,
     ) -> Result<Converted, Failure> {
         self.check(force)?;
-        self.verify_source()?;
+        self.verify_source(progress)?;
         let folder = WholeFolder::beside(&self.target);
         let _lock = destination::lock(&folder)?;
         folder.prepare()?;
@@ -173,16 +182,18 @@ impl ConvertPlan {
     }
 
     /// A checkpoint says what its files' checksums are, so damage is found before it is passed on.
-    fn verify_source(&self) -> Result<(), Failure> {
+    fn verify_source(&self, progress: OnProgress<'_>) -> Result<(), Failure> {
         let Some(checkpoint) = &self.source.checkpoint else { return Ok(()) };
         let used: BTreeSet<&Utf8Path> =
             self.source.tensors.values().flat_map(|t| &t.spans).map(|span| &*span.file).collect();
-        for wanted in &checkpoint.manifest.files {
-            let path = checkpoint.dir.join(&wanted.name);
-            if !used.contains(path.as_path()) {
-                continue;
-            }
-            let found = rundir::file_sum(&path)?.xxh3;
+        let files = checkpoint.manifest.files.iter().map(|wanted| (wanted, checkpoint.dir.join(&wanted.name)));
+        let files: Vec<_> = files.filter(|(_, path)| used.contains(path.as_path())).collect();
+        let (total, mut done) = (files.iter().map(|(wanted, _)| wanted.bytes).sum(), 0);
+        for (wanted, path) in files {
+            let found = checksum(&path, &mut |bytes| {
+                done += bytes;
+                progress(Progress { doing: Doing::Checking, done, total })
+            })?;
             if found != wanted.xxh3 {
                 return Err(rundir::Error::Checksum { path, found, wanted: wanted.xxh3.clone() }.into());
             }
@@ -244,6 +255,25 @@ impl ConvertPlan {
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
             files,
             tensors,
+        }
+    }
+}
+
+/// Reads a whole file, as it tells; returns its checksum as manifests have it.
+fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<String, Failure> {
+    let io = |source| crate::Error::Io { path: path.to_owned(), source };
+    let (mut file, mut sum, mut buffer) = (File::open(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(format!("{:016x}", sum.digest())),
+            Ok(n) => {
+                sum.update(&buffer[..n]);
+                if read(n as u64).is_break() {
+                    return Err(stopped());
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(io(error).into()),
         }
     }
 }

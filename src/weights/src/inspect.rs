@@ -4,12 +4,14 @@ use crate::config::{Config, Family};
 use crate::pieces::pieces;
 use crate::source::{CONFIG_FILE, Found, Kind, Source, identify};
 use crate::stored::{Files, Stored};
+use crate::write::{Doing, OnProgress, Progress, stopped};
 use crate::{Error, cast};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Model};
 use rundir::Failure;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 /// What a file or folder is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -80,20 +82,33 @@ pub struct Stats {
 /// # Errors
 /// When nobody can tell what it is, or a number cannot be read. What is incomplete is no error but a finding.
 pub fn inspect(path: &Utf8Path, stats: bool) -> Result<Inspection, Failure> {
+    inspect_with(path, stats, &mut |_| ControlFlow::Continue(()))
+}
+
+/// As [`inspect`], and tells how far the reading of numbers is.
+///
+/// # Errors
+/// As [`inspect`], and when it is told to stop.
+pub fn inspect_with(path: &Utf8Path, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
     let found = identify(path)?;
     match Source::open_found(found.clone()) {
-        Ok(source) => of_source(&source, stats),
+        Ok(source) => of_source(&source, stats, progress),
         Err(failure) => Ok(incomplete(found, failure)),
     }
 }
 
-fn of_source(source: &Source, stats: bool) -> Result<Inspection, Failure> {
+fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
     let mut dtypes = BTreeMap::new();
     let mut rows = Vec::new();
     let mut files = Files::default();
+    let (total, mut done) = (source.tensors.values().map(Stored::bytes).sum(), 0);
     for (name, tensor) in &source.tensors {
         *dtypes.entry(tensor.dtype.name()).or_insert(0) += tensor.elements();
         let stats = if stats { Some(sum_up(&mut files, tensor)?) } else { None };
+        done += tensor.bytes();
+        if stats.is_some() && progress(Progress { doing: Doing::Reading, done, total }).is_break() {
+            return Err(stopped());
+        }
         rows.push(TensorRow { name: name.clone(), dtype: tensor.dtype.name(), shape: tensor.shape.clone(), stats });
     }
     let model = source.model.as_ref().and_then(|model| model.as_ref().ok());
@@ -184,7 +199,6 @@ mod tests {
     use crate::fixtures::{temp, write};
     use crate::{Dtype, Form, Header};
     use std::fs;
-    use std::ops::ControlFlow;
 
     fn fixture(name: &str) -> Utf8PathBuf {
         Utf8PathBuf::from("../../tests/fixtures/oracle/cogvideox").join(name)

@@ -42,10 +42,10 @@ pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion}
 pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use dtype::Dtype;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
-pub use inspect::{Inspection, Stats, TensorRow, inspect};
+pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use lora::{Lora, LoraForm, LoraLayer};
 pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
 pub use source::{Found, Kind, Names, Source, TTT_FILE, identify};
 pub use stored::{Span, Stored, Tensors};
-pub use write::{OnProgress, Progress};
+pub use write::{Doing, OnProgress, Progress};

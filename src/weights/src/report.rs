@@ -77,14 +77,24 @@ impl Report {
         if let [first, ..] = &self.missing[..] {
             return Err(Failure::new(
                 format!("cannot convert {source}"),
-                format!("{} that the model needs are not there: {}", counted(self.missing.len()), some(&self.missing)),
+                format!(
+                    "{} that the model needs {} not there: {}",
+                    counted(self.missing.len()),
+                    if self.missing.len() == 1 { "is" } else { "are" },
+                    some(&self.missing)
+                ),
                 format!("use weights that have {first}; was the download complete?"),
             ));
         }
         if let [first, ..] = &self.unused[..] {
             return Err(Failure::new(
                 format!("cannot convert {source}"),
-                format!("{} have no place in the target: {}", counted(self.unused.len()), some(&self.unused)),
+                format!(
+                    "{} {} no place in the target: {}",
+                    counted(self.unused.len()),
+                    if self.unused.len() == 1 { "has" } else { "have" },
+                    some(&self.unused)
+                ),
                 format!(
                     "if they are not needed, say so: --allow-unused '{first}' (a * at the end stands for any rest)"
                 ),

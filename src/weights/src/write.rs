@@ -31,13 +31,40 @@ pub(crate) struct NewFile {
     pub tensors: Vec<Target>,
 }
 
-/// How far the writing is.
+/// How far the work is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes written.
+    /// What is done now.
+    pub doing: Doing,
+    /// Bytes done.
     pub done: u64,
-    /// Bytes to be written.
+    /// Bytes to do.
     pub total: u64,
+}
+
+/// What is done to many bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doing {
+    /// Checksums are compared with those in a manifest.
+    Checking,
+    /// Files are written.
+    Writing,
+    /// Two sets of weights are compared.
+    Comparing,
+    /// Numbers are summed up.
+    Reading,
+}
+
+impl Doing {
+    /// The work in a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Checking => "checking",
+            Self::Writing => "writing",
+            Self::Comparing => "comparing",
+            Self::Reading => "reading",
+        }
+    }
 }
 
 /// Called now and then; breaking stops the work.
@@ -192,7 +219,7 @@ fn write(
                             Err(TrySendError::Disconnected(_)) => return Err(stopped()),
                         }
                     }
-                    if progress(Progress { done, total }).is_break() {
+                    if progress(Progress { doing: Doing::Writing, done, total }).is_break() {
                         return Err(stopped());
                     }
                 }
@@ -218,7 +245,7 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
 }
 
 /// The work was stopped from outside, or the other side of a channel has said why it ended.
-fn stopped() -> Failure {
+pub(crate) fn stopped() -> Failure {
     Failure::new("stopped", "it was interrupted", "run it again: nothing was left behind")
 }
 
@@ -267,7 +294,10 @@ mod tests {
         let path = folder.join("out.safetensors");
         assert_eq!(sums, [rundir::file_sum(&path).unwrap()]);
         assert_eq!(sums[0].bytes, file.bytes());
-        assert_eq!(seen.last().unwrap(), &Progress { done: sums[0].bytes, total: sums[0].bytes });
+        assert_eq!(
+            seen.last().unwrap(),
+            &Progress { doing: Doing::Writing, done: sums[0].bytes, total: sums[0].bytes }
+        );
         let header = Header::read(&path).unwrap();
         assert_eq!(header.metadata["format"], "pt");
         assert_eq!(header.read_tensor("w").unwrap(), bytes_of(long));

@@ -4,12 +4,14 @@ use crate::effect::Effect;
 use crate::keymap::{Action, Context};
 use crate::modals::{Modal, scrolls};
 use crate::model::Model;
+use crate::msg::ConvertWish;
+use crate::screens::convert;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, dialog};
 use crate::{text, widgets};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
-use ratatui_core::text::Line;
+use ratatui_core::text::{Line, Span};
 use rundir::Failure;
 
 /// The failure dialog.
@@ -17,6 +19,8 @@ use rundir::Failure;
 pub struct Dialog {
     /// What is shown.
     pub failure: Failure,
+    /// The conversion that would help.
+    pub convert: Option<Box<ConvertWish>>,
     /// First visible line.
     pub scroll: usize,
 }
@@ -25,8 +29,10 @@ pub struct Dialog {
 pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
-    if action != Action::Cancel {
-        model.modal = Some(Modal::Failure(dialog));
+    match (action, dialog.convert.take()) {
+        (Action::Convert, Some(wish)) => return convert::open_with(model, *wish),
+        (Action::Cancel, _) => {}
+        (_, convert) => model.modal = Some(Modal::Failure(Dialog { convert, ..dialog })),
     }
     Vec::new()
 }
@@ -54,7 +60,12 @@ impl Dialog {
     /// Draws it.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let title = capitalized(&self.failure.what);
-        let footer = hint(model, &key_of(Context::FailureDialog, Action::Cancel), "close");
+        let mut footer = Vec::new();
+        if self.convert.is_some() {
+            footer.extend(hint(model, &key_of(Context::FailureDialog, Action::Convert), "convert them"));
+            footer.push(Span::raw("   "));
+        }
+        footer.extend(hint(model, &key_of(Context::FailureDialog, Action::Cancel), "close"));
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }
 }

@@ -1,5 +1,6 @@
 //! One file per screen, with its state, its reaction to keys and its drawing.
 
+pub mod convert;
 pub mod logs;
 pub mod node;
 pub mod nodes;

@@ -187,7 +187,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
                 format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
                 format!("start {} first, and let it finish", before.name),
             );
-            model.modal = Some(Modal::Failure(failure::Dialog { failure, scroll: 0 }));
+            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: None, scroll: 0 }));
             return Vec::new();
         }
         Weights::Run(row, _) => Some(row.run.clone()),

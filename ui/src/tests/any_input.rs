@@ -26,7 +26,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxeELS+-0gGjkfwN[]/?123oOt=_ \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oOt=_ \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -118,6 +118,14 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         any_text().prop_map(|why| JobMsg::LaunchPlanned(launch_plan(vec![why]))),
         Just(JobMsg::LaunchPlanned(resume_plan(vec![]))),
         Just(JobMsg::KillPlanned(kill_plan())),
+        any_text().prop_map(|text| {
+            let mut preview = convert_preview();
+            preview.facts.push((text.clone(), text.clone()));
+            preview.rows.push(ConvertRow { count: 3, source: text.clone(), target: text, wrong: true });
+            JobMsg::ConvertPlanned(preview)
+        }),
+        (any::<u64>(), any::<u64>()).prop_map(|(done, total)| JobMsg::Converting { done, total }),
+        Just(JobMsg::ConvertFirst { failure: failure(), wish: Box::new(convert_preview().wish) }),
         any_text().prop_map(|why| JobMsg::Failed(rundir::Failure { why, ..failure() })),
         Just(JobMsg::Done(Outcome::Launched(stage_2()))),
     ];

@@ -2,6 +2,7 @@
 
 mod any_input;
 mod charts;
+mod convert;
 mod keys;
 mod logs;
 mod nodes;

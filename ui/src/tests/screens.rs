@@ -73,6 +73,60 @@ fn runs_with_a_finished_one_selected() {
 }
 
 #[test]
+fn convert_empty() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.press("4");
+    picture("convert_empty", ui);
+}
+
+#[test]
+fn convert_with_a_preview() {
+    picture("convert_preview", Ui::on_convert(convert_preview()));
+}
+
+#[test]
+fn convert_that_would_be_refused() {
+    let mut preview = convert_preview();
+    preview.refusal = Some(rundir::Failure::new(
+        "cannot convert /home/ada/models/CogVideoX-5b",
+        "1 tensor has no place in the target: transformer_blocks.0.extra.weight",
+        "if they are not needed, say so: --allow-unused 'transformer_blocks.0.extra.weight'",
+    ));
+    let row = ConvertRow {
+        count: 1,
+        source: "transformer_blocks.0.extra.weight".into(),
+        target: "(unused)".into(),
+        wrong: true,
+    };
+    preview.rows.insert(0, row);
+    picture("convert_refused", Ui::on_convert(preview));
+}
+
+#[test]
+fn convert_at_work() {
+    let mut ui = Ui::on_convert(convert_preview());
+    let effects = ui.press("c");
+    let [Effect::Convert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    ui.send(Msg::Tick(NOW + 20.0));
+    ui.answer(job, JobMsg::Converting { done: 6_100_000_000, total: 14_460_357_696 });
+    picture("convert_at_work", ui);
+}
+
+#[test]
+fn weights_that_must_be_converted_first() {
+    let mut ui = Ui::with_runs(vec![]);
+    let effects = ui.press("2 Enter");
+    let [Effect::PlanLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    let failure = rundir::Failure::new(
+        "cannot start from /home/ada/models/CogVideoX-5b",
+        "it is a diffusers pipeline, not a checkpoint",
+        "convert it: vidtui convert /home/ada/models/CogVideoX-5b OUT --to internal",
+    );
+    ui.answer(job, JobMsg::ConvertFirst { failure, wish: Box::new(convert_preview().wish) });
+    picture("convert_first", ui);
+}
+
+#[test]
 fn runs_while_filtering() {
     let mut ui = Ui::with_runs(many_runs().rows);
     ui.press("/");
@@ -342,7 +396,7 @@ fn failure_of_a_job() {
         "attempt 2 exists already: another console on devbox resumed it 3 s ago",
         "watch that attempt here, or stop it first",
     );
-    ui.model.modal = Some(Modal::Failure(failure_dialog::Dialog { failure, scroll: 0 }));
+    ui.model.modal = Some(Modal::Failure(failure_dialog::Dialog { failure, convert: None, scroll: 0 }));
     picture("failure", ui);
 }
 

@@ -5,7 +5,7 @@ use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding, Context};
 use crate::model::{Model, Screen, keymap};
-use crate::screens::{nodes, stages};
+use crate::screens::{convert, nodes, stages};
 use crate::widgets::write;
 use crate::words::StateKind;
 use ratatui_core::buffer::Buffer;
@@ -78,6 +78,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
             commands::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
         Action::StartStage => stages::can_start(model),
+        Action::Convert => convert::can_start(model),
+        Action::CancelWork => model.convert.work.is_some(),
         Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
         Action::Open if model.screen == Screen::Nodes => nodes::selected(model).is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),

@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use recipe::Layer;
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
-use ui::units;
+use ui::{ConvertRow, units};
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
 
 /// Converts weights, or shows what would be converted.
@@ -27,7 +27,7 @@ pub fn run(desk: &Desk, args: &ConvertArgs) -> Result<(), Refusal> {
         }
         return Ok(plan.check(args.force)?);
     }
-    let mut transfer = Transfer::begin("converting");
+    let mut transfer = Transfer::begin();
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let done = plan.execute(args.force, now_s(), random, &mut |progress| transfer.step(progress));
     transfer.end();
@@ -77,7 +77,8 @@ fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
     })
 }
 
-fn in_short(plan: &ConvertPlan) -> String {
+/// What a conversion is about, in names and values.
+pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
     let Report { mapped, unused, waived, initialized, missing, notes } = &plan.report;
     let source = &plan.source;
     let family = source.family.map_or(String::new(), |family| format!("{family}, "));
@@ -104,17 +105,32 @@ fn in_short(plan: &ConvertPlan) -> String {
         facts.push(("missing".into(), counted(missing.len())));
     }
     facts.extend(notes.iter().map(|note| ("note".into(), note.clone())));
-    output::facts(&facts)
+    facts
+}
+
+fn in_short(plan: &ConvertPlan) -> String {
+    output::facts(&facts(plan))
+}
+
+/// What becomes of the tensors, blocks taken together; those for which it would be refused come first.
+pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
+    let Report { unused, waived, missing, .. } = &plan.report;
+    let lists = [("(missing)", missing, true), ("(unused)", unused, true), ("(waived)", waived, false)];
+    let alone = lists.into_iter().flat_map(|(word, names, wrong)| {
+        names.iter().map(move |name| ConvertRow { count: 1, source: name.clone(), target: word.into(), wrong })
+    });
+    let patterns = plan.report.patterns().into_iter().map(|row| ConvertRow {
+        count: row.count,
+        source: row.source,
+        target: row.target,
+        wrong: false,
+    });
+    alone.chain(patterns).collect()
 }
 
 fn in_full(plan: &ConvertPlan) -> String {
-    let mut rows: Vec<Vec<String>> =
-        plan.report.patterns().into_iter().map(|row| vec![row.count.to_string(), row.source, row.target]).collect();
-    let lists =
-        [("(unused)", &plan.report.unused), ("(waived)", &plan.report.waived), ("(missing)", &plan.report.missing)];
-    for (word, names) in lists {
-        rows.extend(names.iter().map(|name| vec!["1".into(), name.clone(), word.into()]));
-    }
+    let rows: Vec<Vec<String>> =
+        rows(plan).into_iter().map(|row| vec![row.count.to_string(), row.source, row.target]).collect();
     let columns = [("", Side::Right), ("source", Side::Left), ("target", Side::Left)];
     format!("{}\n{}", in_short(plan), output::table(&columns, &rows))
 }

@@ -13,7 +13,7 @@ pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {
     let request =
         ImportRequest { index: index.clone(), root: root.clone(), target: target.clone(), channels: *channels };
     let plan = plan_import(&request)?;
-    let mut transfer = Transfer::begin("importing");
+    let mut transfer = Transfer::begin();
     let done = plan.execute(*force, &mut |progress| transfer.step(progress));
     transfer.end();
     let done = done?;

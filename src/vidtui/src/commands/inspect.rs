@@ -15,7 +15,10 @@ pub fn run(desk: &Desk, args: &InspectArgs) -> Result<(), Refusal> {
     if let Some(other) = &args.other {
         return compare(&path, &find(desk, other)?, args);
     }
-    let mut seen = weights::inspect(&path, args.stats)?;
+    let mut transfer = Transfer::begin();
+    let seen = weights::inspect_with(&path, args.stats, &mut |progress| transfer.step(progress));
+    transfer.end();
+    let mut seen = seen?;
     if args.output.json {
         if !args.tensors && !args.stats {
             seen.tensors.clear();
@@ -69,7 +72,7 @@ fn tensor_table(tensors: &[TensorRow], stats: bool) -> String {
 
 fn compare(first: &Utf8Path, second: &Utf8Path, args: &InspectArgs) -> Result<(), Refusal> {
     let (a, b) = (Source::open(first)?, Source::open(second)?);
-    let mut transfer = Transfer::begin("comparing");
+    let mut transfer = Transfer::begin();
     let found = weights::compare(&a, &b, &mut |progress| transfer.step(progress));
     transfer.end();
     let found = found?;

@@ -3,7 +3,7 @@
 mod check;
 mod checkpoints;
 mod completions;
-mod convert;
+pub mod convert;
 mod data;
 mod ending;
 mod export;

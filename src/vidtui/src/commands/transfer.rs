@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use ui::units;
-use weights::Progress;
+use weights::{Doing, Progress};
 
 /// How often a bar is drawn on a terminal.
 const DRAW: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub fn find(desk: &Desk, given: &str) -> Result<Utf8PathBuf, Refusal> {
 
 /// The progress of one piece of work, shown on standard error.
 pub struct Transfer {
-    what: &'static str,
+    doing: Option<Doing>,
     signal: Arc<AtomicUsize>,
     began: Instant,
     shown: Option<Instant>,
@@ -40,21 +40,25 @@ pub struct Transfer {
 
 impl Transfer {
     /// Begins; from now on a signal stops the work instead of the process.
-    pub fn begin(what: &'static str) -> Self {
+    pub fn begin() -> Self {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
             // Without the handler the process ends at once, and what it leaves is cleared next time.
             let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
         }
-        Self { what, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
+        Self { doing: None, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
     }
 
     /// Shows how far the work is; breaks when a signal came.
     pub fn step(&mut self, progress: Progress) -> ControlFlow<()> {
+        if self.doing.replace(progress.doing) != Some(progress.doing) {
+            // Each part of the work has a rate of its own.
+            self.began = Instant::now();
+        }
         let pause = if self.bar { DRAW } else { LOG };
         if self.shown.unwrap_or(self.began).elapsed() >= pause {
             self.shown = Some(Instant::now());
-            let line = line(self.what, progress, self.began.elapsed());
+            let line = line(progress, self.began.elapsed());
             // Nobody may be there to read it.
             let _ = if self.bar { write!(io::stderr(), "\r{line}\x1b[K") } else { writeln!(io::stderr(), "{line}") };
         }
@@ -73,14 +77,15 @@ impl Transfer {
     }
 }
 
-fn line(what: &str, progress: Progress, since: Duration) -> String {
-    let Progress { done, total } = progress;
+fn line(progress: Progress, since: Duration) -> String {
+    let Progress { doing, done, total } = progress;
     let full = (done * WIDTH).checked_div(total).unwrap_or(WIDTH);
     let bar: String = (0..WIDTH).map(|n| if n < full { '#' } else { '.' }).collect();
     let rate = done as f64 / since.as_secs_f64().max(1e-3);
     let left = total.saturating_sub(done) as f64 / rate.max(1.0);
     format!(
-        "{what} [{bar}] {:>3} %  {} of {}  {}/s  {} left",
+        "{} [{bar}] {:>3} %  {} of {}  {}/s  {} left",
+        doing.word(),
         (done * 100).checked_div(total).unwrap_or(100),
         units::bytes(done),
         units::bytes(total),
@@ -95,18 +100,18 @@ mod tests {
 
     #[test]
     fn the_line_shows_rate_and_time_left() {
-        let half = Progress { done: 2_000_000_000, total: 4_000_000_000 };
-        let line = line("converting", half, Duration::from_secs(2));
+        let half = Progress { doing: Doing::Writing, done: 2_000_000_000, total: 4_000_000_000 };
+        let line = line(half, Duration::from_secs(2));
         assert_eq!(
             line,
             format!(
-                "converting [############............]  50 %  {} of {}  {}/s  {} left",
+                "writing [############............]  50 %  {} of {}  {}/s  {} left",
                 units::bytes(2_000_000_000),
                 units::bytes(4_000_000_000),
                 units::bytes(1_000_000_000),
                 units::duration(2.0)
             )
         );
-        assert!(super::line("x", Progress { done: 0, total: 0 }, Duration::ZERO).contains("100 %"));
+        assert!(super::line(Progress { doing: Doing::Reading, done: 0, total: 0 }, Duration::ZERO).contains("100 %"));
     }
 }

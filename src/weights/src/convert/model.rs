@@ -67,7 +67,11 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     }
     report.note_changes();
     if !source.optimizer.is_empty() {
-        report.notes.push(format!("{} tensors of the state of training stay behind", source.optimizer.len()));
+        let count = source.optimizer.len();
+        report.notes.push(match count {
+            1 => "1 tensor of the state of training stays behind".into(),
+            _ => format!("{count} tensors of the state of training stay behind"),
+        });
     }
     if source.names == Names::TttVideo {
         report.notes.push("the size of the video is not in the weights: model.toml says 49 frames of 480 × 720".into());

@@ -12,7 +12,6 @@ use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs;
-use std::ops::ControlFlow;
 use std::process::Command;
 
 const NOW_S: f64 = 1_763_600_000.0;
@@ -272,11 +271,11 @@ fn what_is_left_over_missing_or_wrong_is_refused_and_nothing_is_written() {
     let cases: [(Change, &str); 5] = [
         (
             |t| drop(t.remove("transformer_blocks.1.attn1.to_q.weight")),
-            "1 tensor that the model needs are not there: transformer_blocks.1.attn1.to_q.weight",
+            "1 tensor that the model needs is not there: transformer_blocks.1.attn1.to_q.weight",
         ),
         (
             |t| drop(t.insert("ofs_embedding.linear_1.bias".into(), (Dtype::F32, vec![1], vec![0; 4]))),
-            "1 tensor have no place in the target: ofs_embedding.linear_1.bias",
+            "1 tensor has no place in the target: ofs_embedding.linear_1.bias",
         ),
         (|t| t.get_mut("proj_out.bias").unwrap().1 = vec![4, 4], "and its configuration says [16]"),
         (
@@ -451,7 +450,7 @@ fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
     let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
-    assert_eq!(plan.report.notes, ["1 tensors of the state of training stay behind"]);
+    assert_eq!(plan.report.notes, ["1 tensor of the state of training stays behind"]);
     for (source, target) in [(run.clone(), "of-run"), (run.join("checkpoints/step-00000040"), "of-step")] {
         go(&ConvertRequest::new(source, folder.join(target), Form::Diffusers)).unwrap();
         assert!(of(&folder.join(target)) == of(&small()));
@@ -466,8 +465,16 @@ fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
     let mut data = fs::read(&file).unwrap();
     *data.last_mut().unwrap() ^= 1;
     fs::write(&file, data).unwrap();
-    let failure = go(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap_err();
+    let mut checked = Vec::new();
+    let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
+    let failure = plan.execute(false, NOW_S, 7, &mut |progress| {
+        checked.push(progress);
+        ControlFlow::Continue(())
+    });
+    let failure = failure.unwrap_err();
     assert!(failure.to_string().contains("rank-00001.safetensors"), "{failure}");
+    assert!(checked.iter().all(|progress| progress.doing == Doing::Checking));
+    assert!(checked.is_sorted_by_key(|progress| progress.done) && checked.last().is_some_and(|p| p.done == p.total));
     assert!(!folder.join("x").exists() && !folder.join(".x.part").exists());
 }
 

@@ -1,0 +1,113 @@
+//! Conversions that the console asks for: planned to be shown, and carried out as they were shown.
+
+use crate::commands::convert::{facts, rows};
+use crate::console::now_s;
+use crate::refusal::Refusal;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use ui::{ConvertForm, ConvertPreview, ConvertWish, Outcome, WeightType};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind};
+
+/// How often the screen hears how far the work is.
+const TELL: Duration = Duration::from_millis(200);
+
+/// Looks what a wish would do.
+pub fn preview(wish: &ConvertWish) -> Result<ConvertPreview, Refusal> {
+    let plan = planned(wish)?;
+    Ok(ConvertPreview {
+        command: command(wish),
+        facts: facts(&plan),
+        rows: rows(&plan),
+        bytes: plan.bytes(),
+        refusal: plan.check(false).err(),
+        fingerprint: plan.fingerprint(),
+        wish: wish.clone(),
+    })
+}
+
+/// Carries out what was shown.
+///
+/// # Errors
+/// When the plan is another one by now, or cannot be carried out; nothing is left of it then.
+pub fn convert(
+    shown: &ConvertPreview,
+    stop: &AtomicBool,
+    tell: &dyn Fn(weights::Progress),
+) -> Result<Outcome, Refusal> {
+    let plan = planned(&shown.wish)?;
+    if plan.fingerprint() != shown.fingerprint {
+        let what = format!("cannot convert {}", shown.wish.source);
+        let fix = "look at the preview again, and convert then";
+        return Err(Failure::new(what, "it has changed since it was shown", fix).into());
+    }
+    let random = RandomState::new().hash_one(std::process::id()) as u32;
+    let mut told = Instant::now();
+    let done = plan.execute(false, now_s(), random, &mut |progress| {
+        if told.elapsed() >= TELL {
+            told = Instant::now();
+            tell(progress);
+        }
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    match done {
+        Ok(done) => Ok(Outcome::Converted(done.target)),
+        Err(_) if stop.load(Ordering::Relaxed) => Ok(Outcome::ConvertStopped(plan.target)),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+/// The conversion that makes weights fit to start a stage from; none when they are not of a kind that can be converted.
+pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertWish> {
+    let kind = weights::identify(path).ok()?.kind;
+    if !matches!(kind, Kind::Diffusers | Kind::Pipeline | Kind::Torch | Kind::Dcp) {
+        return None;
+    }
+    let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
+    let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
+    Some(ConvertWish { source: path.to_owned(), target: target.into(), layer, ..ConvertWish::default() })
+}
+
+fn planned(wish: &ConvertWish) -> Result<ConvertPlan, Refusal> {
+    let to = match wish.to {
+        ConvertForm::Internal => Form::Internal,
+        ConvertForm::Diffusers => Form::Diffusers,
+    };
+    let request = ConvertRequest {
+        layer: wish.layer,
+        dtype: wish.dtype.map(|dtype| match dtype {
+            WeightType::Float32 => Dtype::F32,
+            WeightType::Bfloat16 => Dtype::BF16,
+            WeightType::Float16 => Dtype::F16,
+        }),
+        ..ConvertRequest::new(from_home(&wish.source), from_home(&wish.target), to)
+    };
+    Ok(weights::plan_conversion(&request)?)
+}
+
+/// A path as a shell would read it: people type `~`.
+fn from_home(path: &Utf8Path) -> Utf8PathBuf {
+    match (path.strip_prefix("~"), std::env::var("HOME")) {
+        (Ok(rest), Ok(home)) => Utf8PathBuf::from(home).join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+/// The same on the command line.
+fn command(wish: &ConvertWish) -> String {
+    let mut words = vec!["vidtui convert".to_owned(), wish.source.to_string(), wish.target.to_string()];
+    words.push(format!("--to {}", wish.to.word()));
+    words.extend(wish.layer.map(|layer| {
+        let word = match layer {
+            recipe::Layer::None => "none",
+            recipe::Layer::TttLinear => "ttt_linear",
+            recipe::Layer::TttMlp => "ttt_mlp",
+        };
+        format!("--layer {word}")
+    }));
+    words.extend(wish.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
+    words.join(" ")
+}

@@ -1,0 +1,422 @@
+//! Weights from one form to another: what to convert, what would become of every tensor, and the work itself.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{Input, Model, Purpose, Screen};
+use crate::msg::{ConvertForm, ConvertPreview, ConvertWish, JobId, WeightType};
+use crate::text;
+use crate::units;
+use crate::widgets::key_bar::{hint, key_of};
+use crate::widgets::{failure_lines, panel, write, write_lines};
+use camino::Utf8PathBuf;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use recipe::Layer;
+use rundir::Failure;
+
+/// What can be chosen, in order.
+const FIELDS: [Field; 5] = [Field::Source, Field::Target, Field::Form, Field::Layer, Field::Type];
+
+/// One of the things that can be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Source,
+    Target,
+    Form,
+    Layer,
+    Type,
+}
+
+impl Field {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Source => "from",
+            Self::Target => "to",
+            Self::Form => "as",
+            Self::Layer => "layers",
+            Self::Type => "type",
+        }
+    }
+}
+
+/// What the Convert screen remembers.
+#[derive(Debug, Clone, Default)]
+pub struct State {
+    /// What is wished for.
+    pub wish: ConvertWish,
+    /// The selected field.
+    pub field: usize,
+    /// What would be done.
+    pub preview: Preview,
+    /// First visible line of the preview.
+    pub scroll: usize,
+    /// The conversion that is going on.
+    pub work: Option<Work>,
+}
+
+/// What would be done, as far as it is known.
+#[derive(Debug, Clone, Default)]
+pub enum Preview {
+    /// Nothing was asked for.
+    #[default]
+    None,
+    /// The shell looks.
+    Asked(JobId),
+    /// This, as it will be done.
+    Shown(Box<ConvertPreview>),
+    /// It cannot be done.
+    Refused(Failure),
+}
+
+/// A conversion that is going on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    /// Its job.
+    pub job: JobId,
+    /// What is made.
+    pub target: Utf8PathBuf,
+    /// Bytes written.
+    pub done: u64,
+    /// Bytes to be written.
+    pub total: u64,
+    /// When it began, Unix seconds.
+    pub since_s: f64,
+    /// Whether somebody has cancelled it.
+    pub stopping: bool,
+}
+
+/// Shows the screen with a wish that comes from elsewhere, and asks what it would do.
+pub fn open_with(model: &mut Model, wish: ConvertWish) -> Vec<Effect> {
+    model.screen = Screen::Convert;
+    model.convert.wish = wish;
+    model.convert.field = 0;
+    ask(model)
+}
+
+/// Returns whether the preview can be carried out.
+pub fn can_start(model: &Model) -> bool {
+    let ready = matches!(&model.convert.preview, Preview::Shown(preview) if preview.refusal.is_none());
+    ready && model.convert.work.is_none()
+}
+
+/// Asks what the wish would do, once it names both places.
+fn ask(model: &mut Model) -> Vec<Effect> {
+    model.convert.scroll = 0;
+    let wish = model.convert.wish.clone();
+    if wish.source.as_str().is_empty() || wish.target.as_str().is_empty() {
+        model.convert.preview = Preview::None;
+        return Vec::new();
+    }
+    let job = model.jobs.start(Intent::PlanConvert);
+    model.convert.preview = Preview::Asked(job);
+    vec![Effect::PlanConvert { job, wish }]
+}
+
+/// Takes in what the wish would do; an answer to an earlier wish is dropped.
+pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
+    if matches!(model.convert.preview, Preview::Asked(asked) if asked == job) {
+        model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
+    }
+}
+
+/// Takes in how far the work is.
+pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
+    if let Some(work) = model.convert.work.as_mut().filter(|work| work.job == job) {
+        (work.done, work.total) = (done, total);
+    }
+}
+
+/// The work is over, one way or another.
+pub fn ended(model: &mut Model, job: JobId) {
+    if model.convert.work.as_ref().is_some_and(|work| work.job == job) {
+        model.convert.work = None;
+        // The target may be there now, so that the same wish would be refused.
+        model.convert.preview = Preview::None;
+    }
+}
+
+/// Takes a typed path over.
+pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
+    let path = Utf8PathBuf::from(text.trim());
+    let wish = &mut model.convert.wish;
+    match purpose {
+        Purpose::ConvertSource => {
+            // A name beside the source is a good place, until somebody has chosen another.
+            if wish.target.as_str().is_empty() || wish.target == beside(&wish.source, wish.to) {
+                wish.target = beside(&path, wish.to);
+            }
+            wish.source = path;
+        }
+        _ => wish.target = path,
+    }
+    ask(model)
+}
+
+fn beside(source: &Utf8PathBuf, form: ConvertForm) -> Utf8PathBuf {
+    let trimmed = source.as_str().trim_end_matches('/');
+    if trimmed.is_empty() {
+        return Utf8PathBuf::new();
+    }
+    format!("{trimmed}-{}", form.word()).into()
+}
+
+/// Reacts to a key.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let field = FIELDS[model.convert.field];
+    match action {
+        Action::Up => model.convert.field = model.convert.field.saturating_sub(1),
+        Action::Down => model.convert.field = (model.convert.field + 1).min(FIELDS.len() - 1),
+        Action::Top => model.convert.field = 0,
+        Action::Bottom => model.convert.field = FIELDS.len() - 1,
+        Action::PageDown | Action::PageUp => scroll(model, action),
+        Action::Edit => return edit(model, field),
+        Action::OptionNext => return choose(model, field, 1),
+        Action::OptionPrevious => return choose(model, field, -1),
+        Action::Convert => return start(model),
+        Action::CancelWork => return cancel(model),
+        Action::Back => model.screen = Screen::Runs,
+        _ => {}
+    }
+    Vec::new()
+}
+
+fn scroll(model: &mut Model, action: Action) {
+    let page = usize::from(areas(model).1.height.saturating_sub(2)).max(1);
+    let last = preview_lines(model, usize::from(areas(model).1.width)).len().saturating_sub(page);
+    let at = model.convert.scroll;
+    model.convert.scroll = if action == Action::PageDown { (at + page).min(last) } else { at.saturating_sub(page) };
+}
+
+fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
+    let (purpose, path) = match field {
+        Field::Source => (Purpose::ConvertSource, &model.convert.wish.source),
+        Field::Target => (Purpose::ConvertTarget, &model.convert.wish.target),
+        _ => return choose(model, field, 1),
+    };
+    model.input = Some(Input { purpose, text: path.to_string() });
+    Vec::new()
+}
+
+fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
+    fn turned<T: PartialEq + Copy>(all: &[T], now: T, by: isize) -> T {
+        let at = all.iter().position(|one| *one == now).unwrap_or(0) as isize;
+        all[(at + by).rem_euclid(all.len() as isize) as usize]
+    }
+    let wish = &mut model.convert.wish;
+    match field {
+        Field::Source | Field::Target => return Vec::new(),
+        Field::Form => {
+            let was = wish.to;
+            wish.to = turned(&[ConvertForm::Internal, ConvertForm::Diffusers], was, by);
+            if wish.target == beside(&wish.source, was) {
+                wish.target = beside(&wish.source, wish.to);
+            }
+        }
+        Field::Layer => {
+            let all = [None, Some(Layer::None), Some(Layer::TttLinear), Some(Layer::TttMlp)];
+            wish.layer = turned(&all, wish.layer, by);
+        }
+        Field::Type => {
+            let all = [None, Some(WeightType::Float32), Some(WeightType::Bfloat16), Some(WeightType::Float16)];
+            wish.dtype = turned(&all, wish.dtype, by);
+        }
+    }
+    ask(model)
+}
+
+fn start(model: &mut Model) -> Vec<Effect> {
+    if model.convert.work.is_some() {
+        model.refuse("A conversion is going on: wait for it, or cancel it.");
+        return Vec::new();
+    }
+    let preview = match &model.convert.preview {
+        Preview::Shown(preview) if preview.refusal.is_none() => preview.clone(),
+        Preview::Shown(_) | Preview::Refused(_) => {
+            model.refuse("This cannot be converted: the preview says why.");
+            return Vec::new();
+        }
+        Preview::Asked(_) => {
+            model.refuse("Still looking at the weights.");
+            return Vec::new();
+        }
+        Preview::None => {
+            model.refuse("Choose what to convert, and where to.");
+            return Vec::new();
+        }
+    };
+    let target = preview.wish.target.clone();
+    let job = model.jobs.start(Intent::Convert(target.clone()));
+    let since_s = model.now;
+    model.convert.work = Some(Work { job, target, done: 0, total: preview.bytes, since_s, stopping: false });
+    vec![Effect::Convert { job, preview }]
+}
+
+fn cancel(model: &mut Model) -> Vec<Effect> {
+    let Some(work) = model.convert.work.as_mut() else {
+        model.refuse("No conversion is going on.");
+        return Vec::new();
+    };
+    work.stopping = true;
+    vec![Effect::StopConvert { job: work.job }]
+}
+
+/// The fields, and what is below them.
+fn areas(model: &Model) -> (Rect, Rect) {
+    let body = layout::areas(model.size).body;
+    let (fields, rest) = layout::cut_top(body, FIELDS.len() as u16 + 2);
+    (fields, rest)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
+    let (top, below) = areas(model);
+    let fields = panel(model, buf, top, "Convert weights", Vec::new(), false);
+    let width = usize::from(fields.width);
+    let lines: Vec<Line<'static>> = FIELDS.iter().enumerate().map(|(n, field)| line(model, n, *field, width)).collect();
+    write_lines(model, buf, fields, lines);
+    let below = match &model.convert.work {
+        Some(work) => {
+            let (head, rest) = layout::cut_top(below, 4);
+            let area = panel(model, buf, head, "Converting", Vec::new(), true);
+            write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
+            rest
+        }
+        None => below,
+    };
+    let area = panel(model, buf, below, "What becomes of every tensor", Vec::new(), false);
+    let lines = preview_lines(model, usize::from(area.width));
+    let more = lines.len() > usize::from(area.height);
+    let scroll = model.convert.scroll.min(lines.len().saturating_sub(1));
+    let left = lines.len().saturating_sub(scroll + usize::from(area.height));
+    write_lines(model, buf, area, lines.into_iter().skip(scroll));
+    if more && left > 0 && area.height > 1 {
+        let last = Rect { y: area.bottom() - 1, height: 1, ..area };
+        let key = key_of(Context::Convert, Action::PageDown);
+        let text = format!("{} {} more lines: {key}", model.symbols.ellipsis, left + 1);
+        for x in last.left()..last.right() {
+            if let Some(cell) = buf.cell_mut((x, last.y)) {
+                cell.reset();
+            }
+        }
+        write(model, buf, last, Line::styled(text, model.theme.faint));
+    }
+}
+
+fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'static> {
+    let (theme, wish) = (&model.theme, &model.convert.wish);
+    let chosen = number == model.convert.field;
+    let pointer = if chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
+    let style = if chosen { theme.strong } else { Style::new() };
+    let mut spans =
+        vec![Span::styled(pointer, theme.accent), Span::styled(format!("{:<8}", field.name()), theme.faint)];
+    let room = width.saturating_sub(10);
+    let path = |path: &Utf8PathBuf, empty: &str| match path.as_str() {
+        "" => Span::styled(text::fit(empty, room, model.symbols.ellipsis), theme.faint),
+        path => Span::styled(text::fit_end(path, room, model.symbols.ellipsis), style),
+    };
+    spans.push(match field {
+        Field::Source => path(&wish.source, "a diffusers folder, a run, a checkpoint, a .pt file (Enter types)"),
+        Field::Target => path(&wish.target, "a new folder"),
+        Field::Form => Span::styled(
+            match wish.to {
+                ConvertForm::Internal => "internal: a checkpoint that training starts from",
+                ConvertForm::Diffusers => "diffusers: a folder for from_pretrained",
+            },
+            style,
+        ),
+        Field::Layer => Span::styled(
+            match wish.layer {
+                None => "as they are",
+                Some(Layer::None) => "none: without TTT layers",
+                Some(Layer::TttLinear) => "ttt_linear: new ones where there are none",
+                Some(Layer::TttMlp) => "ttt_mlp: new ones where there are none",
+            },
+            style,
+        ),
+        Field::Type => Span::styled(wish.dtype.map_or("as it is", WeightType::word), style),
+    });
+    Line::from(spans)
+}
+
+fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let fraction = if work.total == 0 { 0.0 } else { work.done as f64 / work.total as f64 };
+    let bar = width.saturating_sub(8).min(60);
+    let full = ((fraction * bar as f64) as usize).min(bar);
+    let rate = work.done as f64 / (model.now - work.since_s).max(0.1);
+    let left = work.total.saturating_sub(work.done) as f64 / rate.max(1.0);
+    let percent = format!(" {:>3} %", (fraction * 100.0) as u64);
+    let mut facts = format!("{} of {}", units::bytes(work.done), units::bytes(work.total));
+    if work.stopping {
+        facts += ", stopping";
+    } else if work.done > 0 {
+        facts += &format!(", {}/s, {} left", units::bytes(rate as u64), units::duration(left));
+    }
+    let mut second = vec![Span::raw(format!("{facts}   "))];
+    if !work.stopping {
+        second.extend(hint(model, &key_of(Context::Convert, Action::CancelWork), "cancel"));
+    }
+    vec![
+        Line::from(vec![
+            Span::styled(symbols.bar_done.repeat(full), theme.accent),
+            Span::styled(symbols.bar_open.repeat(bar - full), theme.faint),
+            Span::raw(percent),
+        ]),
+        Line::from(second),
+    ]
+}
+
+fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
+    let theme = &model.theme;
+    let preview = match &model.convert.preview {
+        Preview::None => {
+            let text = "Choose where the weights are and where they go. What would become of every tensor is shown \
+                        here, and nothing is written before you say so.";
+            return text::wrap(text, width).into_iter().map(|line| Line::styled(line, theme.faint)).collect();
+        }
+        Preview::Asked(_) => return vec![Line::styled("Reading headers…", theme.faint)],
+        Preview::Refused(failure) => return failure_lines(model, failure, width),
+        Preview::Shown(preview) => preview,
+    };
+    let mut lines = Vec::new();
+    match &preview.refusal {
+        Some(failure) => lines.extend(failure_lines(model, failure, width)),
+        None if model.convert.work.is_none() => {
+            let mut line = hint(model, &key_of(Context::Convert, Action::Convert), "convert as shown");
+            line.push(Span::styled(format!("   {}", preview.command), theme.faint));
+            lines.push(Line::from(line));
+        }
+        None => {}
+    }
+    if !lines.is_empty() {
+        lines.push(Line::default());
+    }
+    let names = preview.facts.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0);
+    for (name, value) in &preview.facts {
+        let pad = " ".repeat(names - text::width(name) + 2);
+        for (n, part) in text::wrap(&text::clean(value), width.saturating_sub(names + 2)).into_iter().enumerate() {
+            let name = if n == 0 { format!("{name}{pad}") } else { " ".repeat(names + 2) };
+            lines.push(Line::from(vec![Span::styled(name, theme.faint), Span::raw(part)]));
+        }
+    }
+    lines.push(Line::default());
+    let counts = preview.rows.iter().map(|row| row.count.to_string().len()).max().unwrap_or(1);
+    let half = width.saturating_sub(counts + 5) / 2;
+    let longest = preview.rows.iter().map(|row| text::width(&row.source)).max().unwrap_or(0).min(half);
+    for row in &preview.rows {
+        let source = text::fit_end(&text::clean(&row.source), longest, model.symbols.ellipsis);
+        let pad = " ".repeat(longest.saturating_sub(text::width(&source)));
+        let style = if row.wrong { theme.bad } else { Style::new() };
+        lines.push(Line::from(vec![
+            Span::styled(format!("{:>counts$}  ", row.count), theme.faint),
+            Span::styled(format!("{source}{pad}"), style),
+            Span::styled(format!(" {} ", model.symbols.arrow), theme.faint),
+            Span::styled(text::clean(&row.target), style),
+        ]));
+    }
+    lines
+}
