@@ -103,6 +103,8 @@ impl Scene {
             "model.latent_frames=3",
             "model.latent_height=4",
             "model.latent_width=4",
+            "model.layer=none",
+            "model.segments=1",
             "model.ttt_mini_batch=0",
             "train.threads=1",
             "optimizer.warmup_steps=2",

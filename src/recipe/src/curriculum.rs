@@ -337,13 +337,16 @@ mod tests {
     fn the_demo_grows_from_two_seconds_to_four() {
         let curriculum = Curriculum::load("../../configs/demo/curriculum.toml".into(), &[]).unwrap();
         let recipes: Vec<_> = curriculum.stages.iter().map(|stage| &stage.resolved.recipe).collect();
-        assert_eq!(recipes.iter().map(|recipe| recipe.model.seq_len()).collect::<Vec<_>>(), [640, 1216]);
+        assert_eq!(recipes.iter().map(|recipe| recipe.model.seq_len()).collect::<Vec<_>>(), [640, 1280]);
         assert_eq!(recipes.iter().map(|recipe| recipe.mesh.check_world(2)).collect::<Vec<_>>(), [Ok(()), Ok(())]);
         assert_eq!(curriculum.stages[1].start, StageStart::Previous);
         let changed = changes(&curriculum.stages[1]);
-        for change in
-            ["model.latent_frames: 13 -> 25", "data.index: 2s.jsonl -> 4s.jsonl", r#"train.trainable: "all" -> "qkvo""#]
-        {
+        for change in [
+            "model.segments: 1 -> 2",
+            "model.latent_frames: 13 -> 25",
+            "data.index: 2s.jsonl -> 4s.jsonl",
+            r#"train.trainable: "all" -> "qkvo""#,
+        ] {
             assert!(changed.iter().any(|line| line == change), "{change} is not among {changed:?}");
         }
     }

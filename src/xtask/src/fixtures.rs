@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::failure::{Failure, Result};
 use crate::workspace::root;
-use captions::{TEXT_DIM, TEXT_LEN};
+use captions::TEXT_DIM;
 use tensor_file::TensorFile;
 use transform::{CHANNELS, Frames};
 
@@ -25,10 +25,19 @@ struct Dataset {
     name: &'static str,
     frames: usize,
     windows: usize,
+    /// Segments of a window, each with a text of its own.
+    segments: usize,
+    /// Tokens of a text: sequences must be a multiple of a TTT layer's mini-batch.
+    text_len: usize,
 }
 
-const DATASETS: [Dataset; 2] =
-    [Dataset { name: "2s", frames: 49, windows: 24 }, Dataset { name: "4s", frames: 97, windows: 12 }];
+/// Frames from the beginning of a segment to that of the next, which shares one with it.
+const SEGMENT: usize = 48;
+
+const DATASETS: [Dataset; 2] = [
+    Dataset { name: "2s", frames: 49, windows: 24, segments: 1, text_len: 16 },
+    Dataset { name: "4s", frames: 97, windows: 12, segments: 2, text_len: 40 },
+];
 
 /// Runs the command: `fixtures [--clip VIDEO]`; with a clip, cuts the demo's from it first.
 pub fn run(args: &[String]) -> Result<()> {
@@ -84,20 +93,24 @@ fn text_files(clip_frames: usize) -> BTreeMap<String, Vec<u8>> {
     for dataset in &DATASETS {
         let mut index = String::new();
         for start in dataset.starts(clip_frames) {
+            let mut names = Vec::new();
+            for segment in 0..dataset.segments {
+                let begin = start + segment * SEGMENT;
+                let caption = captions::caption(begin, begin + SEGMENT + 1);
+                // Segments that show the same share a text.
+                let name = format!("text/{}-{}.safetensors", caption.replace(' ', "-"), dataset.text_len);
+                let text = TensorFile {
+                    name: "text".into(),
+                    shape: vec![dataset.text_len, TEXT_DIM],
+                    values: captions::embed(&caption, dataset.text_len),
+                    metadata: vec![("caption".into(), caption)],
+                };
+                files.insert(name.clone(), text.to_bytes());
+                names.push(name);
+            }
             let caption = captions::caption(start, start + dataset.frames);
-            // Windows that show the same share a text.
-            let text_name = format!("text/{}.safetensors", caption.replace(' ', "-"));
-            let line = json!({
-                "caption": caption, "text_chunk_emb": [text_name], "vid_emb": dataset.latent_name(start)
-            });
+            let line = json!({ "caption": caption, "text_chunk_emb": names, "vid_emb": dataset.latent_name(start) });
             index += &format!("{line}\n");
-            let text = TensorFile {
-                name: "text".into(),
-                shape: vec![TEXT_LEN, TEXT_DIM],
-                values: captions::embed(&caption),
-                metadata: vec![("caption".into(), caption)],
-            };
-            files.insert(text_name, text.to_bytes());
         }
         files.insert(format!("{}.jsonl", dataset.name), index.into_bytes());
     }
