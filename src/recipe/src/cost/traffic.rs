@@ -14,7 +14,7 @@ pub struct Traffic {
     /// Summing the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
     /// Summing tokens over `tp`: after each projection out of heads or hidden units, and the gradient before each
-    /// projection into them.
+    /// projection into them. With `remat.shard_inputs`, joining the inputs that were shared out, too.
     pub tensor_parallel: f64,
 }
 
@@ -32,6 +32,8 @@ impl Traffic {
         let meetings = if model.layer == Layer::None { 2.0 } else { 4.0 };
         let again = recipe.blocks_again() as f64;
         let passes = 2.0 * layers + again;
+        let group = recipe.remat.blocks_per_input(model.num_layers) as f64;
+        let joined = if recipe.remat.shard_inputs { again / group } else { 0.0 };
         let tokens = recipe.micro_batch() as f64 * (model.seq_len() * model.dim()) as f64 * compute;
         Traffic {
             all_gather: parts
@@ -40,7 +42,7 @@ impl Traffic {
                 * (whole(units.root) + (layers + again) * whole(units.block)),
             reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
-            tensor_parallel: parts * 2.0 * passed(mesh.tp) * meetings * passes * tokens,
+            tensor_parallel: parts * passed(mesh.tp) * (2.0 * meetings * passes + joined) * tokens,
         }
     }
 
