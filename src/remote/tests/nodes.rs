@@ -185,6 +185,26 @@ fn a_script_that_ends_at_once_says_why() {
 }
 
 #[test]
+fn secrets_reach_a_script_through_its_standard_input_and_no_command_line() {
+    with_rig(1, |rig| {
+        let mut node = ssh(rig, "node01");
+        let (script, got) = (rig.share().join("start.sh"), rig.share().join("got"));
+        let text = format!(
+            "umask 077\n{{ echo $VIDTUI_SECRETS; cat; }} >{got}.new\n\
+             grep -lae hush-9c1f /proc/[0-9]*/cmdline >{got}.seen 2>/dev/null\n\
+             mv {got}.new {got}\nexec sleep 1000\n"
+        );
+        fs::write(&script, text).unwrap();
+        let secrets = b"TOKEN=\"hush-9c1f $HOME 'x'\"\nOTHER=\"\"\n";
+        assert!(node.start(&script, &got, secrets).unwrap().ended().is_none());
+        assert_eq!(fs::read_to_string(&got).unwrap(), format!("stdin\n{}", String::from_utf8_lossy(secrets)));
+        // The search itself has the word on its own command line, and nobody else has.
+        let seen = fs::read_to_string(format!("{got}.seen")).unwrap();
+        assert!(seen.lines().count() <= 1, "{seen}");
+    });
+}
+
+#[test]
 fn every_way_not_to_reach_a_node_names_the_step_and_the_way_out() {
     with_rig(6, |rig| {
         rig.verb("newkey node01").unwrap();
