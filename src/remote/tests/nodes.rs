@@ -192,7 +192,7 @@ fn secrets_reach_a_script_through_its_standard_input_and_no_command_line() {
         let text = format!(
             "umask 077\n{{ echo $VIDTUI_SECRETS; cat; }} >{got}.new\n\
              grep -lae hush-9c1f /proc/[0-9]*/cmdline >{got}.seen 2>/dev/null\n\
-             mv {got}.new {got}\nexec sleep 1000\n"
+             exec 2>/dev/null\nmv {got}.new {got}\nexec sleep 1000\n"
         );
         fs::write(&script, text).unwrap();
         let secrets = b"TOKEN=\"hush-9c1f $HOME 'x'\"\nOTHER=\"\"\n";
