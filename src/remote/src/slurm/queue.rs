@@ -93,7 +93,9 @@ impl SlurmQueue {
             let answer = if ids.is_empty() { Ok(Vec::new()) } else { jobs(&ids) };
             let answer = answer.map(|listed| judge_all(&wanted, &listed));
             let mut known = self.lock();
-            known.next = Some(Instant::now() + EVERY.max(began.elapsed() * REST));
+            // One that does not answer at all has little to do, and should be seen to be back.
+            let rest = if answer.is_ok() { EVERY.max(began.elapsed() * REST) } else { EVERY };
+            known.next = Some(Instant::now() + rest);
             match answer {
                 Ok(sights) => {
                     known.silence = None;
