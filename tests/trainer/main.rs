@@ -143,6 +143,8 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
+        let told = |kind: &EventKind| matches!(kind, EventKind::Restored { anew, .. } if anew.contains("the mesh was"));
+        assert!(again.events().iter().any(|e| told(&e.kind)), "{:?}", again.events());
     }
 }
 

@@ -12,12 +12,13 @@ use dist::flat::Which;
 use dist::fsdp::{Fsdp, OwnedRun};
 use recipe::{Family, Mesh, ParamSpec, Split};
 use rundir::{
-    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TensorBox, TrainState,
+    Checkpoint, Common, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TensorBox,
+    TrainState,
 };
 use safetensors::{Dtype, View};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::thread::JoinHandle;
@@ -84,6 +85,21 @@ struct Part {
     tensors: Vec<LogicalTensor>,
 }
 
+/// The memory that the last save copied to. The next one copies to it again: new memory would take longer to come by than
+/// the copying itself.
+#[derive(Debug, Default)]
+pub struct Spare(VecDeque<Tensor>);
+
+impl Spare {
+    /// Copies a tensor. Tensors come in the same order every time, so the memory for it is the next.
+    fn copy(&mut self, values: &Tensor) -> Tensor {
+        let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
+        let Some(mut to) = self.0.pop_front().filter(fits) else { return values.copy() };
+        tch::no_grad(|| to.copy_(values));
+        to
+    }
+}
+
 /// A checkpoint that is being written while training goes on.
 ///
 /// Its tensors are copies, so the next step may change the originals.
@@ -91,7 +107,7 @@ pub struct Writing {
     /// The state that it saves.
     pub state: TrainState,
     staging: Staging,
-    thread: JoinHandle<Result<Part, Failure>>,
+    thread: JoinHandle<(Result<Part, Failure>, Spare)>,
 }
 
 impl Writing {
@@ -131,7 +147,7 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When the staging folder cannot be made.
-pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<Writing, Failure> {
+pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut Spare) -> Result<Writing, Failure> {
     let groups = sharded.fsdp.groups();
     let staging = Staging::new(run, state.step);
     let first = groups.world.rank() == 0;
@@ -144,8 +160,8 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     fault::reached("prepared", state.step);
     let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
         let rank = groups.world.rank();
-        let copies = |pieces: Vec<Piece>| {
-            pieces.into_iter().filter(|p| p.saved).map(|p| Piece { values: p.values.copy(), ..p }).collect()
+        let mut copies = |pieces: Vec<Piece>| {
+            pieces.into_iter().filter(|p| p.saved).map(|p| Piece { values: spare.copy(&p.values), ..p }).collect()
         };
         vec![
             (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))),
@@ -156,7 +172,10 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
     };
     let (dir, step) = (staging.dir(), state.step);
     fault::reached("copied", step);
-    let thread = std::thread::spawn(move || write_part(files, &dir, step));
+    let thread = std::thread::spawn(move || {
+        let written = write_part(&files, &dir, step);
+        (written, Spare(files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values).collect()))
+    });
     Ok(Writing { state, staging, thread })
 }
 
@@ -165,11 +184,12 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState) -> Result<W
 ///
 /// # Errors
 /// The first failure of any rank; the staging folder is removed then, and earlier checkpoints are as they were.
-pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>) -> Result<u64, Failure> {
+pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>, spare: &mut Spare) -> Result<u64, Failure> {
     let world = &fsdp.groups().world;
     let first = world.rank() == 0;
     let Writing { state, staging, thread } = writing;
-    let written = thread.join().expect("writing a checkpoint does not panic");
+    let (written, memory) = thread.join().expect("writing a checkpoint does not panic");
+    *spare = memory;
     let committed = agree(world, written).and_then(|parts| {
         fault::reached("written", state.step);
         let commit = || {
@@ -199,8 +219,16 @@ pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>) -> Result<u64, F
 /// When a file is damaged, or the checkpoint lacks a tensor or has it in another shape.
 pub fn load(sharded: &mut Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
     let world = &sharded.fsdp.groups().world;
-    agree(world, verify(checkpoint, world.rank(), world.size()))?;
-    agree(world, fill(sharded, checkpoint, restore)).map(|_| ())
+    let (rank, ranks) = (world.rank(), world.size());
+    // Side by side: what one has read from the disk, the other finds in memory.
+    let (whole, filled) = std::thread::scope(|scope| {
+        let verifying = scope.spawn(|| verify(checkpoint, rank, ranks));
+        let filled = fill(sharded, checkpoint, restore);
+        (verifying.join().expect("verifying a checkpoint does not panic"), filled)
+    });
+    // That a file has changed says more than what did not fit because of it.
+    agree(world, whole)?;
+    agree(world, filled).map(|_| ())
 }
 
 /// Checks the checksums of this rank's share of the files, so that each file is read once in all.
@@ -212,7 +240,7 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), Fail
 fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
     let tensors: HashMap<&str, &LogicalTensor> =
         checkpoint.manifest.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    let mut headers = BTreeMap::new();
+    let (mut headers, mut buffer) = (BTreeMap::new(), Vec::new());
     let mut pieces = weight_pieces(sharded);
     if restore == Restore::Everything {
         pieces.extend(moment_pieces(sharded));
@@ -240,16 +268,28 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
         for slice in &tensor.slices {
             // As they lie in the piece, so they lie in the slice: from the first to the last is one read.
             let runs = piece.within.common(piece.range(), &slice.within(&tensor.shape), slice.range());
-            let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
-            let (begin, end) = (first.there, last.there + last.len);
-            let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut headers)?;
-            for run in runs {
-                let from = read.narrow(0, (run.there - begin) as i64, run.len as i64);
-                tch::no_grad(|| piece.values.narrow(0, run.here as i64, run.len as i64).copy_(&from));
+            for runs in reads(runs) {
+                let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
+                let (begin, end) = (first.there, last.there + last.len);
+                let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut headers, &mut buffer)?;
+                for run in runs {
+                    let from = read.narrow(0, (run.there - begin) as i64, run.len as i64);
+                    tch::no_grad(|| piece.values.narrow(0, run.here as i64, run.len as i64).copy_(&from));
+                }
             }
         }
     }
     Ok(())
+}
+
+/// Elements of one read: few enough to stay in the processor's cache on their way.
+const READ: u64 = 512 * 1024;
+
+/// Groups runs into reads: a long run is read in parts, those of many rows together.
+fn reads(runs: Vec<Common>) -> Vec<Vec<Common>> {
+    let [Common { here, there, len }] = runs[..] else { return vec![runs] };
+    let part = |done| Common { here: here + done, there: there + done, len: READ.min(len - done) };
+    (0..len).step_by(READ as usize).map(|done| vec![part(done)]).collect()
 }
 
 fn read_slice(
@@ -258,25 +298,26 @@ fn read_slice(
     start: u64,
     len: u64,
     headers: &mut BTreeMap<String, Header>,
+    buffer: &mut Vec<u8>,
 ) -> Result<Tensor, Failure> {
     let path = dir.join(&slice.file);
     if !headers.contains_key(&slice.file) {
         headers.insert(slice.file.clone(), Header::read(&path)?);
     }
     let info = headers[&slice.file].tensor(&slice.key)?;
-    let mut bytes = vec![0; len as usize * info.dtype.size()];
-    read_range(&path, info, start, len, &mut bytes)?;
-    Ok(Tensor::from_data_size(&bytes, &[len as i64], kind(info.dtype)))
+    buffer.resize(len as usize * info.dtype.size(), 0);
+    read_range(&path, info, start, len, buffer)?;
+    Ok(Tensor::from_data_size(buffer, &[len as i64], kind(info.dtype)))
 }
 
-fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path, step: u64) -> Result<Part, Failure> {
+fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Result<Part, Failure> {
     let mut part = Part::default();
     for (file, pieces) in files {
         // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
         if pieces.is_empty() {
             continue;
         }
-        let path = dir.join(&file);
+        let path = dir.join(file);
         let failed = |why: String| {
             Failure::new(
                 format!("cannot save {path}"),
@@ -289,17 +330,17 @@ fn write_part(files: Vec<(String, Vec<Piece>)>, dir: &Utf8Path, step: u64) -> Re
         File::open(&path).and_then(|f| f.sync_all()).map_err(|e| failed(e.to_string()))?;
         fault::reached("half-written", step);
         part.files.push(rundir::file_sum(&path)?);
-        part.tensors.extend(pieces.into_iter().map(|piece| LogicalTensor {
+        part.tensors.extend(pieces.iter().map(|piece| LogicalTensor {
             dtype: dtype_name(piece.values.kind()).to_owned(),
             slices: vec![Slice {
                 file: file.clone(),
                 key: piece.name.clone(),
                 start: piece.start as u64,
                 len: piece.values.size()[0] as u64,
-                within: (piece.within.size != piece.shape).then_some(piece.within),
+                within: (piece.within.size != piece.shape).then(|| piece.within.clone()),
             }],
-            shape: piece.shape,
-            name: piece.name,
+            shape: piece.shape.clone(),
+            name: piece.name.clone(),
         }));
     }
     Ok(part)

@@ -1,6 +1,6 @@
 //! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
 
-use crate::checkpoint::{self, Restore, Saved, Sharded, Writing};
+use crate::checkpoint::{self, Restore, Saved, Sharded, Spare, Writing};
 use crate::data::Data;
 use crate::exchange::agree;
 use crate::init;
@@ -16,7 +16,7 @@ use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
 use dit::network::Network;
-use recipe::{Layer, ParamSpec, Recipe};
+use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{Attempt, Checkpoint, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
 use std::time::Instant;
 
@@ -49,6 +49,7 @@ pub struct Trainer {
     log: Option<RunLog>,
     progress: Progress,
     saving: Option<Saving>,
+    spare: Spare,
     deadline: Deadline,
     spikes: Spikes,
     /// Of one sample.
@@ -127,6 +128,7 @@ impl Trainer {
             log,
             progress,
             saving: None,
+            spare: Spare::default(),
             deadline,
             spikes: Spikes::default(),
             forward_flops,
@@ -153,7 +155,7 @@ impl Trainer {
                 self.tell_restored("weights".into(), "optimizer, steps and data".into());
             }
             StartFrom::Checkpoint { run, step } => {
-                let state = self.restore(&run, step)?;
+                let (state, mesh) = self.restore(&run, step)?;
                 let checked = self.check_data(&state);
                 agree_on(self.fsdp.groups(), checked)?;
                 self.progress.samples = state.samples_seen;
@@ -162,10 +164,13 @@ impl Trainer {
                 let (epoch, position) = self.data.position(state.samples_seen);
                 let place = format!("sample {position} of epoch {}", epoch + 1);
                 let restored = format!("weights, optimizer after {} updates, data at {place}", state.adam_step);
-                self.tell_restored(restored, String::new());
+                let (was, is) = (mesh, self.attempt.mesh);
+                let rounding =
+                    if was == is { String::new() } else { format!("rounding: the mesh was {was}, now {is}") };
+                self.tell_restored(restored, rounding);
             }
             StartFrom::CheckpointFreshData { run, step } => {
-                let state = self.restore(&run, step)?;
+                let (state, _) = self.restore(&run, step)?;
                 // The data begin anew, and so must every draw that is numbered by sample.
                 self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
                 self.event(EventKind::Resumed { from_step: step, of_run: run });
@@ -179,8 +184,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Loads parameters, optimizer and step count from a checkpoint of a run beside this one.
-    fn restore(&mut self, run: &RunId, step: u64) -> Result<TrainState, Failure> {
+    /// Loads parameters, optimizer and step count from a checkpoint of a run beside this one; returns its state, and the
+    /// mesh that saved it.
+    fn restore(&mut self, run: &RunId, step: u64) -> Result<(TrainState, Mesh), Failure> {
         let root = self.run.root.parent().unwrap_or(camino::Utf8Path::new("."));
         let dir = if *run == self.id { self.run.step_dir(step) } else { RunDir::of(root, run).step_dir(step) };
         let opened = Checkpoint::open(&dir).and_then(|c| c.state().map(|state| (c, state)));
@@ -190,7 +196,7 @@ impl Trainer {
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
         self.progress.saved = (*run == self.id).then_some(state.step);
-        Ok(state)
+        Ok((state, checkpoint.manifest.mesh))
     }
 
     fn tell_restored(&mut self, restored: String, anew: String) {
@@ -408,7 +414,7 @@ impl Trainer {
             bad_steps: self.progress.bad_steps,
         };
         let sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
-        match checkpoint::begin(&sharded, &self.run, state) {
+        match checkpoint::begin(&sharded, &self.run, state, &mut self.spare) {
             Ok(writing) => {
                 self.saving = Some(Saving { writing, started });
                 self.progress.saved = Some(step);
@@ -423,7 +429,7 @@ impl Trainer {
         let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
         let step = writing.state.step;
         let saved = Saved { id: &self.id, attempt: self.attempt.number, mesh: self.attempt.mesh, saved_s: now_s() };
-        match checkpoint::finish(&self.fsdp, writing, &saved) {
+        match checkpoint::finish(&self.fsdp, writing, &saved, &mut self.spare) {
             Ok(bytes) => {
                 let seconds = started.elapsed().as_secs_f64();
                 self.deadline.saw_save(seconds);

@@ -44,7 +44,7 @@ impl Share {
 /// Measures one process of two threads, and two of one thread under FSDP and under TP.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new([vec![13, 16, 16, 24], vec![64, 512]])?;
     let mut rows = Vec::new();
     for (what, share, time_bar, memory_bar) in [
         ("1 process, 2 threads", Share::Alone, 1.0, 0.8),
@@ -149,15 +149,13 @@ fn parse(printed: &[u8], run: &Command) -> Result<Value> {
 pub struct Scratch(pub Utf8PathBuf);
 
 impl Scratch {
-    /// Makes one.
-    pub fn new() -> Result<Self> {
+    /// Makes one whose samples have a latent and a text of these shapes.
+    pub fn new([latent, text]: [Vec<usize>; 2]) -> Result<Self> {
         let dir = crate::workspace::cache_dir()?.join(format!("bench-{}", std::process::id()));
         let failed = |e| Failure::new(format!("cannot write to {dir}"), e, "check the disk");
         fs::create_dir_all(&dir).map_err(failed)?;
         let scratch = Scratch(dir.clone());
-        for (file, name, shape) in
-            [("latent.safetensors", "latent", vec![13, 16, 16, 24]), ("text.safetensors", "text", vec![64, 512])]
-        {
+        for (file, name, shape) in [("latent.safetensors", "latent", latent), ("text.safetensors", "text", text)] {
             let values = (0..shape.iter().product()).map(|i: usize| (i as f32 * 0.37).sin()).collect();
             let tensor = TensorFile { name: name.into(), shape, values, metadata: Vec::new() };
             fs::write(dir.join(file), tensor.to_bytes()).map_err(failed)?;
