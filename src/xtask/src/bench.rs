@@ -6,6 +6,7 @@
 mod checkpoint;
 mod console;
 mod python;
+mod scaling;
 mod table;
 mod train;
 mod ttt;
@@ -25,6 +26,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("weights", weights::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),
+    ("scaling", scaling::rows),
 ];
 
 /// Runs the command: `bench [PART]…`; all parts when none is named.

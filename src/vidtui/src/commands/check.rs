@@ -6,6 +6,7 @@ use crate::console::symbols_are_unicode;
 use crate::desk::{Desk, Wish};
 use crate::output;
 use crate::refusal::Refusal;
+use recipe::Flops;
 use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
@@ -25,6 +26,7 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
             "mesh": recipe.mesh,
             "grad_accum": recipe.train.grad_accum,
             "cost": recipe.cost(),
+            "step_flops_of_a_sample": Flops::step(recipe),
         }))?;
     } else {
         let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
