@@ -213,3 +213,36 @@ fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
         assert!(!line.starts_with(b"sleep"), "process {pid} is left");
     }
 }
+
+#[test]
+fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_gone() {
+    let place = place();
+    script(
+        &place,
+        "#!/usr/bin/env bash\n\
+         setsid bash -c 'trap \"\" TERM; echo $$ >\"$0\"; while :; do sleep 0.1; done' \"$(dirname \"$2\")/worker\" &\n\
+         exec sleep 600\n",
+    );
+    let run = place.works(&["launch", "configs/own/own.toml"]);
+    let run = run.trim();
+    let dir = place.runs().remove(0);
+    let worker = || fs::read_to_string(dir.root.join("worker")).unwrap_or_default().trim().parse::<i32>().ok();
+    place.until("its worker to run", || worker().is_some());
+    let worker = worker().unwrap();
+    let (file, _) = remote::pid_files(&dir).unwrap().remove(0);
+    let kill = |pid: i32| {
+        fs::metadata(format!("/proc/{pid}")).is_ok()
+            && std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success()
+    };
+    assert!(kill(file.pid));
+    for rank in &file.ranks {
+        kill(rank.pid);
+    }
+    let alive = || remote::pid_files(&dir).unwrap()[0].1;
+    assert_eq!(alive(), Liveness::Alive, "its worker still trains");
+    let killed = place.works(&["kill", run, "--yes", "--json"]);
+    assert!(killed.contains("\"gone\": true") || killed.contains("\"gone\":true"), "{killed}");
+    assert_eq!(alive(), Liveness::Dead);
+    let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
+    assert!(!String::from_utf8_lossy(&line).contains("while"), "process {worker} is left");
+}

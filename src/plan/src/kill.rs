@@ -131,7 +131,7 @@ pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
     let signals = match how {
         KillHow::Stop => format!("TERM to the supervisor, process {}", file.pid),
         KillHow::Kill => format!(
-            "TERM, then KILL, to process group {}: supervisor {}, {} ({})",
+            "TERM, then KILL, to process group {}: supervisor {}, {} ({}), and to all else that they started",
             file.pgid,
             file.pid,
             counted(ranks.len(), "rank"),

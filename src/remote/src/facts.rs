@@ -1,11 +1,11 @@
 use cluster::NodeId;
 use cluster::slurm::JobSight;
 use rundir::{
-    Attempt, Error, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, recent_events,
+    Attempt, Error, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId, recent_events,
     recent_metrics,
 };
 
-use crate::{Here, here, proc};
+use crate::{Here, group, here, proc};
 
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
@@ -17,7 +17,8 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 /// When the run's files exist and cannot be read.
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
-    Ok(read(dir, run, &|_, files| files.iter().map(|file| liveness(file, &here)).collect(), &JobSight::unseen)?)
+    let look: Look<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
+    Ok(read(dir, run, look, &JobSight::unseen)?)
 }
 
 /// Reads the process files of a run's newest attempt, each with whether its processes exist, as far as this machine sees
@@ -27,7 +28,8 @@ pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
 /// When the run's files exist and cannot be read.
 pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
-    Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(file, &here)).collect())?)
+    let run = dir.read_run()?.id;
+    Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(dir, &run, file, &here)).collect())?)
 }
 
 /// Tells what is known of a Slurm job.
@@ -49,7 +51,7 @@ pub(crate) fn pid_files_seen(dir: &RunDir, look: Look<'_>) -> Result<Vec<(PidFil
 /// Tells whether the processes of a process file exist.
 ///
 /// Those of another node are unknown, never dead: nobody looked.
-pub fn liveness(file: &PidFile, here: &Here) -> Liveness {
+pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &Here) -> Liveness {
     if file.node != here.node {
         return Liveness::Unknown;
     }
@@ -59,11 +61,22 @@ pub fn liveness(file: &PidFile, here: &Here) -> Liveness {
     let ranks = file.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
     let exists = |(pid, ticks): (i32, u64)| matches!(proc::stat(pid), Ok(Some(process)) if process.is_live() && process.start_ticks == ticks);
     // A rank that outlives its supervisor keeps the run alive: it still trains, and holds its memory.
-    if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) {
+    if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_strays(dir, run, file) {
         Liveness::Alive
     } else {
         Liveness::Dead
     }
+}
+
+/// Tells whether processes that an attempt started outlived its supervisor. One that ends in order leaves none.
+fn has_strays(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
+    if matches!(dir.read_exit(&file.node, file.attempt), Ok(Some(_))) {
+        return false;
+    }
+    let marks = group::marks(run, file.attempt, &file.node);
+    let is_stray =
+        |process: &proc::Stat| process.start_ticks >= file.start_ticks && proc::has_variables(process.pid, &marks);
+    proc::live_processes().is_ok_and(|live| live.iter().any(is_stray))
 }
 
 pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>, see: See<'_>) -> Result<RunFacts, Error> {

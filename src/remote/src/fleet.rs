@@ -125,7 +125,7 @@ impl Fleet {
     /// # Errors
     /// When the run's files exist and cannot be read.
     pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
-        let look = |attempt: &Attempt, files: &[PidFile]| self.see(&run.id, attempt, files, patience);
+        let look = |attempt: &Attempt, files: &[PidFile]| self.see(dir, &run.id, attempt, files, patience);
         let mut facts = facts::read(dir, run, &look, &|job| self.slurm.see(job, patience))?;
         // Before the silence is long enough to be alarming, so that the answer is there when it is.
         if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
@@ -180,7 +180,7 @@ impl Fleet {
     /// When the run's files exist and cannot be read.
     pub fn pid_files(&self, dir: &RunDir, patience: Duration) -> Result<Vec<(PidFile, Liveness)>, Failure> {
         let run = dir.read_run()?.id;
-        Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(&run, attempt, files, patience))?)
+        Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(dir, &run, attempt, files, patience))?)
     }
 
     /// The nodes of an attempt that did not answer when they were asked last, with since when, Unix seconds.
@@ -192,7 +192,14 @@ impl Fleet {
     }
 
     /// Looks for the processes of all these files at once.
-    fn see(&self, run: &RunId, attempt: &Attempt, files: &[PidFile], patience: Duration) -> Vec<Liveness> {
+    fn see(
+        &self,
+        dir: &RunDir,
+        run: &RunId,
+        attempt: &Attempt,
+        files: &[PidFile],
+        patience: Duration,
+    ) -> Vec<Liveness> {
         let deadline = Instant::now() + patience;
         let (sights, changed) = &*self.sights;
         let mut asked = Vec::new();
@@ -239,7 +246,7 @@ impl Fleet {
         let waited = changed.wait_timeout_while(known, wait, is_asking);
         let known = waited.map(|(known, _)| known).unwrap_or_else(|poisoned| poisoned.into_inner().0);
         let one = |(file, named): (&PidFile, &Option<Named>)| {
-            let Some(named) = named else { return liveness(file, &self.here) };
+            let Some(named) = named else { return liveness(dir, run, file, &self.here) };
             match known.get(named).and_then(|sight| sight.last) {
                 Some((_, Liveness::Dead)) => Liveness::Dead,
                 Some((at, seen)) if at.elapsed() < STALE => seen,

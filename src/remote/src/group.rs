@@ -1,15 +1,23 @@
 //! Which processes of this machine are a run's: the question to answer before any signal.
 //!
 //! A process number alone may by now be somebody else's. Four things must agree: the boot id of the machine, the start
-//! time of the process, its group, and `VIDTUI_RUN` in its environment.
+//! time of the process, its group, and `VIDTUI_RUN` in its environment. What a command starts in sessions of its own, as
+//! torchrun does, has no group that anything names: there the environment must name run, attempt and node.
 
+use cluster::NodeId;
 use plan::NodeKill;
+use rundir::RunId;
 
 use crate::proc::{self, Stat};
 use crate::{Addressee, Group, Process, Role};
 
 /// The variable that every process of a run carries.
 pub(crate) const RUN_VARIABLE: &str = "VIDTUI_RUN";
+
+/// What the environment of everything holds that an attempt starts on a node.
+pub(crate) fn marks(run: &RunId, attempt: u32, node: &NodeId) -> [String; 3] {
+    [format!("{RUN_VARIABLE}={run}"), format!("VIDTUI_ATTEMPT={attempt}"), format!("VIDTUI_NODE={node}")]
+}
 
 /// What was seen on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +35,8 @@ pub(crate) struct SeenProcess {
     pub stat: Stat,
     /// `VIDTUI_RUN` in its environment, or why that cannot be read.
     pub run: Result<Option<String>, String>,
+    /// Whether its environment names the run, the attempt and the node.
+    pub is_marked: bool,
     /// Kernel threads have none, nor have processes that are ending.
     pub has_command_line: bool,
     pub command: String,
@@ -37,12 +47,16 @@ pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<Seen> {
     let live = proc::live_processes()?;
     let own = std::process::id() as i32;
     let own_group = live.iter().find(|process| process.pid == own).map(|process| process.pgid);
-    let named = live.into_iter().filter(|process| is_named(process, target));
-    let processes = named.map(|stat| SeenProcess {
-        stat,
-        run: proc::environment(stat.pid, RUN_VARIABLE).map_err(|error| error.to_string()),
-        has_command_line: proc::has_command_line(stat.pid),
-        command: proc::command(stat.pid),
+    let marks = marks(&target.run, target.attempt, &target.node);
+    let processes = live.into_iter().filter_map(|stat| {
+        let is_marked = proc::has_variables(stat.pid, &marks);
+        (is_marked || is_named(&stat, target)).then(|| SeenProcess {
+            stat,
+            run: proc::environment(stat.pid, RUN_VARIABLE).map_err(|error| error.to_string()),
+            is_marked,
+            has_command_line: proc::has_command_line(stat.pid),
+            command: proc::command(stat.pid),
+        })
     });
     Ok(Seen { boot_id: boot_id.to_owned(), own_group, processes: processes.collect() })
 }
@@ -59,7 +73,11 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
     if seen.own_group == Some(target.pgid) {
         return Group::NotOurs(format!("group {} is that of this program", target.pgid));
     }
-    let named: Vec<&SeenProcess> = seen.processes.iter().filter(|process| is_named(&process.stat, target)).collect();
+    // This program may have been started from within the run.
+    let is_own = |process: &SeenProcess| seen.own_group == Some(process.stat.pgid);
+    let is_stray = |process: &SeenProcess| process.is_marked && process.stat.pid > 1 && !is_own(process);
+    let is_meant = |process: &&SeenProcess| is_named(&process.stat, target) || is_stray(process);
+    let named: Vec<&SeenProcess> = seen.processes.iter().filter(is_meant).collect();
     // Somebody else with the supervisor's number means that the group of old is gone: Linux gives a number to a new
     // process only when no group and no session has it.
     let is_other = |stat: &Stat| stat.pid == target.pid && stat.start_ticks != target.start_ticks;
@@ -72,12 +90,16 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
             Verdict::NotOurs(why) => doubts.push(why),
         }
     }
-    if reused || (ours.is_empty() && !doubts.is_empty()) {
+    if reused {
+        ours.retain(|process| is_stray(process));
+        ending.clear();
+    }
+    if ours.is_empty() && !doubts.is_empty() {
         return Group::NotOurs(doubts.join("; "));
     }
     // One process that is the run's for certain makes its group and its session the run's.
-    let group = ours.iter().any(|process| process.stat.pgid == target.pgid);
-    let session = ours.iter().any(|process| process.stat.session == target.pid);
+    let group = !reused && ours.iter().any(|process| process.stat.pgid == target.pgid);
+    let session = !reused && ours.iter().any(|process| process.stat.session == target.pid);
     let members: Vec<Process> = named
         .iter()
         .filter(|process| {
@@ -94,10 +116,11 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
 /// Picks those of a run's processes who are to be signalled.
 pub(crate) fn addressees(members: Vec<Process>, to: Addressee) -> Vec<Process> {
     let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
+    let has_rank = members.iter().any(|process| matches!(process.role, Role::Rank(_)));
     let is_meant = |process: &Process| match (to, process.role) {
         (Addressee::Everyone, _) | (Addressee::Supervisor, Role::Supervisor) => true,
         (Addressee::Supervisor, Role::Rank(_)) => !has_supervisor,
-        (Addressee::Supervisor, Role::Other) => false,
+        (Addressee::Supervisor, Role::Other) => !has_supervisor && !has_rank,
     };
     members.into_iter().filter(is_meant).collect()
 }

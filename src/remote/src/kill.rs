@@ -278,7 +278,7 @@ impl<'a> Ending<'a> {
         }
     }
 
-    fn look(&mut self, transport: &mut dyn Transport) {
+    fn look(&mut self, transport: &mut dyn Transport, signal: Signal) {
         match transport.look(self.target) {
             Ok(group) => {
                 self.blind = None;
@@ -287,7 +287,11 @@ impl<'a> Ending<'a> {
                         self.gone = true;
                         self.report.left.clear();
                     }
-                    Group::Ours(left) => self.report.left = left,
+                    Group::Ours(left) => {
+                        // What was started between the look and the signal did not get it.
+                        self.unsent |= signal == Signal::Kill && left.iter().any(|one| !self.pids.contains(&one.pid));
+                        self.report.left = left;
+                    }
                     Group::NotOurs(why) => self.fail(RemoteError::NotOurs { node: self.target.node.clone(), why }),
                 }
             }
@@ -331,7 +335,7 @@ fn end(
                 return node.signal(transport, to, signal);
             }
             if !node.unsent {
-                node.look(transport);
+                node.look(transport, signal);
             }
             None
         });

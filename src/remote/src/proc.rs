@@ -82,6 +82,13 @@ pub fn environment(pid: i32, key: &str) -> io::Result<Option<String>> {
     Ok(found.map(str::to_owned))
 }
 
+/// Tells whether the environment that a process was started with holds all of these, each as `NAME=value`. One that cannot
+/// be read holds none.
+pub fn has_variables(pid: i32, wanted: &[String]) -> bool {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    wanted.iter().all(|wanted| bytes.split(|&byte| byte == 0).any(|pair| pair == wanted.as_bytes()))
+}
+
 /// Returns the number that Linux draws at every boot.
 ///
 /// # Errors

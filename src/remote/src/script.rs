@@ -3,7 +3,7 @@
 use camino::Utf8Path;
 use plan::{NodeKill, quote};
 
-use crate::group::{Seen, SeenProcess};
+use crate::group::{self, Seen, SeenProcess};
 use crate::proc::Stat;
 use crate::transport::{Addressee, Process, Signal};
 
@@ -16,8 +16,19 @@ pub const START: &str = include_str!("scripts/start.sh");
 pub fn look(target: &NodeKill) -> String {
     let pids: Vec<String> =
         [target.pid].into_iter().chain(target.ranks.iter().map(|r| r.pid)).map(|p| p.to_string()).collect();
-    let script = LOOK.replace("@PGID", &target.pgid.to_string()).replace("@PIDS", &pids.join(" "));
+    let script = LOOK
+        .replace("@MARKED", &marked(target))
+        .replace("@PGID", &target.pgid.to_string())
+        .replace("@PIDS", &pids.join(" "));
     script.replace("@PID", &target.pid.to_string())
+}
+
+/// Lists, from within `/proc`, the environments that name the run, the attempt and the node.
+pub fn marked(target: &NodeKill) -> String {
+    let grep = |mark: &String| format!("grep -lszxF {}", quote(mark));
+    let [run, others @ ..] = group::marks(&target.run, target.attempt, &target.node);
+    let others = others.iter().map(|mark| format!(" | xargs -r {} --", grep(mark)));
+    format!("{} -- [0-9]*/environ{}", grep(&run), others.collect::<String>())
 }
 
 /// Reads what [`look`] prints; nothing if any of it is odd.
@@ -37,8 +48,8 @@ pub fn read_seen(text: &str) -> Option<Seen> {
 }
 
 fn read_process(line: &str) -> Option<SeenProcess> {
-    let fields: Vec<&str> = line.splitn(8, '\t').collect();
-    let [pid, state, pgid, session, start_ticks, run, name, words] = fields[..] else { return None };
+    let fields: Vec<&str> = line.splitn(9, '\t').collect();
+    let [pid, state, pgid, session, start_ticks, run, mark, name, words] = fields[..] else { return None };
     let stat = Stat {
         pid: pid.parse().ok()?,
         state: state.chars().next()?,
@@ -54,7 +65,7 @@ fn read_process(line: &str) -> Option<SeenProcess> {
     };
     let words = words.trim();
     let command = if words.is_empty() { format!("[{name}]") } else { words.to_owned() };
-    Some(SeenProcess { stat, run, has_command_line: !words.is_empty(), command })
+    Some(SeenProcess { stat, run, is_marked: mark == "marked", has_command_line: !words.is_empty(), command })
 }
 
 /// Signals processes that were looked at, and the group as a whole where everyone is meant, so that none escapes by
@@ -93,10 +104,10 @@ mod tests {
     use super::*;
 
     const ANSWER: &str = "boot 4f70\n\
-        process\t4101\tS\t4100\t4100\t80\t=a-1\t\tvidtui-train rank\n\
-        process\t4100\tS\t4100\t4100\t77\t=a-1\t\tvidtui-train supervise\n\
-        process\t4177\tD\t4100\t4100\t99\t!\t\tnvidia-smi\n\
-        process\t4188\tR\t4100\t4100\t99\t-\tkworker\t\n\
+        process\t4101\tS\t4100\t4100\t80\t=a-1\tmarked\t\tvidtui-train rank\n\
+        process\t4100\tS\t4100\t4100\t77\t=a-1\t-\t\tvidtui-train supervise\n\
+        process\t4177\tD\t4100\t4100\t99\t!\t-\t\tnvidia-smi\n\
+        process\t4188\tR\t4100\t4100\t99\t-\t-\tkworker\t\n\
         end\n";
 
     #[test]

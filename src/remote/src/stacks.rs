@@ -10,6 +10,7 @@ use rundir::{Error, Failure, PidFile, RunDir, RunId, write_atomic};
 
 use crate::at_once::at_once;
 use crate::command::Command;
+use crate::script::marked;
 use crate::{RemoteError, Transport};
 
 const SCRIPT: &str = include_str!("scripts/stacks.sh");
@@ -76,6 +77,7 @@ pub fn collect_stacks(
 fn ask(target: &NodeKill, transport: &mut dyn Transport) -> Result<String, RemoteError> {
     let script = SCRIPT
         .replace("@BOOT", &quote(&target.boot_id))
+        .replace("@MARKED", &marked(target))
         .replace("@PGID", &target.pgid.to_string())
         .replace("@PID", &target.pid.to_string())
         .replace("@START_TICKS", &target.start_ticks.to_string())

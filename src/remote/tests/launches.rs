@@ -245,12 +245,13 @@ fn a_trainer_that_went_away_is_refused_before_anything_is_made() {
 fn processes_of_another_node_are_unknown_and_of_another_boot_dead() {
     let demo = Demo::new();
     let dir = launch(&demo.launch()).unwrap();
+    let run = dir.read_run().unwrap().id;
     let (file, _) = pid_files(&dir).unwrap().remove(0);
     let mut here = here().unwrap();
-    assert_eq!(remote::liveness(&file, &here), Liveness::Alive);
+    assert_eq!(remote::liveness(&dir, &run, &file, &here), Liveness::Alive);
     here.boot_id = "00000000-0000-0000-0000-000000000000".into();
-    assert_eq!(remote::liveness(&file, &here), Liveness::Dead);
+    assert_eq!(remote::liveness(&dir, &run, &file, &here), Liveness::Dead);
     here.node = NodeId::new("ml-64-003").unwrap();
-    assert_eq!(remote::liveness(&file, &here), Liveness::Unknown);
+    assert_eq!(remote::liveness(&dir, &run, &file, &here), Liveness::Unknown);
     end(&dir, KillHow::Kill);
 }

@@ -174,6 +174,31 @@ fn what_was_started_outlives_the_connection_and_is_killed_over_another() {
 }
 
 #[test]
+fn what_left_its_group_and_its_session_is_known_by_its_environment_and_ended() {
+    with_rig(1, |rig| {
+        let mut node = ssh(rig, "node01");
+        let target = start_group(&mut node, &rig.share());
+        let marks = format!("VIDTUI_RUN={RUN} VIDTUI_NODE=node01");
+        let script = format!(
+            "for attempt in 1 2; do env {marks} VIDTUI_ATTEMPT=$attempt setsid sleep 2000 >/dev/null 2>&1 </dev/null & done"
+        );
+        said(&mut node, &script);
+        node.signal(&target, Addressee::Supervisor, Signal::Term).unwrap();
+        loop {
+            let Group::Ours(members) = node.look(&target).unwrap() else { panic!("it was not seen") };
+            if let [worker] = &members[..]
+                && worker.command == "sleep 2000"
+            {
+                break;
+            }
+        }
+        assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap().len(), 1);
+        while node.look(&target).unwrap() != Group::Gone {}
+        assert_eq!(said(&mut node, "pgrep -fc '^sleep 2000'"), "1", "that of another attempt is left alone");
+    });
+}
+
+#[test]
 fn a_script_that_ends_at_once_says_why() {
     with_rig(1, |rig| {
         let mut node = ssh(rig, "node01");

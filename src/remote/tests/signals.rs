@@ -232,6 +232,44 @@ fn ranks_that_outlive_their_supervisor_are_ended_too() {
     assert!(!is_live(child));
 }
 
+/// Starts a process in a session of its own, with the environment that a supervisor gives to what it starts, and writes its
+/// number to a file.
+fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
+    format!("VIDTUI_RUN={run} VIDTUI_ATTEMPT={attempt} VIDTUI_NODE={node} setsid sleep 600 & echo $! > {file}; ")
+}
+
+#[test]
+fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_is_gone() {
+    let here = here().unwrap().node;
+    let elsewhere = NodeId::new("ml-64-003").unwrap();
+    let workers = [
+        worker(RUN, 1, &here, "own"),
+        worker(RUN, 2, &here, "other-attempt"),
+        worker(RUN, 1, &elsewhere, "other-node"),
+        worker("2026-11-20T0340-other-k7f2", 1, &here, "other-run"),
+    ];
+    let mut leader = Leader::start(&format!("{} touch ready; wait", workers.concat()));
+    // `setsid` forks where it leads a group, as it does not here: the number stays.
+    let pid = |file: &str| leader.child_in(file);
+    let (own, others) = (pid("own"), ["other-attempt", "other-node", "other-run"].map(pid));
+    let is_worker = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"sleep");
+    until(|| [&[own], &others[..]].concat().into_iter().all(is_worker));
+    let target = leader.target();
+    leader.child.kill().unwrap();
+    leader.child.wait().unwrap();
+
+    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [own]);
+    let report = end(&leader.plan(KillHow::Kill, target));
+    assert!(report.all_gone(), "{report:?}");
+    assert!(!is_live(own));
+    for other in others {
+        assert!(is_live(other), "it was signalled");
+        // It is this test's own, and lives: its number is not another's.
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), nix::sys::signal::SIGKILL).unwrap();
+    }
+}
+
 #[test]
 fn a_stop_asks_the_supervisor_only_and_waits_for_it_to_end_its_ranks() {
     let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; touch ready; wait";

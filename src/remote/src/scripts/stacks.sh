@@ -6,12 +6,15 @@ cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }
 within() { timeout -k 2 @WITHIN "$@" 2>&1 </dev/null || echo "(${1##*/} ended with status $?)"; }
+marked=" $(@MARKED | tr '\n' ' ')"
 look_into=
 for stat in [0-9]*/stat; do
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${stat%/*}
     set -- ${line##*) }
-    if [ "$3" = @PGID ] || [ "$4" = @PID ]; then :; else continue; fi
+    if [ "$3" = @PGID ] || [ "$4" = @PID ]; then :; else
+        case $marked in *" $pid/environ "*) ;; *) continue ;; esac
+    fi
     [ "${20}" -ge @START_TICKS ] || continue
     variables=$(tr '\0\n' '\n ' <"$pid/environ" 2>/dev/null) || continue
     [ "$(printf '%s\n' "$variables" | sed -n 's/^VIDTUI_RUN=//p' | head -n 1)" = @RUN ] || continue
