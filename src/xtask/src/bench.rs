@@ -4,6 +4,7 @@
 //! lowest and highest beside it.
 
 mod checkpoint;
+mod cluster;
 mod console;
 mod python;
 mod scaling;
@@ -27,6 +28,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),
     ("scaling", scaling::rows),
+    ("cluster", cluster::rows),
 ];
 
 /// Runs the command: `bench [PART]…`; all parts when none is named.

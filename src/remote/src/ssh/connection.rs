@@ -36,6 +36,8 @@ const BEAT_AFTER: Duration = Duration::from_secs(15);
 const BEAT_WITHIN: Duration = Duration::from_secs(10);
 /// The longest sleep while something is under way: what libssh2 has read and not told would wait for it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+/// The same while there are only streams, which nobody waits for: most of what watching costs would be these looks.
+const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(1);
 /// Pauses before a node that could not be reached is tried again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
@@ -387,13 +389,18 @@ impl Actor {
 
     /// Sleeps until the socket or a message wakes, or something is due.
     fn sleep(&mut self, link: &Connected, heard: Instant) {
-        let busy = !self.running.is_empty() || !self.waiting.is_empty();
+        let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
+        let busy = !self.waiting.is_empty() || !self.running.iter().all(is_stream);
         let due = self.running.iter().map(|running| {
             let (since, limit) = running.limit();
             since + limit
         });
         let due = due.chain([heard + BEAT_AFTER]).min().unwrap_or(heard);
-        let longest = if busy { LONGEST_SLEEP } else { BEAT_AFTER };
+        let longest = match (busy, self.running.is_empty()) {
+            (true, _) => LONGEST_SLEEP,
+            (false, false) => LONGEST_SLEEP_OF_STREAMS,
+            (false, true) => BEAT_AFTER,
+        };
         let wait = due.saturating_duration_since(Instant::now()).min(longest) + Duration::from_millis(1);
         let mut wanted = PollFlags::POLLIN;
         if matches!(link.session.block_directions(), BlockDirections::Outbound | BlockDirections::Both) {

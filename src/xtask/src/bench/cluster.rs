@@ -1,0 +1,108 @@
+//! Watching many nodes: 64 real ones on a rig, against pdsh and clush on the same nodes, and 1,024 made-up ones.
+
+use serde_json::Value;
+
+use super::table::Row;
+use crate::failure::{Failure, Result};
+use crate::process::{cargo, command, output, run, works};
+use crate::workspace::{release_dir, root};
+
+const NODES: &str = "64";
+const MADE_UP: &str = "1024";
+/// Enough for ten rounds: what is kept of each node is bounded, and nearly all of it is the newest frame.
+const SECONDS: &str = "20";
+/// What their packages are called in Debian.
+const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
+
+/// Measures both.
+pub fn rows() -> Result<Vec<Row>> {
+    let mut rows = made_up()?;
+    let script = root().join("tests/rig/rig");
+    if works(script.as_str(), &["possible"]) {
+        rows.extend(real()?);
+    } else {
+        println!("skipped: {NODES} real nodes; a rig needs root and namespaces (`cargo xtask rig up 2` says more)");
+    }
+    Ok(rows)
+}
+
+fn row(what: String, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: String) -> Row {
+    Row { what, unit, rounds, at_most, note }
+}
+
+fn made_up() -> Result<Vec<Row>> {
+    let script = root().join("tests/bench/nodes.py");
+    let program = release_dir().join("vidtui");
+    let (mut cpu, mut peak) = (Vec::new(), Vec::new());
+    for round in 1..=2 {
+        println!("the console on {MADE_UP} made-up nodes: round {round} of 2");
+        let args = [script.as_str(), SECONDS, program.as_str(), "--simulate", MADE_UP];
+        let printed = output(&mut command("python3", args), "run it by hand")?.stdout;
+        let said = read(&printed)?;
+        cpu.push(figure(&said["cpu"]) * 100.0);
+        peak.push(figure(&said["peak_mib"]));
+    }
+    let what = |of: &str| format!("console, {MADE_UP} made-up nodes × 8 GPUs: {of}");
+    Ok(vec![
+        row(what("CPU"), "%", cpu, 25.0, "of one core, a frame of each node every 2 s, making them up included".into()),
+        row(what("memory"), "MiB", peak, 300.0, String::new()),
+    ])
+}
+
+fn real() -> Result<Vec<Row>> {
+    for (program, package) in THEIRS {
+        if !works("which", &[program]) && works("apt-get", &["--version"]) {
+            // Without it there is one row less; the line below says so.
+            let _ = run(&mut command("apt-get", ["install", "-y", "--no-install-recommends", package]), "install it");
+        }
+    }
+    println!("watching {NODES} nodes of a rig");
+    let mut example = cargo(["run", "--quiet", "--release", "-p", "remote", "--example", "watch_speed", "--", NODES]);
+    let said = read(&output(&mut example, "run it by hand")?.stdout)?;
+    let figures = |value: &Value| value.as_array().into_iter().flatten().map(figure).collect::<Vec<f64>>();
+    let (walls, cpu) = (figures(&said["round_s"]), figure(&said["round_cpu_ms"]));
+    let wall = super::table::median(&walls);
+    let came = format!("{:.0} % of all frames came", figure(&said["frames_of_expected"]) * 100.0);
+    let mut rows = vec![
+        row(format!("{NODES} nodes: all connected"), "s", vec![figure(&said["connected_s"])], 1.5, String::new()),
+        row(format!("{NODES} nodes: a round of samples"), "s", walls, 0.5, came),
+        row(format!("{NODES} nodes: a round of samples, CPU"), "ms", vec![cpu], 20.0, String::new()),
+    ];
+    for (program, package) in THEIRS {
+        let Some(rounds) = said["others"][program].as_array() else {
+            println!("skipped: {program} is not installed (Debian: apt-get install {package})");
+            continue;
+        };
+        let theirs = |key: &str| rounds.iter().map(|round| figure(&round[key])).collect::<Vec<f64>>();
+        let (their_wall, their_cpu) = (theirs("wall_s"), theirs("cpu_ms"));
+        let note = |ours: String, theirs: String| format!("ours {ours}, theirs {theirs}");
+        let median = super::table::median;
+        let walls = note(format!("{wall:.3} s"), format!("{:.2} s", median(&their_wall)));
+        let cpus = note(format!("{cpu:.1} ms"), format!("{:.0} ms", median(&their_cpu)));
+        rows.push(row(
+            format!("{NODES} nodes: a round, time of {program}"),
+            "×",
+            their_wall.iter().map(|theirs| wall / theirs).collect(),
+            0.1,
+            walls,
+        ));
+        rows.push(row(
+            format!("{NODES} nodes: a round, CPU of {program}"),
+            "×",
+            their_cpu.iter().map(|theirs| cpu / theirs).collect(),
+            0.05,
+            cpus,
+        ));
+    }
+    Ok(rows)
+}
+
+fn figure(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
+
+fn read(printed: &[u8]) -> Result<Value> {
+    serde_json::from_slice(printed).map_err(|e| {
+        Failure::new("the cluster bench gave no figures", e, "run src/remote/examples/watch_speed.rs by hand")
+    })
+}
