@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
+mod command;
 mod faults;
 mod life;
 mod place;

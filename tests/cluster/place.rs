@@ -38,6 +38,16 @@ impl Place {
         Self::of(Options::new(4).gpus(2).slurm())
     }
 
+    /// So many nodes for a program that is not our trainer.
+    pub fn without_trainer(nodes: usize) -> Option<Self> {
+        Self::with(Options::new(nodes).gpus(2), "/nowhere/vidtui-train".into())
+    }
+
+    /// The same, with a Slurm.
+    pub fn without_trainer_with_slurm(nodes: usize) -> Option<Self> {
+        Self::with(Options::new(nodes).gpus(2).slurm(), "/nowhere/vidtui-train".into())
+    }
+
     fn of(options: Options) -> Option<Self> {
         let folder = Utf8Path::new(VIDTUI).parent().unwrap();
         let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
@@ -45,6 +55,10 @@ impl Place {
             println!("skipped: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
             return None;
         };
+        Self::with(options, trainer)
+    }
+
+    fn with(options: Options, trainer: Utf8PathBuf) -> Option<Self> {
         let rig = options.up_or_skip()?;
         let runs = rig.share().join("runs");
         Some(Self { rig, runs, trainer })

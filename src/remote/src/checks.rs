@@ -51,7 +51,12 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         Ok(secrets) if secrets.names().next().is_none() => {}
         Ok(secrets) => {
             let names = secrets.names().collect::<Vec<_>>().join(", ");
-            checks.push(Check::new(plan, "secrets", None, Ok(format!("{names}, handed over at the start"))));
+            let how = match &plan.job_script {
+                // No launch goes on until the job begins.
+                Some(_) => "read from their file by each node of the job: it must see it",
+                None => "handed over at the start",
+            };
+            checks.push(Check::new(plan, "secrets", None, Ok(format!("{names}, {how}"))));
         }
     }
     if let (Some(script), Some(asked)) = (&plan.job_script, &plan.attempt.slurm) {

@@ -77,7 +77,8 @@ fn embedded(desk: &Desk, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, 
 }
 
 fn ranks(place: &Place) -> String {
-    format!("{} on {}", ui::words::ranks(place.slots()), ui::words::counted(place.nodes.len(), "node"))
+    let nodes = place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes);
+    format!("{} on {}", ui::words::ranks(place.slots()), ui::words::counted(nodes, "node"))
 }
 
 fn supervisor() -> Result<String, Failure> {

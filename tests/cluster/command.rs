@@ -1,0 +1,143 @@
+//! A program of the user's own on several nodes, over SSH and through Slurm: a shell script that prints and saves as
+//! cogvideox-factory does.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use rundir::RunDir;
+
+use crate::place::{Place, losses, samples};
+
+/// Trains to step 12 and saves every 5. The first time it hangs at step 8. On every node but the first it only waits for
+/// that one to be done.
+const TRAINER: &str = r#"#!/usr/bin/env bash
+set -eu
+step=0 output= resumed=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --place) output=$2; echo "$3 of $4 at $5, $GROUP_RANK at $MASTER_ADDR:$MASTER_PORT, secret ${TOKEN-none}" >"$2.$3"; shift 5 ;;
+        --resume_from_checkpoint) resumed=$2; step=${2##*-}; shift 2 ;;
+        *) exit 64 ;;
+    esac
+done
+if [ $GROUP_RANK != 0 ]; then
+    until [ -e "$output/done" ]; do sleep 0.1; done
+    exit
+fi
+echo "***** Running training *****"
+while [ $step -lt 12 ]; do
+    step=$((step + 1))
+    printf '\rSteps:  %d%%|##   | %d/12 [00:01<00:09,  0.05s/it, loss=0.%d, lr=1e-5]' $((8 * step)) $step $((50 - step))
+    [ -n "$resumed" ] || [ $step != 8 ] || exec sleep 600
+    if [ $((step % 5)) = 0 ]; then
+        mkdir -p "$output/checkpoint-$step"
+        for name in pytorch_model.bin optimizer.bin scheduler.bin random_states_0.pkl; do
+            printf 'PK\005\006\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0' >"$output/checkpoint-$step/$name"
+        done
+        printf '\nSaved state to %s\n' "$output/checkpoint-$step"
+    fi
+done
+echo
+touch "$output/done"
+"#;
+
+const RECIPE: &str = r#"trainer = "command"
+
+[command]
+run = ["./train.sh", "--place", "{output}", "{node_rank}", "{nnodes}", "{master_addr}:{master_port}"]
+folder = "code"
+adapter = "cogvideox_factory"
+resume = ["--resume_from_checkpoint", "{checkpoint}"]
+
+[env]
+secrets = "keys.env"
+
+[train]
+steps = 12
+"#;
+
+/// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
+fn own(place: &Place, nodes: usize) -> String {
+    let share = place.rig.share();
+    fs::create_dir_all(share.join("code")).unwrap();
+    let write = |name: &str, mode: u32, text: &str| {
+        fs::write(share.join(name), text).unwrap();
+        fs::set_permissions(share.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    write("code/train.sh", 0o755, TRAINER);
+    write("keys.env", 0o600, "TOKEN=hush\n");
+    write("own.toml", 0o644, &format!("{RECIPE}\n[mesh]\ndp_replicate = {nodes}\n"));
+    share.join("own.toml").into_string()
+}
+
+/// What the program was told on each node.
+fn places(run: &RunDir, nodes: usize) -> Vec<String> {
+    let read = |rank| fs::read_to_string(run.root.join(format!("output.{rank}"))).unwrap().trim().to_owned();
+    (0..nodes).map(read).collect()
+}
+
+fn all_gone(place: &Place) -> bool {
+    let scripts = |node: &String| {
+        let output = place.rig.command_on(node, "pgrep").args(["-fc", "train.sh|supervise"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim() == "0"
+    };
+    place.rig.nodes().iter().all(scripts)
+}
+
+fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {
+    samples(run).iter().filter(|sample| sample.attempt == attempt).map(|sample| sample.step).collect()
+}
+
+#[test]
+fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkpoint() {
+    let Some(place) = Place::without_trainer(2) else { return };
+    let recipe = own(&place, 2);
+    let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {nodes}"))));
+    place.until_step(&run, 1, 8);
+    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let told = places(&run, 2);
+    let master = told[0].split_once(", 0 at ").unwrap().1.to_owned();
+    assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{told:?}");
+    let address = master.split(',').next().unwrap();
+    for (rank, told) in told.iter().enumerate() {
+        assert_eq!(*told, format!("{rank} of 2 at {address}, {rank} at {master}"));
+    }
+    assert!(place.does("status latest").contains("running"));
+
+    place.rig.verb("linkdown node02").unwrap();
+    place.until("every process is gone", || all_gone(&place));
+    let status = place.does("status latest");
+    assert!(status.contains("node node02 was lost"), "{status}");
+    place.rig.verb("heal node02").unwrap();
+    place.does("resume latest --wait");
+    assert!(place.does("status latest").contains("finished"));
+    assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
+    assert_eq!(losses(&run).len(), 12);
+    assert!(all_gone(&place));
+}
+
+#[test]
+fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&place, 2);
+    let job = place.rig.share().join("job.toml");
+    fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
+    let check = place.does(&format!("check {recipe} --slurm {job}"));
+    assert!(
+        check.contains("TOKEN, read from their file by each node") && check.contains("2 ranks on 2 nodes"),
+        "{check}"
+    );
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job}"))));
+    place.until_step(&run, 1, 8);
+    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let told = places(&run, 2);
+    assert!(told[0].starts_with("0 of 2 at ") && told[1].starts_with("1 of 2 at "), "{told:?}");
+    assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
+    place.does("kill latest --yes");
+    place.until("every process is gone", || all_gone(&place));
+    assert!(place.does("status latest").contains("stopped"));
+    place.does("resume latest --wait");
+    assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
+    assert!(place.does("status latest").contains("finished"));
+}
