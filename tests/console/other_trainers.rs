@@ -246,3 +246,34 @@ fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_go
     let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
     assert!(!String::from_utf8_lossy(&line).contains("while"), "process {worker} is left");
 }
+
+#[test]
+fn a_command_whose_steps_nobody_reads_is_running_and_finished_and_says_why_it_has_no_charts() {
+    let place = place();
+    script(&place, "#!/usr/bin/env bash\nuntil [ -e ../../go ]; do sleep 0.02; done\n");
+    let none = ["--set", "command.adapter=none", "--set", "command.resume=[]", "--set", "command.folder="];
+    let program = format!("command.run=[\"{}\"]", place.root.join("code/train.sh"));
+    let run = place.works(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
+    let run = run.trim();
+    let shown = place.works(&["status", run]);
+    assert!(shown.contains("running") && shown.contains("adapter = \"none\""), "{shown}");
+    place.write("go", "");
+    place.until("it to end", || place.json(&["status", run, "--json"])["state"] == "finished");
+    assert_eq!(place.json(&["status", run, "--json"])["step"], 20);
+}
+
+#[test]
+fn a_stage_that_a_command_trains_shows_the_command_and_no_figures_of_a_model() {
+    let place = place();
+    place.write(
+        "configs/own/curriculum.toml",
+        "title = \"Own\"\n[[stage]]\nname = \"short\"\nrecipe = \"own.toml\"\nstart = \"random\"\n",
+    );
+    let listed = place.works(&["stages", "configs/own"]);
+    assert!(listed.contains("20 steps, 2 ranks\n   command: ./train.sh --output_dir"), "{listed}");
+    assert!(!listed.contains("parameters"), "{listed}");
+    let stage = &place.json(&["stages", "configs/own", "--json"])["stages"][0];
+    assert!(stage["params"].is_null() && stage["command"].as_str().unwrap().starts_with("./train.sh"), "{stage}");
+    let fitted = place.refuses(&["launch", "configs/own/own.toml", "--fit", "4"]);
+    assert!(fitted.contains("started on as many ranks as there are"), "{fitted}");
+}

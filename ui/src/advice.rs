@@ -56,6 +56,11 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         RunState::Starting => {
             format!("{} are starting. The first step takes longer than the others.", capitalized(&ranks(row.ranks)))
         }
+        RunState::Running if row.is_stepless => {
+            "Its command runs, and goes on when you close this console. It has no charts: with adapter = \"none\", nobody \
+             reads its steps. Its log is shown as it is."
+                .to_owned()
+        }
         RunState::Running => "It trains, and goes on when you close this console.".to_owned(),
         RunState::Saving => "It saves a checkpoint, then goes on.".to_owned(),
         RunState::Stopping => "It saves a checkpoint, then stops.".to_owned(),
@@ -65,6 +70,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
                 row.step_s.map(|s| format!(" (a step usually takes {})", units::value(s, units::Unit::Seconds)));
             format!("Its processes exist, but nothing has happened for {silence}{}.", usual.unwrap_or_default())
         }
+        RunState::Finished if row.is_stepless => format!("Its command ended without an error, after {took}."),
         RunState::Finished => format!("All {} steps are done, after {took}.", units::grouped(row.steps_total)),
         RunState::Stopped => match row.checkpoint_step {
             Some(step) => format!("It was stopped. Its newest checkpoint is step {}.", units::grouped(step)),

@@ -72,6 +72,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         checkpoint_step: Some(step / 80 * 80).filter(|s| *s > 0),
         findings: vec![],
         job: None,
+        is_stepless: false,
     }
 }
 
@@ -220,6 +221,7 @@ pub fn curricula() -> Vec<CurriculumView> {
     };
     let stage = |name: &str, frames: usize, steps, start, changes| StageView {
         name: name.into(),
+        command: None,
         params: 1_840_000,
         seq_len: 16 + frames * 60,
         latent_frames: frames,

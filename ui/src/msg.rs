@@ -183,6 +183,9 @@ pub struct RunRow {
     /// What is known of its Slurm job, if it is one.
     #[serde(default)]
     pub job: Option<JobSight>,
+    /// Whether nobody hears of its steps: a command's, whose log is not understood.
+    #[serde(default)]
+    pub is_stepless: bool,
 }
 
 /// News of one run.
@@ -251,6 +254,9 @@ pub struct CurriculumView {
 pub struct StageView {
     /// The stage's name.
     pub name: String,
+    /// The command that trains it, where vidtui's own trainer does not. Of its model nothing is known then.
+    #[serde(default)]
+    pub command: Option<String>,
     /// Number of parameters of the model.
     pub params: u64,
     /// Tokens per sample, text included.

@@ -2,7 +2,7 @@
 
 use crate::load::{Origin, Resolved};
 use crate::mesh::counted;
-use crate::{Mesh, Recipe, RecipeError};
+use crate::{Mesh, Recipe, RecipeError, Trainer};
 
 /// What a fit changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,13 @@ impl Recipe {
     /// # Errors
     /// Why there is none, and the nearest numbers of ranks for which there is one.
     pub fn fit(&self, ranks: usize) -> Result<Fit, RecipeError> {
+        if self.trainer == Trainer::Command {
+            return Err(RecipeError::new(
+                format!("{} cannot be fitted to {}", self.name, counted(ranks, "rank")),
+                "a command shares its batch out itself, and is started on as many ranks as there are",
+                format!("leave --fit out, and say what {} mean to it in command.run", counted(ranks, "rank")),
+            ));
+        }
         let (batch, tp) = (self.train.global_batch, self.mesh.tp);
         if !self.can_fit(ranks) {
             let why = if ranks == 0 {

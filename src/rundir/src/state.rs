@@ -85,6 +85,8 @@ pub struct RunFacts {
     pub last_event: Option<Event>,
     /// The steps of the recipe.
     pub steps_total: u64,
+    /// Whether nobody hears of its steps ([`crate::Run::is_stepless`]).
+    pub is_stepless: bool,
     /// Since when it has been saving.
     pub checkpointing_since: Option<f64>,
     /// Since when it has been evaluating.
@@ -101,7 +103,7 @@ pub enum RunState {
     New,
     /// It waits in Slurm's queue, for the first time or again.
     Queued,
-    /// Its processes start, connect and load; no step is done yet.
+    /// Its processes start, connect and load; no step is done yet, as far as steps are told.
     Starting,
     /// It trains.
     Running,
@@ -308,7 +310,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
         return RunState::Saving;
     }
     if facts.last_metric.is_none() {
-        return RunState::Starting;
+        return if facts.is_stepless { RunState::Running } else { RunState::Starting };
     }
     match facts.silent_since_s(now) {
         Some(since_s) if facts.load.works() != Some(true) => RunState::Stalled { since_s },
@@ -355,6 +357,15 @@ mod tests {
     fn failed(name: &str, ended_s: f64, why: &str) -> ExitFile {
         let failure = Some(Failure::new("the run failed", why, "read the log"));
         ExitFile { ended_s, failure, ..exit(name, ExitReason::Failed) }
+    }
+
+    #[test]
+    fn a_command_whose_steps_are_not_told_runs_from_the_moment_that_its_processes_exist() {
+        let silent = RunFacts { is_stepless: true, last_metric: None, median_step_s: None, ..running() };
+        assert_eq!(derive(&silent, 100_000.0), RunState::Running);
+        let dead = RunFacts { alive: Liveness::Dead, ..silent.clone() };
+        assert!(matches!(derive(&dead, 100_000.0), RunState::Crashed(_)));
+        assert_eq!(derive(&RunFacts { is_stepless: false, ..silent }, 100_000.0), RunState::Starting);
     }
 
     #[test]

@@ -46,7 +46,12 @@ impl RunSummary {
         let last = recent.last().cloned();
         let start_step = facts.attempt.as_ref().map_or(0, |a| a.start_step);
         let current = last.as_ref().filter(|l| facts.attempt.as_ref().is_none_or(|a| a.number == l.attempt));
-        let step = current.map_or(start_step, |l| l.step);
+        let step = match current {
+            Some(last) => last.step,
+            // It ended without an error: whatever it did, it did all of it.
+            None if facts.is_stepless && state == RunState::Finished => facts.steps_total,
+            None => start_step,
+        };
         let working = matches!(state, RunState::Running | RunState::Saving);
         let eta_s =
             median_step_s(&recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);

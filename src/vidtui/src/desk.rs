@@ -282,6 +282,8 @@ impl Desk {
     pub fn fit(&self, resolved: &mut Resolved, fitting: Fitting, nodes: &NodesArgs) -> Result<Option<String>, Refusal> {
         let ranks = match fitting {
             Fitting::AsItIs => return Ok(None),
+            // It is started on as many ranks as there are.
+            Fitting::ToNodes if resolved.recipe.trainer == Trainer::Command => return Ok(None),
             Fitting::To(ranks) => ranks,
             Fitting::ToNodes => self.place(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };
@@ -605,6 +607,7 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
         // Of what a command trains, nothing is known but how long.
         return StageView {
             name: stage.name.clone(),
+            command: Some(plan::command_line(&recipe.command.run)),
             params: 0,
             seq_len: 0,
             latent_frames: 0,
@@ -617,6 +620,7 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
     }
     StageView {
         name: stage.name.clone(),
+        command: None,
         params: recipe.cost().params,
         seq_len: recipe.model.seq_len(),
         latent_frames: recipe.model.latent_frames,

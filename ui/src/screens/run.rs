@@ -401,6 +401,7 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let gap = || Span::raw("  ");
     let steps = match row.steps_total {
         0 => "no step yet".to_owned(),
+        _ if row.is_stepless => "its steps are not told".to_owned(),
         total => format!("step {} of {}", units::grouped(row.step), units::grouped(total)),
     };
     let name = Span::styled(short_id(&row.run).to_owned(), model.theme.strong);

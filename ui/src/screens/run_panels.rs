@@ -119,6 +119,12 @@ pub fn view(model: &Model, run: &State, panel: Panel, buf: &mut Buffer, area: Re
     }
 }
 
+/// Why there is nothing to draw yet.
+fn no_step(run: &State) -> &'static str {
+    let is_stepless = run.status.as_ref().is_some_and(|status| status.row.is_stepless);
+    if is_stepless { "No steps: its adapter is none" } else { "No step yet" }
+}
+
 fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Chart(chart);
     let enlarged = focused && run.enlarged;
@@ -126,7 +132,7 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
     let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
     let below = heading(model, buf, area, title(run, chart), values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
-        let nothing = if run.lost.is_some() { "No values" } else { "No step yet" };
+        let nothing = if run.lost.is_some() { "No values" } else { no_step(run) };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
@@ -269,7 +275,7 @@ fn ranks(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
     });
     let below = heading(model, buf, area, "Ranks", slowest.unwrap_or_default(), focused);
     if times.ranks() < 2 {
-        let nothing = if times.ranks() == 0 { "No step yet" } else { "One rank waits for nobody" };
+        let nothing = if times.ranks() == 0 { no_step(run) } else { "One rank waits for nobody" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }

@@ -198,7 +198,10 @@ const COLUMNS: [Column; 7] = [
 ];
 
 fn steps(row: &RunRow) -> String {
-    format!("{}/{}", units::grouped(row.step), units::grouped(row.steps_total))
+    match row.is_stepless && row.step == 0 {
+        true => format!("?/{}", units::grouped(row.steps_total)),
+        false => format!("{}/{}", units::grouped(row.step), units::grouped(row.steps_total)),
+    }
 }
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {

@@ -273,8 +273,11 @@ fn stage_line(
     spans.push(status);
     spans.push(Span::raw(" ".repeat(gap)));
     if width >= 60 {
-        let facts =
-            format!("{:>6} tokens  {:>6} steps", units::grouped(stage.seq_len as u64), units::grouped(stage.steps));
+        let what = match stage.command {
+            Some(_) => "own command".to_owned(),
+            None => format!("{:>6} tokens", units::grouped(stage.seq_len as u64)),
+        };
+        let facts = format!("{what:>13}  {:>6} steps", units::grouped(stage.steps));
         spans.push(Span::styled(facts, style));
     }
     if let (Some(row), true) = (newest(model, curriculum, stage), width >= 76) {
@@ -289,16 +292,24 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let (theme, symbols) = (&model.theme, &model.symbols);
     let width = usize::from(below.width);
     let dot = format!(" {} ", symbols.separator);
-    let facts = [
-        format!("{} parameters", units::count(stage.params)),
-        format!("{} latent frames", stage.latent_frames),
-        format!("{} steps of {}", units::grouped(stage.steps), crate::words::counted(stage.global_batch, "sample")),
-        ranks(stage.ranks),
-    ];
+    let facts = match &stage.command {
+        Some(_) => vec![crate::words::counted(stage.steps as usize, "step"), ranks(stage.ranks)],
+        None => vec![
+            format!("{} parameters", units::count(stage.params)),
+            format!("{} latent frames", stage.latent_frames),
+            format!("{} steps of {}", units::grouped(stage.steps), crate::words::counted(stage.global_batch, "sample")),
+            ranks(stage.ranks),
+        ],
+    };
     let mut lines: Vec<Line<'static>> =
         text::wrap(&facts.join(&dot), width).into_iter().map(|line| Line::styled(line, theme.faint)).collect();
+    if let Some(command) = &stage.command {
+        let command = text::fit(&text::clean(command), width.saturating_sub(13), symbols.ellipsis);
+        lines.push(Line::from(vec![Span::styled("Command      ", theme.faint), Span::raw(command)]));
+    }
     lines.push(Line::default());
     let (from, ready) = match weights(model, curriculum, stage) {
+        Weights::Random if stage.command.is_some() => ("whatever its command says".to_owned(), true),
         Weights::Random => ("random weights".to_owned(), true),
         Weights::File(path) => (format!("the weights in {path}"), true),
         Weights::Run(row, step) => (format!("{}, step {}", short_id(&row.run), units::grouped(step)), true),

@@ -6,7 +6,7 @@ use crate::console::symbols_are_unicode;
 use crate::desk::{Desk, Wish};
 use crate::output;
 use crate::refusal::Refusal;
-use recipe::Flops;
+use recipe::{Flops, Trainer};
 use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
@@ -17,6 +17,8 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
     let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
     let rows = checks::all(desk, &wish);
+    // What a command costs, it alone knows.
+    let own = recipe.trainer == Trainer::Embedded;
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();
     if args.output.json {
         output::json(&serde_json::json!({
@@ -25,13 +27,13 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
             "checks": rows,
             "mesh": recipe.mesh,
             "grad_accum": recipe.train.grad_accum,
-            "cost": recipe.cost(),
-            "step_flops_of_a_sample": Flops::step(recipe),
+            "cost": own.then(|| recipe.cost()),
+            "step_flops_of_a_sample": own.then(|| Flops::step(recipe)),
         }))?;
     } else {
         let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
-        let costs = output::facts(&plan::cost_rows(recipe));
-        output::text(&format!("{fitted}{}\n{costs}", checks::table(&rows, symbols_are_unicode())))?;
+        let costs = if own { format!("\n{}", output::facts(&plan::cost_rows(recipe))) } else { String::new() };
+        output::text(&format!("{fitted}{}{costs}", checks::table(&rows, symbols_are_unicode())))?;
     }
     match rows.iter().find_map(|row| row.failure()) {
         None => Ok(()),

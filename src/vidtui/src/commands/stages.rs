@@ -58,17 +58,22 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
         let view = &stage.view;
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
-        let _ = writeln!(
-            text,
-            "   {} parameters, {} latent frames, {} tokens, {} steps of {}, {}",
-            units::count(view.params),
-            view.latent_frames,
-            units::grouped(view.seq_len as u64),
-            units::grouped(view.steps),
-            words::counted(view.global_batch, "sample"),
-            words::ranks(view.ranks),
-        );
-        let _ = writeln!(text, "   weights: {}", start_in_words(&stage.spec.start));
+        if let Some(command) = &view.command {
+            let (steps, ranks) = (units::grouped(view.steps), words::ranks(view.ranks));
+            let _ = writeln!(text, "   {steps} steps, {ranks}\n   command: {command}");
+        } else {
+            let _ = writeln!(
+                text,
+                "   {} parameters, {} latent frames, {} tokens, {} steps of {}, {}",
+                units::count(view.params),
+                view.latent_frames,
+                units::grouped(view.seq_len as u64),
+                units::grouped(view.steps),
+                words::counted(view.global_batch, "sample"),
+                words::ranks(view.ranks),
+            );
+            let _ = writeln!(text, "   weights: {}", start_in_words(&stage.spec.start));
+        }
         let width = view.changes.iter().map(|change| change.key.len()).max().unwrap_or(0);
         for change in view.changes.iter().filter(|_| number > 0) {
             let from = change.from.as_deref().unwrap_or("none");
@@ -93,10 +98,12 @@ struct StageDocument<'a> {
     run: Option<String>,
     step: u64,
     steps: u64,
-    params: u64,
-    latent_frames: usize,
-    seq_len: usize,
-    global_batch: usize,
+    /// Of what a command trains, neither is known.
+    command: Option<&'a str>,
+    params: Option<u64>,
+    latent_frames: Option<usize>,
+    seq_len: Option<usize>,
+    global_batch: Option<usize>,
     ranks: usize,
     start: String,
     changes: Vec<ChangeDocument<'a>>,
@@ -111,16 +118,18 @@ struct ChangeDocument<'a> {
 
 fn document<'a>(stage: &'a Stage<'_>) -> StageDocument<'a> {
     let view = &stage.view;
+    let own = view.command.is_none();
     StageDocument {
         name: &view.name,
         state: stage.run.map_or("not started", |run| StateKind::of(&run.state).word()),
         run: stage.run.map(|run| run.run.id.to_string()),
         step: stage.run.map_or(0, |run| run.step),
         steps: view.steps,
-        params: view.params,
-        latent_frames: view.latent_frames,
-        seq_len: view.seq_len,
-        global_batch: view.global_batch,
+        command: view.command.as_deref(),
+        params: own.then_some(view.params),
+        latent_frames: own.then_some(view.latent_frames),
+        seq_len: own.then_some(view.seq_len),
+        global_batch: own.then_some(view.global_batch),
         ranks: view.ranks,
         start: match &stage.spec.start {
             StageStart::Random => "random".into(),

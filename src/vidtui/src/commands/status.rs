@@ -47,6 +47,9 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     if let Some(left) = summary.eta_s {
         progress += &format!(", {} left", units::duration(left));
     }
+    if run.is_stepless() {
+        progress = "not told: with adapter = \"none\", nobody reads what its command says of them".into();
+    }
     facts.push(("step", progress));
     if let Some(sample) = &summary.last {
         facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
