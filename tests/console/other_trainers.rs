@@ -103,6 +103,11 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
     place.until("its checkpoints to be seen", || events(&dir).iter().any(|event| event == "saved checkpoint-10"));
     nobody_tells_the_secret(&place, &dir);
 
+    let findings = place.json(&["status", run, "--json"])["findings"].clone();
+    assert!(
+        findings.is_array() && !findings.to_string().contains("gradient"),
+        "a gradient that is not printed is no alarm: {findings}"
+    );
     let listed = place.json(&["checkpoints", run, "--json"]);
     let listed: Vec<(u64, bool)> = listed["checkpoints"]
         .as_array()

@@ -63,6 +63,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         }
         RunState::Running => "It trains, and goes on when you close this console.".to_owned(),
         RunState::Saving => "It saves a checkpoint, then goes on.".to_owned(),
+        RunState::Stopping if row.is_command => "It was asked to stop. Whether it saves first is up to it.".to_owned(),
         RunState::Stopping => "It saves a checkpoint, then stops.".to_owned(),
         RunState::Stalled { since_s } => {
             let silence = units::duration(model.now - since_s);
@@ -144,6 +145,9 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             }
         }
         StateKind::Queued => say(Action::Stop, "take it out of the queue".to_owned()),
+        StateKind::Running | StateKind::Starting | StateKind::Saving if row.is_command => {
+            say(Action::Stop, "ask it to stop".to_owned());
+        }
         StateKind::Running | StateKind::Starting | StateKind::Saving => say(Action::Stop, "save and stop".to_owned()),
         StateKind::Stalled => {
             say(Action::Stacks, "collect stacks".to_owned());
@@ -160,7 +164,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
 /// Returns where a run came from, in words.
 pub fn origin(row: &RunRow) -> String {
     row.lineage.as_ref().map_or_else(
-        || "random weights".to_owned(),
+        || if row.is_command { "weights as its command says" } else { "random weights" }.to_owned(),
         |parent| format!("weights of {} at step {}", short_id(&parent.run), units::grouped(parent.step)),
     )
 }

@@ -72,6 +72,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         checkpoint_step: Some(step / 80 * 80).filter(|s| *s > 0),
         findings: vec![],
         job: None,
+        is_command: false,
         is_stepless: false,
     }
 }

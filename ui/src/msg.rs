@@ -183,6 +183,9 @@ pub struct RunRow {
     /// What is known of its Slurm job, if it is one.
     #[serde(default)]
     pub job: Option<JobSight>,
+    /// Whether a program of the user's own trains.
+    #[serde(default)]
+    pub is_command: bool,
     /// Whether nobody hears of its steps: a command's, whose log is not understood.
     #[serde(default)]
     pub is_stepless: bool,

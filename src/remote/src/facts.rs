@@ -84,8 +84,13 @@ pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>, see: See<'_>) -> Res
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
     let steps_total = steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0);
-    let mut facts =
-        RunFacts { attempt: attempt.clone(), steps_total, is_stepless: run.is_stepless(), ..RunFacts::default() };
+    let mut facts = RunFacts {
+        attempt: attempt.clone(),
+        steps_total,
+        is_command: run.is_command(),
+        is_stepless: run.is_stepless(),
+        ..RunFacts::default()
+    };
     let Some(attempt) = attempt else { return Ok(facts) };
 
     // Before the exit files: a process may end between the two, but not the other way round.

@@ -87,13 +87,16 @@ pub enum StartFrom {
 }
 
 impl Run {
+    /// Tells whether a program of the user's own trains.
+    pub fn is_command(&self) -> bool {
+        // Asked for each run in a list, so the recipe is not read as a whole.
+        self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
+    }
+
     /// Tells whether nobody hears of its steps: it is a command's, whose log is not understood.
     pub fn is_stepless(&self) -> bool {
-        let word = |value: Option<&toml::Value>| value.and_then(toml::Value::as_str).map(str::to_owned);
-        let adapter = self.recipe.get("command").and_then(|command| command.get("adapter"));
-        // Asked for each run in a list, so the recipe is not read as a whole.
-        word(self.recipe.get("trainer")).as_deref() == Some("command")
-            && word(adapter).is_none_or(|adapter| adapter == "none")
+        let adapter = self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str());
+        self.is_command() && adapter.is_none_or(|adapter| adapter == "none")
     }
 
     /// The recipe, with every rule checked again.

@@ -85,6 +85,8 @@ pub struct RunFacts {
     pub last_event: Option<Event>,
     /// The steps of the recipe.
     pub steps_total: u64,
+    /// Whether a program of the user's own trains.
+    pub is_command: bool,
     /// Whether nobody hears of its steps ([`crate::Run::is_stepless`]).
     pub is_stepless: bool,
     /// Since when it has been saving.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use adapters::{LogReader, Said};
 use camino::Utf8PathBuf;
+use recipe::Adapter;
 use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, checkpoints, written_over_s};
 use serde::Serialize;
 
@@ -43,6 +44,10 @@ impl Follower {
     pub fn start(job: &Job) -> Self {
         let (tell, told) = mpsc::channel();
         let mut teller = Teller::new(job);
+        // Of a log that is not understood, nobody says when its steps begin.
+        if job.recipe.command.adapter == Adapter::None {
+            teller.tell(vec![Said::Started]);
+        }
         let thread = thread::spawn(move || {
             loop {
                 match told.recv_timeout(LOOK) {

@@ -204,9 +204,13 @@ impl Desk {
         }
         let recipe = summary.run.recipe().ok();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
-        let disk = recipe.as_ref().zip(free_bytes);
-        let disk =
-            disk.map(|(recipe, free_bytes)| Disk { free_bytes, checkpoint_bytes: recipe.cost().checkpoint_bytes });
+        // What a command saves is known once it has saved.
+        let checkpoint_bytes = match summary.run.is_command() {
+            true => summary.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),
+            false => recipe.as_ref().map(|recipe| recipe.cost().checkpoint_bytes),
+        };
+        let disk = checkpoint_bytes.zip(free_bytes);
+        let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
         plan::findings(&Evidence {
             now_s,
             state: &summary.state,

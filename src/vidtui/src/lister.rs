@@ -108,6 +108,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         checkpoint_step: summary.checkpoint.as_ref().map(|checkpoint| checkpoint.step),
         findings: Vec::new(),
         job: summary.job.clone(),
+        is_command: run.is_command(),
         is_stepless: run.is_stepless(),
     }
 }

@@ -425,7 +425,8 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
         fits.then(|| [gap(), Span::raw(text)])
     });
     let tail: Vec<Span<'static>> = first.by_ref().flatten().collect();
-    if room >= BAR + 2 + percent.len() {
+    let is_told = !row.is_stepless || row.step > 0;
+    if is_told && room >= BAR + 2 + percent.len() {
         spans.push(gap());
         spans.extend(progress(model, row, (room - 2 - percent.len()).min(40)));
         spans.push(Span::raw(percent));

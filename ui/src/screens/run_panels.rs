@@ -314,7 +314,12 @@ fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
     let below = heading(model, buf, area, "Checkpoints", value.into_iter().collect(), focused);
     let faint = model.theme.faint;
     let Some(all) = run.checkpoints.as_ref().filter(|all| !all.is_empty()) else {
-        let nothing = if run.checkpoints.is_some() { "None yet: stopping saves one" } else { "Reading…" };
+        let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
+        let nothing = match run.checkpoints {
+            Some(_) if is_command => "None yet",
+            Some(_) => "None yet: stopping saves one",
+            None => "Reading…",
+        };
         write(model, buf, below, Span::styled(nothing, faint));
         return;
     };

@@ -117,14 +117,20 @@ fn lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    let bad = lines.iter().rev().take_while(|sample| sample.loss.is_none() || sample.grad_norm.is_none()).count();
+    // Most programs do not print their gradient: then it is not told, rather than not finite.
+    let has_gradient = !evidence.facts.is_command;
+    let is_bad = |sample: &&MetricSample| sample.loss.is_none() || has_gradient && sample.grad_norm.is_none();
+    let bad = lines.iter().rev().take_while(is_bad).count();
     let first = &lines[lines.len() - bad..].first()?;
     let what = if first.loss.is_none() { "loss" } else { "gradient" };
     let saw = match bad {
         1 => format!("the {what} of step {} is not a finite number", first.step),
         _ => format!("the {what} is not a finite number since step {}", first.step),
     };
-    let fix = "resume from a checkpoint before it with a lower optimizer.lr or a smaller optimizer.clip_norm";
+    let fix = match has_gradient {
+        true => "resume from a checkpoint before it with a lower optimizer.lr or a smaller optimizer.clip_norm",
+        false => "resume from a checkpoint before it, and with a lower learning rate if it comes again",
+    };
     let urgency = if bad > 1 { Urgency::Act } else { Urgency::Look };
     Some(Finding::new(Rule::NotFinite, urgency, Subject::Run, saw, fix).since(first.t))
 }

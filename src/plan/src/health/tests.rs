@@ -280,6 +280,14 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
         case.metrics[45..].iter_mut().for_each(|line| line.busy_s_by_rank = vec![0.95, 0.55]);
     });
     add("one step without a number", &|case| case.metrics[59].grad_norm = None);
+    add("of a command that does not print its gradient", &|case| {
+        case.facts.is_command = true;
+        case.metrics.iter_mut().for_each(|line| line.grad_norm = None);
+    });
+    add("a command's loss that is no number any more", &|case| {
+        case.facts.is_command = true;
+        case.metrics[50..].iter_mut().for_each(|line| line.loss = None);
+    });
     add("no number any more", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
     add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
     add("spike that the trainer tells", &|case| {
