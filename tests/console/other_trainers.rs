@@ -262,6 +262,7 @@ fn a_command_whose_steps_nobody_reads_is_running_and_finished_and_says_why_it_ha
     let run = run.trim();
     let shown = place.works(&["status", run]);
     assert!(shown.contains("running") && shown.contains("adapter = \"none\""), "{shown}");
+    assert!(place.works(&["runs"]).contains("?/20"));
     place.write("go", "");
     place.until("it to end", || place.json(&["status", run, "--json"])["state"] == "finished");
     assert_eq!(place.json(&["status", run, "--json"])["step"], 20);

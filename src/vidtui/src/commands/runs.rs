@@ -40,7 +40,10 @@ fn row(summary: &RunSummary) -> Vec<String> {
     vec![
         summary.run.id.to_string(),
         StateKind::of(&summary.state).word().into(),
-        format!("{}/{}", summary.step, summary.steps_total),
+        match summary.run.is_stepless() && summary.step == 0 {
+            true => format!("?/{}", summary.steps_total),
+            false => format!("{}/{}", summary.step, summary.steps_total),
+        },
         loss.map(ui::units::number).unwrap_or_default(),
         summary.eta_s.map(ui::units::duration).unwrap_or_default(),
         ui::units::ago(now_s(), summary.run.created_s),

@@ -6,6 +6,7 @@ use rundir::{Failure, Liveness, RunDir, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
 use ui::units;
+use ui::words::StateKind;
 
 /// How often the run is looked at.
 const LOOK: Duration = Duration::from_millis(300);
@@ -54,6 +55,9 @@ pub fn until_ended(desk: &Desk, dir: &RunDir) -> Result<RunSummary, Refusal> {
 
 /// One line: `step 40 of 240, loss 0.1123, 2 min 10 s left`.
 fn progress(summary: &RunSummary) -> String {
+    if summary.run.is_stepless() {
+        return StateKind::of(&summary.state).word().to_owned();
+    }
     let mut line = format!("step {} of {}", summary.step, summary.steps_total);
     if let Some(loss) = summary.last.as_ref().and_then(|sample| sample.loss) {
         line += &format!(", loss {}", units::number(loss));
