@@ -194,7 +194,7 @@ fn what_does_not_fit_is_refused() {
         go(&request).unwrap_err().to_string()
     };
     let magnitude = "transformer.transformer_blocks.0.attn1.to_q.lora_magnitude_vector";
-    assert!(refused(&[(magnitude, &[64])]).contains("have no place in the target"));
+    assert!(refused(&[(magnitude, &[64])]).contains("has no place in the target"));
     let half = "transformer.transformer_blocks.0.attn1.to_v.lora_A.weight";
     assert!(refused(&[(half, &[3, 64])]).contains("has only one of its two factors"));
     let other = half.replace("lora_A", "lora_B");
