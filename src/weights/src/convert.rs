@@ -118,6 +118,9 @@ pub struct Converted {
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
     let source = Source::open(&request.source)?;
     let refuse = |why: &str, fix: &str| Err(Failure::new(format!("cannot convert {}", request.source), why, fix));
+    if !request.scale.is_finite() {
+        return refuse(&format!("{} is no scale for an adapter", request.scale), "give a number: --scale 1");
+    }
     match (request.to, source.found.kind == Kind::Lora) {
         (Form::Lora(form), true) => lora::plan(request, source, form),
         (Form::Lora(_), false) => refuse("it is a model, and a model cannot become an adapter", "choose another --to"),

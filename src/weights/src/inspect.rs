@@ -113,7 +113,7 @@ fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<I
     }
     let model = source.model.as_ref().and_then(|model| model.as_ref().ok());
     let manifest = source.checkpoint.as_ref().map(|checkpoint| &checkpoint.manifest);
-    let why = model.and_then(|model| lacking(source, model));
+    let why = model.and_then(|model| lacking(source, model).or_else(|| contradicting(source, model)));
     Ok(Inspection {
         path: source.found.path.clone(),
         kind: source.found.kind,
@@ -164,6 +164,26 @@ fn lacking(source: &Source, model: &Model) -> Option<Failure> {
         let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
         Failure::new(what, why, "copy it again from where it came")
     })
+}
+
+/// The tensors that have another shape than the model says.
+fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
+    let specs = recipe::param_specs(model);
+    let others: Vec<_> = specs
+        .iter()
+        .filter_map(|spec| {
+            let (name, tensor) = source.tensors.get_key_value(&source.name_of(spec))?;
+            (tensor.shape != spec.shape).then_some((name, &tensor.shape, &spec.shape))
+        })
+        .collect();
+    let (name, is, wanted) = others.first()?;
+    let what = format!("the configuration of {} is not that of its tensors", source.found.path);
+    let why = format!(
+        "{} of {} have another shape than it says: {name} is {is:?}, not {wanted:?}",
+        others.len(),
+        specs.len()
+    );
+    Some(Failure::new(what, why, "use the configuration that belongs to these weights, or copy both again"))
 }
 
 /// The number of blocks, by the names of the tensors.
@@ -242,6 +262,23 @@ mod tests {
         fs::create_dir(folder.join("step-00000040")).unwrap();
         let seen = inspect(&folder.join("step-00000040"), false).unwrap();
         assert_eq!((seen.kind, seen.complete), (Kind::Checkpoint, false));
+    }
+
+    #[test]
+    fn a_configuration_of_other_weights_is_a_finding() {
+        let (_keep, folder) = temp();
+        for entry in fixture("cogvideox_2b_tiny/transformer").read_dir_utf8().unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+        let config = fs::read_to_string(folder.join(CONFIG_FILE)).unwrap();
+        let wider = config.replace("\"text_embed_dim\": 24", "\"text_embed_dim\": 32");
+        assert_ne!(wider, config);
+        fs::write(folder.join(CONFIG_FILE), wider).unwrap();
+        let seen = inspect(&folder, false).unwrap();
+        let why = seen.why.unwrap().why;
+        assert!(why.contains("patch_embed.text_proj.weight is [48, 24], not [48, 32]"), "{why}");
+        assert!(!seen.complete);
     }
 
     #[test]

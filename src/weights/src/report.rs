@@ -83,10 +83,10 @@ impl Report {
                     if self.missing.len() == 1 { "is" } else { "are" },
                     some(&self.missing)
                 ),
-                format!("use weights that have {first}; was the download complete?"),
+                format!("use weights that have {first}: was the download complete, and is the configuration theirs?"),
             ));
         }
-        if let [first, ..] = &self.unused[..] {
+        if !self.unused.is_empty() {
             return Err(Failure::new(
                 format!("cannot convert {source}"),
                 format!(
@@ -96,7 +96,8 @@ impl Report {
                     some(&self.unused)
                 ),
                 format!(
-                    "if they are not needed, say so: --allow-unused '{first}' (a * at the end stands for any rest)"
+                    "if they are not needed, say so: --allow-unused '{}' (a * at the end stands for any rest)",
+                    in_common(&self.unused)
                 ),
             ));
         }
@@ -125,8 +126,11 @@ impl Report {
         for mapped in self.mapped.iter().filter(|m| m.from != m.to) {
             *casts.entry((mapped.from, mapped.to)).or_default() += 1;
         }
-        self.notes
-            .extend(casts.into_iter().map(|((from, to), n)| format!("{} rounded from {from} to {to}", counted(n))));
+        self.notes.extend(casts.into_iter().map(|((from, to), n)| {
+            // F32 holds every number of the two others.
+            let how = if to == Dtype::F32.name() { "widened" } else { "rounded" };
+            format!("{} {how} from {from} to {to}", counted(n))
+        }));
     }
 }
 
@@ -147,6 +151,19 @@ fn pattern(name: &str) -> String {
     name.to_owned()
 }
 
+/// What stands for all of the names: the one, or what they begin with, up to a dot; or else the first.
+fn in_common(names: &[String]) -> String {
+    let [first, rest @ ..] = names else { return String::new() };
+    let same = rest.iter().fold(first.as_str(), |common, name| {
+        let end = common.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+        common.get(..end).unwrap_or_default()
+    });
+    match same.rfind('.') {
+        Some(dot) if !rest.is_empty() => format!("{}*", &same[..=dot]),
+        _ => first.clone(),
+    }
+}
+
 fn counted(n: usize) -> String {
     format!("{n} tensor{}", if n == 1 { "" } else { "s" })
 }
@@ -158,4 +175,31 @@ pub(crate) fn some(names: &[String]) -> String {
         shown.push(format!("{} more", names.len() - shown.len()));
     }
     shown.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_over_can_be_waived_by_what_the_hint_says() {
+        let hint = |names: &[&str]| {
+            let unused = names.iter().map(|name| (*name).to_owned()).collect();
+            Report { unused, ..Report::default() }.check("x").unwrap_err().fix
+        };
+        assert!(hint(&["ofs.bias"]).contains("--allow-unused 'ofs.bias' "));
+        assert!(hint(&["blocks.1.attn.k", "blocks.1.attn.q", "blocks.1.mlp"]).contains("--allow-unused 'blocks.1.*' "));
+        assert!(hint(&["blocks.10.a", "blocks.11.a"]).contains("--allow-unused 'blocks.*' "));
+        assert!(hint(&["ema", "ofs.bias"]).contains("--allow-unused 'ema' "));
+    }
+
+    #[test]
+    fn only_what_loses_digits_is_said_to_be_rounded() {
+        let mut report = Report::default();
+        for (from, to) in [(Dtype::F16, Dtype::F32), (Dtype::F16, Dtype::BF16), (Dtype::F32, Dtype::F32)] {
+            report.mapped.push(Mapped::new("a", "a", &[1], from, to));
+        }
+        report.note_changes();
+        assert_eq!(report.notes, ["1 tensor rounded from F16 to BF16", "1 tensor widened from F16 to F32"]);
+    }
 }

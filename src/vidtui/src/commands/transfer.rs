@@ -4,6 +4,7 @@ use crate::console::die_of;
 use crate::desk::Desk;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -26,7 +27,11 @@ pub fn find(desk: &Desk, given: &str) -> Result<Utf8PathBuf, Refusal> {
     if path.exists() || given.contains('/') {
         return Ok(path.to_owned());
     }
-    Ok(desk.find(given)?.root)
+    desk.find(given).map(|run| run.root).map_err(|refusal| {
+        let Failure { why, fix, .. } = refusal.into_failure();
+        let why = format!("there is no such file or folder; as a run: {why}");
+        Refusal::request(Failure::new(format!("cannot find '{given}'"), why, format!("check the path; {fix}")))
+    })
 }
 
 /// The progress of one piece of work, shown on standard error.

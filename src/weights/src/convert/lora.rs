@@ -14,6 +14,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans to write an adapter in another form.
 pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> Result<ConvertPlan, Failure> {
+    let ignored = [
+        ("--layer", request.layer.is_some()),
+        ("--in-channels", request.in_channels.is_some()),
+        ("--shard-gb", request.shard_bytes.is_some()),
+        ("--merge", request.merge.is_some()),
+    ];
+    if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
+        let what = format!("cannot convert {}", request.source);
+        let fix = format!("leave out {option}, or convert a model");
+        return Err(Failure::new(what, format!("it is an adapter, and {option} is for models"), fix));
+    }
     let lora = Lora::of_found(&source.found)?;
     let mut report = Report::default();
     let mut tensors = Vec::new();

@@ -79,6 +79,14 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
             .notes
             .push("weights trained upstream on several segments want model.ttt_lr_alignment = \"upstream\"".into());
     }
+    if request.to == Form::Internal && source.names == Names::Diffusers && model.patch_size_t > 1 {
+        // The published CogVideoX 1.5 says 300 × 300 there: diffusers only draws its positions up to that size.
+        report.notes.push(format!(
+            "{} × {} is the largest latent that its positions allow, not one to train on: set model.latent_height, \
+             model.latent_width and model.latent_frames to those of your data",
+            model.latent_height, model.latent_width
+        ));
+    }
     if request.to == Form::Internal && !source.latent_scale_known {
         let why = "no vae/config.json beside the source: set model.latent_scale to the VAE's scaling_factor";
         report.notes.push(format!("{why} (CogVideoX-2B 1.15258426, 5B 0.7)"));

@@ -168,6 +168,53 @@ fn the_vaes_scale_and_the_text_length_travel_along() {
 }
 
 #[test]
+fn what_diffusers_calls_the_size_of_a_model_with_patches_in_time_is_said_to_be_its_largest() {
+    let (_keep, folder) = temp();
+    let notes = |model: &str, to: Form| {
+        let source = Utf8Path::new("../../tests/fixtures/oracle/cogvideox").join(model);
+        plan_conversion(&ConvertRequest::new(source, folder.join("x"), to)).unwrap().report.notes.join("; ")
+    };
+    let said = notes("cogvideox15_5b_tiny", Form::Internal);
+    assert!(said.starts_with("20 × 20 is the largest latent that its positions allow, not one to train on"), "{said}");
+    assert!(said.contains("set model.latent_height, model.latent_width and model.latent_frames to"), "{said}");
+    assert!(!notes("cogvideox15_5b_tiny", Form::Diffusers).contains("largest latent"));
+    assert!(!notes("cogvideox_5b_tiny", Form::Internal).contains("largest latent"));
+}
+
+#[test]
+fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_byte() {
+    for dtype in cast::FLOATS {
+        let (_keep, folder) = temp();
+        let shards = |source: &Utf8Path, target: &str, to: Form| {
+            let request = ConvertRequest::new(source, folder.join(target), to);
+            let request = ConvertRequest { shard_bytes: Some(150_000), ..request };
+            let plan = plan_conversion(&request).unwrap();
+            let said = &plan.report;
+            assert_eq!((said.mapped.len(), said.unused.len(), said.missing.len()), (64, 0, 0), "{dtype}");
+            go(&request).unwrap();
+            request.target
+        };
+        // As CogVideoX-Fun is published: a mask and a masked latent beside the latent, several files and an index.
+        let grown = ConvertRequest {
+            in_channels: Some(33),
+            dtype: Some(dtype),
+            shard_bytes: Some(100_000),
+            ..ConvertRequest::new(small(), folder.join("fun"), Form::Diffusers)
+        };
+        go(&grown).unwrap();
+        let fun = grown.target;
+        assert!(fun.join("diffusion_pytorch_model.safetensors.index.json").exists());
+        let source = Source::open(&fun).unwrap();
+        assert_eq!((source.family, source.model().unwrap().in_channels), (Some(crate::Family::FunInP), 33));
+        let inner = shards(&fun, "inner", Form::Internal);
+        assert_eq!(Source::open(&inner).unwrap().family, Some(crate::Family::FunInP));
+        let back = shards(&inner, "back", Form::Diffusers);
+        assert!(of(&fun) == of(&back), "{dtype}: a tensor changed");
+        assert!(of(&inner).values().all(|(found, ..)| *found == dtype));
+    }
+}
+
+#[test]
 fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
     let (_keep, folder) = temp();
     let place = folder.join("grown");

@@ -207,6 +207,13 @@ fn what_does_not_fit_is_refused() {
     assert!(!folder.join("x").exists());
     let lora = write(&folder, LoraForm::Peft, &[]);
     assert!(go(&ConvertRequest::new(&lora, folder.join("x"), Form::Internal)).unwrap_err().why.contains("an adapter"));
+    let merged = ConvertRequest {
+        merge: Some(lora.clone()),
+        ..ConvertRequest::new(&lora, folder.join("x"), Form::Lora(LoraForm::Kohya))
+    };
+    assert!(go(&merged).unwrap_err().why.contains("--merge is for models"));
+    let nothing = ConvertRequest { scale: f64::NAN, ..ConvertRequest::new(base(), folder.join("x"), Form::Internal) };
+    assert!(go(&nothing).unwrap_err().why.contains("NaN is no scale"));
     let model = ConvertRequest::new(base(), folder.join("x"), Form::Lora(LoraForm::Peft));
     assert!(go(&model).unwrap_err().why.contains("cannot become an adapter"));
 }
