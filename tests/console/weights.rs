@@ -106,7 +106,11 @@ fn the_console_shows_what_it_would_convert_and_converts_that() {
     let found = place.json(&["inspect", model().as_str(), "inner", "--json"]);
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
     // Once more it would be in the way of itself.
-    console.press("j").press("j").press(RIGHT).shows(&["That folder exists"]);
+    console.press("j").press("j").press(RIGHT).shows(&["That folder exists", "r replace it"]);
+    console.press("r").shows(&["Replaces the earlier conversion there.", "do not replace"]);
+    console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
+    let seen = place.json(&["inspect", "inner", "--json"]);
+    assert_eq!((seen["kind"].as_str(), seen["complete"].as_bool()), (Some("checkpoint"), Some(true)));
 }
 
 #[test]

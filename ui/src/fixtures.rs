@@ -335,8 +335,8 @@ pub fn convert_preview() -> Box<ConvertPreview> {
     };
     let facts = [
         ("from", "/home/ada/models/CogVideoX-5b (CogVideoX-5B, diffusers pipeline)"),
-        ("to", "/home/ada/models/CogVideoX-5b-internal, 14.5 GB in 14 files"),
-        ("mapped", "1,024"),
+        ("to", "/home/ada/models/CogVideoX-5b-internal, 13.5 GiB in 14 files"),
+        ("mapped", "1024"),
         ("unused", "0"),
         ("initialized", "924"),
     ];
@@ -363,6 +363,7 @@ pub fn convert_preview() -> Box<ConvertPreview> {
         rows,
         bytes: 14_460_357_696,
         refusal: None,
+        in_the_way: false,
         fingerprint: "2d06800538d394c2".into(),
         wish,
     })

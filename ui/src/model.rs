@@ -69,6 +69,8 @@ pub enum Purpose {
     ConvertSource,
     /// Says where it goes.
     ConvertTarget,
+    /// Says which adapter is added.
+    ConvertMerge,
 }
 
 /// A line that answers what was just done, shown for a few seconds.

@@ -291,6 +291,10 @@ pub struct ConvertWish {
     pub layer: Option<recipe::Layer>,
     /// The type of the parameters; that of the source when `None`.
     pub dtype: Option<WeightType>,
+    /// A LoRA adapter that is added to the weights.
+    pub merge: Option<Utf8PathBuf>,
+    /// Whether an earlier conversion in the way is replaced.
+    pub replace: bool,
 }
 
 /// What weights are converted to.
@@ -301,6 +305,12 @@ pub enum ConvertForm {
     Internal,
     /// A folder that diffusers loads.
     Diffusers,
+    /// An adapter as diffusers saves it, from an adapter.
+    LoraDiffusers,
+    /// An adapter as PEFT saves it, from an adapter.
+    LoraPeft,
+    /// An adapter with kohya's names, from an adapter.
+    LoraKohya,
 }
 
 impl ConvertForm {
@@ -309,6 +319,9 @@ impl ConvertForm {
         match self {
             Self::Internal => "internal",
             Self::Diffusers => "diffusers",
+            Self::LoraDiffusers => "lora-diffusers",
+            Self::LoraPeft => "lora-peft",
+            Self::LoraKohya => "lora-kohya",
         }
     }
 }
@@ -348,6 +361,8 @@ pub struct ConvertPreview {
     pub bytes: u64,
     /// Why it would be refused.
     pub refusal: Option<Failure>,
+    /// Whether nothing but an earlier conversion is in the way, which can be replaced.
+    pub in_the_way: bool,
     /// Identifies the plan, down to every byte that it reads and writes.
     pub fingerprint: String,
 }

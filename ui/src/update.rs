@@ -128,13 +128,15 @@ fn typed(model: &mut Model) {
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
         // Paths are taken over when they are whole.
-        Purpose::ConvertSource | Purpose::ConvertTarget => {}
+        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge => {}
     }
 }
 
 fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     let Some(input) = model.input.take() else { return Vec::new() };
-    if action != Action::Cancel && matches!(input.purpose, Purpose::ConvertSource | Purpose::ConvertTarget) {
+    if action != Action::Cancel
+        && matches!(input.purpose, Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge)
+    {
         return convert::typed(model, input.purpose, &input.text);
     }
     if action == Action::Cancel {
@@ -142,7 +144,7 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::Filter => runs::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
-            Purpose::ConvertSource | Purpose::ConvertTarget => {}
+            Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge => {}
         }
     }
     Vec::new()
@@ -171,7 +173,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
     }
     let Some(intent) = model.jobs.finish(job) else { return Vec::new() };
     if matches!(intent, Intent::Convert(_)) {
-        convert::ended(model, job);
+        convert::ended(model, job, matches!(what, JobMsg::Done(Outcome::Converted(_))));
     }
     match (what, intent) {
         (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {

@@ -91,6 +91,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Purpose::Search => "Find: ",
             Purpose::ConvertSource => "Convert: ",
             Purpose::ConvertTarget => "Into the new folder: ",
+            Purpose::ConvertMerge => "Add the LoRA adapter: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
         return Some(Line::from(vec![

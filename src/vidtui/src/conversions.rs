@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ui::{ConvertForm, ConvertPreview, ConvertWish, Outcome, WeightType};
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm};
 
 /// How often the screen hears how far the work is.
 const TELL: Duration = Duration::from_millis(200);
@@ -18,12 +18,14 @@ const TELL: Duration = Duration::from_millis(200);
 /// Looks what a wish would do.
 pub fn preview(wish: &ConvertWish) -> Result<ConvertPreview, Refusal> {
     let plan = planned(wish)?;
+    let refusal = plan.check(wish.replace).err();
     Ok(ConvertPreview {
         command: command(wish),
         facts: facts(&plan),
         rows: rows(&plan),
         bytes: plan.bytes(),
-        refusal: plan.check(false).err(),
+        in_the_way: plan.check(false).is_err() && plan.check(true).is_ok(),
+        refusal,
         fingerprint: plan.fingerprint(),
         wish: wish.clone(),
     })
@@ -46,7 +48,7 @@ pub fn convert(
     }
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let mut told = Instant::now();
-    let done = plan.execute(false, now_s(), random, &mut |progress| {
+    let done = plan.execute(shown.wish.replace, now_s(), random, &mut |progress| {
         if told.elapsed() >= TELL {
             told = Instant::now();
             tell(progress);
@@ -75,6 +77,9 @@ fn planned(wish: &ConvertWish) -> Result<ConvertPlan, Refusal> {
     let to = match wish.to {
         ConvertForm::Internal => Form::Internal,
         ConvertForm::Diffusers => Form::Diffusers,
+        ConvertForm::LoraDiffusers => Form::Lora(LoraForm::Diffusers),
+        ConvertForm::LoraPeft => Form::Lora(LoraForm::Peft),
+        ConvertForm::LoraKohya => Form::Lora(LoraForm::Kohya),
     };
     let request = ConvertRequest {
         layer: wish.layer,
@@ -83,6 +88,8 @@ fn planned(wish: &ConvertWish) -> Result<ConvertPlan, Refusal> {
             WeightType::Bfloat16 => Dtype::BF16,
             WeightType::Float16 => Dtype::F16,
         }),
+        merge: wish.merge.as_deref().map(from_home),
+        force: wish.replace,
         ..ConvertRequest::new(from_home(&wish.source), from_home(&wish.target), to)
     };
     Ok(weights::plan_conversion(&request)?)
@@ -109,5 +116,7 @@ fn command(wish: &ConvertWish) -> String {
         format!("--layer {word}")
     }));
     words.extend(wish.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
+    words.extend(wish.merge.as_ref().map(|adapter| format!("--merge {adapter}")));
+    words.extend(wish.replace.then(|| "--force".to_owned()));
     words.join(" ")
 }

@@ -124,7 +124,10 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
     match (request.to, source.found.kind == Kind::Lora) {
         (Form::Lora(form), true) => lora::plan(request, source, form),
         (Form::Lora(_), false) => refuse("it is a model, and a model cannot become an adapter", "choose another --to"),
-        (_, true) => refuse("it is an adapter", "convert its model and add it: --merge ADAPTER"),
+        (_, true) => refuse(
+            "it is an adapter",
+            "make another form of it (--to lora-…), or convert its model and merge it (--merge)",
+        ),
         (_, false) => {
             let merge = request.merge.as_deref().map(Lora::open).transpose()?;
             model::plan(request, source, merge.as_ref())

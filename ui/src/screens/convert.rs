@@ -19,7 +19,23 @@ use recipe::Layer;
 use rundir::Failure;
 
 /// What can be chosen, in order.
-const FIELDS: [Field; 5] = [Field::Source, Field::Target, Field::Form, Field::Layer, Field::Type];
+const FIELDS: [Field; 6] = [Field::Source, Field::Target, Field::Form, Field::Layer, Field::Type, Field::Merge];
+/// What can be made.
+const FORMS: [ConvertForm; 5] = [
+    ConvertForm::Internal,
+    ConvertForm::Diffusers,
+    ConvertForm::LoraDiffusers,
+    ConvertForm::LoraPeft,
+    ConvertForm::LoraKohya,
+];
+/// What can be converted, and what that is good for.
+const SOURCES: [(&str, &str); 5] = [
+    ("diffusers", "CogVideoX 2B, 5B, 1.5, I2V, Fun: transformer/, or the pipeline"),
+    ("runs", "a run's folder (its newest checkpoint) or one of its checkpoints"),
+    ("ttt-video", "a folder of .distcp files, a .pt or .pth file"),
+    ("LoRA", "an adapter of diffusers, PEFT or kohya: to another form, or merged"),
+    ("more", "vidtui convert --help: channels, seed, scale, tensors to waive"),
+];
 
 /// One of the things that can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +45,7 @@ enum Field {
     Form,
     Layer,
     Type,
+    Merge,
 }
 
 impl Field {
@@ -39,6 +56,7 @@ impl Field {
             Self::Form => "as",
             Self::Layer => "layers",
             Self::Type => "type",
+            Self::Merge => "merge",
         }
     }
 }
@@ -70,6 +88,8 @@ pub enum Preview {
     Shown(Box<ConvertPreview>),
     /// It cannot be done.
     Refused(Failure),
+    /// It was done.
+    Made(Utf8PathBuf, ConvertForm),
 }
 
 /// A conversion that is going on.
@@ -79,6 +99,8 @@ pub struct Work {
     pub job: JobId,
     /// What is made.
     pub target: Utf8PathBuf,
+    /// As what.
+    pub to: ConvertForm,
     /// Bytes written.
     pub done: u64,
     /// Bytes to be written.
@@ -131,11 +153,12 @@ pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
 }
 
 /// The work is over, one way or another.
-pub fn ended(model: &mut Model, job: JobId) {
-    if model.convert.work.as_ref().is_some_and(|work| work.job == job) {
-        model.convert.work = None;
+pub fn ended(model: &mut Model, job: JobId, made: bool) {
+    if let Some(work) = model.convert.work.take_if(|work| work.job == job) {
+        model.convert.wish.replace = false;
+        model.convert.scroll = 0;
         // The target may be there now, so that the same wish would be refused.
-        model.convert.preview = Preview::None;
+        model.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
     }
 }
 
@@ -144,6 +167,7 @@ pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
     let path = Utf8PathBuf::from(text.trim());
     let wish = &mut model.convert.wish;
     match purpose {
+        Purpose::ConvertMerge => wish.merge = Some(path).filter(|path| !path.as_str().is_empty()),
         Purpose::ConvertSource => {
             // A name beside the source is a good place, until somebody has chosen another.
             if wish.target.as_str().is_empty() || wish.target == beside(&wish.source, wish.to) {
@@ -153,6 +177,8 @@ pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
         }
         _ => wish.target = path,
     }
+    // What was said of one folder does not hold for another.
+    model.convert.wish.replace = false;
     ask(model)
 }
 
@@ -177,6 +203,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::OptionNext => return choose(model, field, 1),
         Action::OptionPrevious => return choose(model, field, -1),
         Action::Convert => return start(model),
+        Action::Replace => return replace(model),
         Action::CancelWork => return cancel(model),
         Action::Back => model.screen = Screen::Runs,
         _ => {}
@@ -195,6 +222,11 @@ fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
     let (purpose, path) = match field {
         Field::Source => (Purpose::ConvertSource, &model.convert.wish.source),
         Field::Target => (Purpose::ConvertTarget, &model.convert.wish.target),
+        Field::Merge => {
+            let text = model.convert.wish.merge.as_ref().map(ToString::to_string).unwrap_or_default();
+            model.input = Some(Input { purpose: Purpose::ConvertMerge, text });
+            return Vec::new();
+        }
         _ => return choose(model, field, 1),
     };
     model.input = Some(Input { purpose, text: path.to_string() });
@@ -208,12 +240,13 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
     }
     let wish = &mut model.convert.wish;
     match field {
-        Field::Source | Field::Target => return Vec::new(),
+        Field::Source | Field::Target | Field::Merge => return Vec::new(),
         Field::Form => {
             let was = wish.to;
-            wish.to = turned(&[ConvertForm::Internal, ConvertForm::Diffusers], was, by);
+            wish.to = turned(&FORMS, was, by);
             if wish.target == beside(&wish.source, was) {
                 wish.target = beside(&wish.source, wish.to);
+                wish.replace = false;
             }
         }
         Field::Layer => {
@@ -226,6 +259,20 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
         }
     }
     ask(model)
+}
+
+/// Says that what is in the way may be replaced, or takes that back; it is shown before it is done.
+fn replace(model: &mut Model) -> Vec<Effect> {
+    match &model.convert.preview {
+        Preview::Shown(preview) if preview.in_the_way && model.convert.work.is_none() => {
+            model.convert.wish.replace = !model.convert.wish.replace;
+            ask(model)
+        }
+        _ => {
+            model.refuse("No earlier conversion is in the way.");
+            Vec::new()
+        }
+    }
 }
 
 fn start(model: &mut Model) -> Vec<Effect> {
@@ -243,15 +290,15 @@ fn start(model: &mut Model) -> Vec<Effect> {
             model.refuse("Still looking at the weights.");
             return Vec::new();
         }
-        Preview::None => {
+        Preview::None | Preview::Made(..) => {
             model.refuse("Choose what to convert, and where to.");
             return Vec::new();
         }
     };
-    let target = preview.wish.target.clone();
+    let (target, to) = (preview.wish.target.clone(), preview.wish.to);
     let job = model.jobs.start(Intent::Convert(target.clone()));
     let since_s = model.now;
-    model.convert.work = Some(Work { job, target, done: 0, total: preview.bytes, since_s, stopping: false });
+    model.convert.work = Some(Work { job, target, to, done: 0, total: preview.bytes, since_s, stopping: false });
     vec![Effect::Convert { job, preview }]
 }
 
@@ -325,6 +372,9 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
             match wish.to {
                 ConvertForm::Internal => "internal: a checkpoint that training starts from",
                 ConvertForm::Diffusers => "diffusers: a folder for from_pretrained",
+                ConvertForm::LoraDiffusers => "lora-diffusers: an adapter as diffusers saves it",
+                ConvertForm::LoraPeft => "lora-peft: an adapter as PEFT saves it",
+                ConvertForm::LoraKohya => "lora-kohya: an adapter with kohya's names",
             },
             style,
         ),
@@ -338,6 +388,10 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
             style,
         ),
         Field::Type => Span::styled(wish.dtype.map_or("as it is", WeightType::word), style),
+        Field::Merge => match &wish.merge {
+            Some(adapter) => path(adapter, ""),
+            None => Span::styled("no adapter", style),
+        },
     });
     Line::from(spans)
 }
@@ -376,17 +430,37 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
         Preview::None => {
             let text = "Choose where the weights are and where they go. What would become of every tensor is shown \
                         here, and nothing is written before you say so.";
-            return text::wrap(text, width).into_iter().map(|line| Line::styled(line, theme.faint)).collect();
+            let mut lines: Vec<_> = text::wrap(text, width).into_iter().map(Line::from).collect();
+            lines.push(Line::default());
+            lines.extend(facts_lines(model, SOURCES, width));
+            return lines;
         }
         Preview::Asked(_) => return vec![Line::styled("Reading headers…", theme.faint)],
         Preview::Refused(failure) => return failure_lines(model, failure, width),
+        Preview::Made(target, to) => return made_lines(model, target, *to, width),
         Preview::Shown(preview) => preview,
     };
     let mut lines = Vec::new();
     match &preview.refusal {
-        Some(failure) => lines.extend(failure_lines(model, failure, width)),
+        Some(failure) => {
+            lines.extend(failure_lines(model, failure, width));
+            let mut line = Vec::new();
+            if preview.in_the_way {
+                line.extend(hint(model, &key_of(Context::Convert, Action::Replace), "replace it"));
+                line.push(Span::raw("   "));
+            }
+            line.push(Span::styled(preview.command.clone(), theme.faint));
+            lines.push(Line::from(line));
+        }
         None if model.convert.work.is_none() => {
+            if preview.in_the_way {
+                lines.push(Line::styled("Replaces the earlier conversion there.", theme.warn));
+            }
             let mut line = hint(model, &key_of(Context::Convert, Action::Convert), "convert as shown");
+            if preview.in_the_way {
+                line.push(Span::raw("   "));
+                line.extend(hint(model, &key_of(Context::Convert, Action::Replace), "do not replace"));
+            }
             line.push(Span::styled(format!("   {}", preview.command), theme.faint));
             lines.push(Line::from(line));
         }
@@ -395,14 +469,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     if !lines.is_empty() {
         lines.push(Line::default());
     }
-    let names = preview.facts.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0);
-    for (name, value) in &preview.facts {
-        let pad = " ".repeat(names - text::width(name) + 2);
-        for (n, part) in text::wrap(&text::clean(value), width.saturating_sub(names + 2)).into_iter().enumerate() {
-            let name = if n == 0 { format!("{name}{pad}") } else { " ".repeat(names + 2) };
-            lines.push(Line::from(vec![Span::styled(name, theme.faint), Span::raw(part)]));
-        }
-    }
+    lines.extend(facts_lines(model, preview.facts.iter().map(|(name, value)| (name, value)), width));
     lines.push(Line::default());
     let counts = preview.rows.iter().map(|row| row.count.to_string().len()).max().unwrap_or(1);
     let half = width.saturating_sub(counts + 5) / 2;
@@ -417,6 +484,44 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             Span::styled(format!(" {} ", model.symbols.arrow), theme.faint),
             Span::styled(text::clean(&row.target), style),
         ]));
+    }
+    lines
+}
+
+/// What was made, and what it is good for.
+fn made_lines(model: &Model, target: &Utf8PathBuf, to: ConvertForm, width: usize) -> Vec<Line<'static>> {
+    let next = match to {
+        ConvertForm::Internal => ("train", format!("vidtui launch RECIPE --init {target}")),
+        ConvertForm::Diffusers => ("load", format!("CogVideoXTransformer3DModel.from_pretrained(\"{target}\")")),
+        _ => ("merge", format!("vidtui convert MODEL OUT --to diffusers --merge {target}")),
+    };
+    let mut facts = vec![next, ("look", format!("vidtui inspect {target}"))];
+    if to == ConvertForm::Internal {
+        facts.push(("recipe", format!("a recipe that begins with base = \"{target}/model.toml\" has its sizes")));
+    }
+    let said = text::wrap(&text::clean(&format!("Wrote {target}")), width);
+    let mut lines: Vec<_> = said.into_iter().map(|line| Line::styled(line, model.theme.good)).collect();
+    lines.push(Line::default());
+    lines.extend(facts_lines(model, facts, width));
+    lines
+}
+
+/// Names and values in two columns.
+fn facts_lines<N: AsRef<str>, V: AsRef<str>>(
+    model: &Model,
+    facts: impl IntoIterator<Item = (N, V)>,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let facts: Vec<(N, V)> = facts.into_iter().collect();
+    let names = facts.iter().map(|(name, _)| text::width(name.as_ref())).max().unwrap_or(0);
+    let mut lines = Vec::new();
+    for (name, value) in &facts {
+        let pad = " ".repeat(names - text::width(name.as_ref()) + 2);
+        let value = text::wrap(&text::clean(value.as_ref()), width.saturating_sub(names + 2));
+        for (n, part) in value.into_iter().enumerate() {
+            let name = if n == 0 { format!("{}{pad}", name.as_ref()) } else { " ".repeat(names + 2) };
+            lines.push(Line::from(vec![Span::styled(name, model.theme.faint), Span::raw(part)]));
+        }
     }
     lines
 }

@@ -55,6 +55,52 @@ fn a_preview_that_would_be_refused_is_not_carried_out() {
 }
 
 #[test]
+fn what_is_in_the_way_is_replaced_only_when_somebody_has_said_so_and_seen_it() {
+    let mut preview = convert_preview();
+    (preview.refusal, preview.in_the_way) = (Some(failure()), true);
+    let mut ui = Ui::on_convert(preview.clone());
+    assert!(ui.screen().contains("r replace it"), "{}", ui.screen());
+    let effects = ui.press("r");
+    let [Effect::PlanConvert { job, wish }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(wish.replace);
+    assert!(ui.press("c").is_empty(), "what it would do is shown first");
+    (preview.refusal, preview.wish) = (None, wish.clone());
+    ui.answer(*job, JobMsg::ConvertPlanned(preview));
+    assert!(ui.screen().contains("Replaces the earlier conversion there."), "{}", ui.screen());
+    let job = job_of(&ui.press("c"));
+    ui.answer(job, JobMsg::Done(Outcome::Converted("/x".into())));
+    assert!(!ui.model.convert.wish.replace, "it was said of that one only");
+    assert!(ui.press("c").is_empty(), "it is done");
+}
+
+#[test]
+fn leave_to_replace_one_folder_is_none_to_replace_another() {
+    let mut preview = convert_preview();
+    preview.in_the_way = true;
+    let mut ui = Ui::on_convert(preview);
+    ui.press("r Down Enter");
+    ui.type_in("2");
+    let effects = ui.press("Enter");
+    let [Effect::PlanConvert { wish, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(wish.target.as_str().ends_with("-internal2") && !wish.replace);
+    assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "nothing is in the way");
+}
+
+#[test]
+fn an_adapter_is_named_to_be_merged_and_left_out_again() {
+    let mut ui = Ui::on_convert(convert_preview());
+    ui.press("G Enter");
+    ui.type_in("/loras/style");
+    let effects = ui.press("Enter");
+    let [Effect::PlanConvert { wish, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(wish.merge.as_deref().map(|path| path.as_str()), Some("/loras/style"));
+    ui.press("Enter");
+    "/loras/style".chars().for_each(|_| drop(ui.press("Backspace")));
+    ui.press("Enter");
+    assert_eq!(ui.model.convert.wish.merge, None);
+}
+
+#[test]
 fn a_conversion_is_stopped_by_its_key_and_leaves_the_screen_as_before() {
     let mut ui = Ui::on_convert(convert_preview());
     let job = job_of(&ui.press("c"));

@@ -103,6 +103,14 @@ fn convert_that_would_be_refused() {
 }
 
 #[test]
+fn convert_that_replaces_an_earlier_one() {
+    let mut preview = convert_preview();
+    (preview.in_the_way, preview.wish.replace) = (true, true);
+    preview.command += " --force";
+    picture("convert_replaces", Ui::on_convert(preview));
+}
+
+#[test]
 fn convert_at_work() {
     let mut ui = Ui::on_convert(convert_preview());
     let effects = ui.press("c");
@@ -110,6 +118,15 @@ fn convert_at_work() {
     ui.send(Msg::Tick(NOW + 20.0));
     ui.answer(job, JobMsg::Converting { done: 6_100_000_000, total: 14_460_357_696 });
     picture("convert_at_work", ui);
+}
+
+#[test]
+fn convert_that_is_done() {
+    let mut ui = Ui::on_convert(convert_preview());
+    let effects = ui.press("c");
+    let [Effect::Convert { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    ui.answer(job, JobMsg::Done(Outcome::Converted(convert_preview().wish.target)));
+    picture("convert_done", ui);
 }
 
 #[test]
