@@ -8,7 +8,8 @@ fn main() {
     // Handed down by torch-sys. It is absent only in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
-    cc::Build::new()
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .pic(true)
@@ -26,9 +27,35 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .file("cpp/shim.cpp")
-        .compile("vidtui_c10d");
+        .file("cpp/shim.cpp");
+    if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        with_cuda(&mut build, Path::new(&lib));
+    } else {
+        build.file("cpp/no_cuda.cpp");
+    }
+    build.compile("vidtui_c10d");
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
+}
+
+/// Adds NCCL. PyTorch's wheel comes with the headers of NCCL and of CUDA's runtime beside it, in `nvidia/`; elsewhere they
+/// are where CUDA is installed.
+fn with_cuda(build: &mut cc::Build, lib: &Path) {
+    println!("cargo:rerun-if-env-changed=CUDA_HOME");
+    let found = lib.join("libtorch_cuda.so").exists();
+    assert!(
+        found,
+        "the feature `cuda` needs a libtorch with CUDA, and {} has none: see CONTRIBUTING.md",
+        lib.display()
+    );
+    let beside = lib.ancestors().nth(2).map(|packages| packages.join("nvidia"));
+    let cuda_home = std::env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("include"));
+    let places = beside.iter().flat_map(|n| [n.join("cu13/include"), n.join("nccl/include")]).chain(cuda_home);
+    for place in places.filter(|place| place.exists()) {
+        build.flag("-isystem").flag(place);
+    }
+    build.define("USE_C10D_NCCL", None).file("cpp/cuda.cpp");
+    println!("cargo:rustc-link-lib=torch_cuda");
+    println!("cargo:rustc-link-lib=c10_cuda");
 }

@@ -3,7 +3,8 @@
 // Every function returns nullptr, or the text of what went wrong (freed with vidtui_c10d_free): no exception crosses
 // into Rust. Tensors come in as `at::Tensor*`, which is what tch's pointers are; handles are made and freed here.
 
-#include <ATen/ATen.h>
+#include "shim.h"
+
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -11,55 +12,20 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace {
-
-using Milliseconds = std::chrono::milliseconds;
-
-struct StoreHandle {
-  c10::intrusive_ptr<c10d::Store> store;
-  uint16_t port;
-};
-
-struct GroupHandle {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  uint32_t next_tag;
-};
 
 // Collectives in flight that complete together, and what they need to stay alive until then.
 struct WorkHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
 };
-
-char* copy_text(const char* text) {
-  char* copy = strdup(text);
-  // Out of memory while reporting an error: there is nothing left to report it with.
-  if (copy == nullptr) std::abort();
-  return copy;
-}
-
-template <typename F>
-char* guarded(F&& body) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return copy_text(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return copy_text(error.what());
-  } catch (...) {
-    return copy_text("an exception without a description");
-  }
-}
 
 // Held while a collective begins. libtorch keeps one record of collectives per process, and adds a group to it without a
 // lock: two threads that use their first group at once crashed (2.11, FlightRecorder). Beginning never waits for a peer.
@@ -243,12 +209,16 @@ char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int si
                                    : c10d::ProcessGroupGloo::createDefaultDevice());
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options);
-    *out = new GroupHandle{std::move(backend), 0};
+    *out = new GroupHandle{std::move(backend), 0, std::nullopt};
   });
 }
 
 void vidtui_group_drop(GroupHandle* group) {
-  char* error = guarded([&] { delete group; });
+  char* error = guarded([&] {
+    const std::unique_ptr<GroupHandle> owned(group);
+    // NCCL's threads are to end before what they watch does; gloo's end by themselves.
+    if (owned->device) owned->backend->shutdown();
+  });
   std::free(error);
 }
 
@@ -266,6 +236,17 @@ char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* output,
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     at::Tensor to = *output, from = *input;
     works.push_back(backend._allgather_base(to, from));
+  });
+}
+
+// `output` gets this rank's part of the reduced `input`. Of NCCL alone: gloo's takes longer than an exchange.
+char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, const at::Tensor* input, int op,
+                                  WorkHandle** out) {
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    at::Tensor to = *output, from = *input;
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = reduce_op(op);
+    works.push_back(backend._reduce_scatter_base(to, from, options));
   });
 }
 
@@ -298,7 +279,11 @@ char* vidtui_group_broadcast(GroupHandle* group, const at::Tensor* tensor, int r
 }
 
 char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
-  return start(group, out, [&](c10d::Backend& backend, auto& works) { works.push_back(backend.barrier()); });
+  return start(group, out, [&](c10d::Backend& backend, auto& works) {
+    c10d::BarrierOptions options;
+    options.device = group->device;
+    works.push_back(backend.barrier(options));
+  });
 }
 
 // Waits, then frees the handle whatever happened.
@@ -352,6 +337,19 @@ char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Te
     at::parallel_for(0, param->numel(), 1 << 15, [&](int64_t begin, int64_t end) {
       adamw_range(adamw, end - begin, p + begin, g + begin, m + begin, v + begin);
     });
+  });
+}
+
+// One AdamW step on any other device, by libtorch's fused kernel there; nothing waits for it.
+char* vidtui_adamw_fused(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
+                         const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
+                         double weight_decay, double eps, double step) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    const auto number = [&](double value) { return at::full({}, value, param->options()); };
+    // The kernel divides by its scale.
+    at::_fused_adamw_({*param}, {*grad}, {*exp_avg}, {*exp_avg_sq}, {}, {number(step)}, lr, beta1, beta2, weight_decay,
+                      eps, false, false, number(1 / grad_scale), {});
   });
 }
 

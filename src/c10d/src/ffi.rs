@@ -21,6 +21,11 @@ pub struct WorkHandle {
     _private: [u8; 0],
 }
 
+#[repr(C)]
+pub struct EventHandle {
+    _private: [u8; 0],
+}
+
 /// nullptr, or a text to free with `vidtui_c10d_free`.
 pub type Status = *mut c_char;
 
@@ -61,6 +66,15 @@ unsafe extern "C" {
         interface: *const c_char,
         out: *mut *mut GroupHandle,
     ) -> Status;
+    pub fn vidtui_group_nccl(
+        store: *mut StoreHandle,
+        prefix: *const c_char,
+        rank: c_int,
+        size: c_int,
+        timeout_ms: i64,
+        device: c_int,
+        out: *mut *mut GroupHandle,
+    ) -> Status;
     pub fn vidtui_group_drop(group: *mut GroupHandle);
     pub fn vidtui_group_all_reduce(
         group: *mut GroupHandle,
@@ -78,6 +92,13 @@ unsafe extern "C" {
         group: *mut GroupHandle,
         input: *const C_tensor,
         parts: *const C_tensor,
+        out: *mut *mut WorkHandle,
+    ) -> Status;
+    pub fn vidtui_group_reduce_scatter(
+        group: *mut GroupHandle,
+        output: *const C_tensor,
+        input: *const C_tensor,
+        op: c_int,
         out: *mut *mut WorkHandle,
     ) -> Status;
     pub fn vidtui_group_broadcast(
@@ -108,6 +129,29 @@ unsafe extern "C" {
         eps: f64,
         step: f64,
     ) -> Status;
+    pub fn vidtui_adamw_fused(
+        param: *const C_tensor,
+        grad: *const C_tensor,
+        exp_avg: *const C_tensor,
+        exp_avg_sq: *const C_tensor,
+        grad_scale: f64,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+        eps: f64,
+        step: f64,
+    ) -> Status;
+
+    pub fn vidtui_cuda_built() -> c_int;
+    pub fn vidtui_cuda_set_device(index: c_int) -> Status;
+    pub fn vidtui_cuda_memory(device: c_int, now: *mut i64, peak: *mut i64) -> Status;
+    pub fn vidtui_cuda_pinned(like: *const C_tensor, out: *mut *mut C_tensor) -> Status;
+    pub fn vidtui_cuda_copy(to: *const C_tensor, from: *const C_tensor) -> Status;
+    pub fn vidtui_cuda_event(out: *mut *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_event_wait(event: *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_event_seconds(from: *mut EventHandle, to: *mut EventHandle, seconds: *mut f64) -> Status;
+    pub fn vidtui_cuda_event_drop(event: *mut EventHandle);
 }
 
 /// Turns the shim's status into a result; `doing` completes "cannot …".

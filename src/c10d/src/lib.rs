@@ -1,9 +1,13 @@
 //! PyTorch's distributed engine, called from Rust.
 //!
 //! A [`Store`] lets ranks find each other, a [`Group`] moves tensors between them, and every collective returns a
-//! [`Pending`] to wait on. Beside them lives the optimizer step over a shard ([`ops`]).
+//! [`Pending`] to wait on. Beside them live the optimizer step over a shard ([`ops`]) and what of CUDA tch does not bind
+//! ([`cuda`]).
 //!
-//! Its `unsafe` code is all in talking to `cpp/shim.cpp`.
+//! Collectives on the CPU are gloo's. With the feature `cuda` there are NCCL's too, and the crate links against a libtorch
+//! with CUDA; without it everything of CUDA is there as well, and fails with a text that says so.
+//!
+//! Its `unsafe` code is all in talking to the C++ in `cpp/`.
 
 mod error;
 mod ffi;
@@ -11,6 +15,7 @@ mod group;
 mod pending;
 mod store;
 
+pub mod cuda;
 pub mod ops;
 
 pub use error::Error;

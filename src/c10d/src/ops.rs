@@ -24,21 +24,32 @@ pub struct AdamW {
     pub grad_scale: f64,
 }
 
+/// What takes a step.
+#[derive(Debug, Clone, Copy)]
+enum Means {
+    /// The loop of this crate.
+    OnePass,
+    /// libtorch's fused kernel.
+    Libtorch,
+}
+
 impl AdamW {
     /// Updates `param` and its moments in place, in one pass over memory, as `torch.optim.AdamW` does.
     ///
-    /// All four are fp32 on the CPU, of one length, contiguous; views of longer tensors are fine. Each element's result
-    /// has the same bits however the tensors are cut and whatever the number of threads.
+    /// All four are fp32 on one device, of one length, contiguous; views of longer tensors are fine. On the CPU each
+    /// element's result has the same bits however the tensors are cut and whatever the number of threads. Elsewhere the
+    /// gradient is scaled in its place.
     ///
     /// # Errors
     /// When shapes differ, a tensor is of another kind or place, or `step` is 0.
     pub fn step(&self, param: &Tensor, grad: &Tensor, exp_avg: &Tensor, exp_avg_sq: &Tensor) -> Result<()> {
         let doing = || format!("apply AdamW step {} to a tensor of {:?}", self.step, param.size());
+        let place = param.device();
         for (name, tensor) in
             [("parameter", param), ("gradient", grad), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
         {
             let (kind, device, size) = (tensor.kind(), tensor.device(), tensor.size());
-            if (kind, device) != (Kind::Float, Device::Cpu) || !tensor.is_contiguous() || size != param.size() {
+            if (kind, device) != (Kind::Float, place) || !tensor.is_contiguous() || size != param.size() {
                 let why = format!("its {name} is {kind:?} {size:?} on {device:?} with strides {:?}", tensor.stride());
                 return Err(Error::argument(doing(), why));
             }
@@ -46,9 +57,22 @@ impl AdamW {
         if self.step == 0 {
             return Err(Error::argument(doing(), "steps count from 1"));
         }
-        // SAFETY: all four are contiguous fp32 tensors on the CPU of as many elements as the first, and outlive the call.
-        let status = unsafe {
-            ffi::vidtui_adamw(
+        let means = if place == Device::Cpu { Means::OnePass } else { Means::Libtorch };
+        // SAFETY: checked above.
+        let status = unsafe { self.call(means, [param, grad, exp_avg, exp_avg_sq]) };
+        check(status, doing)
+    }
+
+    /// # Safety
+    /// All four are contiguous fp32 tensors of one length on one device, which is the CPU for [`Means::OnePass`].
+    unsafe fn call(&self, means: Means, [param, grad, exp_avg, exp_avg_sq]: [&Tensor; 4]) -> ffi::Status {
+        let call = match means {
+            Means::OnePass => ffi::vidtui_adamw,
+            Means::Libtorch => ffi::vidtui_adamw_fused,
+        };
+        // SAFETY: the caller answers for the tensors, which outlive the call.
+        unsafe {
+            call(
                 param.as_ptr(),
                 grad.as_ptr(),
                 exp_avg.as_ptr(),
@@ -61,7 +85,29 @@ impl AdamW {
                 self.eps,
                 self.step as f64,
             )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libtorchs_kernel_takes_the_same_step() {
+        let random = || Tensor::randn([100], (Kind::Float, Device::Cpu));
+        let (param, grad, mean, square) = (random(), random(), random(), random().square());
+        let adamw =
+            AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, grad_scale: 0.25 };
+        let take = |means| {
+            let [p, g, m, v] = [&param, &grad, &mean, &square].map(Tensor::copy);
+            // SAFETY: four fp32 tensors of 100 elements on the CPU.
+            let status = unsafe { adamw.call(means, [&p, &g, &m, &v]) };
+            check(status, || "take a step".into()).unwrap();
+            [p, m, v]
         };
-        check(status, doing)
+        for (ours, libtorchs) in take(Means::OnePass).iter().zip(take(Means::Libtorch)) {
+            assert!((ours - libtorchs).abs().max().double_value(&[]) < 1e-6);
+        }
     }
 }

@@ -1,0 +1,55 @@
+// What cuda.cpp offers, in a build without CUDA: every call says so.
+
+#include "shim.h"
+
+struct EventHandle;
+
+namespace {
+
+char* missing() {
+  return copy_text("this program was built without CUDA");
+}
+
+}  // namespace
+
+extern "C" {
+
+int vidtui_cuda_built() {
+  return 0;
+}
+
+char* vidtui_cuda_set_device(int) {
+  return missing();
+}
+
+char* vidtui_group_nccl(StoreHandle*, const char*, int, int, int64_t, int, GroupHandle**) {
+  return missing();
+}
+
+char* vidtui_cuda_memory(int, int64_t*, int64_t*) {
+  return missing();
+}
+
+char* vidtui_cuda_pinned(const at::Tensor*, at::Tensor**) {
+  return missing();
+}
+
+char* vidtui_cuda_copy(const at::Tensor*, const at::Tensor*) {
+  return missing();
+}
+
+char* vidtui_cuda_event(EventHandle**) {
+  return missing();
+}
+
+char* vidtui_cuda_event_wait(EventHandle*) {
+  return missing();
+}
+
+char* vidtui_cuda_event_seconds(EventHandle*, EventHandle*, double*) {
+  return missing();
+}
+
+void vidtui_cuda_event_drop(EventHandle*) {}
+
+}  // extern "C"

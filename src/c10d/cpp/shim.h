@@ -1,0 +1,49 @@
+// What the files of the C face share: handles, and how errors leave.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+
+using Milliseconds = std::chrono::milliseconds;
+
+struct StoreHandle {
+  c10::intrusive_ptr<c10d::Store> store;
+  uint16_t port;
+};
+
+struct GroupHandle {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  uint32_t next_tag;
+  // Where the tensors of an NCCL group are.
+  std::optional<at::Device> device;
+};
+
+inline char* copy_text(const char* text) {
+  char* copy = strdup(text);
+  // Out of memory while reporting an error: there is nothing left to report it with.
+  if (copy == nullptr) std::abort();
+  return copy;
+}
+
+template <typename F>
+char* guarded(F&& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return copy_text(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return copy_text(error.what());
+  } catch (...) {
+    return copy_text("an exception without a description");
+  }
+}
