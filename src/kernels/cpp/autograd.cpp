@@ -7,8 +7,11 @@
 #include "ttt.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -40,24 +43,182 @@ TttInputs inputs_of(const variable_list& x) {
           numbers(x[5]), numbers(x[6]), numbers(x[7]), numbers(x[8]), numbers(x[9])};
 }
 
+// The scan in ATen's operators: what a device without a kernel of its own runs. The mini-batches of a group are recorded
+// by autograd when the backward pass comes to them, one group at a time.
+namespace generic {
+
+// W1, b1, W2, b2 of every sequence; the last two are undefined for the linear kind.
+using State = std::array<Tensor, 4>;
+
+// One row of the heads' tensors for each sequence.
+Tensor for_sequences(const Tensor& t, int64_t sequences) {
+  std::vector<int64_t> repeats(t.dim(), 1);
+  repeats[0] = sequences / t.size(0);
+  return t.repeat(repeats);
+}
+
+Tensor norm(const Tensor& z, double eps, Tensor* inverse) {
+  const Tensor centred = z - z.mean(-1, true);
+  *inverse = (centred.square().mean(-1, true) + eps).rsqrt();
+  return centred * *inverse;
+}
+
+Tensor hidden(const State& w, const Tensor& x) { return at::baddbmm(w[1], x, w[0]); }
+
+Tensor inner(const State& w, const Tensor& x) {
+  const Tensor z = hidden(w, x);
+  return w[2].defined() ? at::baddbmm(w[3], at::gelu(z, "tanh"), w[2]) : z;
+}
+
+// One mini-batch: learns from keys and targets, then answers the queries. The formulas are those of ttt.rs.
+Tensor step(State& w, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta, const Tensor& gamma,
+            const Tensor& beta, double eps) {
+  const Tensor z1 = hidden(w, k);
+  const bool mlp = w[2].defined();
+  const Tensor x = mlp ? at::gelu(z1, "tanh") : k, z = mlp ? at::baddbmm(w[3], x, w[2]) : z1;
+  Tensor inverse;
+  const Tensor hat = norm(z, eps, &inverse), g = (gamma * hat + beta - target) * gamma;
+  const Tensor g2 = (g - g.mean(-1, true) - hat * (g * hat).mean(-1, true)) * inverse;
+  const auto learn = [&](size_t at, const Tensor& from, const Tensor& gradient) {
+    const Tensor scaled = eta.unsqueeze(-1) * gradient;
+    w[at] = at::baddbmm(w[at], from.transpose(1, 2), scaled, 1, -1);
+    w[at + 1] = w[at + 1] - scaled.sum(1, true);
+  };
+  if (mlp) {
+    // gelu's slope as an expression, because it is differentiated again.
+    const Tensor t = at::tanh(0.7978845608028654 * (z1 + 0.044715 * z1.pow(3)));
+    const Tensor slope = 0.5 * (1 + t) + 0.5 * z1 * (1 - t.square()) * 0.7978845608028654 * (1 + 3 * 0.044715 * z1.square());
+    const Tensor g1 = at::bmm(g2, w[2].transpose(1, 2)) * slope;
+    learn(2, x, g2);
+    learn(0, k, g1);
+  } else {
+    learn(0, k, g2);
+  }
+  return q + gamma * norm(inner(w, q), eps, &inverse) + beta;
+}
+
+// Walks the mini-batches of `tokens`, which are queries, keys, targets and rates, from state `w` to the state after them.
+Tensor walk(State& w, const std::array<Tensor, 4>& tokens, const Tensor& gamma, const Tensor& beta,
+            const TttShape& shape) {
+  const auto spread = [&](const Tensor& t) { return for_sequences(t, shape.sequences).unsqueeze(1); };
+  const Tensor gammas = spread(gamma), betas = spread(beta);
+  // One split for all: each slice of its own would get a gradient as long as the whole.
+  std::array<std::vector<Tensor>, 4> parts;
+  for (size_t i = 0; i < 4; ++i) parts[i] = tokens[i].split(shape.mini_batch, 1);
+  std::vector<Tensor> out;
+  for (size_t i = 0; i < parts[0].size(); ++i) {
+    out.push_back(step(w, parts[0][i], parts[1][i], parts[2][i], parts[3][i], gammas, betas, shape.eps));
+  }
+  return at::cat(out, 1);
+}
+
+State first_state(const variable_list& x, const TttShape& shape) {
+  State w;
+  for (size_t i = 0; i < 4; ++i) {
+    if (x[6 + i].defined()) w[i] = for_sequences(x[6 + i], shape.sequences);
+  }
+  return w;
+}
+
+// The tokens of a group of mini-batches.
+std::array<Tensor, 4> tokens_of(const variable_list& x, const TttShape& shape, int64_t group) {
+  const int64_t from = group * shape.group * shape.mini_batch;
+  const int64_t len = std::min(shape.group * shape.mini_batch, shape.length - from);
+  std::array<Tensor, 4> tokens;
+  for (size_t i = 0; i < 4; ++i) tokens[i] = x[i].narrow(1, from, len);
+  return tokens;
+}
+
+int64_t groups_of(const TttShape& shape) {
+  const int64_t len = shape.group * shape.mini_batch;
+  return (shape.length + len - 1) / len;
+}
+
+// The states before every group but the first follow each other in `saved`.
+Tensor forward(const variable_list& x, const TttShape& shape, variable_list* saved) {
+  State w = first_state(x, shape);
+  std::vector<Tensor> out;
+  for (int64_t group = 0; group < groups_of(shape); ++group) {
+    if (saved != nullptr && group > 0) saved->insert(saved->end(), w.begin(), w.end());
+    out.push_back(walk(w, tokens_of(x, shape, group), x[4], x[5], shape));
+  }
+  return at::cat(out, 1);
+}
+
+// The gradients of the ten tensors; the saved states begin behind them in `x`.
+variable_list backward(const variable_list& x, const TttShape& shape, const Tensor& grad_out) {
+  at::AutoGradMode recording(true);
+  const auto leaf = [](const Tensor& t) { return t.defined() ? t.detach().requires_grad_(true) : Tensor(); };
+  variable_list total(kTensors);
+  std::array<std::vector<Tensor>, 4> of_tokens;
+  State grad_state;
+  for (int64_t group = groups_of(shape) - 1; group >= 0; --group) {
+    // Leaves: tokens, gamma and beta, and the state before the group; before the first, the learned weights.
+    variable_list leaves;
+    std::array<Tensor, 4> tokens = tokens_of(x, shape, group);
+    for (Tensor& t : tokens) leaves.push_back(t = leaf(t));
+    for (size_t i = 4; i < 6; ++i) leaves.push_back(leaf(x[i]));
+    for (size_t i = 0; i < 4; ++i) leaves.push_back(leaf(group > 0 ? x[kTensors + 4 * (group - 1) + i] : x[6 + i]));
+    State w = group > 0 ? State{leaves[6], leaves[7], leaves[8], leaves[9]} : first_state(leaves, shape);
+
+    const Tensor out = walk(w, tokens, leaves[4], leaves[5], shape);
+    const int64_t from = group * shape.group * shape.mini_batch;
+    variable_list outputs{out}, cotangents{grad_out.narrow(1, from, out.size(1))}, inputs;
+    for (size_t i = 0; i < 4; ++i) {
+      if (!grad_state[i].defined()) continue;
+      outputs.push_back(w[i]);
+      cotangents.push_back(grad_state[i]);
+    }
+    for (const Tensor& t : leaves) {
+      if (t.defined()) inputs.push_back(t);
+    }
+    const variable_list grads = torch::autograd::grad(outputs, inputs, cotangents);
+    for (size_t i = 0, next = 0; i < kTensors; ++i) {
+      if (!leaves[i].defined()) continue;
+      const Tensor& grad = grads[next++];
+      if (i < 4) {
+        of_tokens[i].insert(of_tokens[i].begin(), grad);
+      } else if (i < 6) {
+        total[i] = total[i].defined() ? total[i] + grad : grad;
+      } else if (group > 0) {
+        grad_state[i - 6] = grad;
+      } else {
+        total[i] = grad;
+      }
+    }
+  }
+  for (size_t i = 0; i < 4; ++i) total[i] = at::cat(of_tokens[i], 1);
+  return total;
+}
+
+}  // namespace generic
+
 // The TTT scan. The inner state is fp32 whatever comes in; the output has the dtype of the queries.
 struct Scan : torch::autograd::Function<Scan> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta,
                         const Tensor& gamma, const Tensor& beta, const Tensor& w1, const Tensor& b1,
-                        const Maybe& w2, const Maybe& b2, int64_t mini_batch, int64_t group, double eps, bool save) {
+                        const Maybe& w2, const Maybe& b2, int64_t mini_batch, int64_t group, double eps, bool save,
+                        bool kernel) {
     const variable_list came{q, k, target, eta, gamma, beta, w1, b1, w2.value_or(Tensor()), b2.value_or(Tensor())};
     variable_list x;
     for (const Tensor& t : came) x.push_back(plain(t));
     const TttShape shape = shape_of(x, mini_batch, group, eps);
-    const Tensor out = at::empty({shape.sequences, shape.length, shape.width}, at::kFloat);
-    const Tensor saved = save ? at::empty({shape.sequences, ttt_saved_size(shape)}, at::kFloat) : Tensor();
-    ttt_forward(shape, inputs_of(x), room(out), room(saved));
+    Tensor out;
+    variable_list states;
+    if (kernel) {
+      out = at::empty({shape.sequences, shape.length, shape.width}, at::kFloat);
+      if (save) states.push_back(at::empty({shape.sequences, ttt_saved_size(shape)}, at::kFloat));
+      ttt_forward(shape, inputs_of(x), room(out), save ? room(states[0]) : nullptr);
+    } else {
+      out = generic::forward(x, shape, save ? &states : nullptr);
+    }
     if (save) {
-      x.push_back(saved);
+      x.insert(x.end(), states.begin(), states.end());
       ctx->save_for_backward(x);
       ctx->saved_data["mini_batch"] = mini_batch;
       ctx->saved_data["group"] = group;
       ctx->saved_data["eps"] = eps;
+      ctx->saved_data["kernel"] = kernel;
       at::List<int64_t> kinds;
       for (const Tensor& t : came) kinds.push_back(t.defined() ? static_cast<int64_t>(t.scalar_type()) : -1);
       ctx->saved_data["kinds"] = kinds;
@@ -69,6 +230,18 @@ struct Scan : torch::autograd::Function<Scan> {
     const variable_list x = ctx->get_saved_variables();
     const TttShape shape = shape_of(x, ctx->saved_data["mini_batch"].toInt(), ctx->saved_data["group"].toInt(),
                                     ctx->saved_data["eps"].toDouble());
+    const Tensor grad_out = plain(grad_outputs[0]);
+    const bool kernel = ctx->saved_data["kernel"].toBool();
+    variable_list g = kernel ? by_kernel(x, shape, grad_out) : generic::backward(x, shape, grad_out);
+    const auto kinds = ctx->saved_data["kinds"].toIntVector();
+    for (size_t i = 0; i < kTensors; ++i) {
+      if (g[i].defined()) g[i] = g[i].to(static_cast<at::ScalarType>(kinds[i]));
+    }
+    g.resize(kTensors + 5);
+    return g;
+  }
+
+  static variable_list by_kernel(const variable_list& x, const TttShape& shape, const Tensor& grad_out) {
     variable_list g;
     for (size_t i = 0; i < kTensors; ++i) {
       // The first four belong to sequences; the rest to heads, with one row per sequence until they are summed below.
@@ -78,23 +251,58 @@ struct Scan : torch::autograd::Function<Scan> {
     }
     const TttGrads grads{room(g[0]), room(g[1]), room(g[2]), room(g[3]), room(g[4]),
                          room(g[5]), room(g[6]), room(g[7]), room(g[8]), room(g[9])};
-    const Tensor grad_out = plain(grad_outputs[0]);
     ttt_backward(shape, inputs_of(x), numbers(x[kTensors]), numbers(grad_out), grads);
-    const auto kinds = ctx->saved_data["kinds"].toIntVector();
-    for (size_t i = 0; i < kTensors; ++i) {
+    for (size_t i = 4; i < kTensors; ++i) {
       if (!g[i].defined()) continue;
-      if (i >= 4) {
-        std::vector<int64_t> size = g[i].sizes().vec();
-        size[0] = shape.heads;
-        size.insert(size.begin(), shape.sequences / shape.heads);
-        g[i] = g[i].view(size).sum(0);
-      }
-      g[i] = g[i].to(static_cast<at::ScalarType>(kinds[i]));
+      std::vector<int64_t> size = g[i].sizes().vec();
+      size[0] = shape.heads;
+      size.insert(size.begin(), shape.sequences / shape.heads);
+      g[i] = g[i].view(size).sum(0);
     }
-    g.resize(kTensors + 4);
     return g;
   }
 };
+
+// The CPU has one kernel for attention. A GPU has two: flash attention for halves, and for fp32 the one that libtorch
+// calls memory-efficient.
+enum class Kernel { Cpu, Flash, Efficient };
+
+Kernel kernel_for(const Tensor& q) {
+  if (q.device().is_cpu()) return Kernel::Cpu;
+  return q.scalar_type() == at::kFloat ? Kernel::Efficient : Kernel::Flash;
+}
+
+std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v) {
+  switch (kernel_for(q)) {
+    case Kernel::Cpu: return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false);
+    case Kernel::Flash: {
+      const auto all = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, false, false);
+      return {std::get<0>(all), std::get<1>(all)};
+    }
+    case Kernel::Efficient: {
+      const auto all = at::_scaled_dot_product_efficient_attention(q, k, v, {}, true);
+      return {std::get<0>(all), std::get<1>(all)};
+    }
+  }
+  return {};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                   const Tensor& out, const Tensor& logsumexp) {
+  if (kernel_for(q) == Kernel::Cpu) {
+    return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, logsumexp, 0.0, false);
+  }
+  // The state of a random generator, for dropout: there is none, and nobody looks.
+  const Tensor state = at::zeros({2}, q.options().dtype(at::kUInt64)), offset = at::zeros({}, state.options());
+  if (kernel_for(q) == Kernel::Flash) {
+    return at::_scaled_dot_product_flash_attention_backward(grad, q, k, v, out, logsumexp, {}, {}, q.size(2), k.size(2),
+                                                            0.0, false, state, offset);
+  }
+  const Tensor seed = at::zeros({}, q.options().dtype(at::kLong));
+  auto all = at::_scaled_dot_product_efficient_attention_backward(grad, q, k, v, {}, out, logsumexp, seed, seed, 0.0,
+                                                                  {true, true, true, false});
+  return {std::get<0>(all), std::get<1>(all), std::get<2>(all)};
+}
 
 // Full attention whose forward result may be known already: then only its backward pass is computed.
 struct Attention : torch::autograd::Function<Attention> {
@@ -106,7 +314,7 @@ struct Attention : torch::autograd::Function<Attention> {
       out = known_out->detach();
       logsumexp = known_logsumexp->detach();
     } else {
-      std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false);
+      std::tie(out, logsumexp) = attend(q, k, v);
     }
     ctx->save_for_backward({q, k, v, out, logsumexp});
     ctx->mark_non_differentiable({logsumexp});
@@ -115,8 +323,7 @@ struct Attention : torch::autograd::Function<Attention> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const variable_list x = ctx->get_saved_variables();
-    auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(grad_outputs[0], x[0], x[1], x[2], x[3],
-                                                                              x[4], 0.0, false);
+    auto [q, k, v] = attend_backward(grad_outputs[0], x[0], x[1], x[2], x[3], x[4]);
     return {q, k, v, Tensor(), Tensor()};
   }
 };
@@ -150,15 +357,16 @@ extern "C" {
 
 void vidtui_kernels_free(char* text) { std::free(text); }
 
-// `tensors` are the ten of the scan; the last two may be null.
-char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, Tensor** out) {
+// `tensors` are the ten of the scan; the last two may be null. On the CPU the kernel is used, unless `generic` is set.
+char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int generic,
+                      Tensor** out) {
   return guarded([&] {
     const auto t = [&](size_t i) -> const Tensor& { return *tensors[i]; };
     bool save = false;
     for (size_t i = 0; i < kTensors; ++i) save = save || (tensors[i] != nullptr && t(i).requires_grad());
     save = save && at::GradMode::is_enabled();
     *out = new Tensor(Scan::apply(t(0), t(1), t(2), t(3), t(4), t(5), t(6), t(7), given(tensors[8]), given(tensors[9]),
-                                  mini_batch, group, eps, save));
+                                  mini_batch, group, eps, save, t(0).device().is_cpu() && generic == 0));
   });
 }
 

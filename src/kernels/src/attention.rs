@@ -21,6 +21,7 @@ impl Attended {
 
 /// Attends without a mask, scale 1/√F; differentiable in queries, keys and values, each `[B, H, L, F]`.
 ///
+/// On a GPU halves go through flash attention, fp32 through libtorch's memory-efficient kernel.
 /// When `known` holds the result for the same inputs, nothing is computed now, and the gradients are the same.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> Attended {
     let (mut out, mut logsumexp) = (std::ptr::null_mut(), std::ptr::null_mut());

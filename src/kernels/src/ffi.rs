@@ -1,6 +1,6 @@
 //! The functions of `cpp/autograd.cpp`.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use torch_sys::C_tensor;
 
 /// nullptr, or a text to free with `vidtui_kernels_free`.
@@ -13,6 +13,7 @@ unsafe extern "C" {
         mini_batch: i64,
         group: i64,
         eps: f64,
+        generic: c_int,
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_attention(

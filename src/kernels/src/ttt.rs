@@ -49,11 +49,26 @@ pub struct Inputs<'a> {
 /// Runs the loop and returns `[N, L, F]` in the dtype of the queries; differentiable in all of its inputs.
 ///
 /// The inner state is fp32 throughout. The backward pass is a formula of its own: no graph is built, and states are
-/// saved only every [`Settings::scan_group`] mini-batches, and only when gradients are being recorded.
+/// saved only every [`Settings::scan_group`] mini-batches, and only when gradients are being recorded. That is the CPU's
+/// kernel; on a GPU the loop is made of libtorch's operators, which autograd records a group at a time.
 ///
 /// # Panics
 /// When shapes do not fit together, or `L` is no multiple of the mini-batch: a recipe's check rules that out.
 pub fn scan(settings: Settings, x: &Inputs<'_>) -> Tensor {
+    scan_by(Means::Fastest, settings, x)
+}
+
+/// What computes the loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// The kernel on the CPU, ATen's operators elsewhere.
+    Fastest,
+    /// ATen's operators everywhere.
+    #[cfg(test)]
+    Operators,
+}
+
+fn scan_by(means: Means, settings: Settings, x: &Inputs<'_>) -> Tensor {
     let (n, l, f) = x.q.size3().expect("queries are [N, L, F]");
     let (h, m) = (x.norm.0.size()[0], x.first.0.size()[2]);
     assert!(n % h == 0 && l % settings.mini_batch == 0, "{n} sequences of {h} heads, {l} tokens, {settings:?}");
@@ -76,11 +91,63 @@ pub fn scan(settings: Settings, x: &Inputs<'_>) -> Tensor {
         .chain(x.second.map_or([std::ptr::null(); 2], |(w2, b2)| [w2.as_ptr(), b2.as_ptr()]))
         .collect();
     let mut out = std::ptr::null_mut();
+    let generic = i32::from(means != Means::Fastest);
     let Settings { mini_batch, scan_group, eps } = settings;
     // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, of shapes that fit
     // together as checked above; the C++ writes a new tensor on success.
-    let status = unsafe { ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, &mut out) };
+    let status = unsafe { ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, generic, &mut out) };
     ffi::expect_done(status, "scan the tokens");
     // SAFETY: made by the call above, which gives it up to us.
     unsafe { Tensor::from_ptr(out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    /// Output and gradients of all inputs; five mini-batches of four tokens, two samples of three heads.
+    fn run(means: Means, mlp: bool, leaves: &[Tensor], pull: &Tensor) -> Vec<Tensor> {
+        let settings = Settings { mini_batch: 4, scan_group: 2, eps: 1e-6 };
+        let t = |i: usize| &leaves[i];
+        let inputs = Inputs {
+            q: t(0),
+            k: t(1),
+            target: t(2),
+            eta: t(3),
+            norm: (t(4), t(5)),
+            first: (t(6), t(7)),
+            second: mlp.then(|| (t(8), t(9))),
+        };
+        let out = scan_by(means, settings, &inputs);
+        let wanted: Vec<&Tensor> = leaves.iter().collect();
+        let mut all = Tensor::run_backward(&[(&out * pull).sum(Kind::Float)], &wanted, false, false);
+        all.push(out.detach());
+        all
+    }
+
+    #[test]
+    fn operators_give_what_the_kernel_gives() {
+        tch::manual_seed(3);
+        let (n, h, l, f) = (6, 3, 20, 8);
+        for mlp in [false, true] {
+            let m = if mlp { 4 * f } else { f };
+            let mut sizes = vec![vec![n, l, f], vec![n, l, f], vec![n, l, f], vec![n, l], vec![h, f], vec![h, f]];
+            sizes.extend([vec![h, f, m], vec![h, 1, m]]);
+            sizes.extend(mlp.then(|| [vec![h, m, f], vec![h, 1, f]]).into_iter().flatten());
+            let leaf =
+                |size: &Vec<i64>| (Tensor::randn(size, (Kind::Float, Device::Cpu)) * 0.3).set_requires_grad(true);
+            let leaves: Vec<Tensor> = sizes.iter().map(leaf).collect();
+            let pull = Tensor::randn([n, l, f], (Kind::Float, Device::Cpu));
+            let (want, got) = (run(Means::Fastest, mlp, &leaves, &pull), run(Means::Operators, mlp, &leaves, &pull));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = ((got - want).norm() / want.norm()).double_value(&[]);
+                assert!(
+                    error < 1e-4,
+                    "tensor {i} of the {} kind is off by {error:e}",
+                    if mlp { "MLP" } else { "linear" }
+                );
+            }
+        }
+    }
 }
