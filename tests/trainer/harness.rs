@@ -207,6 +207,7 @@ impl RunUnderTest {
                 .args(["rank", "--run-dir", self.dir.root.as_str(), "--attempt", &number.to_string()])
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", world.to_string())
+                .env("LOCAL_RANK", rank.to_string())
                 .env("LOCAL_WORLD_SIZE", world.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())

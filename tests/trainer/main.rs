@@ -280,6 +280,23 @@ fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
 }
 
 #[test]
+fn gpus_that_are_asked_for_and_not_there_are_missed_by_every_rank() {
+    let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_vidtui-train"));
+    let version = program.args(["version", "--json"]).output().unwrap();
+    if String::from_utf8_lossy(&version.stdout).contains("\"cuda\":true") {
+        println!("SKIPPED: this machine has a GPU, and the trainer uses it");
+        return;
+    }
+    let (run, outputs) = Scene::new().launch("gpus", &[1, 2], &["train.steps=2", "train.device=cuda"]).wait();
+    for output in &outputs {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("cannot train on GPUs"), "{said}");
+        assert!(said.contains("hint:") && said.contains("train.device = \"cpu\""), "{said}");
+    }
+    assert!(run.samples().is_empty());
+}
+
+#[test]
 fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
     let scene = Scene::new();
     // A latent of infinities makes every gradient undefined.

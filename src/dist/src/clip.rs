@@ -2,7 +2,7 @@
 
 use crate::fsdp::{Fsdp, ShardView};
 use c10d::{Reduce, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// Returns the Euclidean norm of the whole gradient, the same bits on every rank; not finite when any element is not.
 pub fn grad_norm(fsdp: &Fsdp) -> Result<f64> {
@@ -15,7 +15,7 @@ pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
 }
 
 fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64> {
-    let mut sum = Tensor::zeros([1], (Kind::Double, Device::Cpu));
+    let mut sum = Tensor::zeros([1], (Kind::Double, fsdp.groups().device));
     for own in fsdp.own(of) {
         // The norm of each in fp32 has a relative error of 1e-7 at most; the squares are added in fp64.
         sum += own.norm().to_kind(Kind::Double).square();

@@ -7,7 +7,7 @@ use crate::flat::{Held, Layout, Run, Slot, Which};
 use crate::mesh::MeshGroups;
 use c10d::{Pending, Reduce, Result};
 use std::time::{Duration, Instant};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The sharded parameters of a model and the gradients of this rank's shards.
 pub struct Fsdp {
@@ -79,9 +79,10 @@ pub struct OwnedRun {
 }
 
 impl Fsdp {
-    /// Allocates this rank's shards, filled with zeros. Gathered weights have the dtype `compute`.
+    /// Allocates this rank's shards, filled with zeros, where its groups' tensors are. Gathered weights have the dtype `compute`.
     pub fn new(layouts: Vec<Layout>, groups: MeshGroups, compute: Kind) -> Self {
-        let zeros = |len: i64, kind| Tensor::zeros([len], (kind, Device::Cpu));
+        let device = groups.device;
+        let zeros = |len: i64, kind| Tensor::zeros([len], (kind, device));
         let units = layouts
             .into_iter()
             .map(|layout| ShardedUnit {
@@ -188,7 +189,7 @@ impl Fsdp {
             if shard.size() == 1 {
                 return Ok(part);
             }
-            let out = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, Device::Cpu));
+            let out = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, part.device()));
             pending.push(shard.all_gather_into(&out, &part)?);
             Ok(out)
         };
@@ -229,7 +230,7 @@ impl Fsdp {
         let first = before.is_none();
         let flat = before.unwrap_or_else(|| {
             let whole = layout.trained_shard * shards as i64;
-            let flat = Tensor::empty([whole], (Kind::Float, Device::Cpu));
+            let flat = Tensor::empty([whole], (Kind::Float, trained.grad.device()));
             let used: i64 = layout.slots.iter().filter(|s| s.which == Which::Trained).map(|s| s.len).sum();
             let _ = flat.narrow(0, used, whole - used).zero_();
             flat

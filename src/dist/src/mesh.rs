@@ -3,10 +3,13 @@
 use c10d::{Group, Store};
 use recipe::Mesh;
 use std::time::Duration;
+use tch::Device;
 
 /// This rank's groups along each axis of the mesh.
 pub struct MeshGroups {
-    /// All ranks.
+    /// Where this rank computes, and where the tensors are that its groups move, but for those of `world`.
+    pub device: Device,
+    /// All ranks, for small tensors on the CPU.
     pub world: Group,
     /// The ranks that together hold the parameters, or this rank's TP part of them, once.
     pub shard: Group,
@@ -17,7 +20,8 @@ pub struct MeshGroups {
 }
 
 impl MeshGroups {
-    /// Joins the groups of `rank`. Every rank of the mesh must call this at about the same time.
+    /// Joins the groups of `rank`: NCCL's among ranks that compute on GPUs, gloo's otherwise and for what concerns the CPU.
+    /// Every rank of the mesh must call this at about the same time.
     ///
     /// # Errors
     /// When the others do not come within `timeout`, which is also the limit of every later collective.
@@ -25,13 +29,18 @@ impl MeshGroups {
         store: &Store,
         mesh: Mesh,
         rank: usize,
+        device: Device,
         timeout: Duration,
         interface: Option<&str>,
     ) -> c10d::Result<Self> {
         let (replicate, shard, tp) = mesh.coords(rank);
-        let join = |name: String, rank, size| Group::gloo(&store.prefix(&name), rank, size, timeout, interface);
+        let join = |name: String, rank, size| match device {
+            Device::Cuda(gpu) => Group::nccl(&store.prefix(&name), rank, size, timeout, gpu),
+            _ => Group::gloo(&store.prefix(&name), rank, size, timeout, interface),
+        };
         Ok(MeshGroups {
-            world: join("world".into(), rank, mesh.world())?,
+            device,
+            world: Group::gloo(&store.prefix("world"), rank, mesh.world(), timeout, interface)?,
             shard: join(format!("shard-of-replica-{replicate}-tp-{tp}"), shard, mesh.dp_shard)?,
             replicate: join(format!("replicas-of-shard-{shard}-tp-{tp}"), replicate, mesh.dp_replicate)?,
             tp: join(format!("tp-of-replica-{replicate}-shard-{shard}"), tp, mesh.tp)?,
@@ -44,8 +53,19 @@ impl MeshGroups {
         (rank, self.replicate.size() * self.shard.size())
     }
 
-    /// The mesh of one rank, without a network.
+    /// The mesh of one rank on the CPU, without a network.
     pub fn alone() -> Self {
-        MeshGroups { world: Group::alone(), shard: Group::alone(), replicate: Group::alone(), tp: Group::alone() }
+        Self::alone_on(Device::Cpu)
+    }
+
+    /// The mesh of one rank, without a network.
+    pub fn alone_on(device: Device) -> Self {
+        MeshGroups {
+            device,
+            world: Group::alone(),
+            shard: Group::alone(),
+            replicate: Group::alone(),
+            tp: Group::alone(),
+        }
     }
 }

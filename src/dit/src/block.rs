@@ -11,7 +11,7 @@ use crate::ttt::Ttt;
 use crate::vjp::{leaf, vjp};
 use kernels::attention::{Attended, attend};
 use recipe::{Model, Unit};
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 /// What the forward pass of a block keeps for its backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +118,17 @@ impl Block {
             norm2: slots.affine("norm2.norm"),
             up: slots.affine("mlp.up"),
             down: slots.affine("mlp.down"),
+        }
+    }
+
+    /// Moves the fixed parts to where parameters and inputs are.
+    pub fn move_to(&mut self, device: Device) {
+        self.rotary = self.rotary.take().map(|rotary| rotary.to_device(device));
+        if let Some(segments) = &mut self.segments {
+            segments.move_to(device);
+        }
+        if let Some(ttt) = &mut self.ttt {
+            ttt.move_to(device);
         }
     }
 

@@ -62,6 +62,11 @@ impl Embedder {
         }
     }
 
+    /// Moves the position table.
+    pub fn move_to(&mut self, device: Device) {
+        self.fixed = self.fixed.take().map(|table| table.to_device(device));
+    }
+
     /// Embeds the inputs; builds a graph when the parameters or the latent ask for one.
     pub fn forward(&self, root: &UnitParams, inputs: &Inputs) -> Embedded {
         let latent = inputs.latent.size();
@@ -86,7 +91,7 @@ impl Embedder {
         };
         let time = embed([self.time1, self.time2], &inputs.timestep);
         let time = match self.ofs {
-            Some(ofs) => time + embed(ofs, &Tensor::full([1], OFS, (Kind::Float, Device::Cpu))),
+            Some(ofs) => time + embed(ofs, &Tensor::full([1], OFS, (Kind::Float, inputs.latent.device()))),
             None => time,
         };
         Embedded { x_bld, act_be: time.silu() }
@@ -139,7 +144,7 @@ impl Embedder {
 /// Source: reference `dit.py` and diffusers `Timesteps(flip_sin_to_cos=True, downscale_freq_shift=0)`.
 fn sinusoid(timestep: &Tensor, width: i64) -> Tensor {
     let half = width / 2;
-    let exponent = Tensor::arange(half, (Kind::Float, Device::Cpu)) * (-10_000f64.ln()) / half as f64;
+    let exponent = Tensor::arange(half, (Kind::Float, timestep.device())) * (-10_000f64.ln()) / half as f64;
     let angles = timestep.to_kind(Kind::Float).outer(&exponent.exp());
     Tensor::cat(&[angles.cos(), angles.sin()], -1)
 }

@@ -10,7 +10,7 @@ use crate::head::Head;
 use crate::parallel::{Alone, TensorParallel};
 use crate::params::{SlotGrad, UnitParams};
 use recipe::{Model, Positions, Unit};
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 /// Where the parameters of a unit come from, and where its gradients go.
 pub trait Units {
@@ -86,6 +86,13 @@ impl Network {
     /// Lets so many blocks share a saved input: each still runs again once. With all of them nothing runs again.
     pub fn grouped(self, blocks: usize) -> Self {
         Network { group: blocks.clamp(1, self.num_blocks), ..self }
+    }
+
+    /// Moves the fixed parts to where parameters and inputs are; the CPU when nobody says.
+    pub fn on(mut self, device: Device) -> Self {
+        self.embedder.move_to(device);
+        self.block.move_to(device);
+        self
     }
 
     /// Says how the inputs of blocks are kept for the backward pass; [`KeepInput::Whole`] when nobody says.

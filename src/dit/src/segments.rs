@@ -37,6 +37,12 @@ impl Segments {
         Some(Segments { count: n as i64, tokens: Tensor::from_slice(&tokens), share })
     }
 
+    /// Moves the index tensors.
+    pub fn move_to(&mut self, device: Device) {
+        self.tokens = self.tokens.to_device(device);
+        self.share = self.share.to_device(device);
+    }
+
     /// Makes a batch of segments, `[B·n, S, H, F]`, out of `[B, L, H, F]`.
     pub fn split(&self, x_blhf: &Tensor) -> Tensor {
         let size = x_blhf.size();
@@ -48,7 +54,7 @@ impl Segments {
         let size = x_bsd.size();
         let flat = x_bsd.reshape([size[0] / self.count, self.count * size[1], size[2]]);
         let share = self.share.to_kind(x_bsd.kind());
-        let sum = Tensor::zeros([flat.size()[0], share.size()[0], size[2]], (x_bsd.kind(), Device::Cpu));
+        let sum = Tensor::zeros([flat.size()[0], share.size()[0], size[2]], (x_bsd.kind(), x_bsd.device()));
         sum.index_add(1, &self.tokens, &flat) * share
     }
 }
@@ -103,6 +109,14 @@ impl Walk {
         let there = Tensor::from_slice(&there);
         let interleave = (n > 1).then(|| Interleave { back: there.argsort(0, false), there: there.shallow_clone() });
         Walk { interleave, reverse: Tensor::from_slice(&reverse), rates }
+    }
+
+    /// Moves the index tensors.
+    pub fn move_to(&mut self, device: Device) {
+        let there = |t: Tensor| t.to_device(device);
+        self.interleave = self.interleave.take().map(|i| Interleave { there: there(i.there), back: there(i.back) });
+        self.reverse = self.reverse.to_device(device);
+        self.rates = self.rates.take().map(there);
     }
 
     /// Puts tokens `[B, L, …]` in the order of the walk.

@@ -9,7 +9,7 @@ use crate::positions::rotate;
 use crate::segments::Walk;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, Model, Unit};
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
 const EPS: f64 = 1e-6;
@@ -75,6 +75,12 @@ impl Ttt {
             inner2: (model.layer == Layer::TttMlp).then(|| slots.affine("ttt.inner2")),
             gates: [gate("forward"), gate("backward")],
         })
+    }
+
+    /// Moves the orders of the walk and the rotary factors.
+    pub fn move_to(&mut self, device: Device) {
+        self.walk.move_to(device);
+        self.rotary = self.rotary.to_device(device);
     }
 
     /// Adds the layer's output in both directions of time to tokens `[B, L, D]`, each through its gate.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
 use recipe::{
-    CheckpointPolicy, Curriculum, Data, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
+    CheckpointPolicy, Curriculum, Data, Device, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
     RunLimits, Schedule, StageSpec, StageStart, Train, Trainable,
 };
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Liveness, Run, RunDir, RunFacts};
@@ -56,6 +56,7 @@ pub fn recipe() -> Recipe {
             trainable: Trainable::All,
             text_dropout: 0.1,
             dtype: Dtype::Float32,
+            device: Device::Auto,
             threads: 0,
             max_bad_steps: 10,
         },

@@ -58,6 +58,11 @@ impl LaunchPlan {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::Trainer::Command)
     }
 
+    /// Tells whether ranks of vidtui's own trainer use GPUs, where it `finds` some or not.
+    pub fn on_gpus(&self, finds: bool) -> bool {
+        self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
+    }
+
     /// Tells whether a run is created, rather than continued.
     pub fn is_new_run(&self) -> bool {
         self.attempt.why == AttemptWhy::Launch

@@ -44,4 +44,4 @@ pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use recipe::Recipe;
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
-pub use train::{CheckpointPolicy, Data, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};
+pub use train::{CheckpointPolicy, Data, Device, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};

@@ -188,6 +188,7 @@ pub static SCHEMA: &[Key] = &[
     preset("train.trainable", Kind::Trainable, Preset::Str("all"), "what is trained: all, qkvo, or a list of patterns of parameter names"),
     preset("train.text_dropout", FRACTION, Preset::Float(0.1), "chance that a sample is trained without its text"),
     preset("train.dtype", Kind::OneOf(&["float32", "bfloat16"]), Preset::Str("bfloat16"), "type that blocks compute in; master weights are always float32"),
+    preset("train.device", Kind::OneOf(&["auto", "cpu", "cuda"]), Preset::Str("auto"), "what ranks compute on; auto: a GPU each where the trainer finds GPUs, else the CPU"),
     preset("train.threads", int(0, 4096), Preset::Int(0), "CPU threads per rank; 0 shares a node's cores among its ranks"),
     preset("train.max_bad_steps", int(1, MANY), Preset::Int(10), "consecutive steps that are not finite before the run stops"),
 

@@ -41,6 +41,8 @@ pub struct Train {
     pub text_dropout: f64,
     /// Type that blocks compute in; master weights and optimizer state are always float32.
     pub dtype: Dtype,
+    /// What ranks compute on.
+    pub device: Device,
     /// CPU threads per rank; 0 shares the cores of a node among its ranks.
     pub threads: usize,
     /// Consecutive steps with a loss or gradient that is not finite before the run stops; each is skipped.
@@ -173,6 +175,38 @@ impl Dtype {
         match self {
             Dtype::Float32 => 4,
             Dtype::Bfloat16 => 2,
+        }
+    }
+}
+
+/// What ranks compute on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// A GPU for each rank of a node where the trainer sees any, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU for each rank of a node; a node without them is an error.
+    Cuda,
+}
+
+impl Device {
+    /// Tells whether ranks use GPUs, where the trainer `finds` some or not.
+    pub fn on_gpus(self, finds: bool) -> bool {
+        match self {
+            Device::Auto => finds,
+            Device::Cpu => false,
+            Device::Cuda => true,
+        }
+    }
+
+    /// Returns its name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Device::Auto => "auto",
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
         }
     }
 }

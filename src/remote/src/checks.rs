@@ -80,7 +80,11 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         checks.push(Check::new(plan, "node", node, Ok("reachable".to_owned())));
         checks.push(Check::new(plan, "disk", node, disk(&what, plan, transport.as_mut())));
         // A trainer that runs on processors leaves whatever GPUs there are alone.
-        let gpus = plan.trainer.cuda.then(|| preflight::local_gpus(&what, plan, &launch.node, transport.as_mut()));
+        let on_gpus = plan.on_gpus(plan.trainer.cuda);
+        if on_gpus && !plan.trainer.cuda && !plan.is_command() {
+            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, &launch.node))));
+        }
+        let gpus = on_gpus.then(|| preflight::local_gpus(&what, plan, &launch.node, transport.as_mut()));
         checks.extend(gpus.into_iter().flatten().map(|(name, result)| Check::new(plan, name, node, result)));
     }
     checks.extend(programs(&what, plan, transports));

@@ -190,6 +190,7 @@ fn rows(
         rows.push((
             "libtorch",
             match (&version, told.get("broken")) {
+                (Some(version), _) if plan.on_gpus(version.cuda) && !version.cuda => Err(no_gpus(what, node)),
                 (Some(version), _) => {
                     Ok(format!("{} for {}", version.libtorch, if version.cuda { "GPUs" } else { "CPUs" }))
                 }
@@ -281,9 +282,19 @@ fn rows(
 
     // A command takes what there is; who wants it on CPUs says so by a node without a driver.
     let has_gpus = told.get("gpus").is_some_and(|gpus| gpus != "none" && gpus != "0");
-    let on_gpus = version.as_ref().is_some_and(|version| version.cuda) || trainer.cuda || (is_command && has_gpus);
+    let finds = version.as_ref().is_some_and(|version| version.cuda) || trainer.cuda;
+    let on_gpus = if is_command { finds || has_gpus } else { plan.on_gpus(finds) };
     rows.extend(gpu_rows(what, plan, node, told, on_gpus));
     rows
+}
+
+/// The refusal of a node whose trainer finds no GPUs, when the recipe wants them.
+pub(crate) fn no_gpus(what: &str, node: &NodeId) -> Failure {
+    Failure::new(
+        what,
+        format!("node {node}: train.device is \"cuda\", and the trainer finds no GPU there"),
+        "see `vidtui-train version` there: it must be built with the feature `cuda`; or set train.device = \"cpu\"",
+    )
 }
 
 /// What GPUs tell, on whichever node.

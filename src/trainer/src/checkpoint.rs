@@ -7,6 +7,7 @@ use crate::data::kind;
 use crate::exchange::agree;
 use crate::fault;
 use crate::optim::{Moment, Moments};
+use c10d::cuda::{self, Event};
 use camino::Utf8Path;
 use dist::flat::Which;
 use dist::fsdp::{Fsdp, OwnedRun};
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::thread::JoinHandle;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use weights::{Header, read_range};
 
 /// The sharded state of training.
@@ -92,11 +93,19 @@ pub struct Spare(VecDeque<Tensor>);
 
 impl Spare {
     /// Copies a tensor. Tensors come in the same order every time, so the memory for it is the next.
-    fn copy(&mut self, values: &Tensor) -> Tensor {
+    ///
+    /// What is on a GPU is on its way when this returns, to page-locked memory.
+    fn copy(&mut self, values: &Tensor) -> c10d::Result<Tensor> {
         let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-        let Some(mut to) = self.0.pop_front().filter(fits) else { return values.copy() };
+        let to = self.0.pop_front().filter(fits);
+        if values.device() != Device::Cpu {
+            let to = to.map_or_else(|| cuda::pinned(values), Ok)?;
+            cuda::copy(&to, values)?;
+            return Ok(to);
+        }
+        let Some(mut to) = to else { return Ok(values.copy()) };
         tch::no_grad(|| to.copy_(values));
-        to
+        Ok(to)
     }
 }
 
@@ -158,25 +167,60 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
     };
     agree(&groups.world, if first { prepare() } else { Ok(()) })?;
     fault::reached("prepared", state.step);
-    let files: Vec<(String, Vec<Piece>)> = if groups.replicate.rank() == 0 {
-        let rank = groups.world.rank();
-        let mut copies = |pieces: Vec<Piece>| {
-            pieces.into_iter().filter(|p| p.saved).map(|p| Piece { values: spare.copy(&p.values), ..p }).collect()
-        };
-        vec![
-            (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))),
-            (format!("optim-{rank:05}.safetensors"), copies(moment_pieces(sharded))),
-        ]
-    } else {
-        Vec::new()
-    };
+    // What goes wrong in copying is told when writing ends, where the ranks agree.
+    let copied = if groups.replicate.rank() == 0 { Copies::of(sharded, spare) } else { Ok(Copies::default()) };
     let (dir, step) = (staging.dir(), state.step);
     fault::reached("copied", step);
     let thread = std::thread::spawn(move || {
-        let written = write_part(&files, &dir, step);
-        (written, Spare(files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values).collect()))
+        let arrived = copied.and_then(|copies| copies.arrived());
+        let files = arrived.map_err(|error| {
+            let fix = "leave more of the node's memory free; the checkpoints before this one are untouched";
+            Failure::new(format!("cannot save {dir}"), error.to_string(), fix)
+        });
+        match files {
+            Ok(files) => {
+                let written = write_part(&files, &dir, step);
+                let memory = files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values);
+                (written, Spare(memory.collect()))
+            }
+            Err(failure) => (Err(failure), Spare::default()),
+        }
     });
     Ok(Writing { state, staging, thread })
+}
+
+/// The files that a rank writes, each with copies of what is in it.
+type Files = Vec<(String, Vec<Piece>)>;
+
+/// Copies of this rank's tensors. Those of a GPU's are still on their way.
+#[derive(Default)]
+struct Copies {
+    files: Files,
+    /// Comes to pass when all are there.
+    done: Option<Event>,
+}
+
+impl Copies {
+    fn of(sharded: &Sharded<'_>, spare: &mut Spare) -> c10d::Result<Self> {
+        let groups = sharded.fsdp.groups();
+        let rank = groups.world.rank();
+        let mut copies = |pieces: Vec<Piece>| {
+            let saved = pieces.into_iter().filter(|piece| piece.saved);
+            saved.map(|piece| Ok(Piece { values: spare.copy(&piece.values)?, ..piece })).collect::<c10d::Result<_>>()
+        };
+        let files = vec![
+            (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))?),
+            (format!("optim-{rank:05}.safetensors"), copies(moment_pieces(sharded))?),
+        ];
+        let on_gpu = groups.device != Device::Cpu;
+        Ok(Copies { files, done: on_gpu.then(Event::record).transpose()? })
+    }
+
+    /// Waits until every copy is there.
+    fn arrived(self) -> c10d::Result<Files> {
+        self.done.map_or(Ok(()), |done| done.wait())?;
+        Ok(self.files)
+    }
 }
 
 /// Waits for all ranks to have written their parts, and puts the checkpoint in its place; returns its size in bytes.

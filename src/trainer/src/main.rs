@@ -4,6 +4,7 @@ mod checkpoint;
 #[cfg(test)]
 mod converted;
 mod data;
+mod device;
 mod exchange;
 mod fault;
 mod init;
@@ -136,7 +137,8 @@ const LIBTORCH: &str = "2.11.0";
 const TCH: &str = "0.24.0";
 
 fn print_version(json: bool) {
-    let (version, cuda) = (env!("CARGO_PKG_VERSION"), tch::Cuda::is_available());
+    // Whether it can train on GPUs here and now: a libtorch that sees them is not enough.
+    let (version, cuda) = (env!("CARGO_PKG_VERSION"), c10d::cuda::is_built() && tch::Cuda::is_available());
     if json {
         println!("{}", serde_json::json!({ "version": version, "tch": TCH, "libtorch": LIBTORCH, "cuda": cuda }));
     } else {

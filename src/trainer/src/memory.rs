@@ -1,6 +1,8 @@
-//! How much memory this process has.
+//! How much memory a rank has.
 
-/// Resident memory in GiB.
+use tch::Device;
+
+/// Memory in GiB: tensors on a GPU, or all of the process where it computes on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Memory {
     /// Now.
@@ -10,8 +12,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Reads `/proc/self/status`; zeros where there is none.
-    pub fn read() -> Self {
+    /// Asks libtorch's allocator for a GPU's, and `/proc/self/status` for the process's; zeros where neither tells.
+    pub fn of(device: Device) -> Self {
+        const GIB: f64 = (1u64 << 30) as f64;
+        if let Device::Cuda(gpu) = device {
+            let (now, peak) = c10d::cuda::memory_bytes(gpu).unwrap_or_default();
+            return Memory { now_gib: now as f64 / GIB, peak_gib: peak as f64 / GIB };
+        }
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key))?;
@@ -28,7 +35,7 @@ mod tests {
 
     #[test]
     fn a_process_has_memory_and_its_peak_is_not_below_it() {
-        let memory = Memory::read();
+        let memory = Memory::of(Device::Cpu);
         assert!(memory.now_gib > 0.0 && memory.peak_gib >= memory.now_gib, "{memory:?}");
     }
 }

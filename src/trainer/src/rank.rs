@@ -1,8 +1,8 @@
 //! One rank's process: from the environment that the supervisor set to the end of the loop.
 
-use crate::interface;
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
+use crate::{device, interface};
 use c10d::Store;
 use dist::mesh::MeshGroups;
 use rundir::{Attempt, EventKind, Failure, LOST_PEER, Run, RunDir};
@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use supervise::{STORE_VARIABLE, threads};
+use tch::Device;
 
 /// How long a rank waits for the others to start.
 const MEET: Duration = Duration::from_secs(300);
@@ -21,6 +22,7 @@ const COLLECTIVE: Duration = Duration::from_secs(1800);
 struct Place {
     rank: usize,
     world: usize,
+    local_rank: usize,
     local_world: usize,
     master_addr: String,
     master_port: u16,
@@ -50,7 +52,11 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Fi
     let recipe = meta.recipe()?;
     attempt.mesh.check_world(place.world).map_err(|e| Failure::new(e.what, e.why, e.fix))?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
-    let groups = if place.world == 1 { MeshGroups::alone() } else { place.join(&attempt).map_err(peer_lost)? };
+    let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
+    let groups = match place.world {
+        1 => MeshGroups::alone_on(device),
+        _ => place.join(&attempt, device).map_err(peer_lost)?,
+    };
     Trainer::new(run.clone(), meta, attempt, groups)?.run()
 }
 
@@ -68,6 +74,7 @@ impl Place {
         Ok(Place {
             rank: variable("RANK")?,
             world: variable("WORLD_SIZE")?,
+            local_rank: variable("LOCAL_RANK")?,
             local_world: variable("LOCAL_WORLD_SIZE")?,
             master_addr: variable("MASTER_ADDR")?,
             master_port: variable("MASTER_PORT")?,
@@ -75,7 +82,7 @@ impl Place {
         })
     }
 
-    fn join(&self, attempt: &Attempt) -> c10d::Result<MeshGroups> {
+    fn join(&self, attempt: &Attempt, device: Device) -> c10d::Result<MeshGroups> {
         let store = match &self.store {
             Some(file) => Store::file(file, self.world, MEET)?,
             None => Store::tcp(&self.master_addr, self.master_port, self.world, self.rank == 0, MEET)?,
@@ -84,7 +91,7 @@ impl Place {
         let one_node = self.world == self.local_world;
         let interface =
             if one_node { Some("lo".to_owned()) } else { interface::towards(&self.master_addr, self.master_port) };
-        MeshGroups::join(&store, attempt.mesh, self.rank, COLLECTIVE, interface.as_deref())
+        MeshGroups::join(&store, attempt.mesh, self.rank, device, COLLECTIVE, interface.as_deref())
     }
 }
 
@@ -94,7 +101,7 @@ fn variable<T: FromStr>(name: &str) -> Result<T, Failure> {
         Failure::new(
             format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
             "a rank reads its place from the variables that torchrun sets",
-            "start ranks through `vidtui-train supervise`, or set RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            "start ranks through `vidtui-train supervise`, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
         )
     })
 }

@@ -1,6 +1,7 @@
 //! One training step: what every rank computes, and what the ranks then tell each other.
 
 use crate::data::{Batch, Data};
+use crate::device::{Mark, upload};
 use crate::memory::Memory;
 use crate::optim::{LearningRates, Moments};
 use crate::parallelize::Sharded;
@@ -59,7 +60,7 @@ pub struct Outcome {
     pub busy_s_by_rank: Vec<f64>,
     /// Seconds of the whole step, by rank.
     pub step_s_by_rank: Vec<f64>,
-    /// Resident memory, by rank.
+    /// Memory, by rank.
     pub memory_by_rank: Vec<Memory>,
 }
 
@@ -104,49 +105,68 @@ impl Step<'_> {
         mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Tensor), Failure>,
     ) -> Result<Outcome, Failure> {
         let start = Instant::now();
-        let (mut data_s, mut forward_s) = (0.0, 0.0);
+        let device = fsdp.groups().device;
+        let began = Mark::now(device).map_err(peer_lost)?;
+        let (mut data_s, mut losses, mut forward) = (0.0, Vec::new(), Vec::new());
         let train = &self.recipe.train;
         let (rank, ranks) = fsdp.groups().data_place();
         let micro = (train.global_batch / ranks / train.grad_accum) as u64;
-        let mut loss = 0.0;
         for accum in 0..train.grad_accum as u64 {
             fsdp.begin_part(if accum + 1 == train.grad_accum as u64 { Part::Last } else { Part::More });
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
             let (inputs, velocity) = read(place..place + micro)?;
+            let inputs = Inputs {
+                latent: upload(&inputs.latent, device),
+                text: upload(&inputs.text, device),
+                timestep: upload(&inputs.timestep, device),
+            };
+            let velocity = upload(&velocity, device);
             data_s += reading.elapsed().as_secs_f64();
-            let mut sum = 0.0;
-            let walk = self
-                .network
+            let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
+            self.network
                 .forward_backward(&mut Sharded(fsdp), &inputs, |output| {
                     let loss = velocity_loss(output, &velocity).sum(Kind::Float) / train.global_batch as f64;
-                    sum = loss.double_value(&[]);
+                    losses.push(loss.detach());
+                    ahead = Some(Mark::now(device));
                     loss
                 })
                 .map_err(peer_lost)?;
-            loss += sum;
-            forward_s += walk.forward_s;
+            let ahead = ahead.expect("the head has run").map_err(peer_lost)?;
+            forward.push((here, ahead));
         }
         fsdp.finish_reduce().map_err(peer_lost)?;
         let reduce_s = fsdp.take_waited_s();
-        // Also the forward pass waits now and then; it is told with the backward pass, which waits most.
-        let backward_s = (start.elapsed().as_secs_f64() - data_s - forward_s - reduce_s).max(0.0);
-
+        let back = Mark::now(device).map_err(peer_lost)?;
         let optimizing = Instant::now();
+        // The one place in a step where the host waits for a GPU, but for the norm of weights where it is logged.
         let norm = grad_norm(fsdp).map_err(peer_lost)?;
-        let waited_s = reduce_s + optimizing.elapsed().as_secs_f64();
+        let waited_s = match device {
+            Device::Cpu => reduce_s + optimizing.elapsed().as_secs_f64(),
+            // A GPU waits for other ranks in its own queue, where nobody measures it.
+            _ => 0.0,
+        };
+        let loss: f64 = losses.iter().map(|loss: &Tensor| loss.double_value(&[])).sum();
+        let spent_s = back.seconds_since(&began).map_err(peer_lost)?;
+        let mut forward_s = 0.0;
+        for (here, ahead) in &forward {
+            forward_s += ahead.seconds_since(here).map_err(peer_lost)?;
+        }
+        // Also the forward pass waits now and then; it is told with the backward pass, which waits most.
+        let backward_s = (spent_s - data_s - forward_s - reduce_s).max(0.0);
+
         let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
         let applied = norm.is_finite();
         if applied {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_norm);
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
-        let optimizer_s = optimizing.elapsed().as_secs_f64();
         let step_s = start.elapsed().as_secs_f64();
+        let optimizer_s = (step_s - spent_s).max(0.0);
         let busy_s = (step_s - waited_s).max(0.0);
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
-        let ranks = tell(fsdp, Told { loss, step_s, busy_s, memory: Memory::read(), wishes }).map_err(peer_lost)?;
+        let ranks = tell(fsdp, Told { loss, step_s, busy_s, memory: Memory::of(device), wishes }).map_err(peer_lost)?;
         Ok(Outcome {
             // The ranks of a TP group have the same samples, and so the same loss.
             loss: ranks.iter().step_by(fsdp.groups().tp.size()).map(|r| r.loss).sum(),

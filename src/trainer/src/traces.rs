@@ -19,7 +19,7 @@ use recipe::{
     RematMode, RunLimits, Train, Trainable,
 };
 use std::time::Duration;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use weights::Header;
 
 /// A recorded run.
@@ -94,6 +94,7 @@ impl Trace {
                 trainable: if config["adapter_method"] == "qkvo" { Trainable::Qkvo } else { Trainable::All },
                 text_dropout: 0.0,
                 dtype: Dtype::Float32,
+                device: recipe::Device::Cpu,
                 threads: 1,
                 max_bad_steps: 1,
             },
@@ -182,7 +183,7 @@ fn run(trace: &Trace, recipe: &Recipe) -> (Vec<Outcome>, f64) {
             scope.spawn(move || {
                 let limit = Duration::from_secs(120);
                 let store = Store::file(path.as_std_path(), world, limit).unwrap();
-                let groups = MeshGroups::join(&store, recipe.mesh, number, limit, Some("lo")).unwrap();
+                let groups = MeshGroups::join(&store, recipe.mesh, number, Device::Cpu, limit, Some("lo")).unwrap();
                 rank(trace, recipe, groups)
             })
         };

@@ -115,7 +115,7 @@ impl Trainer {
         let deadline = Deadline::new(recipe.run.time_limit, checkpoint::bytes(&sharded) as f64 / SLOW_DISK);
         let mut trainer = Trainer {
             moments,
-            network: network(&recipe),
+            network: network(&recipe).on(fsdp.groups().device),
             schedule: Schedule::default(),
             id: meta.id.clone(),
             run,

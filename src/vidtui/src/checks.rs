@@ -69,8 +69,14 @@ fn embedded(desk: &Desk, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, 
         row(
             "trainer",
             remote::find_trainer().map(|trainer| {
-                let device = if trainer.cuda { "GPU" } else { "CPU" };
-                format!("{} {}, libtorch {} for {device}", trainer.path, trainer.version, trainer.libtorch)
+                let wanted = recipe.train.device;
+                let device = match (wanted.on_gpus(trainer.cuda), trainer.cuda) {
+                    (false, _) => "on the CPU",
+                    (true, true) => "on GPUs",
+                    (true, false) => "on GPUs, which it does not find on this machine",
+                };
+                let (path, version, libtorch) = (trainer.path, trainer.version, trainer.libtorch);
+                format!("{path} {version}, libtorch {libtorch}, {device} (train.device = \"{}\")", wanted.name())
             }),
         ),
     ]

@@ -1,0 +1,110 @@
+//! Which device a rank computes on, and what differs there: uploads, clocks, a wait for what is under way.
+
+use c10d::cuda::{self, Event};
+use recipe::Device as Wanted;
+use rundir::Failure;
+use std::time::Instant;
+use tch::{Cuda, Device, Tensor};
+
+/// Picks the device of the rank that is number `local_rank` of `local_world` on its node, and makes it the current one.
+///
+/// # Errors
+/// When GPUs are asked for and there are none, or there are fewer than ranks.
+pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
+    let gpus = if cuda::is_built() { Cuda::device_count().max(0) as usize } else { 0 };
+    let device = place(wanted, cuda::is_built(), gpus, local_rank, local_world)?;
+    if let Device::Cuda(gpu) = device {
+        cuda::set_device(gpu).map_err(|error| {
+            let what = format!("cannot train on GPU {gpu}");
+            Failure::new(what, error.to_string(), "look at the GPU with nvidia-smi; other programs must leave it alone")
+        })?;
+    }
+    Ok(device)
+}
+
+/// What [`choose`] chooses where the program sees so many `gpus`.
+fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
+    let fail = |why: &str, fix: &str| Err(Failure::new("cannot train on GPUs: train.device is \"cuda\"", why, fix));
+    match (wanted, gpus) {
+        (Wanted::Cpu, _) | (Wanted::Auto, 0) => Ok(Device::Cpu),
+        (Wanted::Cuda, _) if !built => fail(
+            "this vidtui-train was built for CPUs",
+            "build it with `--features cuda` (README, \"On GPUs\"), or set train.device = \"cpu\"",
+        ),
+        (Wanted::Cuda, 0) => fail(
+            "no GPU can be seen on this node",
+            "see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES lets it through, or set train.device = \"cpu\"",
+        ),
+        (_, gpus) if gpus < local_world => Err(Failure::new(
+            format!("cannot give each of {local_world} ranks of this node a GPU"),
+            format!("{gpus} can be seen"),
+            "give the node as many slots in its hostfile as it has GPUs; see CUDA_VISIBLE_DEVICES",
+        )),
+        _ => Ok(Device::Cuda(local_rank)),
+    }
+}
+
+/// Moves a tensor of the host to a device. Nobody waits for a copy to a GPU.
+pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
+    match device {
+        Device::Cuda(_) => tensor.pin_memory(device).to_device_(device, tensor.kind(), true, false),
+        _ => tensor.shallow_clone(),
+    }
+}
+
+/// A moment in a rank's work: of the host's clock, or of the GPU, which lags behind what it was asked to do.
+#[derive(Debug)]
+pub enum Mark {
+    /// When the host was there.
+    Host(Instant),
+    /// When the GPU was, or will be.
+    Gpu(Event),
+}
+
+impl Mark {
+    /// Marks the end of what was asked for so far.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn now(device: Device) -> c10d::Result<Self> {
+        match device {
+            Device::Cuda(_) => Event::record().map(Mark::Gpu),
+            _ => Ok(Mark::Host(Instant::now())),
+        }
+    }
+
+    /// Seconds from `earlier`, of the same device; waits for a GPU that is not that far.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn seconds_since(&self, earlier: &Self) -> c10d::Result<f64> {
+        match (self, earlier) {
+            (Mark::Gpu(now), Mark::Gpu(earlier)) => now.seconds_since(earlier),
+            (Mark::Host(now), Mark::Host(earlier)) => Ok((*now - *earlier).as_secs_f64()),
+            _ => panic!("a rank has one clock"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_gets_the_gpu_of_its_number_and_the_cpu_where_nobody_wants_gpus() {
+        let place = |wanted, gpus| place(wanted, true, gpus, 3, 4).unwrap();
+        assert_eq!(place(Wanted::Auto, 4), Device::Cuda(3));
+        assert_eq!(place(Wanted::Cuda, 8), Device::Cuda(3));
+        assert_eq!(place(Wanted::Auto, 0), Device::Cpu);
+        assert_eq!(place(Wanted::Cpu, 4), Device::Cpu);
+    }
+
+    #[test]
+    fn gpus_that_are_not_there_are_missed_by_name() {
+        let why = |built, gpus| place(Wanted::Cuda, built, gpus, 0, 2).unwrap_err().to_string();
+        assert!(why(false, 0).contains("built for CPUs"), "{}", why(false, 0));
+        assert!(why(true, 0).contains("no GPU can be seen"), "{}", why(true, 0));
+        assert!(why(true, 1).contains("1 can be seen"), "{}", why(true, 1));
+        assert!(place(Wanted::Auto, true, 1, 0, 2).is_err());
+    }
+}
