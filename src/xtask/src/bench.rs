@@ -6,7 +6,7 @@
 mod checkpoint;
 mod cluster;
 mod console;
-mod python;
+pub mod python;
 mod scaling;
 mod table;
 mod train;

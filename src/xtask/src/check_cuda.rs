@@ -1,0 +1,48 @@
+//! `cargo xtask check-cuda`: compiles and links the trainer for GPUs, on a machine that need not have one.
+
+use camino::Utf8Path;
+
+use crate::bench::python::packages_with_cuda;
+use crate::failure::{Failure, Result};
+use crate::libtorch::system;
+use crate::process::{cargo, command, output, run as run_command};
+use crate::workspace::root;
+
+/// Libraries that a trainer for GPUs must be linked with.
+const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libc10_cuda.so"];
+
+/// Runs the command. What it builds has a target folder of its own, so that the trainer for CPUs stays as it is.
+pub fn run(args: &[String]) -> Result<()> {
+    if let [first, ..] = args {
+        return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
+    }
+    system::require(&system::COMPILER)?;
+    let libtorch = packages_with_cuda()?.join("torch");
+    let target = root().join("target/cuda");
+    let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);
+    build.args(["--target-dir", target.as_str()]).env("LIBTORCH", &libtorch);
+    for other in ["LIBTORCH_USE_PYTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_LIB"] {
+        build.env_remove(other);
+    }
+    run_command(&mut build, "see the compiler's errors above")?;
+    let trainer = target.join("release/vidtui-train");
+    linked(&trainer)?;
+    let told = output(&mut command(&trainer, ["version", "--json"]), "see what it needs: ldd")?;
+    println!("{trainer}: compiled and linked with CUDA\n{}", String::from_utf8_lossy(&told.stdout).trim());
+    Ok(())
+}
+
+/// Sees that the program asks for CUDA's libraries and that the loader finds them.
+fn linked(trainer: &Utf8Path) -> Result<()> {
+    let found = output(&mut command("ldd", [trainer]), "install libc-bin, which has ldd")?;
+    let found = String::from_utf8_lossy(&found.stdout);
+    let finds = |name: &str| found.lines().any(|line| line.contains(name) && !line.contains("not found"));
+    match LIBRARIES.into_iter().find(|name| !finds(name)) {
+        None => Ok(()),
+        Some(name) => Err(Failure::new(
+            format!("{trainer} is not linked with CUDA"),
+            format!("the loader finds no {name} for it"),
+            "see `ldd` of it, and the libraries in torch/lib beside the headers it was compiled with",
+        )),
+    }
+}
