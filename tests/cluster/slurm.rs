@@ -120,3 +120,41 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     place.does("kill latest --yes");
     assert!(place.all_gone());
 }
+
+#[test]
+fn the_nodes_of_a_partition_are_watched_and_shown_as_slurm_sees_them_the_unreachable_ones_too() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let file = place.rig.share().join("train.toml");
+    fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
+    place.rig.verb("killsshd node02").unwrap();
+    place.slurm("scontrol update NodeName=node02 State=DRAIN Reason=loud_fan");
+    let table = place.does(&format!("nodes --slurm {file}"));
+    let lines: Vec<&str> = table.lines().collect();
+    let cells = |line: usize| lines[line].split_whitespace().take(3).collect::<Vec<_>>();
+    assert_eq!((cells(0), cells(1)), (vec!["node", "state", "slurm"], vec!["node01", "up", "idle"]), "{table}");
+    assert_eq!(cells(2), ["node02", "unreachable", "drained"], "{table}");
+    assert!(lines[2].contains("loud_fan; unreachable") && lines[2].contains("refuses the connection"), "{table}");
+    let document: serde_json::Value =
+        serde_json::from_str(&place.does(&format!("nodes --slurm {file} --json"))).unwrap();
+    let slurm = &document["nodes"][1]["slurm"];
+    assert_eq!((slurm["state"].as_str(), slurm["reason"].as_str()), (Some("drained"), Some("loud_fan")), "{slurm}");
+
+    // A run is on the nodes that Slurm chose for it, and on none before.
+    let recipe = place.rig.share().join("sleep.toml");
+    fs::write(
+        &recipe,
+        "trainer = 'command'\n[command]\nrun = ['sleep', '600']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n",
+    )
+    .unwrap();
+    let waits = place.rig.share().join("both.toml");
+    fs::write(&waits, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
+    place.does(&format!("launch {recipe} --slurm {waits}"));
+    let refused = place.vidtui("nodes latest");
+    assert!(!refused.ok && refused.err.contains("has no nodes yet"), "{}\n{}", refused.out, refused.err);
+    place.slurm("scontrol update NodeName=node02 State=RESUME");
+    place.until("its nodes are known", || place.vidtui("nodes latest").ok);
+    let table = place.does("nodes latest");
+    assert!(table.contains("node02  unreachable") && table.contains("2 nodes, 1 up"), "{table}");
+    assert!(place.does("smi node01 --run latest").contains("| NVIDIA-SMI"));
+    place.slurm("scancel --user=root");
+}

@@ -6,6 +6,7 @@
 use crate::msg::NodeMsg;
 use cluster::fault::{Fault, FaultWeight, faults};
 use cluster::probe::{CpuTicks, Frame};
+use cluster::slurm::SlurmNode;
 use cluster::{GpuSample, Node, NodeId, Reading};
 use rundir::{Failure, RunId};
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 /// Where the nodes to watch come from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum FleetOf {
-    /// Those that the console was started with: a hostfile's, or this machine.
+    /// Those that the console was started with: a hostfile's, those of a partition of Slurm, or this machine.
     #[default]
     Given,
     /// Those that the newest attempt of a run is on.
@@ -25,6 +26,23 @@ pub enum FleetOf {
 pub const KEPT: usize = 300;
 /// A node that is so late may hang: it says something every two seconds.
 const LATE_S: f64 = 10.0;
+
+/// A node that is to be watched.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its name, and how many ranks it takes.
+    #[serde(flatten)]
+    pub node: Node,
+    /// What Slurm says of it, where it is one of Slurm's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm: Option<SlurmNode>,
+}
+
+impl From<Node> for Listed {
+    fn from(node: Node) -> Self {
+        Self { node, slurm: None }
+    }
+}
 
 /// All watched nodes.
 #[derive(Debug, Clone, Default)]
@@ -42,6 +60,8 @@ pub struct Fleet {
 pub struct NodeView {
     /// Its name, and how many ranks it takes.
     pub node: Node,
+    /// What Slurm says of it, seen or not.
+    pub slurm: Option<SlurmNode>,
     /// Whether it can be seen.
     pub link: Link,
     /// What it did when it was last seen.
@@ -186,16 +206,16 @@ impl Fleet {
     }
 
     /// Takes in which nodes there are; those that stay keep what is known of them.
-    pub fn list(&mut self, nodes: Result<Vec<Node>, Failure>) {
+    pub fn list(&mut self, nodes: Result<Vec<Listed>, Failure>) {
         match nodes {
             Err(failure) => self.listed = Some(Err(failure)),
             Ok(nodes) => {
                 self.listed = Some(Ok(()));
                 let mut known: HashMap<NodeId, NodeView> =
                     std::mem::take(&mut self.nodes).into_iter().map(|view| (view.node.id.clone(), view)).collect();
-                let view = |node: Node| match known.remove(&node.id) {
-                    Some(view) => NodeView { node, ..view },
-                    None => NodeView::new(node),
+                let view = |Listed { node, slurm }: Listed| match known.remove(&node.id) {
+                    Some(view) => NodeView { node, slurm, ..view },
+                    None => NodeView { slurm, ..NodeView::new(node) },
                 };
                 self.nodes = nodes.into_iter().map(view).collect();
                 self.places = self.nodes.iter().enumerate().map(|(at, view)| (view.node.id.clone(), at)).collect();
@@ -234,6 +254,11 @@ impl Fleet {
         self.nodes.iter().any(|view| view.digest.gpus > 0)
     }
 
+    /// Returns whether any of the nodes is Slurm's.
+    pub fn is_of_slurm(&self) -> bool {
+        self.nodes.iter().any(|view| view.slurm.is_some())
+    }
+
     /// Returns the places of the nodes that contain a text, in order.
     pub fn order(&self, sort: Sort, reverse: bool, filter: &str, now: f64) -> Vec<usize> {
         let wanted = filter.to_lowercase();
@@ -241,6 +266,7 @@ impl Fleet {
             wanted.is_empty()
                 || view.node.id.as_str().to_lowercase().contains(&wanted)
                 || view.condition(now).word().contains(&wanted)
+                || view.slurm.as_ref().is_some_and(|slurm| slurm.state.to_string().contains(&wanted))
                 || view.faults.iter().any(|fault| fault.what.to_lowercase().contains(&wanted))
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(|at| passes(&self.nodes[*at])).collect();
@@ -331,6 +357,7 @@ impl NodeView {
     fn new(node: Node) -> Self {
         Self {
             node,
+            slurm: None,
             link: Link::Connecting,
             frame: None,
             heard_s: None,

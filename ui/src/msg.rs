@@ -1,10 +1,10 @@
 //! Everything that can happen to the screen, as data: one closed list, ordered by one queue.
 
-use crate::fleet::FleetOf;
+use crate::fleet::{FleetOf, Listed};
 use camino::Utf8PathBuf;
+use cluster::NodeId;
 use cluster::probe::Frame;
 use cluster::slurm::JobSight;
-use cluster::{Node, NodeId};
 use plan::{Finding, KillPlan, LaunchPlan};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, Moment, RunId, RunState, StartFrom};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ pub enum Msg {
         /// Where they come from.
         of: FleetOf,
         /// In the order in which they are listed, or why there is no list.
-        nodes: Result<Vec<Node>, Failure>,
+        nodes: Result<Vec<Listed>, Failure>,
     },
     /// News of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
     Node {

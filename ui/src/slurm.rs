@@ -1,7 +1,7 @@
 //! A run's Slurm job in plain words.
 
-use crate::units;
-use cluster::slurm::{Job, JobSeen, JobSight, JobState};
+use crate::{text, units};
+use cluster::slurm::{Job, JobSeen, JobSight, JobState, SlurmNode};
 
 /// What a job waits for, by Slurm's word for it or its beginning. The first that fits counts.
 const WAITS: [(&str, &str); 19] = [
@@ -94,6 +94,30 @@ fn of_job(id: u64, job: &Job, cancelled_by: Option<&str>, now: f64) -> String {
 
 fn in_parentheses(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" ({reason})") }
+}
+
+/// Says why a node is down or drained, where somebody or Slurm itself said so.
+pub fn reason(node: &SlurmNode) -> Option<String> {
+    node.reason.as_deref().map(text::clean)
+}
+
+/// Says in a line what a node is to Slurm.
+pub fn of_node(node: &SlurmNode, now: f64) -> String {
+    let state = &node.state;
+    let besides = [
+        (!state.responds, "does not answer"),
+        (!state.powered, "is not powered"),
+        (state.in_maintenance, "is in maintenance"),
+    ];
+    let mut said = format!("Slurm: {} in {}", text::clean(&state.base.to_string()), text::clean(&node.partition));
+    besides.iter().filter(|(is_so, _)| *is_so).for_each(|(_, what)| said += &format!(", {what}"));
+    if let Some(reason) = reason(node) {
+        let since_s = node.reason_since.as_ref().and_then(|since| since.unix_s());
+        let since =
+            since_s.map_or(String::new(), |since| format!(", for {}", units::short_duration((now - since).max(0.0))));
+        said += &format!("{since}: {reason}");
+    }
+    said
 }
 
 /// Says the same in a few words: `job 42 pending`.

@@ -4,14 +4,14 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::NodeId;
-use cluster::slurm::JobSight;
+use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
 
 use crate::at_once::at_once;
 use crate::command::Command;
 use crate::facts::{self, liveness};
-use crate::slurm::SlurmQueue;
+use crate::slurm::{SlurmNodes, SlurmQueue};
 use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Group, Transport};
 use crate::{Here, Local, RemoteError, here, load};
@@ -34,6 +34,7 @@ pub struct Fleet {
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
     slurm: SlurmQueue,
+    slurm_nodes: SlurmNodes,
 }
 
 /// A supervisor's process, by what names it for good.
@@ -74,6 +75,7 @@ impl Fleet {
             sights: Arc::default(),
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
+            slurm_nodes: SlurmNodes::default(),
         })
     }
 
@@ -137,6 +139,19 @@ impl Fleet {
     /// Says what is known of an attempt's Slurm job; none when it is no such job.
     pub fn see_job(&self, attempt: &Attempt, patience: Duration) -> Option<JobSight> {
         attempt.slurm.as_ref()?.job.map(|job| self.slurm.see(job, patience))
+    }
+
+    /// Lists the nodes of the partitions that a job asks for, as Slurm sees them. Waits for Slurm's first answer.
+    ///
+    /// # Errors
+    /// When Slurm does not answer now, or has no such partition.
+    pub fn partition_nodes(&self, spec: &SlurmSpec) -> Result<Vec<SlurmNode>, Failure> {
+        self.slurm_nodes.of(spec)
+    }
+
+    /// Lists all nodes as Slurm sees them, once for each of their partitions; none when it says nothing in so long.
+    pub fn slurm_nodes(&self, patience: Duration) -> Vec<SlurmNode> {
+        self.slurm_nodes.see(patience).and_then(Result::ok).unwrap_or_default()
     }
 
     /// Measures how busy the processors are that the run's ranks have, on all its nodes at once.

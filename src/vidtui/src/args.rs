@@ -326,10 +326,10 @@ pub struct RunArgs {
 #[derive(Debug, Arguments)]
 pub struct NodesCommandArgs {
     /// Shows the nodes that this run is on
-    #[arg(conflicts_with_all = ["hostfile", "local"])]
+    #[arg(conflicts_with_all = ["hostfile", "slurm", "local"])]
     pub run: Option<String>,
     /// Shows this machine
-    #[arg(long, conflicts_with = "hostfile")]
+    #[arg(long, conflicts_with_all = ["hostfile", "slurm"])]
     pub local: bool,
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -349,10 +349,10 @@ pub struct NodesCommandArgs {
 /// `vidtui smi`.
 #[derive(Debug, Arguments)]
 pub struct SmiArgs {
-    /// The node: a name of the hostfile, of the run, or one that `ssh` knows
+    /// The node: a name of the hostfile, of Slurm's partition, of the run, or one that `ssh` knows
     pub node: String,
     /// Takes the node from this run
-    #[arg(long, conflicts_with = "hostfile")]
+    #[arg(long, conflicts_with_all = ["hostfile", "slurm"])]
     pub run: Option<String>,
     #[command(flatten)]
     pub nodes: NodesArgs,

@@ -457,13 +457,17 @@ impl Desk {
     }
 
     fn slurm_place(&self, path: &Utf8Path) -> Result<Place, Refusal> {
+        Ok(Place::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
+    }
+
+    /// Reads what is asked of Slurm.
+    pub fn slurm_spec(&self, path: &Utf8Path) -> Result<SlurmSpec, Refusal> {
         let what = format!("cannot use Slurm file {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write one like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
             Refusal::request(Failure::new(&*what, error.to_string(), fix))
         })?;
-        let spec = SlurmSpec::parse(&text).map_err(|e| Refusal::request(Failure::new(&*what, e.why, e.fix)))?;
-        Ok(Place::slurm(spec, format!("Slurm file {path}")))
+        SlurmSpec::parse(&text).map_err(|e| Refusal::request(Failure::new(&*what, e.why, e.fix)))
     }
 
     /// The nodes that a command names; those named before the command, when it names none.

@@ -3,12 +3,13 @@
 use crate::args::NodesArgs;
 use crate::desk::Desk;
 use crate::refusal::Refusal;
+use cluster::slurm::SlurmNode;
 use cluster::{Node, NodeId};
 use plan::Place;
 use remote::{Command, Local, Status, Transport};
 use rundir::{Failure, Login, RunDir};
 use std::time::Duration;
-use ui::fleet::FleetOf;
+use ui::fleet::{FleetOf, Listed};
 
 /// nvidia-smi is ended before this, unless it cannot be.
 const SMI: Duration = Duration::from_secs(30);
@@ -18,19 +19,28 @@ impl Desk {
     ///
     /// # Errors
     /// When the hostfile, or the run's attempt, cannot be read.
-    pub fn nodes_of(&self, of: &FleetOf) -> Result<Vec<(Node, Login)>, Failure> {
+    pub fn nodes_of(&self, of: &FleetOf) -> Result<Vec<(Listed, Login)>, Failure> {
         match of {
             FleetOf::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
             FleetOf::Run(run) => self.nodes_of_run(&self.dir(run)),
         }
     }
 
-    /// The nodes that a command names: those of a hostfile, or this machine.
+    /// The nodes that a command names: those of a hostfile, those of the partition that a Slurm file names, or this machine.
     ///
     /// # Errors
-    /// When the hostfile cannot be used.
-    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(Node, Login)>, Refusal> {
+    /// When the file cannot be used, or Slurm does not answer.
+    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(Listed, Login)>, Refusal> {
         let nodes = self.wanted(nodes);
+        if let Some(path) = &nodes.slurm {
+            let spec = self.slurm_spec(path)?;
+            let found = self.fleet.partition_nodes(&spec)?;
+            let listed = |slurm: SlurmNode| {
+                let node = Node { id: slurm.node.clone(), slots: spec.gpus_per_node };
+                (Listed { node, slurm: Some(slurm.clone()) }, login(slurm.node))
+            };
+            return Ok(found.into_iter().map(listed).collect());
+        }
         let Some(path) = &nodes.hostfile else {
             return Ok(self.this_machine());
         };
@@ -39,25 +49,42 @@ impl Desk {
     }
 
     /// This machine, as a list of nodes.
-    pub fn this_machine(&self) -> Vec<(Node, Login)> {
+    pub fn this_machine(&self) -> Vec<(Listed, Login)> {
         let here = self.fleet.here().node.clone();
-        vec![(Node { id: here.clone(), slots: 1 }, login(here))]
+        vec![(Node { id: here.clone(), slots: 1 }.into(), login(here))]
     }
 
-    /// The nodes that the newest attempt of a run is on.
+    /// The nodes that the newest attempt of a run is on; those of its allocation, when it is a Slurm job.
     ///
     /// # Errors
-    /// When the run cannot be read.
-    pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(Node, Login)>, Failure> {
-        Ok(dir.latest_attempt()?.map_or_else(Vec::new, |attempt| with_logins(Place::of(&attempt))))
+    /// When the run cannot be read, or Slurm has not chosen its nodes yet.
+    pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(Listed, Login)>, Failure> {
+        let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
+        let mut listed = with_logins(Place::of(&attempt));
+        let Some(slurm) = &attempt.slurm else { return Ok(listed) };
+        if listed.is_empty() {
+            let job = slurm.job.map_or_else(|| "its job".into(), |job| format!("job {job}"));
+            let why = format!("{job} has not begun to train, and Slurm chooses its nodes before it does");
+            let fix = format!("see what it waits for: vidtui status {}", dir.name());
+            return Err(Failure::new(format!("{} has no nodes yet", dir.name()), why, fix));
+        }
+        let known = self.fleet.slurm_nodes(self.patience);
+        for (listed, _) in &mut listed {
+            let of_it = |node: &&SlurmNode| node.node == listed.node.id;
+            let wanted = |node: &&SlurmNode| slurm.spec.partition.as_ref().is_none_or(|name| *name == node.partition);
+            let found = known.iter().filter(of_it).find(wanted).or_else(|| known.iter().find(of_it));
+            listed.slurm = found.cloned();
+        }
+        Ok(listed)
     }
 
     /// Where the nodes of [`FleetOf::Given`] come from, for people to read.
     pub fn nodes_from(&self) -> String {
-        match (&self.simulate, &self.nodes.hostfile) {
+        match (&self.simulate, &self.nodes) {
             (Some(nodes), _) => format!("{nodes} made-up nodes"),
-            (None, Some(path)) => format!("hostfile {path}"),
-            (None, None) => "this machine".into(),
+            (None, NodesArgs { slurm: Some(path), .. }) => format!("Slurm file {path}"),
+            (None, NodesArgs { hostfile: Some(path), .. }) => format!("hostfile {path}"),
+            (None, _) => "this machine".into(),
         }
     }
 
@@ -95,10 +122,10 @@ pub fn login(node: NodeId) -> Login {
     Login { node, user: None, port: None }
 }
 
-fn with_logins(place: Place) -> Vec<(Node, Login)> {
+fn with_logins(place: Place) -> Vec<(Listed, Login)> {
     let Place { nodes, logins, .. } = place;
     let login = |node: &Node| {
         logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| login(node.id.clone()))
     };
-    nodes.into_iter().map(|node| (login(&node), node)).map(|(login, node)| (node, login)).collect()
+    nodes.into_iter().map(|node| (login(&node), node)).map(|(login, node)| (node.into(), login)).collect()
 }

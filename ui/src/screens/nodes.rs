@@ -2,12 +2,13 @@
 
 use crate::advice::finding_in_words;
 use crate::effect::Effect;
-use crate::fleet::{Condition, FleetOf, Link, NodeView, Sort};
+use crate::fleet::{Condition, Fleet, FleetOf, Link, NodeView, Sort};
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::RunRow;
 use crate::screens::node;
+use crate::slurm;
 use crate::text;
 use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
@@ -189,6 +190,10 @@ fn summary(model: &Model) -> Line<'static> {
     }
     let mut add = |text: String, style: Style| spans.extend([dot(), Span::styled(text, style)]);
     add(format!("{} up", sum.up), if sum.up == sum.nodes { theme.good } else { Style::new() });
+    // Those listed before are watched on.
+    if let Some(Err(failure)) = &model.fleet.listed {
+        add(format!("not listed anew: {}", failure.why), theme.warn);
+    }
     if sum.unreachable > 0 {
         add(format!("{} unreachable", sum.unreachable), theme.faint);
     }
@@ -246,7 +251,11 @@ const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&Node
 }
 
 /// The columns between a node's name and what is wrong with it, the most useful first.
-pub const COLUMNS: [Column; 9] = [
+pub const COLUMNS: [Column; 10] = [
+    Column {
+        right: false,
+        ..column("slurm", 5, false, |view| view.slurm.as_ref().map(|slurm| slurm.state.to_string()))
+    },
     column("gpus", 4, true, |view| Some(view.digest.gpus.to_string())),
     column("power", 6, true, |view| view.digest.power_w_mean.map(|w| format!("{w:.0} W"))),
     column("memory", 8, false, |view| view.memory_mib().map(|(used, total)| of_memory(used, total))),
@@ -258,8 +267,20 @@ pub const COLUMNS: [Column; 9] = [
     column("clock", 8, true, |view| view.digest.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
 ];
 
+/// Returns whether a column has something to say of such nodes.
+pub fn is_shown(column: &Column, fleet: &Fleet) -> bool {
+    match column.title {
+        "slurm" => fleet.is_of_slurm(),
+        _ => !column.of_gpus || fleet.has_gpus(),
+    }
+}
+
 /// A node's text in a column; none where there is nothing to say.
 pub fn cell(column: &Column, view: &NodeView) -> Option<String> {
+    // Slurm knows its nodes, seen or not.
+    if column.title == "slurm" {
+        return (column.cell)(view);
+    }
     let says = view.frame.is_some() && (!column.of_gpus || view.digest.gpus > 0 || column.title == "gpus");
     if says { (column.cell)(view) } else { None }
 }
@@ -282,7 +303,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let has_gpus = model.fleet.has_gpus();
     let mut room = width.saturating_sub(4 + name_width);
     let mut columns: Vec<(&Column, usize)> = Vec::new();
-    for (i, column) in COLUMNS.iter().filter(|column| has_gpus || !column.of_gpus).enumerate() {
+    for (i, column) in COLUMNS.iter().filter(|column| is_shown(column, &model.fleet)).enumerate() {
         let cells = shown.iter().filter_map(|view| cell(column, view));
         let wanted = cells.map(|cell| text::width(&cell)).max().unwrap_or(0).max(column.width);
         // What is wrong with a node is worth more than all but the first columns.
@@ -298,7 +319,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
 
     let mut heading = vec![Span::styled(format!("    {:<name_width$}", "node"), faint)];
     for (column, width) in &columns {
-        heading.push(Span::styled(format!("{:GAP$}{:>width$}", "", column.title), faint));
+        heading.push(Span::styled(padded(column, *width, column.title), faint));
     }
     if bars {
         heading.push(Span::styled(format!("{:GAP$}{:<widest$}", "", "each"), faint));
@@ -325,8 +346,13 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         ];
         for (column, width) in &columns {
             let cell = cell(column, view).unwrap_or_else(|| model.symbols.none.to_owned());
-            let fill = " ".repeat((GAP + width).saturating_sub(text::width(&cell)));
-            line.push(Span::styled(format!("{fill}{cell}"), style));
+            let style = match &view.slurm {
+                // Slurm's word is of now.
+                Some(slurm) if column.title == "slurm" && !slurm.state.takes_jobs() => model.theme.warn,
+                Some(_) if column.title == "slurm" && !is_chosen => Style::new(),
+                _ => style,
+            };
+            line.push(Span::styled(padded(column, *width, &cell), style));
         }
         if bars {
             let bars = power_bars(model, view.gpus());
@@ -342,6 +368,11 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         }
         write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
     }
+}
+
+fn padded(column: &Column, width: usize, cell: &str) -> String {
+    let fill = " ".repeat(width.saturating_sub(text::width(cell)));
+    if column.right { format!("{:GAP$}{fill}{cell}", "") } else { format!("{:GAP$}{cell}{fill}", "") }
 }
 
 /// Returns the sign of a condition.
@@ -370,8 +401,10 @@ pub fn condition_style(model: &Model, condition: Condition) -> Style {
 /// What there is to say of a node besides its numbers.
 fn said(model: &Model, view: &NodeView, condition: Condition) -> Option<(String, Style)> {
     let style = condition_style(model, condition);
+    let reason = view.slurm.as_ref().and_then(slurm::reason).map(|reason| (reason, model.theme.warn));
     Some(match condition {
-        Condition::Well => return None,
+        Condition::Well => return reason,
+        Condition::Unreachable | Condition::Connecting if reason.is_some() => return reason,
         Condition::Connecting => ("connecting".into(), style),
         Condition::Unreachable => (unreachable(model.now, view), style),
         Condition::Late => (format!("silent for {}", units::short_duration(view.late_s(model.now)?)), style),
@@ -464,6 +497,10 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     let mut lines = Vec::new();
     if view.frame.is_some() {
         lines.push(Line::styled(machine(model, view), model.theme.faint));
+    }
+    if let Some(slurm) = &view.slurm {
+        let style = if slurm.state.takes_jobs() { model.theme.faint } else { model.theme.warn };
+        lines.push(Line::styled(slurm::of_node(slurm, model.now), style));
     }
     let condition = view.condition(model.now);
     match (&view.link, condition) {

@@ -132,7 +132,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
     let nodes = prop::sample::select(vec![FleetOf::Given, FleetOf::Run(stage_1())]);
     let nodes = (nodes, 0usize..30).prop_map(|(of, count)| Msg::Nodes {
         of,
-        nodes: Ok((0..count).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }).collect()),
+        nodes: Ok((0..count).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect()),
     });
     let what = prop_oneof![
         8 => (any_text(), any_text()).prop_map(|(gpus, apps)| {
@@ -184,7 +184,7 @@ proptest! {
             4 => {
                 let mut ui = Ui::on_run(running(83));
                 ui.press("3");
-                let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }).collect();
+                let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect();
                 ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(nodes) });
                 ui
             }

@@ -1,7 +1,7 @@
 //! Watching nodes: what is shown in every state, sorting, filtering, and what is asked of the shell.
 
 use crate::fixtures::*;
-use crate::fleet::{FleetOf, Sort};
+use crate::fleet::{FleetOf, Listed, Sort};
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
@@ -76,7 +76,7 @@ fn away() -> Failure {
 fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
-    let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }).collect();
+    let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }.into()).collect();
     ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed) });
     for (name, frames) in nodes {
         for frame in frames {
@@ -117,6 +117,40 @@ fn nodes_are_shown_in_every_state() {
     insta::assert_snapshot!(ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("nodes_are_shown_in_every_state_at_160x48", ui.screen());
+}
+
+#[test]
+fn what_slurm_says_of_its_nodes_is_shown_also_of_those_that_cannot_be_seen() {
+    let said = "gpu001|train*|allocated|64|2000000|gpu:8|Unknown|none\n\
+                gpu002|train*|draining|64|2000000|gpu:8|1795140000|fan 3 is loud\n\
+                gpu003|train*|down*|64|2000000|gpu:8|1795147000|Not responding\n\
+                gpu004|train*|idle|64|2000000|gpu:8|Unknown|none\n";
+    let slurm = cluster::slurm::read_nodes(said).rows.into_iter();
+    let listed = |slurm: cluster::slurm::SlurmNode| Listed {
+        node: Node { id: slurm.node.clone(), slots: 8 },
+        slurm: Some(slurm),
+    };
+    let listed: Vec<Listed> = slurm.map(listed).collect();
+    let mut ui = with(&[]);
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed.clone()) });
+    for name in ["gpu001", "gpu002"] {
+        ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(busy(1))) });
+    }
+    for name in ["gpu003", "gpu004"] {
+        ui.send(Msg::Node { node: named(name), what: NodeMsg::Down(away()) });
+    }
+    ui.send(Msg::Tick(NOW + 1.0));
+    ui.press("j j");
+    insta::assert_snapshot!(ui.screen());
+    // Where Slurm falls silent, what it said stays, and is told apart.
+    let silent = Failure::new("cannot list Slurm's nodes", "Slurm's controller does not answer", "wait");
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(silent) });
+    let screen = ui.screen();
+    assert!(screen.contains("not listed anew: Slurm's controller") && screen.contains("draining"), "{screen}");
+    ui.press("/");
+    ui.type_in("down");
+    ui.press("Enter");
+    assert!(ui.screen().contains("gpu003") && !ui.screen().contains("gpu001"), "{}", ui.screen());
 }
 
 #[test]
@@ -221,7 +255,7 @@ fn the_selection_stays_on_its_node_when_the_order_changes() {
     let mut ui = with(&[("a", vec![busy(1)]), ("b", vec![busy(9)])]);
     ui.press("j o o");
     assert_eq!(screens::nodes::selected(&ui.model).unwrap().node.id, named("b"));
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }]) });
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
     let view = screens::nodes::selected(&ui.model).unwrap();
     assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
     ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(Box::new(busy(1))) });
@@ -233,7 +267,7 @@ fn the_nodes_of_a_run_are_a_key_away_and_esc_leads_back() {
     let mut ui = Ui::on_run(running(83));
     ui.press("N");
     assert!(watches(&ui.model).contains(&Watch::Nodes(FleetOf::Run(stage_1()))));
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }]) });
+    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }.into()]) });
     assert!(ui.model.fleet.nodes().is_empty(), "an answer to another question");
     ui.press("Esc");
     assert_eq!(ui.model.screen, Screen::Run);

@@ -308,7 +308,7 @@ fn messages_survive_a_recording() {
         Msg::Run { run: stage_1(), what: RunMsg::Metrics(vec![sample(1, 3)]) },
         Msg::Run { run: stage_1(), what: RunMsg::Events(events()) },
         Msg::Run { run: stage_1(), what: RunMsg::State(status(running(3))) },
-        Msg::Nodes { of: fleet::FleetOf::Given, nodes: Ok(vec![cluster::Node::local("devbox", 2)]) },
+        Msg::Nodes { of: fleet::FleetOf::Given, nodes: Ok(vec![cluster::Node::local("devbox", 2).into()]) },
         Msg::Node { node: node(), what: NodeMsg::Down(failure()) },
         Msg::Job { job: JobId(1), what: JobMsg::LaunchPlanned(plan) },
         Msg::Job { job: JobId(2), what: JobMsg::KillPlanned(kill_plan()) },

@@ -9,7 +9,7 @@ use super::value::{SlurmTime, gpus, text, time};
 use crate::NodeId;
 
 /// A node in one of its partitions.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SlurmNode {
     /// Its name.
     pub node: NodeId,
@@ -86,6 +86,19 @@ impl fmt::Display for NodeBase {
             NodeBase::Other(word) => f.pad(word),
             known => f.pad(NodeBase::NAMED.iter().find(|(base, _)| base == known).map_or("", |(_, name)| name)),
         }
+    }
+}
+
+/// Writes it as Slurm does, with the sign for what matters most: `drained`, `down*`.
+impl fmt::Display for NodeState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = match self {
+            NodeState { responds: false, .. } => "*",
+            NodeState { powered: false, .. } => "~",
+            NodeState { in_maintenance: true, .. } => "$",
+            _ => "",
+        };
+        f.pad(&format!("{}{sign}", self.base))
     }
 }
 

@@ -30,7 +30,8 @@ pub(crate) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
 /// Nodes that are down or drained come back, and a job can wait for them.
 const LATER: &str = "; it waits for those that are down or drained: `sinfo -R`";
 
-fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
+/// Returns the first of the partitions that are asked for, or the one of those who ask for none.
+pub(super) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
     let mut names: Vec<&str> = nodes.iter().map(|node| node.partition.as_str()).collect();
     names.sort_unstable();
     names.dedup();

@@ -2,6 +2,7 @@
 
 mod checks;
 mod end;
+mod nodes;
 mod queue;
 mod turn;
 
@@ -21,6 +22,7 @@ pub use turn::{begin_first, begin_next, job_details};
 pub(crate) use checks::checks;
 pub use end::JobReport;
 pub(crate) use end::end_job;
+pub(crate) use nodes::SlurmNodes;
 pub(crate) use turn::write_scripts;
 
 /// How long a command of Slurm may take. Its own commands give up on a silent controller after five to ten seconds.

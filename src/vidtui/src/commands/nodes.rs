@@ -1,6 +1,6 @@
 //! `vidtui nodes` and `vidtui smi`.
 
-use crate::args::{NodesCommandArgs, SmiArgs};
+use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::console::{now_s, symbols_are_unicode};
 use crate::desk::Desk;
 use crate::nodes::login;
@@ -8,6 +8,7 @@ use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::simulate;
 use cluster::fault::Fault;
+use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
 use remote::{Flow, Sight, Watching};
 use rundir::{Failure, Login, RunId};
@@ -15,8 +16,8 @@ use serde::Serialize;
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
-use ui::fleet::{Condition, Digest, Fleet, Link, NodeView, Sort, Summary};
-use ui::screens::nodes::{COLUMNS, Column, cell, of_memory, unreachable};
+use ui::fleet::{Condition, Digest, Fleet, Link, Listed, NodeView, Sort, Summary};
+use ui::screens::nodes::{COLUMNS, Column, cell, is_shown, of_memory, unreachable};
 use ui::{NodeMsg, units, words};
 
 /// How often nodes are asked.
@@ -26,11 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Shows what nodes do: once, or again and again.
 pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
-    let listed = match &args.run {
-        Some(run) => desk.nodes_of_run(&desk.find(run)?)?,
-        None if args.local => desk.this_machine(),
-        None => desk.nodes_given(&args.nodes)?,
+    let list = || match &args.run {
+        Some(run) => Ok(desk.nodes_of_run(&desk.find(run)?)?),
+        None if args.local => Ok(desk.this_machine()),
+        None => desk.nodes_given(&args.nodes),
     };
+    let listed = list()?;
     let sort = sort_of(args.sort.as_deref())?;
     let mut news = News::of(desk, &listed);
     let mut fleet = Fleet::default();
@@ -53,6 +55,13 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
             return Ok(());
         }
         news.wait(&mut fleet, EVERY);
+        // Slurm drains nodes meanwhile, or gives them to others. When it is silent, what it said before is shown on.
+        if fleet.is_of_slurm()
+            && let Ok(listed) = list()
+        {
+            news.renew(listed);
+            fleet.list(Ok(news.nodes.clone()));
+        }
     }
 }
 
@@ -60,7 +69,7 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
 pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
     let login = login_of(desk, args)?;
     let node = Node { id: login.node.clone(), slots: 1 };
-    let mut news = News::of(desk, &[(node, login.clone())]);
+    let mut news = News::of(desk, &[(node.into(), login.clone())]);
     let mut fleet = Fleet::default();
     fleet.list(Ok(news.nodes.clone()));
     news.wait_for_all(&mut fleet);
@@ -108,8 +117,8 @@ fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
     let what = format!("cannot show {}", args.node);
     let known = match &args.run {
         Some(run) => Some(desk.nodes_of_run(&desk.find(run)?)?),
-        None if desk.wanted(&args.nodes).hostfile.is_some() => Some(desk.nodes_given(&args.nodes)?),
-        None => None,
+        None if matches!(desk.wanted(&args.nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
+        None => Some(desk.nodes_given(&args.nodes)?),
     };
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
@@ -119,7 +128,7 @@ fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
     };
     let found = known.iter().find(|(_, login)| login.node.as_str() == args.node).map(|(_, login)| login.clone());
     found.ok_or_else(|| {
-        let names: Vec<&str> = known.iter().map(|(node, _)| node.id.as_str()).collect();
+        let names: Vec<&str> = known.iter().map(|(listed, _)| listed.node.id.as_str()).collect();
         let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
         Refusal::request(Failure::new(what, why, "name one of them"))
     })
@@ -137,13 +146,13 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
 
 /// What nodes say, while this lives.
 struct News {
-    nodes: Vec<Node>,
+    nodes: Vec<Listed>,
     said: Receiver<(NodeId, NodeMsg)>,
     _watching: Vec<Watching>,
 }
 
 impl News {
-    fn of(desk: &Desk, listed: &[(Node, Login)]) -> Self {
+    fn of(desk: &Desk, listed: &[(Listed, Login)]) -> Self {
         let (tell, said) = mpsc::channel();
         if let Some(count) = desk.simulate {
             std::thread::spawn(move || {
@@ -152,10 +161,14 @@ impl News {
                     std::thread::sleep(nodes.pause());
                 }
             });
-            return Self { nodes: simulate::nodes(count), said, _watching: Vec::new() };
+            return Self {
+                nodes: simulate::nodes(count).into_iter().map(Listed::from).collect(),
+                said,
+                _watching: Vec::new(),
+            };
         }
-        let watch = |(node, login): &(Node, Login)| {
-            let (tell, node) = (tell.clone(), node.id.clone());
+        let watch = |(listed, login): &(Listed, Login)| {
+            let (tell, node) = (tell.clone(), listed.node.id.clone());
             let see = move |sight| {
                 let what = match sight {
                     Sight::Frame(frame) => NodeMsg::Frame(frame),
@@ -167,6 +180,15 @@ impl News {
         };
         let watching = listed.iter().map(watch).collect();
         Self { nodes: listed.iter().map(|(node, _)| node.clone()).collect(), said, _watching: watching }
+    }
+
+    /// Takes in what Slurm says of the watched nodes now.
+    fn renew(&mut self, listed: Vec<(Listed, Login)>) {
+        for (anew, _) in listed {
+            if let Some(old) = self.nodes.iter_mut().find(|old| old.node.id == anew.node.id) {
+                *old = anew;
+            }
+        }
     }
 
     /// Takes in what is said until every node has said something, or is known to be out of sight.
@@ -196,9 +218,9 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     let has_gpus = fleet.has_gpus();
     // How busy processors are takes two looks; a column that says nothing is left out.
     let says = |column: &&Column| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
-    let columns: Vec<_> = COLUMNS.iter().filter(|column| has_gpus || !column.of_gpus).filter(says).collect();
+    let columns: Vec<_> = COLUMNS.iter().filter(|column| is_shown(column, fleet)).filter(says).collect();
     let mut titles = vec![("node", Side::Left), ("state", Side::Left)];
-    titles.extend(columns.iter().map(|column| (column.title, Side::Right)));
+    titles.extend(columns.iter().map(|column| (column.title, if column.right { Side::Right } else { Side::Left })));
     if has_gpus {
         titles.push(("watts of each", Side::Left));
     }
@@ -220,11 +242,15 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
 
 /// What there is to say of a node besides its numbers.
 fn note(view: &NodeView, now: f64) -> String {
+    let mut said: Vec<String> = view.slurm.iter().filter_map(ui::slurm::reason).collect();
     match (&view.link, view.condition(now)) {
-        (Link::Unreachable { why, .. }, _) => format!("{}: {}", unreachable(now, view), why.why),
-        (_, Condition::Late) => format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))),
-        _ => view.faults.iter().map(Fault::to_string).collect::<Vec<_>>().join("; "),
+        (Link::Unreachable { why, .. }, _) => said.push(format!("{}: {}", unreachable(now, view), why.why)),
+        (_, Condition::Late) => {
+            said.push(format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))));
+        }
+        _ => said.extend(view.faults.iter().map(Fault::to_string)),
     }
+    said.join("; ")
 }
 
 fn summary(sum: &Summary) -> String {
@@ -346,6 +372,8 @@ struct NodeDocument<'a> {
     node: &'a NodeId,
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    slurm: Option<SlurmDocument<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     since_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<&'a Failure>,
@@ -354,6 +382,28 @@ struct NodeDocument<'a> {
     faults: &'a [Fault],
     /// As they were seen last.
     gpu: &'a [GpuSample],
+}
+
+/// What Slurm says of a node, in its own words.
+#[derive(Serialize)]
+struct SlurmDocument<'a> {
+    partition: &'a str,
+    state: String,
+    takes_jobs: bool,
+    reason: Option<&'a str>,
+    reason_since_s: Option<f64>,
+}
+
+impl<'a> SlurmDocument<'a> {
+    fn new(node: &'a SlurmNode) -> Self {
+        Self {
+            partition: &node.partition,
+            state: node.state.to_string(),
+            takes_jobs: node.state.takes_jobs(),
+            reason: node.reason.as_deref(),
+            reason_since_s: node.reason_since.as_ref().and_then(|since| since.unix_s()),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -374,6 +424,7 @@ impl<'a> NodeDocument<'a> {
         Self {
             node: &view.node.id,
             state: view.condition(now).word(),
+            slurm: view.slurm.as_ref().map(SlurmDocument::new),
             since_s,
             failure,
             digest: &view.digest,

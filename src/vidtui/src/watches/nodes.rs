@@ -3,13 +3,13 @@
 use super::{Ended, LIST, Stream};
 use crate::console::Item;
 use crate::simulate;
-use cluster::{Node, NodeId};
+use cluster::NodeId;
 use remote::{Flow, See, Sight, Watching};
 use rundir::{Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
-use ui::fleet::FleetOf;
+use ui::fleet::{FleetOf, Listed};
 use ui::{Msg, NodeMsg};
 
 /// How often a node says what it does.
@@ -18,12 +18,12 @@ pub const EVERY: Duration = Duration::from_secs(2);
 const SMI_EVERY: Duration = Duration::from_secs(4);
 
 impl Stream {
-    /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere.
+    /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere, Slurm drains one.
     pub(super) fn nodes(&self, of: &FleetOf) -> Result<Infallible, Ended> {
         if let (FleetOf::Given, Some(nodes)) = (of, self.desk.simulate) {
             return self.simulated(nodes);
         }
-        let mut told: Option<Result<Vec<Node>, Failure>> = None;
+        let mut told: Option<Result<Vec<Listed>, Failure>> = None;
         let mut watching: BTreeMap<Login, Watching> = BTreeMap::new();
         loop {
             let listed = self.desk.nodes_of(of);
@@ -59,7 +59,10 @@ impl Stream {
     }
 
     fn simulated(&self, nodes: usize) -> Result<Infallible, Ended> {
-        self.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(simulate::nodes(nodes)) })?;
+        self.send(Msg::Nodes {
+            of: FleetOf::Given,
+            nodes: Ok(simulate::nodes(nodes).into_iter().map(Listed::from).collect()),
+        })?;
         let mut nodes = simulate::Nodes::new(nodes, EVERY);
         loop {
             self.pause(nodes.pause())?;
