@@ -1,4 +1,5 @@
-//! Watching many nodes: 64 real ones on a rig, against pdsh and clush on the same nodes, and 1,024 made-up ones.
+//! Watching many nodes: 64 real ones on a rig, against pdsh and clush on the same nodes, and 1,024 made-up ones. Launching on
+//! 16 and ending that, against loops of `ssh`.
 
 use serde_json::Value;
 
@@ -8,20 +9,25 @@ use crate::process::{cargo, command, output, run, works};
 use crate::workspace::{release_dir, root};
 
 const NODES: &str = "64";
+/// Nodes to launch on.
+const LAUNCHED: &str = "16";
 const MADE_UP: &str = "1024";
 /// Enough for ten rounds: what is kept of each node is bounded, and nearly all of it is the newest frame.
 const SECONDS: &str = "20";
 /// What their packages are called in Debian.
 const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
 
-/// Measures both.
+/// Measures all of them.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rows = made_up()?;
     let script = root().join("tests/rig/rig");
     if works(script.as_str(), &["possible"]) {
+        rows.extend(launched()?);
         rows.extend(real()?);
     } else {
-        println!("skipped: {NODES} real nodes; a rig needs root and namespaces (`cargo xtask rig up 2` says more)");
+        println!(
+            "skipped: {LAUNCHED} and {NODES} real nodes; a rig needs root and namespaces (`cargo xtask rig up 2` says more)"
+        );
     }
     Ok(rows)
 }
@@ -49,6 +55,27 @@ fn made_up() -> Result<Vec<Row>> {
     ])
 }
 
+fn launched() -> Result<Vec<Row>> {
+    println!("launching on {LAUNCHED} nodes of a rig, and ending that");
+    let program = release_dir().join("vidtui");
+    let words = ["run", "--quiet", "--release", "-p", "remote", "--example", "launch_speed", "--", LAUNCHED];
+    let mut example = cargo(words);
+    let said = read(&output(example.arg(program), "run it by hand")?.stdout)?;
+    let ratio = |what: &str, key: &str, at_most: f64, does: &str, theirs_does: &str| {
+        let (ours, theirs) = (figures(&said["ours"][key]), figures(&said["theirs"][key]));
+        let rounds = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
+        let (ours, theirs) = (super::table::median(&ours), super::table::median(&theirs));
+        let note = format!("ours {ours:.2} s, {does}; theirs {theirs:.2} s, {theirs_does}");
+        row(format!("{LAUNCHED} nodes: {what}"), "×", rounds, at_most, note)
+    };
+    let launch = "one `ssh` after the other, unchecked";
+    let kill = "a loop of `ssh $h pkill`, which verifies nothing";
+    Ok(vec![
+        ratio("launch to the first step of all ranks", "launch_s", 1.0, "checked, with a supervisor on each", launch),
+        ratio("kill of all ranks", "kill_s", 1.0, "verified on each", kill),
+    ])
+}
+
 fn real() -> Result<Vec<Row>> {
     for (program, package) in THEIRS {
         if !works("which", &[program]) && works("apt-get", &["--version"]) {
@@ -59,7 +86,6 @@ fn real() -> Result<Vec<Row>> {
     println!("watching {NODES} nodes of a rig");
     let mut example = cargo(["run", "--quiet", "--release", "-p", "remote", "--example", "watch_speed", "--", NODES]);
     let said = read(&output(&mut example, "run it by hand")?.stdout)?;
-    let figures = |value: &Value| value.as_array().into_iter().flatten().map(figure).collect::<Vec<f64>>();
     let (walls, cpu) = (figures(&said["round_s"]), figure(&said["round_cpu_ms"]));
     let wall = super::table::median(&walls);
     let came = format!("{:.0} % of all frames came", figure(&said["frames_of_expected"]) * 100.0);
@@ -95,6 +121,10 @@ fn real() -> Result<Vec<Row>> {
         ));
     }
     Ok(rows)
+}
+
+fn figures(value: &Value) -> Vec<f64> {
+    value.as_array().into_iter().flatten().map(figure).collect()
 }
 
 fn figure(value: &Value) -> f64 {
