@@ -2,6 +2,7 @@
 
 use super::{Ended, LIST, Stream};
 use crate::console::Item;
+use crate::nodes::login;
 use crate::simulate;
 use cluster::NodeId;
 use remote::{Flow, See, Sight, Watching};
@@ -81,6 +82,10 @@ impl Stream {
                     Some((_, login)) => self.desk.smi(&login),
                     None => Err(Failure::new(format!("cannot ask {node}"), "it is no longer listed", "")),
                 },
+                // Slurm's nodes have no other names: they need not be listed to be asked.
+                Err(_) if *of == FleetOf::Given && self.desk.nodes.slurm.is_some() => {
+                    self.desk.smi(&login(node.clone()))
+                }
                 Err(failure) => Err(failure),
             };
             self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(said) })?;
