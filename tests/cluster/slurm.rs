@@ -111,7 +111,7 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     assert_eq!((attempt.why, attempt.start_step, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, saved, Some(job)));
 
     place.until_step(&run, 2, saved + 4);
-    place.slurm("sbatch --partition=urgent --nodes=4 --exclusive --wrap=true");
+    place.slurm("sbatch --partition=urgent --nodes=4 --exclusive --output=/dev/null --wrap=true");
     place.until("another job took its place", || state_of(&place, job).starts_with("PENDING"));
     place.until("it begins again", || run.read_attempt(3).is_ok());
     let attempt = run.read_attempt(3).unwrap();

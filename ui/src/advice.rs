@@ -9,7 +9,7 @@ use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, failure_lines};
 use crate::words::{StateKind, ranks, short_id};
-use plan::{Finding, Rule, Urgency};
+use plan::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
 use rundir::RunState;
 
@@ -109,7 +109,10 @@ fn finding(model: &Model, row: &RunRow, first: &Finding, width: usize) -> Vec<Li
 pub fn finding_in_words(now: f64, finding: &Finding) -> String {
     let since = finding.since_s.filter(|since_s| now - since_s >= 1.0);
     let since = since.map_or(String::new(), |since_s| format!(", for {}", units::duration(now - since_s)));
-    format!("{}{since}", capitalized(&finding.sentence()))
+    // The name of a node is written as it is.
+    let sentence = finding.sentence();
+    let begins = if finding.about == Subject::Run { capitalized(&sentence) } else { sentence };
+    format!("{begins}{since}")
 }
 
 fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'static>>> {
