@@ -104,17 +104,19 @@ impl Place {
         command
     }
 
+    /// The variables that everything here is started with.
+    pub fn env(&self) -> Vec<(&str, &str)> {
+        self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+
     /// Opens the console in a terminal.
     pub fn console(&self, size: (u16, u16), args: &[&str], env: &[(&str, &str)]) -> Pty {
-        let own = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let env: Vec<_> = own.chain(env.iter().copied()).collect();
-        Pty::start(size, VIDTUI, args, &env, &self.root)
+        Pty::start(size, VIDTUI, args, &[&self.env(), env].concat(), &self.root)
     }
 
     /// Opens a shell in a terminal, as a person has one.
     pub fn shell(&self, size: (u16, u16)) -> Pty {
-        let env: Vec<_> = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        let env = [&env[..], &[("PS1", "$ ")]].concat();
+        let env = [&self.env()[..], &[("PS1", "$ ")]].concat();
         Pty::start(size, "bash", &["--norc", "--noprofile", "-i"], &env, &self.root)
     }
 
@@ -220,7 +222,7 @@ latent_width = 4
 index = "../../data/short.jsonl"
 
 [train]
-steps = 600
+steps = 6000
 global_batch = 2
 
 [mesh]

@@ -1,9 +1,13 @@
 //! A real pseudo-terminal around the real binary: types keys, waits for what the screen shows, remembers every byte.
 
 use camino::Utf8Path;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system};
 use std::io::{Read, Write};
 use std::num::NonZeroU16;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,10 +114,19 @@ impl Pty {
         writer.flush().unwrap();
         drop(writer);
         if keys == ESC {
-            // Escape followed at once by another key means Alt and that key.
-            thread::sleep(Duration::from_millis(100));
+            // Read together with the next key, it would mean Alt and that key.
+            self.meanwhile("Escape to be read", || self.has_read_everything());
         }
         self
+    }
+
+    /// Whether the program has read every key; the kernel knows.
+    fn has_read_everything(&self) -> bool {
+        let mut open = std::fs::File::options();
+        let terminal =
+            open.read(true).custom_flags(OFlag::O_NOCTTY.bits()).open(self.master.tty_name().unwrap()).unwrap();
+        let mut waiting = [PollFd::new(terminal.as_fd(), PollFlags::POLLIN)];
+        poll(&mut waiting, PollTimeout::ZERO).unwrap() == 0
     }
 
     /// Waits until the screen shows every one of `texts`.
@@ -172,6 +185,14 @@ impl Pty {
         self.lock().parser.screen().contents()
     }
 
+    /// The last frame of a program that has given the terminal back: the alternate screen as it was when it left that.
+    pub fn last_frame(&self) -> String {
+        let (raw, (rows, columns)) = (self.raw(), self.lock().parser.screen().size());
+        let mut parser = vt100::Parser::new(rows, columns, 0);
+        parser.process(&raw.as_bytes()[..raw.rfind("\x1b[?1049l").unwrap()]);
+        parser.screen().contents()
+    }
+
     /// Every byte so far.
     pub fn raw(&self) -> String {
         String::from_utf8_lossy(&self.lock().raw).into_owned()
@@ -180,6 +201,13 @@ impl Pty {
     /// The process id of the program.
     pub fn pid(&self) -> u32 {
         self.child.process_id().unwrap()
+    }
+
+    /// The processes that the program has started and that have not ended.
+    pub fn children(&self) -> Vec<i32> {
+        let pid = self.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().map(|child| child.parse().unwrap()).collect()
     }
 
     /// Asserts that the terminal is as a shell wants it: main screen, cursor, echo, whole lines, plain paste.

@@ -1,7 +1,9 @@
 //! Sessions of a person at the console: stages, launch, watch, stop, resume, export, kill, quit, open again.
 
 use crate::place::Place;
-use crate::pty::{ENTER, ESC};
+use crate::pty::{ENTER, ESC, Pty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rundir::{Liveness, RunDir};
 
 const SIZE: (u16, u16) = (100, 30);
@@ -46,6 +48,22 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
     let console = place.console(SIZE, &[], &[]);
     console.shows(&["small-short", "running"]).press(ENTER).shows(&["Loss", "resumed from step", "running"]);
     console.press("s").shows(&["stopped"]);
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_the_console_and_not_the_run() {
+    let place = Place::new();
+    // `script` holds the other end of the console's terminal, as a terminal window does.
+    let script = format!("exec {}", crate::place::VIDTUI);
+    let window = Pty::start(SIZE, "script", &["-qc", &script, "/dev/null"], &place.env(), &place.root);
+    window.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER).shows(&["Start short?"]).press(ENTER);
+    window.shows(&["small-short", "running"]);
+    let run = place.runs()[0].clone();
+    let console = window.children().remove(0);
+    kill(Pid::from_raw(window.pid() as i32), Signal::SIGKILL).unwrap();
+    place.until("the console to end", || !std::fs::exists(format!("/proc/{console}")).unwrap());
+    let before = place.json(&["status", run.name(), "--json"])["step"].as_u64().unwrap();
+    place.until_step(run.name(), before + 5);
 }
 
 #[test]
@@ -125,16 +143,21 @@ fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not
     for console in &consoles {
         console.press("r");
     }
-    let refused = |text: String| text.contains("annot resume");
-    consoles[0].meanwhile("one of them to be refused", || {
-        consoles.iter().filter(|console| refused(console.text())).count() == 1
-    });
+    // By the lock of the attempts, or already by the state that it sees: which comes first is chance.
+    let by_the_lock = |console: &Pty| console.text().contains("annot resume");
+    let refused = |console: &Pty| by_the_lock(console) || console.text().contains("there is nothing to resume");
+    consoles[0]
+        .meanwhile("one of them to be refused", || consoles.iter().filter(|console| refused(console)).count() == 1);
     let dir = &place.runs()[0];
     consoles[0].meanwhile("the other's attempt", || is_alive(dir));
     assert_eq!(dir.attempt_numbers().unwrap(), [1, 2]);
-    // The one that lost closes the message and sees the run of the other.
-    let lost = consoles.iter().find(|console| refused(console.text())).unwrap();
-    lost.press(ENTER).shows(&["running"]);
+    // Both see the run of the one that won; a message is closed first.
+    for console in &consoles {
+        if by_the_lock(console) {
+            console.press(ENTER);
+        }
+        console.shows(&["running"]);
+    }
 }
 
 #[test]
@@ -173,10 +196,19 @@ fn a_recorded_session_replays_to_the_same_screen() {
     let mut console = place.console((80, 24), &["--record", "session.jsonl"], &[]);
     console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]).press(ESC);
     console.shows_no("Keys").shows(&["Gradient norm"]);
-    let seen = console.text();
     console.press("q");
     console.ended();
-    let replayed = place.works(&["replay", "session.jsonl", "--screen", "80x24"]);
+    // What happened between the last frame and the end is in the recording and was never seen.
+    let seen = console.last_frame();
+    assert!(seen.contains("Gradient norm"), "{seen}");
+    let recorded = std::fs::read_to_string(place.root.join("session.jsonl")).unwrap();
+    let lines: Vec<&str> = recorded.lines().collect();
     let trimmed = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned();
-    assert_eq!(trimmed(&replayed), trimmed(&seen));
+    let replays = (1..=lines.len()).rev().map(|count| {
+        place.write("until.jsonl", &lines[..count].join("\n"));
+        trimmed(&place.works(&["replay", "until.jsonl", "--screen", "80x24"]))
+    });
+    let mut replays = replays.peekable();
+    let end = replays.peek().unwrap().clone();
+    assert!(replays.any(|replay| replay == trimmed(&seen)), "seen at the end:\n{seen}\nreplayed:\n{end}");
 }

@@ -81,9 +81,7 @@ fn a_stop_signal_from_outside_suspends_it_too() {
     let shell = place.shell(SIZE);
     shell.prompts();
     shell.press(&format!("{} --runs runs\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
-    let shell_pid = shell.pid();
-    let children = std::fs::read_to_string(format!("/proc/{shell_pid}/task/{shell_pid}/children")).unwrap();
-    kill(Pid::from_raw(children.trim().parse().unwrap()), Signal::SIGTSTP).unwrap();
+    kill(Pid::from_raw(shell.children()[0]), Signal::SIGTSTP).unwrap();
     shell.shows(&["Stopped"]).prompts();
     shell.press("fg\r").shows(&["No runs yet"]).press("q").prompts();
 }
@@ -128,8 +126,8 @@ fn pasted_text_presses_no_keys() {
 fn a_panic_gives_the_terminal_back_before_it_is_told() {
     let place = Place::new();
     let me = std::env::current_exe().unwrap();
-    let args = ["--exact", "terminal::panic_with_the_terminal_taken", "--ignored", "--nocapture"];
-    let mut child = Pty::start(SIZE, me.to_str().unwrap(), &args, &[], &place.root);
+    let args = ["--exact", "terminal::panic_with_the_terminal_taken", "--nocapture"];
+    let mut child = Pty::start(SIZE, me.to_str().unwrap(), &args, &[(PANIC, "1")], &place.root);
     assert_eq!(child.ended(), 101);
     child.assert_restored();
     let raw = child.raw();
@@ -170,9 +168,15 @@ fn kill_on_a_terminal_asks_and_takes_no_for_an_answer() {
 #[allow(dead_code, reason = "the console uses the rest")]
 mod of_the_console;
 
+/// Set where [`panic_with_the_terminal_taken`] shall do so.
+const PANIC: &str = "VIDTUI_TEST_PANIC";
+
+/// No test: the program that panics, run in a terminal of its own by the one that looks at it.
 #[test]
-#[ignore = "not a test: the program that panics, run by the test above in a terminal of its own"]
 fn panic_with_the_terminal_taken() {
+    if std::env::var_os(PANIC).is_none() {
+        return;
+    }
     of_the_console::install_panic_hook();
     let screen = of_the_console::Screen::open(of_the_console::Colours::On).unwrap();
     // In a thread, where it would not end the program by itself.
