@@ -91,6 +91,8 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     let run = place.works(&launch);
     place.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
     let found = place.json(&["inspect", model.as_str(), "outer", "--json"]);
+    let config = |folder: &Utf8Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
+    assert_eq!(config(&place.root.join("outer")), config(&model), "what the weights came with travelled along");
     let found = &found["difference"];
     assert_eq!((found["missing"].as_array().unwrap().len(), found["extra"].as_array().unwrap().len()), (0, 0));
     for changed in found["changed"].as_array().unwrap() {

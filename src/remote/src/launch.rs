@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA};
+use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom};
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
@@ -124,6 +124,16 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
     dir.write_attempt(&plan.attempt)?;
     if plan.is_new_run() {
         dir.write_run(&plan.run)?;
+        // Where the weights lie may be gone when those of this run are converted back.
+        if let StartFrom::Weights { path } = &plan.run.start
+            && let Some(config) = rundir::model_config(path)
+        {
+            fs::copy(&config, dir.model_config()).map_err(|source| Error::Io {
+                action: "copy",
+                path: config,
+                source,
+            })?;
+        }
         return Ok(dir.root.clone());
     }
     Ok(dir.attempt_dir(number))

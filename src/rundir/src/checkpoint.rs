@@ -5,8 +5,8 @@
 
 use crate::attempt::known_axes;
 use crate::files::{Versioned, read_toml};
-use crate::layout::{parse_step_dir, step_files};
-use crate::{Error, RunId, TensorBox};
+use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
+use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Mesh;
 use serde::{Deserialize, Serialize};
@@ -224,6 +224,15 @@ impl Checkpoint {
     }
 }
 
+/// Finds the `config.json` that the weights in a checkpoint came with, where they came from a diffusers model: beside them,
+/// or in the run around them.
+pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
+    let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
+    let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
+    let places = [Some(dir.join(MODEL_CONFIG)), run.map(|run| run.model_config())];
+    places.into_iter().flatten().find(|path| path.is_file())
+}
+
 /// Writes a box as the range of each dimension: `0..4 × 8..16`.
 fn shown(within: &TensorBox) -> String {
     let ranges = within.offset.iter().zip(&within.size).map(|(at, size)| format!("{at}..{}", at.saturating_add(*size)));
@@ -335,8 +344,8 @@ pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Failure;
     use crate::fixtures::{save, state, temp};
-    use crate::{Failure, RunDir};
 
     fn why(run: &RunDir, step: u64) -> String {
         match Checkpoint::open(&run.step_dir(step)) {
@@ -355,6 +364,22 @@ mod tests {
         assert_eq!(checkpoint.state().unwrap(), state(40));
         assert_eq!(checkpoint.tensor("patch_embed.video.bias").unwrap().elements(), Some(6));
         checkpoint.verify_checksums().unwrap();
+    }
+
+    #[test]
+    fn the_configuration_that_weights_came_with_lies_beside_them_or_in_their_run() {
+        let (_keep, run) = temp();
+        let step = run.step_dir(40);
+        fs::create_dir_all(&step).unwrap();
+        assert_eq!(model_config(&step), None);
+        fs::write(run.model_config(), "{}").unwrap();
+        assert_eq!(model_config(&step).unwrap().canonicalize().unwrap(), run.model_config().canonicalize().unwrap());
+        fs::write(step.join("config.json"), "{}").unwrap();
+        assert_eq!(model_config(&step), Some(step.join("config.json")));
+        fs::remove_file(step.join("config.json")).unwrap();
+        let elsewhere = run.root.join("weights/converted");
+        fs::create_dir_all(&elsewhere).unwrap();
+        assert_eq!(model_config(&elsewhere), None, "a folder two levels up is not always a run");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use cluster::NodeId;
 ///
 /// ```text
 /// 2026-11-20T0340-demo-2s-k7f2/
-/// ├── run.toml                         what is trained; written once, by whoever launches
+/// ├── run.toml  config.json            what is trained; written once, by whoever launches. The latter is that of the
+/// │                                    diffusers model that the weights come from, where they come from one
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save                       their existence asks the run to save and stop, or only to save
 /// ├── attempts/0001/attempt.toml       one launch or resume
@@ -45,6 +46,11 @@ impl RunDir {
     /// What is trained ([`crate::Run`]).
     pub fn run_toml(&self) -> Utf8PathBuf {
         self.root.join("run.toml")
+    }
+
+    /// What the weights that the run starts from came with: see [`crate::model_config`].
+    pub fn model_config(&self) -> Utf8PathBuf {
+        self.root.join(MODEL_CONFIG)
     }
 
     /// One [`crate::MetricSample`] per logged step.
@@ -178,6 +184,9 @@ impl RunDir {
     }
 }
 
+/// How diffusers names the configuration of a model.
+pub(crate) const MODEL_CONFIG: &str = "config.json";
+
 /// The files of a step directory.
 pub(crate) mod step_files {
     /// Written last; its existence is what makes a checkpoint complete.
@@ -206,6 +215,7 @@ mod tests {
         let inside = |path: Utf8PathBuf| path.strip_prefix(&run.root).unwrap().to_string();
         let paths = [
             run.run_toml(),
+            run.model_config(),
             run.metrics(),
             run.events(),
             run.stop_file(),
@@ -225,6 +235,7 @@ mod tests {
             paths.map(inside),
             [
                 "run.toml",
+                "config.json",
                 "metrics.jsonl",
                 "events.jsonl",
                 "stop",

@@ -42,7 +42,9 @@ mod whole_folder;
 
 pub use append::LineAppender;
 pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, Submitted};
-pub use checkpoint::{Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, xxh3_hex};
+pub use checkpoint::{
+    Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, model_config, xxh3_hex,
+};
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_words};
 pub use events::{Event, EventKind, read_events, recent_events};
 pub use failure::{Error, Failure};

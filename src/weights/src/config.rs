@@ -112,6 +112,12 @@ pub enum Family {
     /// A second latent beside the latent: that of an image, or of a control video.
     #[serde(rename = "CogVideoX-Fun-Control")]
     FunControl,
+    /// As [`Family::FunInP`], with patches of two frames.
+    #[serde(rename = "CogVideoX-Fun-V1.5-InP")]
+    Fun15InP,
+    /// As [`Family::FunControl`], with patches of two frames.
+    #[serde(rename = "CogVideoX-Fun-V1.5-Control")]
+    Fun15Control,
 }
 
 impl Family {
@@ -125,18 +131,30 @@ impl Family {
             Self::CogVideoX15I2V => "CogVideoX1.5-5B-I2V",
             Self::FunInP => "CogVideoX-Fun-InP",
             Self::FunControl => "CogVideoX-Fun-Control",
+            Self::Fun15InP => "CogVideoX-Fun-V1.5-InP",
+            Self::Fun15Control => "CogVideoX-Fun-V1.5-Control",
         }
     }
 
     /// The family of a model that the trainer trains.
     pub fn of(model: &Model) -> Self {
-        let extra = model.in_channels.saturating_sub(model.out_channels);
-        match model.positions {
-            _ if model.patch_size_t > 1 && (model.ofs_embedding || extra > 0) => Self::CogVideoX15I2V,
-            _ if model.patch_size_t > 1 => Self::CogVideoX15,
+        let channels = (model.in_channels as u64, model.out_channels as u64);
+        Self::told_by(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
+    }
+
+    /// What tells the published models apart; `channels` are those that go in and come out.
+    fn told_by(in_time: bool, ofs: bool, positions: Positions, channels: (u64, u64)) -> Self {
+        let (input, output) = channels;
+        // A second latent, and besides it a mask.
+        let (second, mask) = (input > output, input > output.saturating_mul(2));
+        match positions {
+            _ if in_time && ofs => Self::CogVideoX15I2V,
+            _ if in_time && mask => Self::Fun15InP,
+            _ if in_time && second => Self::Fun15Control,
+            _ if in_time => Self::CogVideoX15,
             Positions::Learned => Self::CogVideoX5BI2V,
-            _ if extra > model.out_channels => Self::FunInP,
-            _ if extra > 0 => Self::FunControl,
+            _ if mask => Self::FunInP,
+            _ if second => Self::FunControl,
             Positions::SinCos => Self::CogVideoX2B,
             Positions::Rope => Self::CogVideoX5B,
         }
@@ -155,9 +173,13 @@ impl Config {
     /// # Errors
     /// When it is missing, not JSON, or the configuration of something else.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
-        let value = read_json(path)?;
+        Self::parse(path, &read_text(path)?)
+    }
+
+    /// Reads the text of the `config.json` at `path`.
+    pub(crate) fn parse(path: &Utf8Path, text: &str) -> Result<Self, Failure> {
         let what = || format!("cannot use {path}");
-        let config: Self = serde_json::from_value(value)
+        let config: Self = serde_json::from_value(json_of(path, text)?)
             .map_err(|e| Failure::new(what(), e.to_string(), "copy it again from where the weights came"))?;
         if config.class_name != CLASS {
             let why = match config.class_name.as_str() {
@@ -171,21 +193,38 @@ impl Config {
 
     /// The family.
     pub fn family(&self) -> Family {
-        let out = self.out_channels.unwrap_or(16);
-        match (self.patch_size_t.is_some(), self.use_learned_positional_embeddings) {
-            (true, _) if self.ofs_embed_dim.is_some() || self.in_channels > out => Family::CogVideoX15I2V,
-            (true, _) => Family::CogVideoX15,
-            (false, true) => Family::CogVideoX5BI2V,
-            (false, false) if self.in_channels > out.saturating_mul(2) => Family::FunInP,
-            (false, false) if self.in_channels > out => Family::FunControl,
-            (false, false) if self.use_rotary_positional_embeddings => Family::CogVideoX5B,
-            (false, false) => Family::CogVideoX2B,
+        let channels = |n: i64| u64::try_from(n).unwrap_or(0);
+        let channels = (channels(self.in_channels), channels(self.out_channels.unwrap_or(16)));
+        Family::told_by(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
+    }
+
+    /// The width of the embedding of the first image's offset; none without one.
+    fn ofs(&self) -> Option<i64> {
+        self.ofs_embed_dim.filter(|width| *width != 0)
+    }
+
+    fn positions(&self) -> Positions {
+        match (self.use_learned_positional_embeddings, self.use_rotary_positional_embeddings) {
+            (true, _) => Positions::Learned,
+            (_, true) => Positions::Rope,
+            _ => Positions::SinCos,
         }
     }
 }
 
 /// Reads a small JSON file.
 pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
+    json_of(path, &read_text(path)?)
+}
+
+fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
+    let why = |e: serde_json::Error| format!("it is not JSON: {e}");
+    serde_json::from_str(text)
+        .map_err(|e| Failure::new(format!("cannot read {path}"), why(e), "copy it again from where it came"))
+}
+
+/// Reads a small file of text.
+pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
     let what = || format!("cannot read {path}");
     let meta = fs::metadata(path).map_err(|e| Failure::new(what(), e.to_string(), "check the path"))?;
     if meta.len() > MAX_CONFIG {
@@ -195,9 +234,8 @@ pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
             "check the path",
         ));
     }
-    let text = fs::read(path).map_err(|e| Failure::new(what(), e.to_string(), "check its permissions"))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| Failure::new(what(), format!("it is not JSON: {e}"), "copy it again from where it came"))
+    let bytes = fs::read(path).map_err(|e| Failure::new(what(), e.to_string(), "check its permissions"))?;
+    String::from_utf8(bytes).map_err(|e| Failure::new(what(), e.to_string(), "copy it again from where it came"))
 }
 
 /// The model that a configuration describes.
@@ -211,7 +249,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
         Err(Failure::new(what(), why, "use a CogVideoX 1.0, CogVideoX 1.5 or CogVideoX-Fun model"))
     };
     let in_time = config.patch_size_t.is_some();
-    let ofs = config.ofs_embed_dim.filter(|width| *width != 0);
+    let ofs = config.ofs();
     let rules: [(&str, bool, String); 11] = [
         ("patch_size_t", config.patch_size_t != Some(1), "1, a linear layer over single frames,".into()),
         (
@@ -241,10 +279,10 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     if let Some((key, _, value)) = rules.into_iter().find(|(_, holds, _)| !holds) {
         return unsupported(key, value);
     }
-    let positions = match (config.use_learned_positional_embeddings, config.use_rotary_positional_embeddings) {
-        (true, _) => "learned",
-        (_, true) => "rope",
-        _ => "sincos",
+    let positions = match config.positions() {
+        Positions::Learned => "learned",
+        Positions::Rope => "rope",
+        Positions::SinCos => "sincos",
     };
     let ratio = config.temporal_compression_ratio;
     if ratio < 1 || config.sample_frames < 1 {
@@ -278,6 +316,37 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
     Model::from_table(&table)
         .map_err(|e| Failure::new(what(), format!("its config.json does not fit: {}", e.why), "check its config.json"))
+}
+
+/// The `config.json` of a model, made from the one that its weights came with, and what of the model has no place in it.
+///
+/// What means the same stays as it was: several numbers of frames are one number of latent frames, and some keys mean
+/// nothing to a model. Without a change it is the same letter for letter.
+pub(crate) fn config_text(model: &Model, came_with: Option<&str>) -> (String, Vec<String>) {
+    let (plain, notes) = model_to_diffusers(model);
+    let text = came_with.and_then(|text| changed(text, &plain)).unwrap_or_else(|| pretty(&plain));
+    (text, notes)
+}
+
+/// A configuration with those keys put right that do not mean what `wanted` says; none when that does not do.
+fn changed(text: &str, wanted: &Value) -> Option<String> {
+    let meaning = |value: &Value| {
+        let config = serde_json::from_value(value.clone()).ok()?;
+        Some(model_to_diffusers(&model_from_diffusers(&config).ok()?).0)
+    };
+    let mut value: Value = serde_json::from_str(text).ok()?;
+    let was = meaning(&value)?;
+    if was == *wanted {
+        return Some(text.to_owned());
+    }
+    let differ = wanted.as_object()?.iter().filter(|(key, wanted)| was[key.as_str()] != **wanted);
+    value.as_object_mut()?.extend(differ.map(|(key, wanted)| (key.clone(), wanted.clone())));
+    (meaning(&value)? == *wanted).then(|| pretty(&value))
+}
+
+/// A JSON file as people read it.
+pub(crate) fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
 }
 
 /// The `config.json` of a model, and what of the model has no place in it.
@@ -352,6 +421,8 @@ mod tests {
             ),
             (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true}"#, Family::CogVideoX15),
             (r#"{"patch_size_t":2,"in_channels":32,"ofs_embed_dim":512}"#, Family::CogVideoX15I2V),
+            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":33}"#, Family::Fun15InP),
+            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":32}"#, Family::Fun15Control),
             (r#"{"in_channels":33}"#, Family::FunInP),
             (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, Family::FunControl),
         ];
@@ -382,6 +453,28 @@ mod tests {
             let (back, notes) = model_to_diffusers(&model);
             assert_eq!(serde_json::from_value::<Config>(back).unwrap(), config(text));
             assert_eq!(notes, [""; 0]);
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_weights_came_with_is_changed_only_where_it_means_something_else() {
+        let published = r#"{"_class_name":"CogVideoXTransformer3DModel","_diffusers_version":"0.32","dropout":0.1,
+            "use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":true,"sample_frames":81}"#;
+        let model = model_from_diffusers(&config(published)).unwrap();
+        let of = |model: &Model| config_text(model, Some(published)).0;
+        // Neither TTT layers nor the scale of latents have a place in it.
+        let ttt = Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, ..model.clone() };
+        assert_eq!((of(&model).as_str(), of(&ttt).as_str()), (published, published));
+        let grown: Value = serde_json::from_str(&of(&Model { in_channels: 32, ..model.clone() })).unwrap();
+        let mut wanted: Value = serde_json::from_str(published).unwrap();
+        wanted["in_channels"] = 32.into();
+        assert_eq!(grown, wanted);
+        let shorter: Value = serde_json::from_str(&of(&Model { latent_frames: 4, ..model.clone() })).unwrap();
+        assert_eq!((&shorter["sample_frames"], &shorter["dropout"]), (&13.into(), &0.1.into()));
+        // Whose frames are others than ours cannot be put right by their number alone; text that is no JSON at all neither.
+        for other in [published.replace("\"dropout\":0.1", "\"temporal_compression_ratio\":8"), "{".into()] {
+            let made: Value = serde_json::from_str(&config_text(&model, Some(&other)).0).unwrap();
+            assert_eq!(made, model_to_diffusers(&model).0);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a file or folder is, and the tensors in it, whatever their form.
 
-use crate::config::{Config, Family, model_from_diffusers, read_json};
+use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
 use crate::lora::{self, Lora, is_lora};
 use crate::naming::{self, Recognized};
 use crate::shards::{self, Shards};
@@ -105,6 +105,8 @@ pub struct Source {
     pub family: Option<Family>,
     /// The model, or why the trainer cannot hold it; none without a configuration.
     pub model: Option<Result<Model, Failure>>,
+    /// The `config.json` that the weights came with, as it was written.
+    pub config: Option<String>,
     /// Whether the scale of latents is known, or only a default.
     pub latent_scale_known: bool,
     /// The parameters.
@@ -271,6 +273,7 @@ impl Source {
             names,
             family: None,
             model: None,
+            config: None,
             latent_scale_known: false,
             tensors: shards.tensors,
             optimizer: Tensors::new(),
@@ -284,7 +287,9 @@ impl Source {
             true => found.weights.clone(),
             false => found.weights.parent().unwrap_or(Utf8Path::new("")).to_owned(),
         };
-        let config = Config::read(&folder.join(CONFIG_FILE))?;
+        let path = folder.join(CONFIG_FILE);
+        let text = read_text(&path)?;
+        let config = Config::parse(&path, &text)?;
         let mut source = Self::new(found.clone(), Names::Diffusers, shards::open(&found.weights)?);
         source.family = Some(config.family());
         let mut model = model_from_diffusers(&config);
@@ -300,6 +305,7 @@ impl Source {
             source.tensors.extend(crate::stored::of_header(&header));
         }
         source.model = Some(model);
+        source.config = Some(text);
         Ok(source)
     }
 
@@ -314,6 +320,7 @@ impl Source {
             family: model.as_ref().map(|(model, _)| Family::of(model)),
             latent_scale_known: model.as_ref().is_some_and(|(_, known)| *known),
             model: model.map(|(model, _)| Ok(model)),
+            config: rundir::model_config(dir).as_deref().map(read_text).transpose()?,
             tensors,
             optimizer,
             bytes: checkpoint.bytes,
@@ -322,13 +329,13 @@ impl Source {
     }
 }
 
-/// The scaling factor of the VAE that lies beside the transformer of a pipeline.
+/// The scaling factor of the VAE that lies beside the transformer of a pipeline. Either the pipeline or its transformer may
+/// be a link to elsewhere.
 fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
-    let folder = folder.canonicalize_utf8().unwrap_or(folder.to_owned());
-    let Some(vae) = folder.parent().map(|pipeline| pipeline.join("vae").join(CONFIG_FILE)) else { return Ok(None) };
-    if folder.file_name() != Some("transformer") || !vae.is_file() {
-        return Ok(None);
-    }
+    let places = [camino::absolute_utf8(folder).ok(), folder.canonicalize_utf8().ok()].into_iter().flatten();
+    let pipelines = places.filter(|place| place.file_name() == Some("transformer"));
+    let vae = |place: Utf8PathBuf| Some(place.parent()?.join("vae").join(CONFIG_FILE));
+    let Some(vae) = pipelines.filter_map(vae).find(|vae| vae.is_file()) else { return Ok(None) };
     match read_json(&vae)?["scaling_factor"].as_f64() {
         Some(scale) if scale > 0.0 && scale.is_finite() => Ok(Some(scale)),
         found => {

@@ -1,7 +1,7 @@
 //! Planning the conversion of a whole model.
 
 use super::{ConvertPlan, ConvertRequest, Form};
-use crate::config::model_to_diffusers;
+use crate::config::{config_text, pretty};
 use crate::lora::Lora;
 use crate::made::Made;
 use crate::report::{Initialized, Mapped, Report};
@@ -93,12 +93,15 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     }
     let files = new_files(request, &model, body, ttt);
     let texts = match request.to {
-        Form::Internal => vec![(MODEL_FILE.into(), model_toml(&source, &model))],
+        Form::Internal => {
+            let config = source.config.clone().map(|text| (CONFIG_FILE.into(), text));
+            [(MODEL_FILE.into(), model_toml(&source, &model))].into_iter().chain(config).collect()
+        }
         _ => {
-            let (config, notes) = model_to_diffusers(&model);
+            let (config, notes) = config_text(&model, source.config.as_deref());
             report.notes.extend(notes);
             let index = index(&files).map(|index| (format!("{DIFFUSERS_STEM}.safetensors.index.json"), pretty(&index)));
-            [(CONFIG_FILE.into(), pretty(&config))].into_iter().chain(index).collect()
+            [(CONFIG_FILE.into(), config)].into_iter().chain(index).collect()
         }
     };
     let target = request.target.clone();
@@ -244,10 +247,6 @@ fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Ve
         files.push(NewFile { name: TTT_FILE.into(), metadata, tensors: ttt });
     }
     files
-}
-
-fn pretty(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
 }
 
 /// The index of a diffusers model; none when it has one file.

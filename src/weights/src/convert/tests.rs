@@ -105,8 +105,28 @@ fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
         go(&ConvertRequest::new(&back, &whole, Form::Diffusers)).unwrap();
         assert!(before == of(&whole), "{model}: a tensor changed");
         assert_eq!(names(&whole), ["config.json", "diffusion_pytorch_model.safetensors"]);
-        let config = |folder: &Utf8Path| crate::Config::read(&folder.join("config.json")).unwrap();
-        assert_eq!(config(&back), config(&model.join("transformer")));
+        let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
+        assert_eq!((config(&back), config(&whole)), (config(&model.join("transformer")), config(&back)), "{model}");
+    }
+}
+
+#[test]
+fn the_configuration_of_a_model_with_patches_in_time_comes_back_whatever_it_says_of_frames_and_biases() {
+    let theirs = Utf8Path::new("../../tests/fixtures/oracle/cogvideox/cogvideox15_5b_tiny/transformer");
+    for change in [r#""sample_frames": 81"#, r#""sample_frames": 9"#, r#""sample_frames": 8"#, r#""patch_bias": true"#]
+    {
+        let (_keep, folder) = temp();
+        let [model, inner, again, outer] = ["model", "inner", "again", "outer"].map(|name| folder.join(name));
+        copy_folder(theirs, &model);
+        let text = fs::read_to_string(model.join("config.json")).unwrap();
+        let (key, _) = change.split_once(':').unwrap();
+        let lines = text.lines().map(|line| if line.contains(key) { format!("  {change},") } else { line.into() });
+        let text = lines.collect::<Vec<String>>().join("\n");
+        fs::write(model.join("config.json"), &text).unwrap();
+        go(&ConvertRequest::new(&model, &inner, Form::Internal)).unwrap();
+        go(&ConvertRequest::new(&inner, &again, Form::Internal)).unwrap();
+        go(&ConvertRequest::new(&again, &outer, Form::Diffusers)).unwrap();
+        assert_eq!(fs::read_to_string(outer.join("config.json")).unwrap(), text);
     }
 }
 
@@ -165,6 +185,44 @@ fn the_vaes_scale_and_the_text_length_travel_along() {
     fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": "big"}"#).unwrap();
     let failure = plan_conversion(&ConvertRequest::new(&pipeline, folder.join("x"), Form::Internal)).unwrap_err();
     assert!(failure.why.contains("not a number above 0"), "{failure}");
+}
+
+#[test]
+fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
+    let (_keep, folder) = temp();
+    // As the cache of the Hugging Face hub has it: files are links to blobs named by their content.
+    let (snapshot, blobs) = (folder.join("snapshots/4f2a"), folder.join("blobs"));
+    fs::create_dir_all(snapshot.join("transformer")).unwrap();
+    fs::create_dir_all(snapshot.join("vae")).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    for (n, entry) in small().read_dir_utf8().unwrap().enumerate() {
+        let entry = entry.unwrap();
+        let blob = format!("{n}c0ffee");
+        fs::copy(entry.path(), blobs.join(&blob)).unwrap();
+        let link = snapshot.join("transformer").join(entry.file_name());
+        std::os::unix::fs::symlink(format!("../../../blobs/{blob}"), link).unwrap();
+    }
+    fs::write(snapshot.join("model_index.json"), "{}").unwrap();
+    fs::write(snapshot.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
+    // And a pipeline put together of links, one of them to a folder of another name.
+    let other = folder.join("other");
+    fs::create_dir(&other).unwrap();
+    fs::rename(snapshot.join("transformer"), snapshot.join("network")).unwrap();
+    std::os::unix::fs::symlink(snapshot.join("network"), other.join("transformer")).unwrap();
+    std::os::unix::fs::symlink(snapshot.join("vae"), other.join("vae")).unwrap();
+    std::os::unix::fs::symlink("network", snapshot.join("transformer")).unwrap();
+    let whole = bytes(&Source::open(&small()).unwrap().tensors);
+    for (n, source) in [snapshot.clone(), snapshot.join("transformer"), other.join("transformer")].iter().enumerate() {
+        let source = Source::open(source).unwrap();
+        assert_eq!((source.latent_scale_known, source.model().unwrap().latent_scale), (true, 0.7));
+        assert!(bytes(&source.tensors) == whole);
+        let target = folder.join(n.to_string());
+        go(&ConvertRequest::new(&source.found.path, &target, Form::Diffusers)).unwrap();
+        assert!(of(&target) == whole);
+        assert!(target.join("diffusion_pytorch_model.safetensors").symlink_metadata().unwrap().is_file());
+    }
+    // The folder itself has no pipeline around it.
+    assert!(Source::open(&snapshot.join("network")).is_ok_and(|source| !source.latent_scale_known));
 }
 
 #[test]
