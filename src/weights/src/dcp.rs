@@ -154,7 +154,7 @@ fn dtype(pickle: &Pickle, about: At) -> Option<Dtype> {
     DTYPES.iter().find(|(known, _)| known == name).map(|(_, dtype)| *dtype)
 }
 
-/// Where a box's rows lie in the whole tensor: (first element, range of a file).
+/// Where the rows of a box lie in the whole tensor: (first element, range of a file).
 fn spread(shape: &[u64], chunk: &Chunk, stored: &Stored, runs: &mut Vec<(u64, Span)>) -> Result<(), String> {
     let inside = chunk.offsets.len() == shape.len()
         && chunk.sizes.len() == shape.len()
@@ -170,7 +170,7 @@ fn spread(shape: &[u64], chunk: &Chunk, stored: &Stored, runs: &mut Vec<(u64, Sp
     let axis = (shape.len() - whole).saturating_sub(1);
     let run: u64 = chunk.sizes[axis.min(shape.len())..].iter().product();
     let size = stored.dtype.size() as u64;
-    let span = stored.spans.first().ok_or("its part is empty")?;
+    let mut left = Left { spans: &stored.spans, at: 0 };
     let outer: u64 = chunk.sizes[..axis.min(shape.len())].iter().product();
     for row in 0..outer {
         let (mut rest, mut first, mut step) = (row, 0, 1u64);
@@ -185,9 +185,39 @@ fn spread(shape: &[u64], chunk: &Chunk, stored: &Stored, runs: &mut Vec<(u64, Sp
             first += (chunk.offsets[n] + within) * step;
             step *= shape[n];
         }
-        runs.push((first, Span { file: span.file.clone(), begin: span.begin + row * run * size, len: run * size }));
+        let end = first + run;
+        while first < end {
+            // A part that is a view of another tensor lies in several ranges of its file, each of whole elements.
+            let span = left.take((end - first) * size).ok_or("its part is shorter than its shape")?;
+            let elements = span.len / size;
+            runs.push((first, span));
+            first += elements;
+        }
     }
     Ok(())
+}
+
+/// The ranges of a part that were not handed out yet, in order.
+struct Left<'a> {
+    spans: &'a [Span],
+    /// Bytes of the first that are gone.
+    at: u64,
+}
+
+impl Left<'_> {
+    /// Takes the next bytes, at most so many, from one range; none when nothing is left.
+    fn take(&mut self, most: u64) -> Option<Span> {
+        while let [span, rest @ ..] = self.spans {
+            if self.at < span.len {
+                let len = most.min(span.len - self.at);
+                let taken = Span { file: span.file.clone(), begin: span.begin + self.at, len };
+                self.at += len;
+                return Some(taken);
+            }
+            (self.spans, self.at) = (rest, 0);
+        }
+        None
+    }
 }
 
 /// Puts the runs in order; together they must be the whole tensor, once.

@@ -6,10 +6,12 @@
 use std::collections::HashMap;
 
 /// What a pickle may name. Nothing of it is called; each becomes a [`Node::Global`].
-pub(crate) const ALLOWED: [(&str, &str); 46] = [
+pub(crate) const ALLOWED: [(&str, &str); 47] = [
     ("collections", "OrderedDict"),
     ("collections", "defaultdict"),
     ("pathlib", "PosixPath"),
+    // The same in Python 3.13.
+    ("pathlib._local", "PosixPath"),
     ("torch", "BFloat16Storage"),
     ("torch", "BoolStorage"),
     ("torch", "ByteStorage"),
