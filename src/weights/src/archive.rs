@@ -80,6 +80,12 @@ impl Archive {
         self.entries.get(name).copied()
     }
 
+    /// Where all entries lie.
+    #[cfg(test)]
+    pub fn places(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.entries.values().copied()
+    }
+
     /// Reads a small entry.
     pub fn read(&self, files: &mut Files, name: &str) -> Result<Vec<u8>, String> {
         let (at, len) = self.place(name).ok_or_else(|| format!("it has no {name}"))?;

@@ -6,6 +6,7 @@
 
 use crate::corpus;
 use crate::fixtures::temp;
+use crate::stored::Files;
 use crate::{Config, ConvertRequest, Form, Header, Lora, Source, cast, model_from_diffusers, plan_conversion, shards};
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::resource::{Resource, setrlimit};
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than any input of this size may take, on a busy machine too.
@@ -184,7 +185,19 @@ fn prepare_torch(_: &Utf8Path) -> Vec<Vec<u8>> {
 }
 
 fn read_torch(folder: &Utf8Path) -> Result<(), String> {
-    read_all(&folder.join("a.pt"))
+    let path = folder.join("a.pt");
+    read_all(&path)?;
+    let file: Arc<Utf8Path> = Arc::from(path.as_path());
+    let size = fs::metadata(&path).unwrap().len();
+    let archive = crate::archive::Archive::open(&mut Files::default(), &file, 0, size).unwrap();
+    let entries: Vec<(u64, u64)> = archive.places().collect();
+    for (name, tensor) in &Source::open(&path).unwrap().tensors {
+        for span in &tensor.spans {
+            let inside = |(at, len): &(u64, u64)| *at <= span.begin && span.begin + span.len <= at + len;
+            assert!(entries.iter().any(inside), "{name} takes what no entry holds");
+        }
+    }
+    Ok(())
 }
 
 fn copy(from: &Utf8Path, to: &Utf8Path) {
@@ -253,10 +266,11 @@ fn read_checkpoint(folder: &Utf8Path) -> Result<(), String> {
 /// Opens weights, and reads what lies where they say that tensors are.
 fn read_all(path: &Utf8Path) -> Result<(), String> {
     let source = Source::open(path).map_err(|e| e.to_string())?;
-    let mut files = crate::stored::Files::default();
+    let mut files = Files::default();
     for (name, tensor) in source.tensors.iter().chain(&source.optimizer) {
         let held: u64 = tensor.spans.iter().map(|span| span.len).sum();
-        assert_eq!(held, tensor.bytes(), "the parts of {name} are not its size");
+        let size = tensor.shape.iter().product::<usize>() * tensor.dtype.size();
+        assert_eq!(held, size as u64, "the parts of {name} are not its size");
         let mut byte = [0];
         for span in tensor.spans.iter().filter(|span| span.len > 0) {
             files.read(&span.file, span.begin + span.len - 1, &mut byte).map_err(|e| e.to_string())?;

@@ -8,6 +8,7 @@ use crate::stored::{Files, Stored, Tensors};
 use crate::{Header, cast, stored};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, param_specs};
+use regex::Regex;
 use rundir::Failure;
 use serde::Serialize;
 use serde_json::Value;
@@ -194,7 +195,10 @@ impl Lora {
                 return Err(bad(format!("the factors of {module} are {} and {}", words(&down), words(&up))));
             }
             let rank = down.shape[0] as f64;
-            let alpha = parts.alpha.unwrap_or_else(|| alphas.of(&module, rank));
+            let alpha = parts
+                .alpha
+                .map_or_else(|| alphas.of(&module, rank), Ok)
+                .map_err(|(one, other)| bad(format!("its alpha_pattern gives {module} {one} and {other}")))?;
             layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
         }
         Ok(Self { path: path.to_owned(), form, layers, unused })
@@ -273,39 +277,54 @@ fn scalar(files: &mut Files, tensor: &Stored) -> Option<f64> {
 /// The alpha of layers that do not have one of their own.
 struct Alphas {
     default: Option<f64>,
-    patterns: BTreeMap<String, f64>,
+    /// Alphas of the modules that an expression fits.
+    patterns: Vec<(Regex, f64)>,
     /// Scaled by alpha / √rank.
     by_root: bool,
 }
 
 impl Alphas {
     fn read(file: &Utf8Path, header: &Header, form: LoraForm) -> Result<Self, Failure> {
+        let bad = |why: String, fix: &str| Failure::new(format!("cannot read the adapter {file}"), why, fix);
         let beside = file.parent().unwrap_or(Utf8Path::new("")).join(PEFT_CONFIG);
         let config = match (form, header.metadata.get(METADATA)) {
             (LoraForm::Peft, _) if beside.is_file() => read_json(&beside)?,
             (LoraForm::Diffusers, Some(text)) => {
-                let all: BTreeMap<String, Value> = serde_json::from_str(text).map_err(|e| {
-                    let what = format!("cannot read the adapter {file}");
-                    Failure::new(what, format!("{METADATA}: {e}"), "copy it again from where it came")
-                })?;
+                let all: BTreeMap<String, Value> = serde_json::from_str(text)
+                    .map_err(|e| bad(format!("{METADATA}: {e}"), "copy it again from where it came"))?;
                 let bare = |key: String| key.strip_prefix("transformer.").map_or(key.clone(), str::to_owned);
                 all.into_iter().map(|(key, value)| (bare(key), value)).collect()
             }
             _ => Value::Null,
         };
-        let patterns = config["alpha_pattern"].as_object().into_iter().flatten();
-        Ok(Self {
-            default: config["lora_alpha"].as_f64(),
-            patterns: patterns.filter_map(|(name, alpha)| Some((name.clone(), alpha.as_f64()?))).collect(),
-            by_root: config["use_rslora"].as_bool() == Some(true),
-        })
+        let mut patterns = Vec::new();
+        for (key, alpha) in config["alpha_pattern"].as_object().into_iter().flatten() {
+            // As PEFT matches them: an expression for the end of a module's name, from a dot on.
+            let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|e| {
+                let why = format!("its alpha_pattern '{key}' is not an expression that is understood: {e}");
+                bad(why, "write the names of the modules there")
+            })?;
+            let alpha = alpha
+                .as_f64()
+                .ok_or_else(|| bad(format!("its alpha_pattern says {alpha} for '{key}'"), "put a number there"))?;
+            patterns.push((pattern, alpha));
+        }
+        let by_root = config["use_rslora"].as_bool() == Some(true);
+        Ok(Self { default: config["lora_alpha"].as_f64(), patterns, by_root })
     }
 
-    fn of(&self, module: &str, rank: f64) -> f64 {
-        let matches = |pattern: &str| module == pattern || module.ends_with(&format!(".{pattern}"));
-        let own = self.patterns.iter().find(|(pattern, _)| matches(pattern)).map(|(_, alpha)| *alpha);
-        let alpha = own.or(self.default).unwrap_or(rank);
-        if self.by_root { alpha * rank.sqrt() } else { alpha }
+    /// The alpha of a module.
+    ///
+    /// # Errors
+    /// Two that its patterns give it: which of them comes first in the file is not known any more.
+    fn of(&self, module: &str, rank: f64) -> Result<f64, (f64, f64)> {
+        let mut own = self.patterns.iter().filter(|(pattern, _)| pattern.is_match(module)).map(|(_, alpha)| *alpha);
+        let first = own.next();
+        if let Some((first, other)) = first.zip(own.find(|other| Some(*other) != first)) {
+            return Err((first, other));
+        }
+        let alpha = first.or(self.default).unwrap_or(rank);
+        Ok(if self.by_root { alpha * rank.sqrt() } else { alpha })
     }
 }
 

@@ -228,6 +228,18 @@ fn alphas_follow_patterns_and_the_rule_of_the_root() {
     let root = (RANK as f64).sqrt();
     assert_eq!(lora.layers["transformer_blocks.0.attn1.to_q"].alpha, 2.0 * root);
     assert_eq!(lora.layers["proj_out"].alpha, 6.0 * root);
+    let with = |patterns: &str| {
+        let config = format!(r#"{{"lora_alpha": 6, "alpha_pattern": {patterns}}}"#);
+        fs::write(path.join(PEFT_CONFIG), config).unwrap();
+        Lora::open(&path)
+    };
+    // An expression, for the end of a name from a dot on.
+    let lora = with(r#"{"transformer_blocks\\.[0-1]\\.attn1\\.(to_q|to_out\\.0)": 4, "q": 1, "out": 1}"#).unwrap();
+    let alphas: Vec<f64> = MODULES.iter().map(|(module, ..)| lora.layers[*module].alpha).collect();
+    assert_eq!(alphas, [4.0, 4.0, 6.0, 6.0]);
+    assert!(with(r#"{"to_q": 1, "attn1.to_q": 2}"#).unwrap_err().why.contains("attn1.to_q 2 and 1"));
+    assert!(with(r#"{"to_(q": 1}"#).unwrap_err().why.contains("'to_(q' is not an expression"));
+    assert!(with(r#"{"to_q": "1"}"#).unwrap_err().why.contains("\"1\" for 'to_q'"));
     fs::remove_file(path.join(PEFT_CONFIG)).unwrap();
     assert!(Lora::open(&path).unwrap().layers.values().all(|layer| layer.alpha == RANK as f64));
 }
