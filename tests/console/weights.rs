@@ -4,6 +4,13 @@ use crate::place::Place;
 use crate::pty::{ENTER, RIGHT};
 use crate::real_trainer::trainer;
 use camino::{Utf8Path, Utf8PathBuf};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::Duration;
 
 fn model() -> Utf8PathBuf {
     let folder = "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_tiny/transformer";
@@ -91,12 +98,61 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     let run = place.works(&launch);
     place.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
     let found = place.json(&["inspect", model.as_str(), "outer", "--json"]);
-    let config = |folder: &Utf8Path| std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
     assert_eq!(config(&place.root.join("outer")), config(&model), "what the weights came with travelled along");
     let found = &found["difference"];
     assert_eq!((found["missing"].as_array().unwrap().len(), found["extra"].as_array().unwrap().len()), (0, 0));
     for changed in found["changed"].as_array().unwrap() {
         assert!(changed["largest"].as_f64().unwrap() <= 1e-8, "{changed}");
+    }
+}
+
+/// Writes a diffusers model of half a gigabyte, of zeros that take no room on the disk.
+fn large(place: &Place) {
+    let config = r#"{"_class_name": "CogVideoXTransformer3DModel", "num_layers": 2, "num_attention_heads": 32}"#;
+    place.write("large/config.json", config);
+    let config = weights::Config::read(&place.root.join("large/config.json")).unwrap();
+    let model = weights::model_from_diffusers(&config).unwrap();
+    let mut at = 0;
+    let entries = recipe::param_specs(&model).into_iter().map(|spec| {
+        let (name, begin) = (spec.diffusers.as_ref().unwrap(), at);
+        at += 4 * spec.len();
+        format!(r#""{name}":{{"dtype":"F32","shape":{:?},"data_offsets":[{begin},{at}]}}"#, spec.shape)
+    });
+    let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+    let mut file = File::create(place.root.join("large/diffusion_pytorch_model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + at).unwrap();
+}
+
+#[test]
+fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() {
+    let place = Place::new();
+    large(&place);
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let (target, part) = (place.root.join(signal.as_str()), place.root.join(format!(".{signal}.part")));
+        let args = ["convert", "large", signal.as_str(), "--to", "internal"];
+        let ended = (0..20).find_map(|_| {
+            let mut child = place.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let writes = || part.read_dir_utf8().is_ok_and(|mut files| files.next().is_some());
+            while !writes() && child.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+            let ended = child.wait().unwrap();
+            // One that was through before the signal came is begun anew.
+            let through = target.exists();
+            if through {
+                fs::remove_dir_all(&target).unwrap();
+            }
+            (!through).then_some(ended)
+        });
+        assert_eq!(ended.and_then(|ended| ended.signal()), Some(signal as i32));
+        assert_eq!(part.exists(), signal == Signal::SIGKILL, "only who is killed cannot clear up");
+        place.works(&args);
+        assert!(!part.exists());
+        rundir::Checkpoint::open(&target).unwrap().verify_checksums().unwrap();
     }
 }
 

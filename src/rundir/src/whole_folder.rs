@@ -4,6 +4,7 @@ use crate::Error;
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 /// A folder that is filled under another name beside its place, then renamed.
 ///
@@ -38,12 +39,15 @@ impl WholeFolder {
 
     /// Makes the folder to write to, and empties it of what an interrupted attempt left.
     ///
-    /// If that attempt ended while it replaced a folder, the old one is put back.
+    /// If that attempt ended while it replaced a folder, the old one is put back, or removed where the new one is in its
+    /// place already.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn prepare(&self) -> Result<(), Error> {
-        if !self.place.exists() {
+        if self.place.exists() {
+            remove(&self.aside())?;
+        } else {
             move_if_there(&self.aside(), &self.place)?;
         }
         let list = |e| Error::io("list", &self.dir, e);
@@ -55,6 +59,12 @@ impl WholeFolder {
             removed.map_err(|e| Error::io("remove", &path, e))?;
         }
         Ok(())
+    }
+
+    /// The space that [`WholeFolder::prepare`] frees: what an interrupted attempt left.
+    pub fn left_over(&self) -> u64 {
+        let aside = if self.place.exists() { held(&self.aside()) } else { 0 };
+        held(&self.dir) + aside
     }
 
     /// Removes what was written so far.
@@ -105,6 +115,13 @@ fn remove(dir: &Utf8Path) -> Result<(), Error> {
     }
 }
 
+/// The space that the files of a folder take, those left out that have another name elsewhere. What cannot be looked at
+/// counts as nothing.
+fn held(dir: &Utf8Path) -> u64 {
+    let files = dir.read_dir_utf8().into_iter().flatten().filter_map(|entry| entry.ok()?.metadata().ok());
+    files.filter(|meta| meta.is_file() && meta.nlink() == 1).map(|meta| meta.blocks() * 512).sum()
+}
+
 fn sync_dir(dir: &Utf8Path) -> Result<(), Error> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io("sync", dir, e))
 }
@@ -135,6 +152,24 @@ mod tests {
         fs::create_dir_all(folder.aside().join("old")).unwrap();
         folder.prepare().unwrap();
         assert!(folder.place().join("old").exists() && !folder.aside().exists());
+    }
+
+    #[test]
+    fn what_waits_beside_a_folder_that_was_replaced_is_removed_and_counts_as_free_space() {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = WholeFolder::beside(&Utf8Path::from_path(keep.path()).unwrap().join("out"));
+        for dir in [folder.aside(), folder.dir().to_owned()] {
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("half"), vec![1; 1 << 20]).unwrap();
+            File::open(dir.join("half")).and_then(|file| file.sync_all()).unwrap();
+        }
+        fs::hard_link(folder.dir().join("half"), keep.path().join("elsewhere")).unwrap();
+        assert_eq!(folder.left_over(), 0, "one would be put back, the other has a name that stays");
+        fs::create_dir(folder.place()).unwrap();
+        assert!((1 << 20..3 << 19).contains(&folder.left_over()), "{}", folder.left_over());
+        folder.prepare().unwrap();
+        assert!(folder.place().exists() && !folder.aside().exists());
+        assert_eq!(folder.left_over(), 0);
     }
 
     #[test]

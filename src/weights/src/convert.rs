@@ -90,6 +90,8 @@ pub struct ConvertPlan {
     pub target: Utf8PathBuf,
     /// What it is converted to.
     pub to: Form,
+    /// The adapter that is added to it.
+    pub merge: Option<Utf8PathBuf>,
     /// The model that the target is; none for an adapter.
     pub model: Option<Model>,
     /// What becomes of every tensor.
@@ -157,7 +159,8 @@ impl ConvertPlan {
     /// The first that does not hold.
     pub fn check(&self, force: bool) -> Result<(), Failure> {
         self.report.check(self.source.found.path.as_str())?;
-        destination::check(&self.target, &self.source.found.path, force)?;
+        let sources: Vec<&Utf8Path> = self.merge.iter().chain([&self.source.found.path]).map(|path| &**path).collect();
+        destination::check(&self.target, &sources, force)?;
         destination::check_space(&self.target, self.bytes())
     }
 

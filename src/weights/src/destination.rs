@@ -1,5 +1,8 @@
 //! The place of a new folder: whether it is free, large enough, and nobody else's.
 
+use crate::Header;
+use crate::source::{CONFIG_FILE, MODEL_FILE};
+use crate::write::MADE_BY;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::statvfs::statvfs;
 use rundir::{Failure, WholeFolder};
@@ -7,25 +10,19 @@ use std::fs::{self, File, TryLockError};
 
 /// Space that is left alone: manifests, folders, and whoever else writes there.
 const SPARE: u64 = 16 << 20;
-/// What a conversion writes, by the ends of names. Only a folder of such files is ever replaced.
-const OURS: [&str; 7] = [
-    ".safetensors",
-    "manifest.toml",
-    "state.toml",
-    "model.toml",
-    "config.json",
-    ".safetensors.index.json",
-    "index.jsonl",
-];
+/// What a conversion writes beside tensors, by the ends of names. Only a folder of such files is ever replaced.
+const OURS: [&str; 5] = ["state.toml", MODEL_FILE, CONFIG_FILE, ".safetensors.index.json", "index.jsonl"];
+/// What makes a folder a checkpoint.
+const MANIFEST: &str = "manifest.toml";
 
-/// Checks that a folder may be made at `target`, or replaced with `force`.
-pub(crate) fn check(target: &Utf8Path, source: &Utf8Path, force: bool) -> Result<(), Failure> {
+/// Checks that a folder may be made at `target`, or replaced with `force`. None of `sources` may be lost by it.
+pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
     let refuse = |why: String, fix: String| Err(Failure::new(format!("cannot write {target}"), why, fix));
     if target.file_name().is_none() {
         return refuse("it is not the name of a folder".into(), "name a new folder".into());
     }
-    let (real_target, real_source) = (real(target), real(source));
-    if real_source.starts_with(&real_target) {
+    let real_target = real(target);
+    if let Some(source) = sources.iter().find(|source| real(source).starts_with(&real_target)) {
         return refuse(format!("the source {source} lies in it"), "name another folder".into());
     }
     match fs::symlink_metadata(target) {
@@ -38,7 +35,7 @@ pub(crate) fn check(target: &Utf8Path, source: &Utf8Path, force: bool) -> Result
             if names.is_empty() {
                 return Ok(());
             }
-            if let Some(foreign) = names.iter().find(|name| !OURS.iter().any(|end| name.ends_with(end))) {
+            if let Some(foreign) = foreign(target, &names) {
                 let why = format!("that folder holds {foreign}, which no conversion has written");
                 return refuse(why, "name another folder; --force replaces earlier conversions only".into());
             }
@@ -50,7 +47,23 @@ pub(crate) fn check(target: &Utf8Path, source: &Utf8Path, force: bool) -> Result
     }
 }
 
-/// Checks that the disk has room for so many bytes more.
+/// The first name in a folder that no conversion wrote. A download and what a run saved have files of the same names.
+fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
+    let has = |name| names.iter().any(|other| other == name);
+    let written = |name: &str| {
+        // Files of a checkpoint may be the source's own; a run's lie in its checkpoints without a model.
+        let marked = || Header::read(&folder.join(name)).is_ok_and(|header| header.metadata.contains_key(MADE_BY));
+        match name {
+            MANIFEST => has(MODEL_FILE),
+            name if name.ends_with(".safetensors") => has(MANIFEST) || marked(),
+            name => OURS.iter().any(|end| name.ends_with(end)),
+        }
+    };
+    let tensors = names.iter().any(|name| name.ends_with(".safetensors"));
+    names.iter().find(|name| !tensors || !written(name))
+}
+
+/// Checks that the disk has room for so many bytes more, once what an interrupted attempt left is gone.
 pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(Utf8Path::new("."));
     let disk = statvfs(existing.as_std_path()).map_err(|e| {
@@ -60,7 +73,7 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
             "check that it is mounted",
         )
     })?;
-    let free = disk.blocks_available() * disk.fragment_size();
+    let free = disk.blocks_available() * disk.fragment_size() + WholeFolder::beside(target).left_over();
     if free >= bytes.saturating_add(SPARE) {
         return Ok(());
     }

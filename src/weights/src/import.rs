@@ -185,7 +185,7 @@ impl ImportPlan {
     /// # Errors
     /// When there is something at the target (with `force`, when it is no earlier import), or what the disk said.
     pub fn execute(&self, force: bool, progress: OnProgress<'_>) -> Result<Imported, Failure> {
-        destination::check(&self.target, &self.source, force)?;
+        destination::check(&self.target, &[&self.source], force)?;
         destination::check_space(&self.target, self.bytes())?;
         let folder = WholeFolder::beside(&self.target);
         let _lock = destination::lock(&folder)?;

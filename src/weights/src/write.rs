@@ -20,6 +20,9 @@ const AHEAD: usize = 8;
 /// Bytes after which the disk is asked to have written what it got, so that it does not begin only at the end.
 const SYNC_EVERY: u64 = 64 << 20;
 
+/// In the header of every file: the program that wrote it. Nothing else is ever replaced.
+pub(crate) const MADE_BY: &str = "made_by";
+
 /// A file to be written.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NewFile {
@@ -74,11 +77,9 @@ impl NewFile {
     /// Its header: a length and JSON, padded so that the data begin at a multiple of eight.
     fn header(&self) -> Vec<u8> {
         let text = |text: &str| serde_json::Value::from(text).to_string();
-        let mut entries = Vec::new();
-        if !self.metadata.is_empty() {
-            let pairs: Vec<String> = self.metadata.iter().map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
-            entries.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
-        }
+        let metadata = self.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())).chain([(MADE_BY, "vidtui")]);
+        let pairs: Vec<String> = metadata.map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
+        let mut entries = vec![format!("\"__metadata__\":{{{}}}", pairs.join(","))];
         let mut at = 0;
         for tensor in &self.tensors {
             let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();

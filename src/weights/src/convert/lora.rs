@@ -69,7 +69,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.to.size()));
     let files = vec![NewFile { name: name.into(), metadata, tensors }];
     let target = request.target.clone();
-    Ok(ConvertPlan { source, target, to: Form::Lora(form), model: None, report, files, texts })
+    Ok(ConvertPlan { source, target, to: Form::Lora(form), merge: None, model: None, report, files, texts })
 }
 
 fn target(name: &str, stored: &Stored, dtype: Dtype) -> Target {

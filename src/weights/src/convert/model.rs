@@ -104,8 +104,8 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
             [(CONFIG_FILE.into(), config)].into_iter().chain(index).collect()
         }
     };
-    let target = request.target.clone();
-    Ok(ConvertPlan { source, target, to: request.to, model: Some(model), report, files, texts })
+    let (target, merge) = (request.target.clone(), request.merge.clone());
+    Ok(ConvertPlan { source, target, to: request.to, merge, model: Some(model), report, files, texts })
 }
 
 pub(super) fn stands_for(known: &str, name: &str) -> bool {
