@@ -19,6 +19,7 @@ pub struct LogReader {
     passed_on: u64,
     passed_on_t: Option<f64>,
     peak_gib: Option<f64>,
+    evaluating: bool,
 }
 
 #[derive(Debug)]
@@ -40,6 +41,10 @@ pub enum Said {
     Saving,
     /// A checkpoint was written, or soon will be: look at its folder.
     Saved,
+    /// An evaluation begins, in which no steps are made.
+    EvaluationStarted,
+    /// It is over.
+    EvaluationEnded,
 }
 
 impl LogReader {
@@ -48,7 +53,8 @@ impl LogReader {
     pub fn new(system: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
         let accumulation = if system == Adapter::OpenSora { accumulation.max(1) } else { 1 };
         let (lines, latest) = (Lines::default(), None);
-        Self { system, attempt, accumulation, lines, latest, passed_on: start_step, passed_on_t: None, peak_gib: None }
+        let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
+        Self { system, attempt, accumulation, lines, latest, passed_on, passed_on_t, peak_gib, evaluating }
     }
 
     /// Takes in what the log has grown by until `now`, Unix seconds.
@@ -85,6 +91,10 @@ impl LogReader {
             Line::Resumed => said.push(Said::Resumed),
             Line::Saving => said.push(Said::Saving),
             Line::Saved => said.push(Said::Saved),
+            // One line for each prompt, in some.
+            Line::Evaluating if !std::mem::replace(&mut self.evaluating, true) => said.push(Said::EvaluationStarted),
+            Line::Evaluated if std::mem::take(&mut self.evaluating) => said.push(Said::EvaluationEnded),
+            Line::Evaluating | Line::Evaluated => {}
             Line::Memory(gib) => self.peak_gib = Some(gib),
             Line::Step(_) => {}
         }
@@ -111,6 +121,9 @@ impl LogReader {
         let by_clock = || Some((t - self.passed_on_t?) / (done - self.passed_on) as f64);
         let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or_else(by_clock);
         (self.passed_on, self.passed_on_t) = (done, Some(*t));
+        if std::mem::take(&mut self.evaluating) {
+            said.push(Said::EvaluationEnded);
+        }
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
         said.push(Said::Metric(Box::new(MetricSample {
             attempt: self.attempt,

@@ -17,6 +17,10 @@ pub(crate) enum Line {
     Saving,
     /// A checkpoint was written, or its writing was handed to the background.
     Saved,
+    /// An evaluation begins.
+    Evaluating,
+    /// It is over; where nobody says so, the next step does.
+    Evaluated,
     /// The most memory in use so far, GiB.
     Memory(f64),
 }
@@ -50,6 +54,8 @@ pub(crate) fn read(system: Adapter, line: &str) -> Option<Line> {
             Said::Resumed => Line::Resumed,
             Said::Saving => Line::Saving,
             Said::Saved => Line::Saved,
+            Said::Evaluating => Line::Evaluating,
+            Said::Evaluated => Line::Evaluated,
         });
     }
     match system {
@@ -73,6 +79,8 @@ enum Said {
     Resumed,
     Saving,
     Saved,
+    Evaluating,
+    Evaluated,
 }
 
 const OPEN_SORA: &[(&str, Said)] = &[
@@ -87,12 +95,15 @@ const FINETRAINERS: &[(&str, Said)] = &[
     ("Loading checkpoint from", Said::Resumed),
     ("Saving checkpoint at step", Said::Saving),
     ("Saved checkpoint in", Said::Saved),
+    ("Memory before validation", Said::Evaluating),
+    ("Memory after validation", Said::Evaluated),
 ];
 
 const ACCELERATE: &[(&str, Said)] = &[
     ("***** Running training *****", Said::Started),
     ("Resuming from checkpoint", Said::Resumed),
     ("Saved state to", Said::Saved),
+    ("Running validation", Said::Evaluating),
 ];
 
 const TTT_VIDEO_DIT: &[(&str, Said)] = &[

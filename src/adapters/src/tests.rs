@@ -130,6 +130,28 @@ fn a_bar_that_waits_to_be_drawn_over_is_read_when_nothing_follows() {
 }
 
 #[test]
+fn an_evaluation_begins_and_ends_with_its_words_or_with_the_next_step() {
+    let events = |system, log: &str| -> Vec<String> {
+        said(system, log.as_bytes(), 0, log.len())
+            .iter()
+            .map(|said| line(said).split(' ').next().unwrap().into())
+            .collect()
+    };
+    let log = "\rTraining steps:  1%|  | 1/9 [00:03<00:40,  3.00s/it, train/global_avg_loss=0.3, train/grad_norm=0.1]\n\
+        INFO - Memory before validation start: {\n    \"max_memory_allocated\": 12.5\n}\n\
+        INFO - Memory after validation end: {\n    \"max_memory_allocated\": 28.5\n}\n\
+        \rTraining steps:  2%|  | 2/9 [00:99<00:40,  3.00s/it, train/global_avg_loss=0.3, train/grad_norm=0.1]\n";
+    assert_eq!(events(Finetrainers, log), ["1:", "EvaluationStarted", "EvaluationEnded", "2:"]);
+    let log = "\rSteps:  1%|  | 1/9 [00:05<00:40,  5.00s/it, loss=0.5, lr=1e-5]\n\
+        INFO - __main__ - Running validation... \n Generating 1 videos with prompt: a dog.\n\
+        INFO - __main__ - Running validation... \n Generating 1 videos with prompt: a cat.\n\
+        \rSteps:  2%|  | 2/9 [01:05<00:40,  5.00s/it, loss=0.5, lr=1e-5]\n";
+    assert_eq!(events(CogvideoxFactory, log), ["1:", "EvaluationStarted", "EvaluationEnded", "2:"]);
+    let log = log.replace("loss=", "step_loss=");
+    assert_eq!(events(VideoxFun, &log), ["1:", "EvaluationStarted", "EvaluationEnded", "2:"]);
+}
+
+#[test]
 fn a_log_of_another_system_says_nothing_wrong() {
     for (name, system) in [
         ("ttt-video-dit", OpenSora),

@@ -188,6 +188,8 @@ impl Teller {
                     self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.id.clone() });
                 }
                 Said::Started | Said::Resumed => {}
+                Said::EvaluationStarted => self.event(EventKind::EvaluationStarted),
+                Said::EvaluationEnded => self.event(EventKind::EvaluationEnded),
                 // Their folders tell more than these lines.
                 Said::Saving | Said::Saved => self.look_at_checkpoints(),
             }
