@@ -388,6 +388,19 @@ fn a_stream_from_a_node_that_falls_silent_is_down_and_comes_back() {
 }
 
 #[test]
+fn a_script_that_falls_silent_on_a_node_that_answers_loses_nothing() {
+    with_rig(1, |rig| {
+        let mut node = ssh(rig, "node01");
+        let (_streaming, told) = stream(&node, "echo ready; sleep 8; echo again; sleep 1000");
+        until(&told, |what| matches!(what, Streamed::Line(_)));
+        // It is silent for longer than it may be, twice.
+        assert_eq!(said(&mut node, "sleep 7; hostname"), "node01");
+        let silent = until(&told, |what| matches!(what, Streamed::Line(line) if line == "again"));
+        assert!(silent.is_empty(), "{silent:?}");
+    });
+}
+
+#[test]
 fn a_streams_script_ends_on_the_node_when_nobody_listens() {
     with_rig(1, |rig| {
         let node = ssh(rig, "node01");

@@ -353,16 +353,23 @@ impl Actor {
     fn end_the_late(&mut self, heard: Instant) -> Option<String> {
         let node = self.login.node.clone();
         let mut late = Vec::new();
+        let mut in_doubt = false;
         let mut index = 0;
         while index < self.running.len() {
-            let running = &self.running[index];
+            let running = &mut self.running[index];
             let (since, limit) = running.limit();
             if since.elapsed() < limit {
                 index += 1;
-            } else if matches!(running.work, Work::Command { .. }) {
-                late.push(self.running.swap_remove(index).work);
-            } else {
-                return Some(silent(heard));
+                continue;
+            }
+            match running.work {
+                Work::Command { .. } => late.push(self.running.swap_remove(index).work),
+                // Its script may hang by itself.
+                Work::Stream { .. } => {
+                    (running.heard, in_doubt) = (Instant::now(), true);
+                    index += 1;
+                }
+                Work::Beat => return Some(silent(heard)),
             }
         }
         // Those that were never begun: a command's time runs from when it was asked for.
@@ -372,7 +379,7 @@ impl Actor {
             late.extend(self.waiting.remove(index));
         }
         // The command may simply be slow. Whether the node is there, a heartbeat finds out.
-        if !late.is_empty() && !self.has_beat() {
+        if (in_doubt || !late.is_empty()) && !self.has_beat() {
             self.waiting.push_front(Work::Beat);
         }
         for work in late {

@@ -22,6 +22,8 @@ use crate::pipes::{drain, wait};
 
 /// How long the program may take to make the connection that is shared.
 const CONNECT: Duration = Duration::from_secs(30);
+/// How long a node may take to say that it is there.
+const BEAT_WITHIN: Duration = Duration::from_secs(10);
 /// How long that connection stays when nobody uses it.
 const PERSIST: &str = "ControlPersist=300";
 /// The status by which the program says that the failure is its own, and not the command's.
@@ -151,7 +153,11 @@ impl OpenSsh {
                     break Some(wait(&mut child, silence).map_err(cannot)?);
                 }
                 Err(_) if ended.load(Ordering::Relaxed) => break None,
-                Err(_) if heard.elapsed() > silence => break Some(None),
+                // The script may hang by itself: another command tells whether the node is there.
+                Err(_) if heard.elapsed() > silence => match self.run(&Command::new("answer", ":", BEAT_WITHIN)) {
+                    Ok(_) => heard = Instant::now(),
+                    Err(_) => break Some(None),
+                },
                 Err(_) => {}
             }
         };
