@@ -14,6 +14,11 @@ use ui::fleet::{FleetOf, Listed};
 /// nvidia-smi is ended before this, unless it cannot be.
 const SMI: Duration = Duration::from_secs(30);
 
+/// Asks unless one of before hangs, for they would pile up: the kernel does not let go of it, so that nobody can end it.
+const SMI_SCRIPT: &str = "ps -C nvidia-smi -o stat=,etimes= |
+while read -r state age; do case $state in D*) [ $age -lt 30 ] || exit 124 ;; esac; done || exit
+timeout -k 2 20 nvidia-smi 2>&1";
+
 impl Desk {
     /// The nodes to watch, and how each is reached.
     ///
@@ -94,7 +99,7 @@ impl Desk {
     /// When the node cannot be reached, or nvidia-smi fails there.
     pub fn smi(&self, login: &Login) -> Result<String, Failure> {
         let what = format!("cannot run nvidia-smi on {}", login.node);
-        let command = Command::new("run nvidia-smi", "timeout -k 2 20 nvidia-smi 2>&1", SMI);
+        let command = Command::new("run nvidia-smi", SMI_SCRIPT, SMI);
         let output = match login.node == self.fleet.here().node {
             true => Local::new().and_then(|mut here| here.run(&command)),
             false => self.fleet.ssh(login).run(&command),
@@ -108,7 +113,7 @@ impl Desk {
             }
             Status::Code(124 | 137) => {
                 let fix = "see `dmesg` on the node for Xid errors; a hung driver takes a reboot";
-                Err(Failure::new(what, "it hangs, and was ended after 20 s", fix))
+                Err(Failure::new(what, "it hangs", fix))
             }
             // A part of its table with an error among it is worth more than the error alone.
             _ if said.contains("NVIDIA-SMI ") && said.contains("|==") => Ok(said),
@@ -128,4 +133,34 @@ fn with_logins(place: Place) -> Vec<(Listed, Login)> {
         logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| login(node.id.clone()))
     };
     nodes.into_iter().map(|node| (login(&node), node)).map(|(login, node)| (node.into(), login)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn while_an_nvidia_smi_hangs_no_other_is_started() {
+        let bin = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = bin.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let asked = |seen: &str| {
+            write("ps", &format!("printf '{seen}'"));
+            let mut sh = std::process::Command::new("sh");
+            sh.args(["-c", SMI_SCRIPT]).env("PATH", format!("{}:/usr/bin:/bin", bin.path().display()));
+            let output = sh.output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        };
+        write("nvidia-smi", "echo a table");
+        let answers = (Some(0), "a table\n".to_owned());
+        // Somebody watches GPUs all day; another one waits for the driver, as each does for a moment.
+        for seen in ["", "S    90000\\n", "D    3\\nS 40\\n"] {
+            assert_eq!(asked(seen), answers, "{seen}");
+        }
+        assert_eq!(asked("S    90000\\nD    31\\n"), (Some(124), String::new()));
+    }
 }
