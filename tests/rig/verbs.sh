@@ -81,10 +81,19 @@ verb_nologin() { ## NODE            no longer accepts the key
 verb_login() { ## NODE              accepts it again
     mv "$RIG/nodes/$1/home/.ssh/authorized_keys.off" "$RIG/nodes/$1/home/.ssh/authorized_keys"
 }
-verb_smi() { ## NODE MODE           breaks nvidia-smi: nodriver, nodevices, mismatch, lost BUS_ID, slow SECONDS, hang…; ok, missing
+verb_smi() { ## NODE MODE           breaks nvidia-smi: nodriver, nodevices, mismatch, lost BUS_ID, slow SECONDS, hang, stuck…; ok, missing
     local bin=$RIG/nodes/$1/bin gpus=$RIG/nodes/$1/gpus
+    # What the kernel does not let go of, `timeout` waits for without end. Here, `timeout` itself is what does not end.
+    if [ -e "$bin/timeout" ]; then
+        rm "$bin/timeout"
+        inside_on "$1" pkill -f '^sleep 7777' || :
+    fi
     case ${2:-} in
         '') die "smi wants a mode" ;;
+        stuck)
+            printf '#!/bin/sh\ncase "$*" in *nvidia-smi*) exec sleep 7777 ;; *) exec /usr/bin/timeout "$@" ;; esac\n' >"$bin/timeout"
+            chmod +x "$bin/timeout"
+            ;;
         missing) rm -f "$bin/nvidia-smi" ;;
         *) ln -sf "$RIG_SCRIPTS/nvidia-smi" "$bin/" && rm -f "$gpus/mode" && { [ "$2" = ok ] || echo "${@:2}" >"$gpus/mode"; } ;;
     esac

@@ -17,4 +17,4 @@ pub use gpu::{Absent, GpuProcess, GpuSample, ProcessOwner, Reading, ThrottleReas
 pub use hostfile::{Hostfile, HostfileError};
 pub use node::{Node, NodeId, NodeIdError, Rank};
 pub use placement::{Placement, PlacementError, RankPlace};
-pub use xid::{Xid, XidAction};
+pub use xid::{Xid, XidAction, XidAt};

@@ -4,7 +4,7 @@
 //! an earlier one hangs. A frame is
 //!
 //! ```text
-//! #frame 17 1763612345.123456789       its number, and the node's clock
+//! #frame 17 1763612345.123456789 512.31  its number, the node's clock, and for how long the node has been up
 //! #host                                boot id, /proc/loadavg, lines of /proc/meminfo, the first of /proc/stat
 //! #gpus                                rows, or what is wrong
 //!                                      (an empty line: the rows before are whole)
@@ -14,13 +14,15 @@
 //! #exit 0
 //! #processes                           pid, user, age, command of those
 //! #environment                         /proc/PID/environ:RANK=3
-//! #end 17
+//! #xids                                in some frames: what the kernel's log says of GPUs, or `denied`
+//! #end 17 513.02                       for how long it has been up by now
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::XidAt;
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
 
@@ -35,12 +37,14 @@ pub struct Pace {
     pub every_s: f64,
     /// Seconds between the first two, which tells nodes apart that were asked at the same moment.
     pub first_s: f64,
+    /// Seconds after which nvidia-smi hangs: frames go on without it. It is ended a little sooner, if it can be.
+    pub hung_s: u32,
 }
 
 impl Pace {
     /// A frame every so many seconds, from the first on.
     pub fn every_s(every_s: f64) -> Self {
-        Pace { every_s, first_s: every_s }
+        Pace { every_s, first_s: every_s, hung_s: 25 }
     }
 }
 
@@ -61,9 +65,9 @@ pub fn script(query: &GpuQuery, pace: Pace) -> String {
 }
 
 fn functions(query: &GpuQuery, pace: Pace) -> String {
-    let Pace { every_s, first_s } = pace;
+    let Pace { every_s, first_s, hung_s } = pace;
     format!(
-        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s}\n{}",
+        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s} hung={hung_s}\n{}",
         include_str!("probe.sh")
     )
 }
@@ -73,8 +77,11 @@ fn functions(query: &GpuQuery, pace: Pace) -> String {
 pub struct Frame {
     /// Its number since the stream began.
     pub number: u64,
-    /// The node's clock, in Unix seconds.
+    /// The node's clock when it began, in Unix seconds.
     pub t: f64,
+    /// Seconds until it was whole; most of them are nvidia-smi's.
+    #[serde(default)]
+    pub took_s: f64,
     /// The machine.
     pub host: HostSample,
     /// Its GPUs, with their processes.
@@ -83,6 +90,12 @@ pub struct Frame {
     pub elsewhere: Vec<GpuProcess>,
     /// What is wrong.
     pub troubles: Vec<SmiTrouble>,
+    /// Errors in the kernel's log since the node was started; not in every frame.
+    #[serde(default)]
+    pub xids: Vec<XidAt>,
+    /// Whether the user may not read that log.
+    #[serde(default)]
+    pub xids_denied: bool,
 }
 
 /// What a machine did at one moment, its GPUs apart.
@@ -126,14 +139,16 @@ enum Section {
     Apps,
     Processes,
     Environment,
+    Xids,
 }
 
-const SECTIONS: [(&str, Section); 5] = [
+const SECTIONS: [(&str, Section); 6] = [
     ("#host", Section::Host),
     ("#gpus", Section::Gpus),
     ("#apps", Section::Apps),
     ("#processes", Section::Processes),
     ("#environment", Section::Environment),
+    ("#xids", Section::Xids),
 ];
 
 /// Reads frames out of a stream of bytes, however it is cut into pieces.
@@ -151,6 +166,7 @@ pub struct Frames {
 struct Open {
     number: u64,
     t: f64,
+    up_s: Option<f64>,
     section: Option<Section>,
     texts: BTreeMap<Section, String>,
     exits: BTreeMap<Section, i32>,
@@ -211,8 +227,10 @@ impl Frames {
                 open.exits.insert(section, status);
             }
             open.section = None;
-        } else if line.strip_prefix("#end ").and_then(|number| number.parse().ok()) == Some(open.number) {
-            return self.open.take().map(|open| open.close(&self.query));
+        } else if let Some((number, up_s)) = line.strip_prefix("#end ").and_then(read_end)
+            && number == open.number
+        {
+            return self.open.take().map(|open| open.close(&self.query, up_s));
         } else if let Some(section) = open.section {
             open.length += line.len() + 1;
             if open.length > LONGEST_FRAME {
@@ -228,15 +246,24 @@ impl Frames {
     }
 }
 
+/// Reads `17 1763612345.123456789 512.31`.
 fn read_begin(begin: &str) -> Option<Open> {
-    let (number, clock) = begin.split_once(' ')?;
+    let mut words = begin.split(' ');
+    let (number, clock) = (words.next()?.parse().ok()?, words.next()?);
     let t: f64 = clock.parse().ok().filter(|t: &f64| t.is_finite())?;
+    let up_s = words.next().map_or(Some(None), |up| up.parse().ok().map(Some))?;
     let (texts, exits) = (BTreeMap::new(), BTreeMap::new());
-    Some(Open { number: number.parse().ok()?, t, section: None, texts, exits, length: 0 })
+    Some(Open { number, t, up_s, section: None, texts, exits, length: 0 })
+}
+
+/// Reads `17 513.02`.
+fn read_end(end: &str) -> Option<(u64, Option<f64>)> {
+    let (number, up_s) = end.split_once(' ').unzip();
+    Some((number.unwrap_or(end).parse().ok()?, up_s.and_then(|up| up.parse().ok())))
 }
 
 impl Open {
-    fn close(self, query: &GpuQuery) -> Frame {
+    fn close(self, query: &GpuQuery, up_s: Option<f64>) -> Frame {
         let text = |section| self.texts.get(&section).map_or("", String::as_str);
         let status = |section| self.exits.get(&section).copied();
         let gpus = query.read(rows(text(Section::Gpus)), status(Section::Gpus), self.t);
@@ -245,10 +272,13 @@ impl Open {
         let mut frame = Frame {
             number: self.number,
             t: self.t,
+            took_s: up_s.zip(self.up_s).map_or(0.0, |(end, begin)| end - begin).max(0.0),
             host: read_host(text(Section::Host)),
             gpus: gpus.rows,
             elsewhere: Vec::new(),
             troubles: gpus.troubles,
+            xids: text(Section::Xids).lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect(),
+            xids_denied: text(Section::Xids).trim() == "denied",
         };
         for ComputeApp { gpu_uuid, mut process } in apps.rows {
             process.owner = process.pid.value().and_then(|pid| owners.get(&pid).cloned());

@@ -3,21 +3,32 @@
 # It starts as few programs as it can: on a busy node each of them waits for its turn.
 export LC_ALL=C
 read -r boot </proc/sys/kernel/random/boot_id
-frame() {
+host() {
     read -r load </proc/loadavg
     { read -r total && read -r _ && read -r available; } </proc/meminfo
     read -r cpu </proc/stat
-    printf '#host\n%s\n%s\n%s\n%s\n%s\n#gpus\n' "$boot" "$load" "$total" "$available" "$cpu"
+    printf '#host\n%s\n%s\n%s\n%s\n%s\n' "$boot" "$load" "$total" "$available" "$cpu"
+}
+frame() {
+    host
+    echo '#gpus'
     timeout -k 2 20 nvidia-smi "$query" "$format" 2>&1
     status=$?
     # The empty line tells a last row that is whole from one that is not.
     printf '\n#exit %s\n' $status
-    if [ $status != 127 ]; then
-        listed=$(timeout -k 2 20 nvidia-smi "$apps" "$format" 2>&1)
-        printf '#apps\n%s\n\n#exit %s\n' "$listed" $?
-        processes
-    fi
-    echo "#end $1"
+    # What is not there, or hangs, need not be asked again.
+    case $status in
+        124 | 127 | 137) ;;
+        *)
+            listed=$(timeout -k 2 20 nvidia-smi "$apps" "$format" 2>&1)
+            printf '#apps\n%s\n\n#exit %s\n' "$listed" $?
+            processes
+            # Errors stay in the kernel's log: once a minute is soon enough.
+            [ $((number % 12)) != 1 ] || xids
+            ;;
+    esac
+    read -r up _ </proc/uptime
+    echo "#end $number $up"
 }
 processes() {
     pids=''
@@ -33,13 +44,31 @@ END
     # shellcheck disable=SC2046,SC2086  # lists
     grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'
 }
+# Both say for how long the node had been up when something happened. On many nodes, users may read neither.
+xids() {
+    echo '#xids'
+    { dmesg 2>/dev/null || timeout -k 1 5 journalctl -k -b -o short-monotonic --no-pager 2>/dev/null || echo denied; } |
+        grep -aE 'NVRM: Xid|^denied' | tail -n 50
+}
+begin() {
+    number=$((number + 1))
+    echo "#frame $number $(date +%s.%N) $up" || exit
+}
+# What the kernel does not let go of, `timeout` cannot end and waits for. A frame is therefore made beside this loop, which
+# says so from then on, and lets nobody ask again before that one has ended: they would pile up.
 frames() {
-    number=0
+    number=0 asking='' began=0
     while :; do
-        number=$((number + 1))
-        echo "#frame $number $(date +%s.%N)" || exit
-        whole=$(frame $number)
-        printf '%s\n' "$whole" || exit
+        read -r up _ </proc/uptime
+        if [ -z "$asking" ] || ! kill -0 "$asking" 2>/dev/null; then
+            began=${up%.*}
+            begin
+            { whole=$(frame) && printf '%s\n' "$whole"; } &
+            asking=$!
+        elif [ $((${up%.*} - began)) -gt "$hung" ]; then
+            begin
+            printf '%s\n#gpus\n\n#exit 124\n#end %s %s\n' "$(host)" $number "$up" || exit
+        fi
         sleep "$first"
         first=$every
     done

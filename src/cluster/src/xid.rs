@@ -11,6 +11,26 @@ pub struct Xid {
     pub bus_id: String,
 }
 
+/// An error, and when it happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct XidAt {
+    /// Unix seconds of the node's clock.
+    pub t: f64,
+    /// The error.
+    #[serde(flatten)]
+    pub xid: Xid,
+}
+
+impl XidAt {
+    /// Reads a line that says for how long the node had been up: `[ 4711.123456] NVRM: Xid …`. At `now_s` it has been for
+    /// `up_s` seconds.
+    pub fn read(line: &str, now_s: f64, up_s: f64) -> Option<Self> {
+        let (stamp, _) = line.strip_prefix('[')?.split_once(']')?;
+        let at_s: f64 = stamp.trim().parse().ok()?;
+        Some(Self { t: now_s - (up_s - at_s), xid: Xid::read(line)? })
+    }
+}
+
 /// What is to be done about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum XidAction {
@@ -100,5 +120,13 @@ mod tests {
             lines.iter().filter_map(|line| Xid::read(line)).map(|xid| (xid.number, xid.action())).collect();
         assert_eq!(read, [(79, XidAction::Reboot), (13, XidAction::Restart)]);
         assert_eq!(Xid::read(lines[0]).unwrap().bus_id, "0000:19:00");
+        // As `dmesg` and `journalctl -o short-monotonic` write it.
+        for line in [
+            "[ 4711.500000] NVRM: Xid (PCI:0000:3b:00): 48, pid=7",
+            "[ 4711.500000] ml-1 kernel: NVRM: Xid (PCI:0000:3b:00): 48",
+        ] {
+            let xid = Xid { number: 48, bus_id: "0000:3b:00".into() };
+            assert_eq!(XidAt::read(line, 100_000.0, 4720.0), Some(XidAt { t: 99_991.5, xid }));
+        }
     }
 }

@@ -5,20 +5,27 @@
 //! it: a person decides.
 
 mod gpus;
+mod past;
 mod run;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-use cluster::{GpuSample, NodeId, Xid};
-use rundir::{CheckpointSummary, Event, MetricSample, RunFacts, RunState};
+use cluster::{GpuSample, NodeId};
+use rundir::{CheckpointSummary, Event, MetricSample, NodeSample, RunFacts, RunState};
+
 use serde::{Deserialize, Serialize};
 
 pub use gpus::power;
+use past::NodePast;
 
 /// How far clocks may be apart: beyond that, what happened first on two nodes cannot be told from their logs.
 pub const CLOCKS_APART_S: f64 = 2.0;
+
+/// Samples are of use for so long, and those of as long before the last step: what GPUs drew then is what they are
+/// measured by, however long no step is made.
+pub const LOOKS_BACK_S: f64 = 300.0;
 
 /// Something that a person should know of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,7 +36,7 @@ pub struct Finding {
     pub urgency: Urgency,
     /// What it is about.
     pub about: Subject,
-    /// Since when it is so, Unix seconds.
+    /// Since when it is so, Unix seconds; [`FirstSeen`] knows it where what was seen does not tell.
     pub since_s: Option<f64>,
     /// What was seen.
     pub saw: String,
@@ -130,6 +137,8 @@ impl Finding {
 /// Everything that the rules look at.
 #[derive(Debug, Clone)]
 pub struct Evidence<'a> {
+    /// The run, as commands are told which one is meant.
+    pub run: &'a str,
     /// The clock, Unix seconds.
     pub now_s: f64,
     /// What the run does, derived from `facts`.
@@ -168,19 +177,49 @@ pub struct NodeEvidence {
     pub unseen_since_s: Option<f64>,
     /// How far its clock is ahead of the others'.
     pub clock_ahead_s: Option<f64>,
-    /// Samples of its GPUs over the last minutes, oldest first.
-    pub gpus: Vec<GpuSample>,
-    /// What keeps nvidia-smi from answering, in words.
-    pub troubles: Vec<String>,
-    /// Errors of its GPUs in the kernel's log.
-    pub xids: Vec<Xid>,
+    /// Samples of its GPUs over the last minutes, and over those before the last step, oldest first.
+    gpus: Vec<GpuSample>,
+    /// What is remembered for longer.
+    past: NodePast,
 }
 
 impl NodeEvidence {
     /// A node of which nothing is known.
     pub fn new(node: NodeId) -> Self {
-        let (gpus, troubles, xids) = (Vec::new(), Vec::new(), Vec::new());
-        Self { node, unseen_since_s: None, clock_ahead_s: None, gpus, troubles, xids }
+        Self { node, unseen_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
+    }
+
+    /// Takes in the next sample of the first so many of its GPUs.
+    pub fn see(&mut self, sample: &NodeSample, gpus: usize) {
+        let used = sample.gpus().into_iter().filter(|gpu| (gpu.index as usize) < gpus);
+        let begin = self.gpus.len();
+        self.gpus.extend(used);
+        self.past.see(sample, &self.gpus[begin..]);
+    }
+
+    /// Forgets samples that no rule looks at any more, with the last step at `step_s`.
+    pub fn forget(&mut self, step_s: Option<f64>) {
+        let newest_s = self.past.sampled_s();
+        let is_of_use = |end_s: f64, t: f64| t > end_s - LOOKS_BACK_S && t <= end_s;
+        self.gpus.retain(|gpu| is_of_use(newest_s, gpu.t) || step_s.is_some_and(|step_s| is_of_use(step_s, gpu.t)));
+    }
+}
+
+/// Since when findings are there that do not say so themselves, as far as somebody has looked.
+#[derive(Debug, Clone, Default)]
+pub struct FirstSeen(Vec<(Rule, Subject, f64)>);
+
+impl FirstSeen {
+    /// Completes what was found at one look; what was not is forgotten.
+    pub fn complete(&mut self, found: &mut [Finding], now_s: f64) {
+        let mut still = Vec::new();
+        for finding in found.iter_mut().filter(|finding| finding.since_s.is_none()) {
+            let is_it = |(rule, about, _): &&(Rule, Subject, f64)| *rule == finding.rule && *about == finding.about;
+            let since_s = self.0.iter().find(is_it).map_or(now_s, |(.., since_s)| *since_s);
+            finding.since_s = Some(since_s);
+            still.push((finding.rule, finding.about.clone(), since_s));
+        }
+        self.0 = still;
     }
 }
 

@@ -25,7 +25,8 @@ pub use context::{Context, Master, Place, Trainer, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
 pub use health::{
-    CLOCKS_APART_S, Disk, Evidence, Finding, NodeEvidence, Rule, Subject, Urgency, findings, node_findings, power,
+    CLOCKS_APART_S, Disk, Evidence, Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency, findings,
+    node_findings, power,
 };
 pub use job::{Begin, BeginRequest, begin, goes_on};
 pub use kill::{JobKill, KillHow, KillPlan, NodeKill, kill, node_kill};

@@ -1,9 +1,6 @@
 use cluster::NodeId;
 use cluster::slurm::JobSight;
-use rundir::{
-    Attempt, Error, EventKind, Failure, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId, recent_events,
-    recent_metrics,
-};
+use rundir::{Attempt, Error, EventKind, Failure, Following, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId};
 
 use crate::{Here, group, here, proc};
 
@@ -18,7 +15,7 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
     let look: Look<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
-    Ok(read(dir, run, look, &JobSight::unseen)?)
+    Ok(read(dir, run, look, &JobSight::unseen, &Following::default())?)
 }
 
 /// Reads the process files of a run's newest attempt, each with whether its processes exist, as far as this machine sees
@@ -79,7 +76,13 @@ fn has_strays(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
     proc::live_processes().is_ok_and(|live| live.iter().any(is_stray))
 }
 
-pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>, see: See<'_>) -> Result<RunFacts, Error> {
+pub(crate) fn read(
+    dir: &RunDir,
+    run: &Run,
+    look: Look<'_>,
+    see: See<'_>,
+    following: &Following,
+) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
@@ -100,20 +103,22 @@ pub(crate) fn read(dir: &RunDir, run: &Run, look: Look<'_>, see: See<'_>) -> Res
         None => attempt_liveness(dir, &attempt, look)?,
     };
     facts.stopping = dir.stop_file().exists();
-    for event in recent_events(dir, nodes(&attempt))? {
+    let newest = following.newest(dir, nodes(&attempt))?;
+    for event in &newest.events {
         if let EventKind::SignalReceived { signal } = event.kind
             && event.attempt == attempt.number
             && STOP_SIGNALS.contains(&signal)
         {
             facts.stopping = true;
         }
-        facts.see_event(&event);
+        facts.see_event(event);
     }
     let mut history = History::default();
-    for sample in recent_metrics(dir)?.into_iter().filter(|sample| sample.attempt == attempt.number) {
-        facts.see_metric(&sample);
-        history.push(sample);
+    for sample in newest.metrics.iter().filter(|sample| sample.attempt == attempt.number) {
+        facts.see_metric(sample);
+        history.push(sample.clone());
     }
+    facts.newest = newest;
     facts.median_step_s = history.median_step_s();
     if let [.., before, last] = history.effective() {
         facts.steps_per_line = last.step - before.step;

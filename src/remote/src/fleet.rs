@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use cluster::NodeId;
 use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
-use rundir::{Attempt, Failure, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
+use rundir::{Attempt, Failure, Following, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
 
 use crate::at_once::at_once;
 use crate::command::Command;
@@ -35,6 +35,7 @@ pub struct Fleet {
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
     slurm: SlurmQueue,
     slurm_nodes: SlurmNodes,
+    following: Following,
 }
 
 /// A supervisor's process, by what names it for good.
@@ -76,6 +77,7 @@ impl Fleet {
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
             slurm_nodes: SlurmNodes::default(),
+            following: Following::default(),
         })
     }
 
@@ -128,7 +130,7 @@ impl Fleet {
     /// When the run's files exist and cannot be read.
     pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
         let look = |attempt: &Attempt, files: &[PidFile]| self.see(dir, &run.id, attempt, files, patience);
-        let mut facts = facts::read(dir, run, &look, &|job| self.slurm.see(job, patience))?;
+        let mut facts = facts::read(dir, run, &look, &|job| self.slurm.see(job, patience), &self.following)?;
         // Before the silence is long enough to be alarming, so that the answer is there when it is.
         if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
             facts.load = self.load(dir, run, &facts, patience);

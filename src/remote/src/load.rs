@@ -103,7 +103,7 @@ mod tests {
             used
         };
         // The leader stands for the supervisor, its child for a rank.
-        assert_eq!(join([used("sleep 1000 & wait")]).works(), Some(false));
+        assert!(used("sleep 1000 & wait").unwrap() < 0.2);
         // On a busy machine it gets a part of a processor, and that is more than nothing.
         assert!(used("bash -c 'while :; do :; done' & wait").unwrap() > 0.0);
     }

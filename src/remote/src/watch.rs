@@ -1,7 +1,7 @@
 //! Watching nodes: frames of what each does, over its one connection, for as long as somebody looks.
 
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, BufReader};
+use std::io::Read;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +17,8 @@ use crate::ssh::backoff::Backoff;
 use crate::ssh::{Flow, Ssh, Streamed, Streaming};
 use crate::{Fleet, RemoteError};
 
-/// A node may be silent for so long: nvidia-smi has twice 22 s before it is ended. Whether the node is there at all, the
-/// connection finds out by itself, and sooner.
+/// A node may be silent for so long before it is asked whether it is there: frames come also while nvidia-smi hangs, but
+/// not before that is certain.
 const SILENCE: Duration = Duration::from_secs(60);
 /// The pauses before a node whose script has ended by itself is watched again.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -99,9 +99,8 @@ impl Inner {
         (self.see.lock().unwrap_or_else(PoisonError::into_inner))(sight)
     }
 
-    /// Takes in a line. Returns the question to ask instead, when the driver does not know this one.
-    fn line(&self, frames: &mut Frames, query: &GpuQuery, line: &str) -> (Flow, Option<GpuQuery>) {
-        let Some(frame) = frames.push_line(line) else { return (Flow::GoOn, None) };
+    /// Takes in a frame. Returns the question to ask instead, when the driver does not know this one.
+    fn frame(&self, frame: Frame, query: &GpuQuery) -> (Flow, Option<GpuQuery>) {
         let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
             SmiTrouble::UnknownField(field) => query.without(field),
             _ => None,
@@ -154,11 +153,19 @@ impl Inner {
         let stdout = child.stdout.take();
         self.put(Some(Source::Here(child)));
         let mut frames = Frames::new(query.clone());
-        for line in BufReader::new(stdout.ok_or_else(|| std::io::Error::other("it has no output"))?).lines() {
-            match self.line(&mut frames, query, &line?) {
-                (_, Some(other)) => return Ok(Some(other)),
-                (Flow::Enough, None) => return Ok(None),
-                (Flow::GoOn, None) => {}
+        let mut stdout = stdout.ok_or_else(|| std::io::Error::other("it has no output"))?;
+        let mut bytes = [0; 16 * 1024];
+        loop {
+            let read = stdout.read(&mut bytes)?;
+            if read == 0 {
+                break;
+            }
+            for frame in frames.push(&bytes[..read]) {
+                match self.frame(frame, query) {
+                    (_, Some(other)) => return Ok(Some(other)),
+                    (Flow::Enough, None) => return Ok(None),
+                    (Flow::GoOn, None) => {}
+                }
             }
         }
         if self.ended.load(Ordering::Relaxed) { Ok(None) } else { Err(std::io::Error::other("its script has ended")) }
@@ -173,7 +180,7 @@ fn share_of(ssh: &Ssh) -> f64 {
 /// Opens the stream of a node; what ends it but the reader's wish has it opened anew.
 fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
     let every_s = inner.every.as_secs_f64();
-    let pace = Pace { every_s, first_s: every_s * share_of(ssh) };
+    let pace = Pace { first_s: every_s * share_of(ssh), ..Pace::every_s(every_s) };
     let (watched, again) = (inner.clone(), ssh.clone());
     let (script, mut frames) = (probe::script(&query, pace), Frames::new(query.clone()));
     let tell = move |streamed: Streamed| match streamed {
@@ -182,12 +189,13 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
             frames = Frames::new(query.clone());
             Flow::GoOn
         }
-        Streamed::Line(line) => match watched.line(&mut frames, &query, &line) {
-            (_, Some(other)) => {
+        Streamed::Line(line) => match frames.push_line(&line).map(|frame| watched.frame(frame, &query)) {
+            None => Flow::GoOn,
+            Some((_, Some(other))) => {
                 open(&watched, &again, other);
                 Flow::Enough
             }
-            (flow, None) => flow,
+            Some((flow, None)) => flow,
         },
         Streamed::Down(error) => watched.see(Sight::Down(error)),
         Streamed::Ended(output) => {

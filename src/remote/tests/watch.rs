@@ -10,7 +10,7 @@ use cluster::NodeId;
 use cluster::fault::faults;
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::Frame;
-use remote::{Fleet, Flow, Sight, SshOptions, Watching};
+use remote::{Command, Fleet, Flow, Sight, SshOptions, Transport, Watching};
 use rig::{Options, Rig};
 use rundir::Login;
 
@@ -131,6 +131,24 @@ fn whatever_nvidia_smi_does_the_node_is_watched_on() {
         let count = other.seen.try_iter().inspect(|sight| assert!(is_whole(sight))).count();
         assert!(count > 0);
         other.until(|_| true, no_down);
+    });
+}
+
+#[test]
+fn an_nvidia_smi_that_cannot_be_ended_is_asked_once_and_the_node_is_watched_on_without_it() {
+    with_rig(1, |rig, fleet| {
+        let watched = watch(fleet, &node("node01"));
+        let no_down = |sight: &Sight| matches!(sight, Sight::Frame(_));
+        watched.until(|frame| frame.gpus.len() == 2, no_down);
+        rig.verb("smi node01 stuck").unwrap();
+        let first = watched.until(|frame| frame.troubles == [SmiTrouble::TimedOut], no_down);
+        let later = watched.until(|frame| frame.number >= first.number + 5, no_down);
+        assert!(later.host.mem_available_mib.is_some() && later.troubles == [SmiTrouble::TimedOut], "{later:?}");
+        let login = Login { node: node("node01"), user: None, port: None };
+        let output = fleet.ssh(&login).run(&Command::new("count them", "pgrep -fc '^sleep 7777'", PATIENCE)).unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
+        rig.verb("smi node01 ok").unwrap();
+        watched.until(|frame| frame.gpus.len() == 2 && frame.troubles.is_empty(), no_down);
     });
 }
 

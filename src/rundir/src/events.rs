@@ -7,9 +7,6 @@ use cluster::NodeId;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// How much of the end of an event file tells what happens now.
-const RECENT_BYTES: u64 = 64 * 1024;
-
 /// Something that happened to a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Event {
@@ -231,21 +228,6 @@ pub fn read_events(run: &RunDir) -> Result<Vec<Event>, Error> {
                 break;
             }
         }
-    }
-    events.sort_by(|a, b| a.t.total_cmp(&b.t));
-    Ok(events)
-}
-
-/// Reads the newest events of a run, those of rank 0 and those of these nodes, in the order of their time.
-///
-/// # Errors
-/// As [`read_events`].
-pub fn recent_events<'a>(run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Vec<Event>, Error> {
-    let mut events = Vec::new();
-    for path in std::iter::once(run.events()).chain(nodes.into_iter().map(|node| run.node_events(node))) {
-        let read = |error| Error::io("read", &path, error);
-        let mut tail = Tail::<Event>::near_end(&path, RECENT_BYTES).map_err(read)?;
-        events.extend(tail.poll().map_err(read)?.items);
     }
     events.sort_by(|a, b| a.t.total_cmp(&b.t));
     Ok(events)

@@ -1,11 +1,8 @@
 //! One line of `metrics.jsonl`: what a logged step measured.
 
+use crate::SCHEMA;
 use crate::lines::{LogLine, json_line};
-use crate::{Error, RunDir, SCHEMA, Tail};
 use serde::{Deserialize, Serialize, Serializer};
-
-/// How much of the end of `metrics.jsonl` tells what happens now: about a hundred lines of eight ranks.
-const RECENT_BYTES: u64 = 64 * 1024;
 
 /// What a logged step measured. Names end in their unit.
 ///
@@ -150,21 +147,9 @@ impl LogLine for MetricSample {
     }
 }
 
-/// Reads the last samples of a run, oldest first, without reading the whole file.
-///
-/// # Errors
-/// [`Error::Io`]; a missing file is an empty list, a bad line is passed over.
-pub fn recent_metrics(run: &RunDir) -> Result<Vec<MetricSample>, Error> {
-    let path = run.metrics();
-    let mut tail = Tail::near_end(&path, RECENT_BYTES).map_err(|e| Error::io("read", &path, e))?;
-    Ok(tail.poll().map_err(|e| Error::io("read", &path, e))?.items)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LineAppender;
-    use crate::fixtures::temp;
 
     #[test]
     fn what_is_not_finite_is_null_on_disk_and_none_when_read() {
@@ -187,18 +172,5 @@ mod tests {
         let line = serde_json::to_string(&MetricSample { loss: Some(loss), ..MetricSample::default() }).unwrap();
         let read = MetricSample::parse(line.as_bytes()).unwrap().loss.unwrap();
         assert_eq!(read as f32, loss as f32);
-    }
-
-    #[test]
-    fn the_recent_samples_are_the_last_ones() {
-        let (_keep, run) = temp();
-        assert!(recent_metrics(&run).unwrap().is_empty());
-        let mut file = LineAppender::open(&run.metrics()).unwrap();
-        for step in 1..=1000 {
-            file.append(&MetricSample { step, ..MetricSample::default() }).unwrap();
-        }
-        let recent = recent_metrics(&run).unwrap();
-        assert_eq!(recent.last().unwrap().step, 1000);
-        assert!((100..1000).contains(&recent.len()), "{}", recent.len());
     }
 }

@@ -3,10 +3,13 @@
 use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
 use crate::{RunDir, SCHEMA, Tail};
+use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::{CpuTicks, Frame};
-use cluster::{GpuSample, NodeId, Reading, ThrottleReasons};
+use cluster::{GpuSample, NodeId, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
-use std::io;
+
+/// Seconds from one sample to the next, beside the time that nvidia-smi takes: a day of eight GPUs takes 8 MB.
+pub const SAMPLE_EVERY_S: f64 = 5.0;
 
 /// What a node did at one moment of a run, as its supervisor saw it.
 ///
@@ -21,6 +24,9 @@ pub struct NodeSample {
     /// When, Unix seconds of the node's clock.
     #[serde(serialize_with = "thousandth")]
     pub t: f64,
+    /// Seconds until all of it was known; most of them are nvidia-smi's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_s: Option<f64>,
     /// How busy its processors were since the line before, all of them together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_pct: Option<f64>,
@@ -36,6 +42,9 @@ pub struct NodeSample {
     /// What was wrong with them, in words; not said where there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
+    /// Errors of its GPUs in the kernel's log; each kind is told once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xids: Vec<XidAt>,
 }
 
 /// Readings of the GPUs of a node, each a column with a place per GPU.
@@ -73,12 +82,13 @@ impl NodeSample {
         let host = &frame.host;
         let cpu_pct = host.cpu.zip(before).and_then(|(now, before)| now.busy_pct_since(before));
         let gpus = &frame.gpus;
-        let no_gpus = cluster::nvidia_smi::SmiTrouble::NotFound;
+        let no_gpus = SmiTrouble::NotFound;
         let troubles = frame.troubles.iter().filter(|trouble| **trouble != no_gpus).map(ToString::to_string);
         Self {
             v: SCHEMA,
             attempt,
             t: frame.t,
+            took_s: Some(tenth(frame.took_s)),
             cpu_pct: cpu_pct.map(tenth),
             mem_used_mib: host.mem_total_mib.zip(host.mem_available_mib).map(|(all, free)| all.saturating_sub(free)),
             mem_total_mib: host.mem_total_mib,
@@ -93,7 +103,15 @@ impl NodeSample {
                 throttle_reasons: gpus.iter().map(|gpu| gpu.throttle_reasons.clone()).collect(),
             },
             troubles: troubles.collect(),
+            xids: frame.xids.clone(),
         }
+    }
+
+    /// When it was written, by the node's clock. An earlier version waited for nvidia-smi and did not say how long: if that
+    /// hung, nobody knows.
+    pub fn written_s(&self) -> Option<f64> {
+        let hung = self.troubles.contains(&SmiTrouble::TimedOut.to_string());
+        self.took_s.or((!hung).then_some(0.0)).map(|took_s| self.t + took_s)
     }
 
     /// Returns the GPUs one by one, as the console's own stream has them; what is not kept is "not asked".
@@ -147,14 +165,6 @@ impl RunDir {
     pub fn tail_gpu_samples(&self, node: &NodeId) -> Tail<NodeSample> {
         Tail::new(self.gpu_samples(node))
     }
-
-    /// Follows what a node's supervisor samples, from the last `bytes` on: a minute of eight GPUs takes about 5 KiB.
-    ///
-    /// # Errors
-    /// When the size of an existing file cannot be read.
-    pub fn tail_recent_gpu_samples(&self, node: &NodeId, bytes: u64) -> io::Result<Tail<NodeSample>> {
-        Tail::near_end(self.gpu_samples(node), bytes)
-    }
 }
 
 #[cfg(test)]
@@ -200,14 +210,25 @@ pub mod tests {
     #[test]
     fn a_node_without_gpus_has_its_processors_and_memory_and_nothing_wrong() {
         let mut frame = frame(5.0, 0);
-        frame.troubles = vec![cluster::nvidia_smi::SmiTrouble::NotFound];
+        frame.troubles = vec![SmiTrouble::NotFound];
         let line = serde_json::to_string(&NodeSample::new(1, &frame, None)).unwrap();
-        assert_eq!(line, r#"{"v":1,"attempt":1,"t":5.0,"mem_used_mib":1024,"mem_total_mib":2048}"#);
+        assert_eq!(line, r#"{"v":1,"attempt":1,"t":5.0,"took_s":0.0,"mem_used_mib":1024,"mem_total_mib":2048}"#);
         assert!(NodeSample::parse(line.as_bytes()).unwrap().gpus.is_empty());
     }
 
     #[test]
-    fn what_is_appended_is_followed_from_its_beginning_or_its_end() {
+    fn when_a_sample_was_written_is_told_by_how_long_nvidia_smi_took() {
+        let took = NodeSample::new(1, &Frame { took_s: 21.96, ..frame(100.0, 2) }, None);
+        let read = NodeSample::parse(serde_json::to_string(&took).unwrap().as_bytes()).unwrap();
+        assert_eq!(read.written_s(), Some(122.0));
+        let earlier = NodeSample { took_s: None, ..took };
+        assert_eq!(earlier.written_s(), Some(100.0));
+        let hung = vec![SmiTrouble::TimedOut.to_string()];
+        assert_eq!(NodeSample { troubles: hung, ..earlier }.written_s(), None);
+    }
+
+    #[test]
+    fn what_is_appended_is_followed() {
         let (_keep, run) = temp();
         fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
         let mut file = LineAppender::open(&run.gpu_samples(&node("ml-1"))).unwrap();
@@ -216,8 +237,5 @@ pub mod tests {
         }
         let all = run.tail_gpu_samples(&node("ml-1")).poll().unwrap();
         assert_eq!((all.items.len(), all.bad.len()), (100, 0));
-        let recent = run.tail_recent_gpu_samples(&node("ml-1"), 2000).unwrap().poll().unwrap();
-        assert_eq!(recent.items.last().map(|sample| sample.t), Some(99.0));
-        assert!((2..20).contains(&recent.items.len()));
     }
 }

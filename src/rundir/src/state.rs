@@ -1,9 +1,10 @@
 //! The state of a run: derived from facts, never stored.
 
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
-use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, MetricSample};
+use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, MetricSample, Newest};
 use cluster::slurm::JobSight;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
 const STALL_MIN_S: f64 = 30.0;
@@ -12,6 +13,11 @@ const STALL_STEPS: f64 = 5.0;
 /// A run whose GPUs draw less than this share of what they drew while it made steps has nothing to compute. A collective
 /// that hangs keeps utilization at 100 %, but power falls to a third and less.
 const POWER_COLLAPSED: f64 = 0.5;
+/// An evaluation computes less than training: a video is made for one prompt after the other, decoded and written. With less
+/// than this share, nothing does.
+const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
+/// An evaluation that was announced may take this long without a look at its power.
+const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less of a processor than this waits for something. One that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
 /// How long a new attempt may have no process: the time between writing `attempt.toml` and the supervisor's start.
@@ -52,11 +58,11 @@ pub enum Load {
 }
 
 impl Load {
-    /// Tells whether there is work going on; nothing if that is not known.
-    pub fn works(self) -> Option<bool> {
+    /// Tells whether there is work going on, if power may fall to a share of what it was; nothing if that is not known.
+    fn works(self, power_share: f64) -> Option<bool> {
         match self {
             Self::Unknown => None,
-            Self::Power { now_w, before_w } => Some(now_w >= POWER_COLLAPSED * before_w),
+            Self::Power { now_w, before_w } => Some(now_w >= power_share * before_w),
             Self::Cpu { most } => Some(most >= CPU_COLLAPSED),
         }
     }
@@ -73,6 +79,8 @@ pub struct RunFacts {
     pub stopping: bool,
     /// Its last logged step and the time of that.
     pub last_metric: Option<(u64, f64)>,
+    /// When the first of its steps was logged, of those that were looked at.
+    pub first_metric_s: Option<f64>,
     /// The usual seconds of a step.
     pub median_step_s: Option<f64>,
     /// Steps from one logged step to the next; 0 and 1 are the same.
@@ -95,6 +103,8 @@ pub struct RunFacts {
     pub evaluating_since: Option<f64>,
     /// What Slurm says of its job, if it is one.
     pub job: Option<JobSight>,
+    /// The newest lines of all its attempts, from which much of this was read.
+    pub newest: Arc<Newest>,
 }
 
 /// The state of a run.
@@ -167,6 +177,7 @@ impl RunFacts {
             return;
         }
         self.last_metric = Some((sample.step, sample.t));
+        self.first_metric_s.get_or_insert(sample.t);
         if self.checkpointing_since.is_some_and(|since| since < sample.t) {
             self.checkpointing_since = None;
         }
@@ -187,9 +198,18 @@ impl RunFacts {
     /// known to be in. Whether work goes on nevertheless is another question.
     pub fn silent_since_s(&self, now: f64) -> Option<f64> {
         let attempt = self.attempt.as_ref()?;
-        let exempt = self.checkpointing_since.or(self.evaluating_since).is_some() || self.last_metric.is_none();
+        let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
+        let exempt = self.checkpointing_since.is_some() || evaluates || self.last_metric.is_none();
         let since_s = self.last_sign_s(attempt);
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
+    }
+
+    /// Whether silence is idleness, too. In an evaluation that was announced this takes proof; without one, work does.
+    fn idles(&self) -> bool {
+        match self.evaluating_since {
+            Some(_) => self.load.works(POWER_COLLAPSED_EVALUATING) == Some(false),
+            None => self.load.works(POWER_COLLAPSED) != Some(true),
+        }
     }
 
     /// When something last happened, Unix seconds; nothing before the first attempt.
@@ -315,7 +335,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
         return if facts.is_stepless { RunState::Running } else { RunState::Starting };
     }
     match facts.silent_since_s(now) {
-        Some(since_s) if facts.load.works() != Some(true) => RunState::Stalled { since_s },
+        Some(since_s) if facts.idles() => RunState::Stalled { since_s },
         _ => RunState::Running,
     }
 }
@@ -429,10 +449,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_evaluates_is_never_stalled() {
+    fn an_evaluation_is_a_stall_once_it_is_long_and_nothing_computes() {
         let mut facts = running();
         facts.see_event(&event(1101.0, EventKind::EvaluationStarted));
-        assert_eq!(derive(&facts, 5000.0), RunState::Running);
+        let drawing = |now_w| RunFacts { load: Load::Power { now_w, before_w: 650.0 }, ..facts.clone() };
+        assert_eq!(derive(&drawing(120.0), 1700.0), RunState::Running, "it may be reading its prompts");
+        assert_eq!(derive(&drawing(120.0), 1702.0), RunState::Stalled { since_s: 1101.0 });
+        assert_eq!(derive(&drawing(260.0), 5000.0), RunState::Running, "it decodes");
+        assert_eq!(derive(&facts, 5000.0), RunState::Running, "nobody knows what its GPUs draw");
         facts.see_event(&event(5001.0, EventKind::EvaluationEnded));
         assert_eq!(derive(&facts, 5030.0), RunState::Running);
         assert_eq!(derive(&facts, 5032.0), RunState::Stalled { since_s: 5001.0 });

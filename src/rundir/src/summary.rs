@@ -3,7 +3,6 @@
 use crate::history::median_step_s;
 use crate::{
     Attempt, CheckpointSummary, Error, Failure, MetricSample, Run, RunDir, RunFacts, RunId, RunState, derive, latest,
-    recent_metrics,
 };
 use camino::Utf8Path;
 use cluster::slurm::JobSight;
@@ -36,12 +35,9 @@ pub struct RunSummary {
 }
 
 impl RunSummary {
-    /// Sums up a run from its files and what is known about its processes.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the metrics exist and cannot be read.
-    pub fn new(run: Run, dir: RunDir, facts: &RunFacts, now: f64) -> Result<Self, Error> {
-        let recent = recent_metrics(&dir)?;
+    /// Sums up a run from its checkpoints and what is known about it.
+    pub fn new(run: Run, dir: RunDir, facts: &RunFacts, now: f64) -> Self {
+        let recent = &facts.newest.metrics;
         let state = derive(facts, now);
         let last = recent.last().cloned();
         let start_step = facts.attempt.as_ref().map_or(0, |a| a.start_step);
@@ -54,9 +50,9 @@ impl RunSummary {
         };
         let working = matches!(state, RunState::Running | RunState::Saving);
         let eta_s =
-            median_step_s(&recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
+            median_step_s(recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
         let checkpoint = latest(&dir);
-        Ok(Self {
+        Self {
             run,
             attempt: facts.attempt.clone(),
             state,
@@ -67,7 +63,7 @@ impl RunSummary {
             checkpoint,
             job: facts.job.clone(),
             dir,
-        })
+        }
     }
 
     /// Why it failed or crashed.
@@ -125,7 +121,7 @@ fn readable(dir: RunDir) -> Result<RunDir, Failure> {
 mod tests {
     use super::*;
     use crate::fixtures::{attempt, run, save, temp};
-    use crate::{LineAppender, Liveness};
+    use crate::{Following, LineAppender, Liveness};
 
     #[test]
     fn every_folder_that_should_be_a_run_is_listed_in_order() {
@@ -185,16 +181,17 @@ mod tests {
             alive: Liveness::Alive,
             last_metric: Some((40, 1080.0)),
             steps_total: 100,
+            newest: Following::default().newest(&dir, []).unwrap(),
             ..RunFacts::default()
         };
-        let summary = RunSummary::new(run(), dir.clone(), &facts, 1081.0).unwrap();
+        let summary = RunSummary::new(run(), dir.clone(), &facts, 1081.0);
         assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Running, 40, Some(120.0)));
         assert_eq!(summary.checkpoint.unwrap().step, 30);
 
         // Resumed, and no step of the new attempt yet.
         facts.attempt = Some(attempt(2, 30, &["ml-1"]));
         facts.last_metric = None;
-        let summary = RunSummary::new(run(), dir, &facts, 1081.0).unwrap();
+        let summary = RunSummary::new(run(), dir, &facts, 1081.0);
         assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Starting, 30, None));
     }
 }

@@ -73,6 +73,29 @@ impl<T: LogLine> Tail<T> {
         Ok(Self { skipping: start > 0, ..Self::at(path, start) })
     }
 
+    /// Reads the last lines of `path`: from its last `bytes` on, and more and more of it until they are enough, `most` are
+    /// read, or there is no more. Then, what is added to it can be polled.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    pub fn near_end_with(
+        path: impl AsRef<Utf8Path>,
+        bytes: u64,
+        most: u64,
+        enough: impl Fn(&[T]) -> bool,
+    ) -> io::Result<(Self, Vec<T>)> {
+        let mut bytes = bytes;
+        loop {
+            let mut tail = Self::near_end(path.as_ref(), bytes)?;
+            let is_all = tail.offset == 0;
+            let (items, _) = tail.poll_all()?;
+            if is_all || bytes >= most || enough(&items) {
+                return Ok((tail, items));
+            }
+            bytes *= 4;
+        }
+    }
+
     /// The file.
     pub fn path(&self) -> &Utf8Path {
         &self.path
@@ -117,6 +140,25 @@ impl<T: LogLine> Tail<T> {
         self.take_lines(got, &mut batch);
         batch.more = got == MAX_READ && self.offset < meta.len();
         Ok(batch)
+    }
+
+    /// Reads all that was added; tells, too, whether it replaces what was there before. Bad lines are passed over.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub fn poll_all(&mut self) -> io::Result<(Vec<T>, bool)> {
+        let (mut items, mut restarted) = (Vec::new(), false);
+        loop {
+            let batch = self.poll()?;
+            if batch.restarted {
+                items.clear();
+                restarted = true;
+            }
+            items.extend(batch.items);
+            if !batch.more {
+                return Ok((items, restarted));
+            }
+        }
     }
 
     fn take_lines(&mut self, got: usize, batch: &mut Batch<T>) {

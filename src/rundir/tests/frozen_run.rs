@@ -118,8 +118,9 @@ fn the_frozen_run_crashed_as_far_as_its_files_tell() {
     };
     facts.exits.extend(run.read_exit(&node(), 2).unwrap());
     read_events(&run).unwrap().iter().for_each(|event| facts.see_event(event));
-    recent_metrics(&run).unwrap().iter().for_each(|sample| facts.see_metric(sample));
-    let summary = RunSummary::new(run.read_run().unwrap(), run.clone(), &facts, NOW).unwrap();
+    facts.newest = Following::default().newest(&run, []).unwrap();
+    facts.newest.clone().metrics.iter().for_each(|sample| facts.see_metric(sample));
+    let summary = RunSummary::new(run.read_run().unwrap(), run.clone(), &facts, NOW);
     assert!(matches!(summary.state, RunState::Crashed(_)), "{:?}", summary.state);
     assert_eq!((summary.step, summary.steps_total), (14, 20));
     let log = Tail::<String>::new(run.rank_log(&node(), 2, 1)).poll().unwrap();

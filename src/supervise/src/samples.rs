@@ -2,22 +2,25 @@
 //!
 //! The same script as the console's own stream runs here, in a process group of its own and without the run's environment: it
 //! is no part of the run, and nothing that happens to it happens to the ranks. It ends when its input does, so also when this
-//! process is killed.
+//! process is killed; when it ends before that, it is started again.
 
-use std::io::{BufRead, BufReader};
+use std::collections::BTreeSet;
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use cluster::Xid;
 use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
-use cluster::probe::{Frames, Pace, script_until_input_ends};
-use rundir::{LineAppender, NodeSample};
+use cluster::probe::{CpuTicks, Frame, Frames, Pace, script_until_input_ends};
+use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
 use crate::job::Job;
 
-/// Seconds between two samples: a day of eight GPUs takes 8 MB.
-const EVERY_S: f64 = 5.0;
+/// The pauses before a script that has ended is started again.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// The sampling of a node; it ends when this is dropped.
 pub(crate) struct Samples {
@@ -33,18 +36,19 @@ enum Lifeline {
 impl Samples {
     /// Begins. What goes wrong is said on standard error, which is the supervisor's log, and disturbs nothing.
     pub(crate) fn start(job: &Job) -> Self {
-        Self::start_with(job, EVERY_S, |_| {})
+        Self::start_with(job, SAMPLE_EVERY_S, |_| {})
     }
 
     fn start_with(job: &Job, every_s: f64, change: impl Fn(&mut Command) + Send + 'static) -> Self {
         let lifeline = Arc::new(Mutex::new(Lifeline::Held(None)));
         let (held, path, attempt) = (lifeline.clone(), job.run.gpu_samples(&job.node), job.attempt.number);
-        thread::spawn(move || {
-            let sampled =
-                LineAppender::open(&path).and_then(|mut file| sample(&mut file, attempt, every_s, &held, &change));
-            if let Err(error) = sampled {
-                eprintln!("no more samples in {path}: {error}");
+        thread::spawn(move || match LineAppender::open(&path) {
+            Ok(file) => {
+                let (query, said, xids) = (GpuQuery::default(), BTreeSet::new(), BTreeSet::new());
+                let mut sampler = Sampler { file, attempt, every_s, change, query, began_s: None, xids, said };
+                sampler.live(&held);
             }
+            Err(error) => eprintln!("there will be no samples in {path}: {error}"),
         });
         Self { lifeline }
     }
@@ -56,25 +60,50 @@ impl Drop for Samples {
     }
 }
 
-/// Samples until the lifeline is cut, or nothing more comes.
-fn sample(
-    file: &mut LineAppender,
+struct Sampler<C> {
+    file: LineAppender,
     attempt: u32,
     every_s: f64,
-    lifeline: &Mutex<Lifeline>,
-    change: &dyn Fn(&mut Command),
-) -> std::io::Result<()> {
-    let mut query = GpuQuery::default();
-    let mut said = false;
-    'asked: loop {
+    /// What else is to be said to the script.
+    change: C,
+    query: GpuQuery,
+    /// When the first frame was made, by the node's clock.
+    began_s: Option<f64>,
+    /// The errors in the kernel's log that were told.
+    xids: BTreeSet<Xid>,
+    /// What went wrong so far; it is said once.
+    said: BTreeSet<String>,
+}
+
+impl<C: Fn(&mut Command)> Sampler<C> {
+    /// Samples until the lifeline is cut.
+    fn live(&mut self, lifeline: &Mutex<Lifeline>) {
+        let mut pause = AGAIN.0;
+        loop {
+            let began = Instant::now();
+            match self.sample(lifeline) {
+                Ok(true) => continue,
+                Ok(false) => self.say("the script that samples the node has ended, and is started again".into()),
+                Err(error) => self.say(format!("cannot sample the node, and try again: {error}")),
+            }
+            if matches!(*lifeline.lock().unwrap_or_else(PoisonError::into_inner), Lifeline::Cut) {
+                return;
+            }
+            pause = if began.elapsed() > AGAIN.1 { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+            thread::sleep(pause);
+        }
+    }
+
+    /// Samples until the script ends. Tells whether another question is to be asked at once.
+    fn sample(&mut self, lifeline: &Mutex<Lifeline>) -> std::io::Result<bool> {
         let mut command = Command::new("sh");
-        command.args(["-c", &script_until_input_ends(&query, Pace::every_s(every_s))]);
+        command.args(["-c", &script_until_input_ends(&self.query, Pace::every_s(self.every_s))]);
         // Nobody who looks for the run's processes shall find these.
         command.env_remove("VIDTUI_RUN").env_remove("RANK").env_remove("LOCAL_RANK").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        change(&mut command);
+        (self.change)(&mut command);
         let mut child = command.spawn()?;
-        let stdout = child.stdout.take();
+        let mut stdout = child.stdout.take().ok_or_else(|| std::io::Error::other("it has no output"))?;
         {
             let mut lifeline = lifeline.lock().unwrap_or_else(PoisonError::into_inner);
             match &mut *lifeline {
@@ -82,28 +111,49 @@ fn sample(
                 Lifeline::Cut => drop(child.stdin.take()),
             }
         }
-        let mut frames = Frames::new(query.clone());
-        let mut before = None;
-        for line in BufReader::new(stdout.ok_or_else(|| std::io::Error::other("it has no output"))?).lines() {
-            let Some(frame) = frames.push_line(&line?) else { continue };
-            let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
-                SmiTrouble::UnknownField(field) => query.without(field),
-                _ => None,
-            });
-            if let Some(other) = unknown {
-                query = other;
-                continue 'asked;
+        let (mut frames, mut before, mut bytes) = (Frames::new(self.query.clone()), None, [0; 16 * 1024]);
+        loop {
+            let read = stdout.read(&mut bytes)?;
+            if read == 0 {
+                child.wait()?;
+                return Ok(false);
             }
-            // A full disk may be emptied again.
-            if let Err(error) = file.append(&NodeSample::new(attempt, &frame, before))
-                && !std::mem::replace(&mut said, true)
-            {
-                eprintln!("cannot write samples to {}: {error}", file.path());
+            for frame in frames.push(&bytes[..read]) {
+                let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
+                    SmiTrouble::UnknownField(field) => self.query.without(field),
+                    _ => None,
+                });
+                if let Some(other) = unknown {
+                    self.query = other;
+                    return Ok(true);
+                }
+                self.write(&frame, before);
+                before = frame.host.cpu;
             }
-            before = frame.host.cpu;
         }
-        child.wait()?;
-        return Ok(());
+    }
+
+    fn write(&mut self, frame: &Frame, before: Option<CpuTicks>) {
+        let mut sample = NodeSample::new(self.attempt, frame, before);
+        let began_s = *self.began_s.get_or_insert(frame.t);
+        // Older ones are of earlier programs.
+        sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
+        if frame.xids_denied {
+            self.say(
+                "errors of GPUs (Xid) are not watched for: this user may not read the kernel's log (dmesg)".into(),
+            );
+        }
+        // A full disk may be emptied again.
+        if let Err(error) = self.file.append(&sample) {
+            self.say(format!("cannot write samples to {}: {error}", self.file.path()));
+        }
+    }
+
+    fn say(&mut self, what: String) {
+        if !self.said.contains(&what) {
+            eprintln!("{what}");
+            self.said.insert(what);
+        }
     }
 }
 
@@ -114,7 +164,6 @@ mod tests {
     use rundir::{RunDir, Tail};
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
-    use std::time::{Duration, Instant};
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -157,6 +206,35 @@ mod tests {
         assert!(all[0].gpus.is_empty() && all[0].troubles.is_empty() && all[0].mem_used_mib.is_some());
         let all = sampled("echo 'Failed to initialize NVML: Unknown Error'; exit 255", |all| all.len() >= 2);
         assert_eq!(all[0].troubles, ["NVML does not start: Unknown Error"]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_do_not_end_the_samples() {
+        let all = sampled("printf '\\377\\376 no text\\n'; exit 3", |all| all.len() >= 3);
+        assert_eq!(all[0].troubles, ["nvidia-smi says \"\u{fffd}\u{fffd} no text\""]);
+    }
+
+    #[test]
+    fn samples_go_on_after_the_script_was_killed() {
+        // Its parent is `timeout`, and that one's is of the script's group. The mark is made before, since nothing is after.
+        let once = "[ -e $0.killed ] && exit 127\n: >$0.killed\n\
+            set -- $(ps -o pgid= -p $(ps -o ppid= -p $PPID))\nkill -s KILL -- -$1";
+        let all = sampled(once, |all| all.len() >= 2);
+        assert!(all[0].troubles.is_empty() && all[0].mem_total_mib.is_some(), "{all:?}");
+    }
+
+    #[test]
+    fn errors_in_the_kernels_log_are_told_once_and_those_from_before_not_at_all() {
+        let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled";
+        let log = "#!/bin/sh\nread -r up _ </proc/uptime\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): 13, pid=1\"\n\
+            echo \"[ $((${up%.*} + 3)).5] NVRM: Xid (PCI:0000:19:00): 79, pid=1\"";
+        let smi = format!(
+            "printf '%s\\n' '{log}' >${{0%/*}}/dmesg; chmod +x ${{0%/*}}/dmesg; case $1 in --query-gpu*) echo '{row}' ;; esac"
+        );
+        // The log is looked at in the first frame and in the thirteenth.
+        let all = sampled(&smi, |all| all.len() >= 14);
+        let numbers: Vec<u32> = all.iter().flat_map(|sample| &sample.xids).map(|at| at.xid.number).collect();
+        assert_eq!(numbers, [79]);
     }
 
     #[test]

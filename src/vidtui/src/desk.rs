@@ -16,7 +16,7 @@ use plan::{
 };
 use recipe::{Curriculum, Resolved, StageSpec, StageStart, Trainer};
 use remote::{Fleet, KillProgress, KillReport, Local, NodeStacks, Patience, SshOptions, Transport};
-use rundir::{Attempt, Failure, Lineage, Liveness, Login, RunDir, RunFacts, RunId, RunSummary};
+use rundir::{Attempt, Failure, Lineage, Liveness, Load, Login, RunDir, RunFacts, RunId, RunSummary};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use ui::StageView;
@@ -172,30 +172,26 @@ impl Desk {
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
         let mut facts = self.fleet.read_facts(dir, &run, self.patience)?;
-        let mut now_s = crate::console::now_s();
-        if let Some(attempt) = facts.attempt.as_ref().filter(|_| facts.alive == Liveness::Alive) {
-            now_s = self.samples.now_s(dir, attempt, now_s);
-        }
-        // GPUs tell more than processors: a collective that hangs keeps a processor busy.
-        if let Some((attempt, sign_s)) = facts.attempt.as_ref().zip(facts.sign_s())
-            && facts.silent_since_s(now_s).is_some()
+        let own_s = crate::console::now_s();
+        let now_s = match facts.alive {
+            Liveness::Alive => self.samples.now_s(dir, &facts, own_s),
+            Liveness::Dead | Liveness::Unknown => own_s,
+        };
+        // GPUs tell more than processors, if they tell anything: a collective that hangs keeps a processor busy.
+        if facts.silent_since_s(now_s).is_some()
+            && let Some(power @ Load::Power { .. }) = plan::power(&self.samples.of(dir, &facts, own_s), &facts, now_s)
         {
-            let nodes = self.samples.of(dir, attempt, crate::console::now_s());
-            facts.load = plan::power(&nodes, sign_s, now_s).unwrap_or(facts.load);
+            facts.load = power;
         }
-        Ok((RunSummary::new(run, dir.clone(), &facts, now_s)?, facts))
+        Ok((RunSummary::new(run, dir.clone(), &facts, now_s), facts))
     }
 
     /// What a person should know of about a run, the most urgent first.
     pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
         let Some(attempt) = facts.attempt.as_ref().filter(|_| !summary.state.is_end()) else { return Vec::new() };
-        let places = attempt.placement.by_node();
-        // What cannot be read now says nothing; the next look may.
-        let metrics = rundir::recent_metrics(&summary.dir).unwrap_or_default();
-        let events = rundir::recent_events(&summary.dir, places.iter().map(|(node, _)| *node)).unwrap_or_default();
         let own_s = crate::console::now_s();
-        let now_s = self.samples.now_s(&summary.dir, attempt, own_s);
-        let mut nodes = self.samples.of(&summary.dir, attempt, own_s).to_vec();
+        let now_s = self.samples.now_s(&summary.dir, facts, own_s);
+        let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
         for (node, unseen_since_s) in self.fleet.unseen(attempt) {
             nodes
                 .iter_mut()
@@ -211,17 +207,20 @@ impl Desk {
         };
         let disk = checkpoint_bytes.zip(free_bytes);
         let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
-        plan::findings(&Evidence {
+        let mut found = plan::findings(&Evidence {
+            run: summary.run.id.as_str(),
             now_s,
             state: &summary.state,
             facts,
-            metrics: &metrics,
-            events: &events,
+            metrics: &facts.newest.metrics,
+            events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
             checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
             disk,
             nodes: &nodes,
-        })
+        });
+        self.samples.complete(&summary.dir, &mut found, now_s);
+        found
     }
 
     /// Writes where the processes of a run are into its folder.

@@ -5,7 +5,7 @@ use crate::{Absent, Reading};
 
 const STREAM: &str = "\
 a word from the site: maintenance on Sunday
-#frame 1 1763612345.5
+#frame 1 1763612345.5 512.25
 #host
 1c2d3e4f-0000-4000-8000-123456789abc
 3.50 2.00 1.00 3/900 4711
@@ -29,7 +29,7 @@ GPU-gone, 4101, /opt/venv/bin/python3, 5
 /proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2
 /proc/4100/environ:RANK=3
 /proc/4100/environ:RANK=7
-#end 1
+#end 1 513.75
 #frame 2 1763612347.5
 #host
 #gpus
@@ -46,7 +46,7 @@ fn frames(text: &str) -> Vec<Frame> {
 #[test]
 fn a_frame_has_gpus_with_their_processes_and_those_with_their_owners() {
     let frame = &frames(STREAM)[0];
-    assert_eq!((frame.number, frame.t, frame.gpus.len()), (1, 1763612345.5, 2));
+    assert_eq!((frame.number, frame.t, frame.took_s, frame.gpus.len()), (1, 1763612345.5, 1.5, 2));
     assert_eq!(frame.gpus[1].power_w, Reading::Absent(Absent::UnknownError));
     let [process] = &frame.gpus[0].processes[..] else { panic!("{frame:?}") };
     let owner = ProcessOwner {
@@ -110,6 +110,78 @@ fn a_frame_that_hangs_is_waited_for() {
     assert!(!stream.is_waiting());
 }
 
+/// Runs the script with these in place of programs, and returns its frames until there are enough.
+fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
+    use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
+    let bin = tempfile::tempdir().unwrap();
+    for (name, text) in programs {
+        let path = bin.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let pace = Pace { hung_s: 1, ..Pace::every_s(0.05) };
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", &script_until_input_ends(&GpuQuery::default(), pace)])
+        .env("PATH", format!("{}:/usr/bin:/bin", bin.path().display()))
+        .env("BIN", bin.path())
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stream, mut frames, mut buffer) = (Frames::new(GpuQuery::default()), Vec::new(), [0; 4096]);
+    let mut stdout = child.stdout.take().unwrap();
+    while !enough(&frames) {
+        let read = stdout.read(&mut buffer).unwrap();
+        assert!(read > 0, "the stream ended: {frames:?}");
+        frames.extend(stream.push(&buffer[..read]));
+    }
+    drop((child.stdin.take(), stdout));
+    child.wait().unwrap();
+    frames
+}
+
+#[test]
+fn while_an_nvidia_smi_cannot_be_ended_frames_go_on_and_nobody_asks_again_until_it_has() {
+    // As `timeout` does when the kernel does not let go of the program: it waits.
+    let stuck = "echo asked >>$BIN/asked\nwhile [ ! -e $BIN/free ]; do sleep 0.05; done\n\
+        [ $(wc -l <$BIN/asked) = 1 ] || exit 127";
+    // The second nvidia-smi is asked once the first has ended, which is when the node has said three times that it hangs.
+    let uptimes =
+        "hung=$(ls $BIN | grep -c said)\n[ $hung -lt 4 ] || : >$BIN/free\n: >$BIN/said$hung\nexec /bin/date \"$@\"";
+    let frames = made_with(&[("timeout", stuck), ("date", uptimes)], |frames| {
+        frames.last().is_some_and(|frame| frame.troubles == [SmiTrouble::NotFound])
+    });
+    let (hung, after) = frames.split_at(frames.iter().rposition(|f| f.troubles == [SmiTrouble::TimedOut]).unwrap() + 1);
+    assert!(hung.len() >= 3 && hung.iter().all(|frame| frame.troubles == [SmiTrouble::TimedOut]), "{frames:?}");
+    assert!(hung.iter().all(|frame| frame.host.mem_total_mib.is_some() && frame.took_s < 1.0), "{hung:?}");
+    assert!(after.iter().all(|frame| frame.troubles == [SmiTrouble::NotFound]), "{after:?}");
+    assert!(frames.is_sorted_by(|a, b| a.number < b.number && a.t < b.t));
+}
+
+#[test]
+fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
+    let row = "echo '0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled'";
+    let smi = ("nvidia-smi", row);
+    // Ten seconds ago.
+    let log = "read -r up _ </proc/uptime\necho '[    1.000000] NVRM: loading'\n\
+        echo \"[ $((${up%.*} - 10)).500000] NVRM: Xid (PCI:0000:19:00): 79, pid=1\"";
+    let frame = &made_with(&[smi, ("dmesg", log)], |frames| !frames.is_empty())[0];
+    let [at] = &frame.xids[..] else { panic!("{frame:?}") };
+    assert_eq!((at.xid.number, frame.xids_denied), (79, false));
+    assert!((8.0..=12.0).contains(&(frame.t - at.t)), "{at:?} at {}", frame.t);
+
+    let refused = [smi, ("dmesg", "exit 1"), ("journalctl", "exit 1")];
+    let frame = &made_with(&refused, |frames| !frames.is_empty())[0];
+    assert!(frame.xids.is_empty() && frame.xids_denied, "{frame:?}");
+}
+
+#[test]
+fn a_frame_says_how_long_it_took() {
+    let frames = made_with(&[("nvidia-smi", "sleep 0.3\nexit 9")], |frames| !frames.is_empty());
+    assert!(frames[0].took_s >= 0.5, "two questions: {}", frames[0].took_s);
+}
+
 #[test]
 fn noise_without_end_does_not_fill_the_memory() {
     let mut stream = Frames::new(GpuQuery::default());
@@ -128,7 +200,10 @@ fn noise_without_end_does_not_fill_the_memory() {
 #[test]
 fn the_script_asks_what_is_read() {
     let script = script(&GpuQuery::default(), Pace::every_s(2.0));
-    assert!(script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2\n"), "{script}");
+    assert!(
+        script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2 hung=25\n"),
+        "{script}"
+    );
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Rules over what a run writes: steps, losses, checkpoints.
 
-use rundir::{EventKind, Load, MetricSample, RunState};
+use rundir::{Event, EventKind, Load, MetricSample, RunState};
 
 use super::{Evidence, Finding, Rule, Subject, Urgency};
 use crate::{counted, size};
@@ -64,23 +64,23 @@ fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
         Load::Cpu { .. } => ", and none of its ranks uses the processor".into(),
         Load::Unknown => "; whether its ranks still compute cannot be seen".into(),
     };
-    let fix = match evidence.facts.attempt {
-        Some(_) => "collect the stacks of all ranks first (vidtui stacks RUN), then kill and resume it",
-        None => "look at its logs",
-    };
-    let saw = format!("{}{}{seen}", no_step(evidence), usual(evidence));
+    let fix =
+        format!("collect the stacks of all ranks first (vidtui stacks {}), then kill and resume it", evidence.run);
+    let evaluates = if evidence.facts.evaluating_since.is_some() { ", in an evaluation" } else { "" };
+    let saw = format!("{}{evaluates}{}{seen}", no_step(evidence), usual(evidence));
     Some(Finding::new(Rule::Stalled, Urgency::Act, Subject::Run, saw, fix).since(since_s))
 }
 
 /// Silence while work goes on: an evaluation that nobody announced, or one rank that computes forever.
 fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
-    let since_s = evidence.facts.silent_since_s(evidence.now_s).filter(|_| *evidence.state == RunState::Running)?;
+    let works = *evidence.state == RunState::Running && evidence.facts.evaluating_since.is_none();
+    let since_s = evidence.facts.silent_since_s(evidence.now_s).filter(|_| works)?;
     let at_work = match evidence.facts.load {
         Load::Power { now_w, .. } => format!("its GPUs draw {now_w:.0} W"),
         _ => "its ranks compute".into(),
     };
     let saw = format!("{}{}, but {at_work}", no_step(evidence), usual(evidence));
-    let fix = "wait if it evaluates; if not, see what its ranks do: vidtui stacks RUN";
+    let fix = format!("wait if it evaluates; if not, see what its ranks do: vidtui stacks {}", evidence.run);
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
@@ -91,7 +91,8 @@ fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
     if evidence.now_s - since_s <= SLOW_START_S {
         return None;
     }
-    let fix = "read the logs of its ranks (vidtui logs RUN), and see where they wait: vidtui stacks RUN";
+    let run = evidence.run;
+    let fix = format!("read the logs of its ranks (vidtui logs {run}), and see where they wait: vidtui stacks {run}");
     let saw = "it is starting, and has made no step yet";
     Some(Finding::new(Rule::SlowStart, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
@@ -113,6 +114,12 @@ fn lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
     let newest = evidence.facts.attempt.as_ref().map(|attempt| attempt.number);
     let begin = evidence.metrics.iter().rposition(|sample| Some(sample.attempt) != newest).map_or(0, |at| at + 1);
     &evidence.metrics[begin..]
+}
+
+/// Events of the newest attempt, the newest first.
+fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
+    let newest = evidence.facts.attempt.as_ref().map(|attempt| attempt.number);
+    evidence.events.iter().rev().filter(move |event| Some(event.attempt) == newest)
 }
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
@@ -138,9 +145,10 @@ fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
 /// The last three steps together, so that one odd batch is no alarm.
 fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    let fix = "if it does not come down, resume from a checkpoint before it (vidtui resume RUN --step N)";
+    let resume = format!("vidtui resume {} --step N", evidence.run);
+    let fix = format!("if it does not come down, resume from a checkpoint before it ({resume})");
     // The trainer's own word, with the threshold of its recipe, counts for as long as the loss is near it.
-    let told = evidence.events.iter().rev().find_map(|event| match event.kind {
+    let told = events(evidence).find_map(|event| match event.kind {
         EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
         _ => None,
     });
@@ -183,14 +191,14 @@ fn disk(evidence: &Evidence<'_>) -> Option<Finding> {
         _ => format!("its disk has {free} free, room for {} of {one}", counted(room as usize, "checkpoint")),
     };
     let urgency = if room == 0 { Urgency::Act } else { Urgency::Look };
-    let fix =
-        "make room there before the next checkpoint: older runs' checkpoints are listed by vidtui checkpoints RUN";
+    let list = format!("vidtui checkpoints {}", evidence.run);
+    let fix = format!("make room there before the next checkpoint; this run's own are listed by {list}");
     Some(Finding::new(Rule::DiskFilling, urgency, Subject::Run, saw, fix))
 }
 
 /// The newest word on checkpoints is that one could not be saved.
 fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
-    let newest = evidence.events.iter().rev().find_map(|event| match &event.kind {
+    let newest = events(evidence).find_map(|event| match &event.kind {
         EventKind::CheckpointFailed { failure } => Some(Some((event.t, failure))),
         EventKind::CheckpointSaved { .. } => Some(None),
         _ => None,
@@ -211,7 +219,8 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
         if evidence.now_s - since_s > patience && *evidence.state == RunState::Saving {
             let took = last.map_or(String::new(), |s| format!(" (the one before took {})", seconds(s)));
             let saw = format!("it has been writing a checkpoint for long{took}");
-            let fix = "look at the disk it writes to; vidtui stacks RUN shows where its ranks wait";
+            let fix =
+                format!("look at the disk it writes to; vidtui stacks {} shows where its ranks wait", evidence.run);
             return Some(Finding::new(Rule::CheckpointStale, Urgency::Look, Subject::Run, saw, fix).since(since_s));
         }
     }

@@ -1,4 +1,6 @@
-use cluster::{Reading, ThrottleReasons};
+use cluster::nvidia_smi::SmiTrouble;
+use cluster::probe::{Frame, HostSample};
+use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
 use rundir::{EventKind, Failure, History, Liveness, Load, derive};
 
 use super::*;
@@ -26,6 +28,8 @@ enum Phase {
     Unannounced(f64, f64),
     /// Nothing happens any more.
     Hang(f64),
+    /// The same, in an evaluation that is announced.
+    HangEvaluating(f64),
 }
 
 /// A node whose GPUs tell their power, or one without GPUs, whose processes' use of processors is seen.
@@ -54,22 +58,24 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
             Phase::Checkpoint(s) => (1, s, IDLE_W),
             Phase::Evaluation(s) => (1, s, 0.4 * TRAINING_W),
             Phase::Unannounced(s, share) => (1, s, share * TRAINING_W),
-            Phase::Hang(s) => (1, s, WAITING_W),
+            Phase::Hang(s) | Phase::HangEvaluating(s) => (1, s, WAITING_W),
         };
         match phase {
             Phase::Checkpoint(_) => facts.see_event(&event(t, EventKind::CheckpointStarted)),
-            Phase::Evaluation(_) => facts.see_event(&event(t, EventKind::EvaluationStarted)),
+            Phase::Evaluation(_) | Phase::HangEvaluating(_) => {
+                facts.see_event(&event(t, EventKind::EvaluationStarted));
+            }
             _ => {}
         }
         for _ in 0..steps {
             let end = t + step_s;
             while poll < end {
                 if machine == Machine::Gpus {
-                    node.gpus.extend((0..8).map(|index| gpu(index, poll, power_w)));
+                    node.see(&sample(poll, (0..8).map(|index| gpu(index, poll, power_w)), &[]), 8);
+                    node.forget(facts.last_metric.map(|(_, t)| t));
                 }
-                let sign_s = facts.last_metric.map_or(start_s, |(_, t)| t);
                 facts.load = match machine {
-                    Machine::Gpus => power(std::slice::from_ref(&node), sign_s, poll).unwrap_or_default(),
+                    Machine::Gpus => power(std::slice::from_ref(&node), &facts, poll).unwrap_or_default(),
                     Machine::Processors if matches!(phase, Phase::Hang(_)) => Load::Cpu { most: 0.01 },
                     Machine::Processors => Load::Cpu { most: 0.97 },
                 };
@@ -97,6 +103,14 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
         }
     }
     called
+}
+
+/// What a supervisor writes of these GPUs.
+fn sample(t: f64, gpus: impl IntoIterator<Item = GpuSample>, troubles: &[SmiTrouble]) -> NodeSample {
+    let (gpus, troubles) = (gpus.into_iter().collect(), troubles.to_vec());
+    let (host, elsewhere, xids) = (HostSample::default(), vec![], vec![]);
+    let frame = Frame { number: 1, t, took_s: 0.0, host, gpus, elsewhere, troubles, xids, xids_denied: false };
+    NodeSample::new(1, &frame, None)
 }
 
 fn gpu(index: u32, t: f64, power_w: f64) -> GpuSample {
@@ -156,16 +170,40 @@ fn long_steps_are_no_hang_until_five_of_them_are_missed() {
 }
 
 #[test]
+fn a_hang_in_an_evaluation_that_was_announced_is_called_in_the_end() {
+    let called = calls(Machine::Gpus, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::HangEvaluating(900.0)]);
+    let after_s = called[0] - 190.0;
+    assert!((600.0..=605.0).contains(&after_s), "{after_s}");
+    assert_eq!(calls(Machine::Gpus, &[Phase::Steps(100, 1.0), Phase::Evaluation(3000.0)]), Vec::<f64>::new());
+}
+
+#[test]
+fn starting_up_is_no_yardstick_of_power() {
+    let called = calls(Machine::Gpus, &[Phase::StartUp(300.0), Phase::Steps(10, 1.0), Phase::Hang(120.0)]);
+    assert!((30.0..=60.0).contains(&(called[0] - 310.0)), "{called:?}");
+}
+
+#[test]
 fn power_tells_nothing_before_it_was_seen_on_both_sides_of_the_last_step() {
-    let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
-    let nodes = |node: &NodeEvidence| power(std::slice::from_ref(node), 100.0, 130.0);
-    assert_eq!(nodes(&node), None, "there are no GPUs");
-    node.gpus = [122.0, 124.0, 126.0, 128.0].map(|t| gpu(0, t, WAITING_W)).to_vec();
-    assert_eq!(nodes(&node), Some(Load::Unknown), "it may never have drawn more");
-    node.gpus.splice(0..0, [90.0, 94.0, 98.0].map(|t| gpu(0, t, TRAINING_W)));
-    assert_eq!(nodes(&node), Some(Load::Power { now_w: WAITING_W, before_w: TRAINING_W }));
-    node.gpus.iter_mut().for_each(|gpu| gpu.mem_used_mib = Reading::Value(4));
-    assert_eq!(nodes(&node), None, "nobody computes on them: they tell nothing of this run");
+    let facts = RunFacts { last_metric: Some((9, 100.0)), first_metric_s: None, ..Case::new().facts };
+    let facts = RunFacts { attempt: facts.attempt.map(|a| rundir::Attempt { started_s: 0.0, ..a }), ..facts };
+    let seen = |samples: &[(f64, f64)], mem_used_mib: u64, gpus: usize| {
+        let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
+        for (t, power_w) in samples {
+            let busy = GpuSample { mem_used_mib: Reading::Value(mem_used_mib), ..gpu(0, *t, *power_w) };
+            node.see(&sample(*t, [busy, gpu(1, *t, IDLE_W)], &[]), gpus);
+        }
+        power(&[node], &facts, 130.0)
+    };
+    let after = [110.0, 115.0, 120.0, 125.0].map(|t| (t, WAITING_W));
+    let all = [&[90.0, 94.0, 98.0].map(|t| (t, TRAINING_W))[..], &after].concat();
+    assert_eq!(seen(&[], 70_000, 1), None, "there are no GPUs");
+    assert_eq!(seen(&after, 70_000, 1), Some(Load::Unknown), "it may never have drawn more");
+    assert_eq!(seen(&all[..5], 70_000, 1), Some(Load::Unknown), "it may have been between two kernels");
+    assert_eq!(seen(&all, 70_000, 1), Some(Load::Power { now_w: WAITING_W, before_w: TRAINING_W }));
+    assert_eq!(seen(&all, 4, 1), None, "nobody computes on it: it tells nothing of this run");
+    let both = Load::Power { now_w: WAITING_W + IDLE_W, before_w: TRAINING_W + IDLE_W };
+    assert_eq!(seen(&all, 70_000, 2), Some(both), "both are the run's");
 }
 
 /// A run of two nodes that makes steps of one second, with what its newest lines say.
@@ -211,9 +249,10 @@ impl Case {
         self.metrics.last().unwrap().t + 1.0
     }
 
-    /// What is found, a line each: urgency, rule, sentence, since how many seconds.
+    /// What is found at a look half a minute after another, a line each: urgency, rule, sentence, since how many seconds.
     fn found(&self) -> Vec<String> {
-        let findings = findings(&Evidence {
+        let mut findings = findings(&Evidence {
+            run: "demo-2s-k7f2",
             now_s: self.now_s(),
             state: &self.state,
             facts: &self.facts,
@@ -224,24 +263,30 @@ impl Case {
             disk: self.disk,
             nodes: &self.nodes,
         });
+        let mut seen = FirstSeen::default();
+        seen.complete(&mut findings.clone(), self.now_s() - 30.0);
+        seen.complete(&mut findings, self.now_s());
         let line = |f: &Finding| {
-            let since = f.since_s.map_or(String::new(), |since_s| format!(" ({:.0} s ago)", self.now_s() - since_s));
-            format!("{:?} {:?} {}{since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
+            let since = format!("({:.0} s ago)", self.now_s() - f.since_s.expect("each says since when"));
+            format!("{:?} {:?} {} {since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
         };
         findings.iter().map(line).collect()
     }
 
-    fn samples(&mut self, seconds: u32, sample: impl Fn(u32, f64) -> GpuSample) {
+    /// Takes in samples of four GPUs over the last seconds.
+    fn samples(&mut self, seconds: u32, one: impl Fn(u32, f64) -> Option<GpuSample>) {
         let end = self.now_s();
-        let times = (0..seconds / 2).rev().map(|back| end - 2.0 * f64::from(back));
-        self.nodes[0].gpus = times.flat_map(|t| [0, 1, 2, 3].map(|index| sample(index, t))).collect();
+        for t in (0..seconds / 2).rev().map(|back| end - 2.0 * f64::from(back)) {
+            self.nodes[0].see(&sample(t, (0..4).filter_map(|index| one(index, t)), &[]), 4);
+            self.nodes[0].forget(None);
+        }
     }
 }
 
 #[test]
 fn a_run_that_is_well_has_no_findings() {
     let mut case = Case::new();
-    case.samples(80, |index, t| gpu(index, t, TRAINING_W));
+    case.samples(80, |index, t| Some(gpu(index, t, TRAINING_W)));
     case.disk = Some(Disk { free_bytes: 100 << 30, checkpoint_bytes: 1 << 30 });
     assert_eq!(case.found(), Vec::<String>::new());
 }
@@ -316,39 +361,97 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
     add("unseen node of a run that goes on", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0));
     add("clock", &|case| case.nodes[0].clock_ahead_s = Some(-7.25));
     add("lost GPU", &|case| {
-        case.samples(30, |index, t| gpu(index, t, TRAINING_W));
         let end = case.now_s() - 14.0;
-        case.nodes[0].gpus.retain(|gpu| gpu.index != 2 || gpu.t < end);
+        case.samples(30, |index, t| Some(gpu(index, t, TRAINING_W)).filter(|gpu| gpu.index != 2 || gpu.t < end));
     });
     add("GPU in need of a reset", &|case| {
-        case.samples(30, |index, t| GpuSample {
-            power_w: if index == 1 { Reading::Absent(cluster::Absent::RequiresReset) } else { Reading::Value(650.0) },
-            ..gpu(index, t, TRAINING_W)
+        let now_s = case.now_s();
+        case.samples(1000, |index, t| {
+            let power_w = match index {
+                1 if t > now_s - 900.0 => Reading::Absent(Absent::RequiresReset),
+                _ => Reading::Value(TRAINING_W),
+            };
+            Some(GpuSample { power_w, ..gpu(index, t, TRAINING_W) })
+        });
+    });
+    add("GPU that was lost long ago", &|case| {
+        let lost_s = case.now_s() - 900.0;
+        case.samples(1000, |index, t| Some(gpu(index, t, TRAINING_W)).filter(|gpu| gpu.index != 2 || gpu.t < lost_s));
+    });
+    add("memory errors of long ago", &|case| {
+        let now_s = case.now_s();
+        case.samples(1000, |index, t| {
+            let errors = if index == 3 && t > now_s - 900.0 { 3 } else { 1 };
+            let ecc_uncorrected = Reading::Value(if index == 3 { errors } else { 0 });
+            Some(GpuSample { ecc_uncorrected, ..gpu(index, t, TRAINING_W) })
+        });
+    });
+    add("memory errors of before the run", &|case| {
+        case.samples(1000, |index, t| {
+            let ecc_uncorrected = Reading::Value(if index == 3 { 5 } else { 0 });
+            Some(GpuSample { ecc_uncorrected, ..gpu(index, t, TRAINING_W) })
         });
     });
     add("memory errors", &|case| {
         let now_s = case.now_s();
-        case.samples(30, |index, t| GpuSample {
-            ecc_uncorrected: Reading::Value(if index == 3 && t > now_s - 10.0 { 2 } else { 0 }),
-            ..gpu(index, t, TRAINING_W)
+        case.samples(30, |index, t| {
+            Some(GpuSample {
+                ecc_uncorrected: Reading::Value(if index == 3 && t > now_s - 10.0 { 2 } else { 0 }),
+                ..gpu(index, t, TRAINING_W)
+            })
         });
     });
     add("throttled", &|case| {
-        case.samples(30, |index, t| GpuSample {
-            throttle_reasons: Reading::Value(ThrottleReasons(if index == 0 { 0x44 } else { 0x4 })),
-            temp_c: Reading::Value(91.0),
-            sm_clock_mhz: Reading::Value(1100.0),
-            ..gpu(index, t, TRAINING_W)
+        case.samples(30, |index, t| {
+            Some(GpuSample {
+                throttle_reasons: Reading::Value(ThrottleReasons(if index == 0 { 0x44 } else { 0x4 })),
+                temp_c: Reading::Value(91.0),
+                sm_clock_mhz: Reading::Value(1100.0),
+                ..gpu(index, t, TRAINING_W)
+            })
         });
     });
-    add("low power", &|case| case.samples(40, |index, t| gpu(index, t, if index == 2 { 210.0 } else { TRAINING_W })));
-    add("Xid", &|case| {
-        case.nodes[0].xids = ["79", "45", "31"]
-            .map(|number| Xid::read(&format!("NVRM: Xid (PCI:0000:19:00): {number}, pid=1")).unwrap())
-            .to_vec();
+    add("low power", &|case| {
+        case.samples(40, |index, t| Some(gpu(index, t, if index == 2 { 210.0 } else { TRAINING_W })));
     });
-    add("nvidia-smi hangs", &|case| case.nodes[0].troubles = vec!["nvidia-smi hangs".into()]);
+    add("Xid", &|case| {
+        let (number, bus_id, t) = ([79, 45, 31], "0000:19:00".to_owned(), case.now_s() - 12.0);
+        let xids = number.map(|number| XidAt { t, xid: Xid { number, bus_id: bus_id.clone() } }).to_vec();
+        let sample = NodeSample { xids, ..sample(case.now_s(), [], &[]) };
+        case.nodes[0].see(&sample, 4);
+    });
+    add("nvidia-smi hangs", &|case| {
+        for ago in [40.0, 20.0, 0.0] {
+            let sample = sample(case.now_s() - ago, [], &[SmiTrouble::TimedOut]);
+            case.nodes[0].see(&sample, 4);
+        }
+    });
     insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn what_is_over_and_comes_again_is_new() {
+    let finding = |rule| Finding::new(rule, Urgency::Look, Subject::Run, "it is so", "mend it");
+    let mut seen = FirstSeen::default();
+    let mut since = |rules: &[Rule], now_s: f64| {
+        let mut found: Vec<Finding> = rules.iter().map(|rule| finding(*rule)).collect();
+        seen.complete(&mut found, now_s);
+        found.iter().map(|finding| finding.since_s.unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(since(&[Rule::DiskFilling], 10.0), [10.0]);
+    assert_eq!(since(&[Rule::DiskFilling, Rule::ClockSkew], 20.0), [10.0, 20.0]);
+    assert_eq!(since(&[Rule::ClockSkew], 30.0), [20.0]);
+    assert_eq!(since(&[Rule::DiskFilling], 40.0), [40.0]);
+}
+
+#[test]
+fn what_happened_to_an_earlier_attempt_is_no_finding() {
+    let mut case = Case::new();
+    let failure = Failure::new("cannot save step 40", "the disk is full", "free some space");
+    for kind in [EventKind::CheckpointFailed { failure }, EventKind::LossSpike { loss: 1.05, usual: 0.5 }] {
+        case.events.push(Event::new(case.now_s() - 500.0, 0, Some(40), kind));
+    }
+    assert_eq!(case.found(), Vec::<String>::new());
 }
 
 #[test]

@@ -1,0 +1,178 @@
+//! The newest lines of runs, followed: what was read once is not read again.
+
+use crate::{Error, Event, MetricSample, RunDir, Tail};
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How many logged steps tell what happens now: more than any rule compares, however many ranks a line tells of.
+const LINES: usize = 128;
+/// The end of `metrics.jsonl` that is read at first: about a hundred lines of eight ranks.
+const FIRST_BYTES: u64 = 64 * 1024;
+/// The most that is read of it: as many lines of 4096 ranks.
+const MOST_BYTES: u64 = 16 << 20;
+/// How much of the end of a file of events is read at first.
+const EVENT_BYTES: u64 = 64 * 1024;
+/// So many events are kept.
+const EVENTS: usize = 4096;
+/// A run that nobody has asked about for so long is forgotten.
+const FORGET: Duration = Duration::from_secs(60);
+
+/// The newest lines of a run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Newest {
+    /// Logged steps of all attempts, in the order in which they were written.
+    pub metrics: Vec<MetricSample>,
+    /// Events of rank 0 and of the nodes of the newest attempt, in the order of their time.
+    pub events: Vec<Event>,
+}
+
+/// Follows the newest lines of many runs, for whoever asks.
+#[derive(Debug, Default)]
+pub struct Following {
+    runs: Mutex<BTreeMap<RunDir, Followed>>,
+}
+
+#[derive(Debug)]
+struct Followed {
+    asked: Instant,
+    metrics: Option<Tail<MetricSample>>,
+    events: BTreeMap<Utf8PathBuf, Tail<Event>>,
+    newest: Arc<Newest>,
+}
+
+impl Following {
+    /// Returns the newest lines of a run, with the events of these nodes.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; missing files are empty, bad lines are passed over.
+    pub fn newest<'a>(&self, run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Arc<Newest>, Error> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.retain(|_, followed| followed.asked.elapsed() < FORGET);
+        let unknown =
+            || Followed { asked: Instant::now(), metrics: None, events: BTreeMap::new(), newest: Arc::default() };
+        let followed = runs.entry(run.clone()).or_insert_with(unknown);
+        followed.asked = Instant::now();
+        followed.poll_metrics(&run.metrics())?;
+        for path in std::iter::once(run.events()).chain(nodes.into_iter().map(|node| run.node_events(node))) {
+            followed.poll_events(path)?;
+        }
+        Ok(followed.newest.clone())
+    }
+}
+
+impl Followed {
+    fn poll_metrics(&mut self, path: &Utf8Path) -> Result<(), Error> {
+        let read = |error| Error::io("read", path, error);
+        let (items, restarted) = match &mut self.metrics {
+            Some(tail) => tail.poll_all().map_err(read)?,
+            None => {
+                let (tail, items) = recent(path).map_err(read)?;
+                self.metrics = Some(tail);
+                (items, false)
+            }
+        };
+        if restarted || !items.is_empty() {
+            let metrics = &mut Arc::make_mut(&mut self.newest).metrics;
+            if restarted {
+                metrics.clear();
+            }
+            metrics.extend(items);
+            metrics.drain(..metrics.len().saturating_sub(LINES));
+        }
+        Ok(())
+    }
+
+    fn poll_events(&mut self, path: Utf8PathBuf) -> Result<(), Error> {
+        let read = |error| Error::io("read", &path, error);
+        if !self.events.contains_key(&path) {
+            self.events.insert(path.clone(), Tail::near_end(&path, EVENT_BYTES).map_err(read)?);
+        }
+        let Some(tail) = self.events.get_mut(&path) else { return Ok(()) };
+        let (items, _) = tail.poll_all().map_err(read)?;
+        if !items.is_empty() {
+            let events = &mut Arc::make_mut(&mut self.newest).events;
+            events.extend(items);
+            events.sort_by(|a, b| a.t.total_cmp(&b.t));
+            events.drain(..events.len().saturating_sub(EVENTS));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the last samples of a run, oldest first, without reading the whole file.
+///
+/// # Errors
+/// [`Error::Io`]; a missing file is an empty list, a bad line is passed over.
+pub fn recent_metrics(run: &RunDir) -> Result<Vec<MetricSample>, Error> {
+    let path = run.metrics();
+    Ok(recent(&path).map_err(|error| Error::io("read", &path, error))?.1)
+}
+
+fn recent(path: &Utf8Path) -> io::Result<(Tail<MetricSample>, Vec<MetricSample>)> {
+    Tail::near_end_with(path, FIRST_BYTES, MOST_BYTES, |samples| samples.len() >= LINES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, temp};
+    use crate::{EventKind, LineAppender};
+
+    fn line(step: u64, ranks: usize) -> MetricSample {
+        let by_rank = vec![12.345; ranks];
+        MetricSample {
+            step,
+            mem_gib_by_rank: by_rank.clone(),
+            mem_peak_gib_by_rank: by_rank.clone(),
+            step_s_by_rank: by_rank.clone(),
+            busy_s_by_rank: by_rank,
+            ..MetricSample::default()
+        }
+    }
+
+    #[test]
+    fn the_recent_samples_are_the_last_ones_however_many_ranks_they_tell_of() {
+        for ranks in [1, 512] {
+            let (_keep, run) = temp();
+            assert!(recent_metrics(&run).unwrap().is_empty());
+            let mut file = LineAppender::open(&run.metrics()).unwrap();
+            for step in 1..=1000 {
+                file.append(&line(step, ranks)).unwrap();
+            }
+            let recent = recent_metrics(&run).unwrap();
+            assert_eq!(recent.last().unwrap().step, 1000);
+            assert!((LINES..1000).contains(&recent.len()), "{}", recent.len());
+        }
+    }
+
+    #[test]
+    fn what_is_added_is_followed_and_what_is_old_is_dropped() {
+        let (_keep, run) = temp();
+        let following = Following::default();
+        let newest = || following.newest(&run, [&node("ml-1")]).unwrap();
+        assert_eq!(*newest(), Newest::default());
+        std::fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
+        let event = |t, kind| Event::new(t, 1, None, kind);
+        LineAppender::open(&run.events()).unwrap().append(&event(5.0, EventKind::Finished)).unwrap();
+        let mut steps = LineAppender::open(&run.metrics()).unwrap();
+        for step in 1..=200 {
+            steps.append(&line(step, 2)).unwrap();
+        }
+        let first = newest();
+        assert_eq!((first.metrics.len(), first.metrics[LINES - 1].step, first.events.len()), (LINES, 200, 1));
+        assert!(Arc::ptr_eq(&newest(), &first), "nothing was added");
+        let late = event(4.0, EventKind::SignalReceived { signal: 15 });
+        LineAppender::open(&run.node_events(&node("ml-1"))).unwrap().append(&late).unwrap();
+        steps.append(&line(201, 2)).unwrap();
+        let second = newest();
+        assert_eq!((second.metrics.len(), second.metrics[0].step), (LINES, 201 - LINES as u64 + 1));
+        assert_eq!(second.events.iter().map(|event| event.t).collect::<Vec<_>>(), [4.0, 5.0]);
+        std::fs::write(run.metrics(), "").unwrap();
+        LineAppender::open(&run.metrics()).unwrap().append(&line(1, 2)).unwrap();
+        assert_eq!(newest().metrics, [line(1, 2)]);
+    }
+}
