@@ -6,6 +6,7 @@ mod command;
 mod faults;
 mod life;
 mod place;
+mod power;
 mod preflight;
 mod sight;
 mod slurm;
