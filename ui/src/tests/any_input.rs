@@ -157,7 +157,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         1 => nodes,
         4 => of_node,
         1 => any_text().prop_map(Msg::Paste),
-        2 => (1u16..=200, 1u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
+        2 => (0u16..=200, 0u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
         2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
         1 => Just(Msg::Runs(Err(failure()))),
@@ -175,7 +175,7 @@ proptest! {
     fn no_sequence_of_messages_makes_drawing_panic(
         start in 0..5,
         msgs in prop::collection::vec(any_msg(), 1..40),
-        sizes in prop::collection::vec((1u16..=200, 1u16..=60), 3),
+        sizes in prop::collection::vec((0u16..=200, 0u16..=60), 3),
         ascii in any::<bool>(),
     ) {
         let mut ui = match start {
@@ -198,7 +198,7 @@ proptest! {
             ui.send(msg);
             watches(&ui.model);
         }
-        for (width, height) in sizes.into_iter().chain([(1, 1), (40, 10), (80, 24)]) {
+        for (width, height) in sizes.into_iter().chain([(0, 0), (1, 1), (40, 10), (80, 24)]) {
             ui.resize(width, height);
             let screen = ui.screen();
             prop_assert!(!ascii || screen.is_ascii());
@@ -224,8 +224,9 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     help.press("?");
     uis.push(help);
     for mut ui in uis {
-        for width in 1..45 {
-            for height in 1..26 {
+        // A terminal that has no size yet says 0 × 0.
+        for width in 0..45 {
+            for height in 0..26 {
                 ui.resize(width, height);
                 ui.terminal();
             }
