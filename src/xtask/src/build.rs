@@ -9,8 +9,7 @@ pub fn run(args: &[String]) -> Result<()> {
     if let [first, ..] = args {
         return Err(Failure::request("cannot build", format!("{first:?} is not known"), "give no arguments"));
     }
-    libtorch::ensure()?;
-    system::require(&system::OPENSSL)?;
+    libtorch::ensure(&[system::OPENSSL])?;
     println!("building the console and the trainer (the first time takes some minutes)");
     let mut build = cargo(["build", "--release", "--package", "vidtui", "--package", "trainer"]);
     run_command(&mut build, "see the compiler's errors above")

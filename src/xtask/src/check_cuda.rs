@@ -16,7 +16,7 @@ pub fn run(args: &[String]) -> Result<()> {
     if let [first, ..] = args {
         return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
     }
-    system::require(&system::COMPILER)?;
+    system::require(&[system::COMPILER, system::VENV])?;
     let libtorch = packages_with_cuda()?.join("torch");
     let target = root().join("target/cuda");
     let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);

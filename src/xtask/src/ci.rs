@@ -1,8 +1,10 @@
 //! `cargo xtask ci`: everything that must hold before a change goes in.
 
+use crate::bench::python;
 use crate::failure::{Failure, Result};
+use crate::libtorch::{self, system};
 use crate::process::{cargo, run as run_command};
-use crate::{libtorch, test};
+use crate::test;
 
 /// Runs the command. The cheap checks come first.
 pub fn run(args: &[String]) -> Result<()> {
@@ -10,9 +12,13 @@ pub fn run(args: &[String]) -> Result<()> {
         return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
     }
     run_command(&mut cargo(["fmt", "--all", "--check"]), "run `cargo fmt --all`")?;
-    libtorch::ensure()?;
+    libtorch::ensure(&[test::NEEDS, &[system::VENV]].concat())?;
     let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
     run_command(&mut cargo(clippy), "put right what clippy names above")?;
+    // A check must not depend on what somebody happened to install before: here diffusers is got for its tests.
+    if let Err(failure) = python::environment() {
+        println!("{failure}\nthe tests against diffusers will be skipped");
+    }
     test::run(&[])?;
     let mut doc = cargo(["doc", "--release", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), "put right the links that rustdoc names above")?;

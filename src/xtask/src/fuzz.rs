@@ -20,7 +20,7 @@ pub fn run(args: &[String]) -> Result<()> {
         }
     };
     let mut test = cargo(["test", "--release", "--quiet", "--package", "weights", "--lib", "--"]);
-    test.args(["--ignored", "--exact", "--nocapture", "fuzz::readers_survive_whatever_they_are_given"]);
+    test.args(["--exact", "--nocapture", "fuzz::readers_survive_whatever_they_are_given"]);
     test.env("VIDTUI_FUZZ_S", seconds.to_string());
     if let Some(reader) = reader {
         test.env("VIDTUI_FUZZ", reader);

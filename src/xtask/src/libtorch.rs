@@ -14,6 +14,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::failure::{Failure, Result};
 use crate::workspace::{cache_dir, root};
+use system::Need;
 
 /// The version of libtorch that the crate `tch` is made for.
 pub const VERSION: &str = "2.11.0";
@@ -35,17 +36,23 @@ pub fn run(args: &[String]) -> Result<()> {
     if let [first, ..] = args {
         return Err(Failure::request("cannot get libtorch", format!("{first:?} is not known"), "give no arguments"));
     }
-    ensure()
+    ensure(&[])
 }
 
 /// Makes sure that cargo finds a libtorch: the user's own, else ours, fetched when it is not in the cache.
-pub fn ensure() -> Result<()> {
+///
+/// Programs that are missing for that and for what the caller does next are seen to first: nobody waits for a download
+/// to hear of them.
+pub fn ensure(next: &[&[Need]]) -> Result<()> {
+    let require = |more: &[&[Need]]| system::require(&[&[system::COMPILER], more, next].concat());
     if let Some(own) = users_own(|name| env::var(name).ok(), root()) {
+        require(&[])?;
         println!("libtorch: yours, {own}");
-        return system::require(&system::COMPILER);
+        return Ok(());
     }
     let link = root().join(".libtorch");
     if link::is_real(&link) {
+        require(&[])?;
         return match missing_part(&link) {
             None => {
                 println!("libtorch: the folder {link}");
@@ -58,9 +65,9 @@ pub fn ensure() -> Result<()> {
             )),
         };
     }
-    system::require(&system::COMPILER)?;
     let cache = cache_dir()?;
     let folder = cache.join(format!("libtorch-{VERSION}-cpu"));
+    require(if missing_part(&folder).is_some() { &[system::PYTHON] } else { &[] })?;
     fs::create_dir_all(&cache)
         .map_err(|e| Failure::new(format!("cannot make {cache}"), e, "set XDG_CACHE_HOME to a folder you can write"))?;
     let lock = lock(&cache.join("libtorch.lock"))?;

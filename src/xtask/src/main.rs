@@ -34,7 +34,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "build", args: "", does: "gets libtorch and builds both programs in release", run: build::run },
     Command { name: "libtorch", args: "", does: "gets libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
     Command { name: "test", args: "[FILTER]", does: "builds and runs all tests, after getting what they need", run: test::run },
-    Command { name: "ci", args: "", does: "runs fmt, clippy, all tests and docs: what must hold before a change goes in", run: ci::run },
+    Command { name: "ci", args: "", does: "runs fmt, clippy, all tests and docs, after getting all that tests may lack (5 GB, once): what must hold before a change goes in", run: ci::run },
     Command { name: "check-cuda", args: "", does: "compiles and links the trainer for GPUs, without needing one; 5 GB, once", run: check_cuda::run },
     Command { name: "bench", args: "[PART]", does: "measures against PyTorch, and the console's first frame and idle cost", run: bench::run },
     Command { name: "fuzz", args: "[SECONDS] [READER]", does: "gives each reader of weights damaged files for a while", run: fuzz::run },

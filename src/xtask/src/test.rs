@@ -4,17 +4,19 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use crate::failure::{Failure, Result};
-use crate::libtorch::{self, system};
+use crate::libtorch::{self, system, system::Need};
 use crate::process::{cargo, command, not_started, run as run_command, works};
 use crate::workspace::root;
+
+/// What the tests need besides libtorch.
+pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER];
 
 const SEE_ABOVE: &str = "the first failure above says why";
 
 /// Runs the command: `test [FILTER]`.
 pub fn run(args: &[String]) -> Result<()> {
-    libtorch::ensure()?;
-    system::require(&system::OPENSSL)?;
-    install_helpers();
+    libtorch::ensure(NEEDS)?;
+    install_nodes();
     // One profile for everything, so that torch-sys is compiled once; and first the binaries, which tests start.
     let mut build = cargo(["build", "--release", "--workspace", "--bins"]);
     run_command(&mut build, "see the compiler's errors above")?;
@@ -36,19 +38,15 @@ pub fn run(args: &[String]) -> Result<()> {
     Err(Failure::new("the tests do not pass", why, SEE_ABOVE))
 }
 
-/// Installs what some tests need besides, when that is allowed. Where it is not, those tests say aloud that they were
-/// skipped.
-fn install_helpers() {
+/// Installs what the tests on nodes of this machine need, when that is allowed. Where it is not, those tests say aloud
+/// that they were skipped.
+fn install_nodes() {
     let rig = root().join("tests/rig/rig");
-    let ready = works(rig.as_str(), &["possible", "--slurm"]);
-    let nodes = || match ready {
-        true => Ok(()),
-        false => run_command(&mut command(&rig, ["install", "--slurm"]), "see the message above"),
-    };
-    for (what, done) in [("the demo's clip", system::require(&system::DECODER)), ("real nodes", nodes())] {
-        if let Err(failure) = done {
-            println!("{failure}\nthe tests on {what} will be skipped");
-        }
+    if works(rig.as_str(), &["possible", "--slurm"]) {
+        return;
+    }
+    if let Err(failure) = run_command(&mut command(&rig, ["install", "--slurm"]), "see the message above") {
+        println!("{failure}\nthe tests on real nodes will be skipped");
     }
 }
 

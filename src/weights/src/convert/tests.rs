@@ -647,17 +647,18 @@ fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
     assert!(!folder.join("x").exists() && !folder.join(".x.part").exists());
 }
 
-/// The Python of the benches, with torch and diffusers.
+/// The Python of the benches, with torch and diffusers, when all of it is there.
 fn python() -> Option<Utf8PathBuf> {
-    let home = Utf8PathBuf::from(std::env::var("HOME").ok()?);
-    let python = home.join(".cache/vidtui/bench-python/bin/python");
-    python.exists().then_some(python)
+    let absolute = |name| std::env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    let folder = cache.join("vidtui/bench-python");
+    folder.join("complete").exists().then(|| folder.join("bin/python"))
 }
 
 #[test]
 fn diffusers_loads_what_was_made_of_an_oracle_folder_and_finds_the_same_tensors() {
     let Some(python) = python() else {
-        println!("skipped: there is no Python with diffusers (cargo xtask bench installs one)");
+        println!("skipped: there is no Python with diffusers (`cargo xtask ci` and `cargo xtask bench` install one)");
         return;
     };
     let (_keep, folder) = temp();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{VERSION, missing_part, system};
+use super::{VERSION, missing_part};
 use crate::failure::{Failure, Result};
 use crate::process::{command, not_started, output, works};
 use crate::progress::Progress;
@@ -33,13 +33,12 @@ const TRY_AGAIN: &str =
 
 /// Makes the folder: downloaded, unpacked and linked beside it, then renamed, so that it is whole or not there.
 ///
-/// The caller holds the lock, so what lies in the way is of a fetch that was cut short.
+/// The caller has seen to Python and holds the lock, so what lies in the way is of a fetch that was cut short.
 pub fn fetch(folder: &Utf8Path) -> Result<()> {
     let Some(platform) = PLATFORMS.iter().find(|p| p.arch == ARCH) else {
         let why = format!("PyTorch {VERSION} has no wheel for {ARCH}");
         return Err(Failure::new("cannot get libtorch", why, "build libtorch from source and set LIBTORCH"));
     };
-    system::require(&system::PYTHON)?;
     println!("libtorch {VERSION} for the CPU: fetching {} MB, once, into {folder}", platform.bytes / 1_000_000);
     let part = Utf8PathBuf::from(format!("{folder}.part"));
     let fetched = assemble(&part, platform).and_then(|whole| {

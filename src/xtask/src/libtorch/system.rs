@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Stdio;
 
 use crate::failure::{Failure, Result};
 use crate::process::{command, run, works};
@@ -9,75 +10,138 @@ use crate::process::{command, run, works};
 /// A program that is needed.
 pub struct Need {
     /// What it is, for people.
-    pub what: &'static str,
+    what: &'static str,
     /// The Debian package that brings it.
     package: &'static str,
     /// Commands of which one must succeed.
     any_of: &'static [(&'static str, &'static [&'static str])],
+    /// What cannot be done without it, when all the rest can.
+    lost: Option<&'static str>,
 }
 
 /// What compiles torch-sys and the shim of c10d.
-pub const COMPILER: [Need; 1] = [Need { what: "a C++ compiler", package: "g++", any_of: &[("c++", &["--version"])] }];
+pub const COMPILER: &[Need] = &[Need::new("a C++ compiler", "g++", &[("c++", &["--version"])])];
 
 /// What fetches libtorch.
-pub const PYTHON: [Need; 2] = [
-    Need { what: "Python 3", package: "python3", any_of: &[("python3", &["--version"])] },
-    Need {
-        what: "pip",
-        package: "python3-pip",
-        any_of: &[("python3", &["-m", "pip", "--version"]), ("python3", &["-c", "import venv, ensurepip"])],
-    },
+pub const PYTHON: &[Need] = &[
+    Need::new("Python 3", "python3", &[("python3", &["--version"])]),
+    Need::new(
+        "pip",
+        "python3-pip",
+        &[("python3", &["-m", "pip", "--version"]), ("python3", &["-c", "import venv, ensurepip"])],
+    ),
 ];
 
 /// What the console's SSH library is built against.
-pub const OPENSSL: [Need; 2] = [
-    Need { what: "pkg-config", package: "pkg-config", any_of: &[("pkg-config", &["--version"])] },
-    Need { what: "OpenSSL's headers", package: "libssl-dev", any_of: &[("pkg-config", &["--exists", "openssl"])] },
+pub const OPENSSL: &[Need] = &[
+    Need::new("pkg-config", "pkg-config", &[("pkg-config", &["--version"])]),
+    Need::new("OpenSSL's headers", "libssl-dev", &[("pkg-config", &["--exists", "openssl"])]),
 ];
 
 /// What the test of the demo's data decodes its clip with.
-pub const DECODER: [Need; 1] = [Need { what: "ffmpeg", package: "ffmpeg", any_of: &[("ffmpeg", &["-version"])] }];
+pub const DECODER: &[Need] =
+    &[Need { lost: Some("tests on the demo's clip"), ..Need::new("ffmpeg", "ffmpeg", &[("ffmpeg", &["-version"])]) }];
 
-/// Makes sure that everything needed is there, and installs what is not when that is allowed.
-pub fn require(needs: &[Need]) -> Result<()> {
+/// What makes the Python environment of the benches.
+pub const VENV: &[Need] = &[Need {
+    lost: Some("what runs diffusers"),
+    ..Need::new("Python's venv", "python3-venv", &[("python3", &["-c", "import venv, ensurepip"])])
+}];
+
+impl Need {
+    const fn new(
+        what: &'static str,
+        package: &'static str,
+        any_of: &'static [(&'static str, &'static [&'static str])],
+    ) -> Self {
+        Self { what, package, any_of, lost: None }
+    }
+
+    fn is_met(&self) -> bool {
+        self.any_of.iter().any(|(program, args)| works(program, args))
+    }
+}
+
+/// Makes sure that everything needed is there, and installs what is not when that is allowed, all of it at once.
+///
+/// # Errors
+/// Names all that is missing, when some of it cannot be done without.
+pub fn require(needs: &[&[Need]]) -> Result<()> {
     let missing = missing(needs);
     if missing.is_empty() {
         return Ok(());
     }
-    let names = missing.iter().map(|n| n.what).collect::<Vec<_>>().join(", ");
-    let packages: Vec<&str> = missing.iter().map(|n| n.package).collect();
-    let what = format!("cannot go on without {names}");
-    if !works("apt-get", &["--version"]) {
-        return Err(Failure::new(
-            what,
-            "nothing of the kind is on PATH, and there is no apt-get",
-            "install that and try again",
-        ));
+    let tried = install(&missing);
+    let missing = self::missing(needs);
+    if missing.is_empty() {
+        return Ok(());
     }
-    let typed = format!("apt-get install --no-install-recommends {}", packages.join(" "));
-    if fs::metadata("/proc/self").map_or(1, |m| m.uid()) != 0 {
-        let why = "nothing of the kind is on PATH, and only root may install it";
-        return Err(Failure::new(what, why, format!("run `sudo {typed}` and try again")));
+    let failure = tried.err().unwrap_or_else(|| {
+        let why = format!("apt-get installed {}, and that is still not on PATH", packages(&missing));
+        Failure::new(format!("cannot go on without {}", names(&missing)), why, "put it on PATH")
+    });
+    if missing.iter().any(|need| need.lost.is_none()) {
+        return Err(failure);
     }
-    println!("missing: {names}; installing with `{typed}`");
-    let apt = |args: &[&str]| {
-        let mut apt = command("apt-get", args);
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
-        run(&mut apt, "see what apt-get printed above; when it is put right, run this again")
-    };
-    let install: Vec<&str> = ["install", "-y", "-q", "--no-install-recommends"].into_iter().chain(packages).collect();
-    // A fresh container has no package lists, an old one has stale ones.
-    apt(&["update", "-q"]).and_then(|()| apt(&install))?;
-    match self::missing(needs)[..] {
-        [] => Ok(()),
-        [need, ..] => Err(Failure::new(
-            format!("cannot go on without {}", need.what),
-            format!("apt-get installed {}, and it is still not on PATH", need.package),
-            "put it on PATH",
-        )),
+    println!("{failure}");
+    for need in missing {
+        println!("without {} there will be no {}", need.what, need.lost.unwrap_or_default());
     }
+    Ok(())
 }
 
-fn missing(needs: &[Need]) -> Vec<&Need> {
-    needs.iter().filter(|need| !need.any_of.iter().any(|(program, args)| works(program, args))).collect()
+fn install(missing: &[&Need]) -> Result<()> {
+    let what = format!("cannot go on without {}", names(missing));
+    let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    let apt_get: &[&str] = if is_root { &["apt-get"] } else { &["sudo", "-n", "apt-get"] };
+    let sudo = if is_root { "" } else { "sudo " };
+    let typed = format!("{sudo}apt-get install --no-install-recommends {}", packages(missing));
+    if !works("apt-get", &["--version"]) {
+        let why = "nothing of the kind is on PATH, and there is no apt-get";
+        return Err(Failure::new(what, why, "install that and try again"));
+    }
+    if !works(apt_get[0], &[&apt_get[1..], &["--version"]].concat()) {
+        let why = "nothing of the kind is on PATH, and only root may install it";
+        return Err(Failure::new(what, why, format!("run `{typed}` and try again")));
+    }
+    println!("missing: {}; installing with `{typed}`", names(missing));
+    let apt = |args: &[&str]| {
+        let mut apt = command(apt_get[0], apt_get[1..].iter().chain(args));
+        // Where sudo forgets the variable, there is nobody to ask either.
+        apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+        run(&mut apt, "see what apt-get printed above; when it is put right, run this again")
+    };
+    // A fresh container has no package lists, an old one has stale ones.
+    apt(&["update", "-q"])?;
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    apt(&[&["install", "-y", "-q", "--no-install-recommends"], &packages[..]].concat())
+}
+
+fn missing<'a>(needs: &[&'a [Need]]) -> Vec<&'a Need> {
+    needs.iter().copied().flatten().filter(|need| !need.is_met()).collect()
+}
+
+fn names(needs: &[&Need]) -> String {
+    needs.iter().map(|need| need.what).collect::<Vec<_>>().join(", ")
+}
+
+fn packages(needs: &[&Need]) -> String {
+    needs.iter().map(|need| need.package).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THERE: &[Need] = &[Need::new("a shell", "dash", &[("no such program", &[]), ("true", &[])])];
+    const NOT: &[Need] = &[Need::new("a dream", "dream", &[("false", &[])]), Need::new("a wish", "wish", &[])];
+    const SPARED: &[Need] = &[Need { lost: Some("songs"), ..Need::new("a bird", "bird", &[("false", &[])]) }];
+
+    #[test]
+    fn all_that_is_missing_of_all_groups_is_named_at_once() {
+        let missing = missing(&[THERE, NOT, SPARED]);
+        assert_eq!(names(&missing), "a dream, a wish, a bird");
+        assert_eq!(packages(&missing), "dream wish bird");
+        assert!(self::missing(&[THERE, THERE]).is_empty());
+    }
 }
