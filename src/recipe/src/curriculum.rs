@@ -302,6 +302,12 @@ mod tests {
     }
 
     #[test]
+    fn a_mistyped_folder_is_told_which_there_are() {
+        let error = Curriculum::load("../../configs/dem".into(), &[]).unwrap_err();
+        assert_eq!(error.fix, "../../configs holds demo, ttt-linear, ttt-mlp");
+    }
+
+    #[test]
     fn the_first_stage_starts_at_random_and_the_others_where_the_last_one_ended() {
         let starts: Vec<_> = curriculum().stages.into_iter().map(|stage| stage.start).collect();
         let folder = absolute("../../tests/fixtures/configs/valid/stages".into());

@@ -88,7 +88,7 @@ pub(crate) fn place(path: &Utf8Path, line: usize, about: &Utf8Path) -> String {
     if path == about { format!("line {line}") } else { format!("{path}:{line}") }
 }
 
-/// Lists the TOML files of the folder in which a file was not found.
+/// Lists what the folder in which a file was not found has instead: TOML files, and folders that are curricula.
 fn beside(path: &Utf8Path) -> Option<String> {
     let folder = match path.parent()? {
         parent if parent.as_str().is_empty() => Utf8Path::new("."),
@@ -100,11 +100,11 @@ fn beside(path: &Utf8Path) -> Option<String> {
     let mut names: Vec<String> = entries
         .filter_map(Result::ok)
         .map(|entry| entry.file_name().to_owned())
-        .filter(|name| name.ends_with(".toml"))
+        .filter(|name| name.ends_with(".toml") || folder.join(name).join("curriculum.toml").is_file())
         .collect();
     names.sort();
     match names.is_empty() {
-        true => Some(format!("{folder} holds no .toml files")),
+        true => Some(format!("{folder} holds no recipe and no curriculum")),
         false => Some(format!("{folder} holds {}", names.join(", "))),
     }
 }
