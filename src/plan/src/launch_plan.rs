@@ -305,8 +305,10 @@ fn summary(
     }
     rows.push(("data", recipe.data.index.to_string()));
     if recipe.train.text_dropout > 0.0 {
-        let none =
-            recipe.data.null_text().map_or("zeros, so sample with zeros for no text".into(), ToString::to_string);
+        let none = recipe
+            .data
+            .null_text()
+            .map_or("zeros; when sampling, give zeros for no text too".into(), ToString::to_string);
         rows.push(("dropped text", none));
     }
     rows.push(("checkpoints", checkpoints_in_words(recipe, disk)));

@@ -275,14 +275,14 @@ fn stage_line(
     if width >= 60 {
         let what = match stage.command {
             Some(_) => "own command".to_owned(),
-            None => format!("{:>6} tokens", units::grouped(stage.seq_len as u64)),
+            None => format!("{:>7} tokens", units::grouped(stage.seq_len as u64)),
         };
-        let facts = format!("{what:>13}  {:>6} steps", units::grouped(stage.steps));
+        let facts = format!("{what:>14}  {:>6} steps", units::grouped(stage.steps));
         spans.push(Span::styled(facts, style));
     }
     if let (Some(row), true) = (newest(model, curriculum, stage), width >= 76) {
         spans.push(Span::raw("  "));
-        spans.extend(progress(model, row, (width - 64).min(24)));
+        spans.extend(progress(model, row, (width - 65).min(24)));
     }
     Line::from(spans)
 }
