@@ -1,7 +1,7 @@
 //! A place to run `vidtui` in: a folder with a small curriculum, its data, a stand-in trainer, and no runs yet.
 
 use crate::fake_trainer;
-use crate::pty::Pty;
+use crate::pty::{PATIENCE, Pty};
 use camino::Utf8PathBuf;
 use rundir::{Liveness, RunDir};
 use std::process::{Command, Stdio};
@@ -129,7 +129,7 @@ impl Place {
     pub fn until(&self, what: &str, is: impl Fn() -> bool) {
         let started = Instant::now();
         while !is() {
-            assert!(started.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
+            assert!(started.elapsed() < PATIENCE, "timed out waiting for {what}");
             thread::sleep(Duration::from_millis(20));
         }
     }

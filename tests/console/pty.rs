@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How long a wait may take. Far longer than anything should: these machines are shared, and a test that passes never
 /// waits it out.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Keys by their names.
 pub const ENTER: &str = "\r";
