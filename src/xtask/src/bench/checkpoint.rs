@@ -46,7 +46,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
         println!("checkpoint of a gigabyte: round {round} of {ROUNDS}");
-        rounds.push(one_round(&Scratch::new([vec![1, 16, 4, 4], vec![16, 64]])?)?);
+        rounds.push(one_round(&Scratch::new(&[1, 16, 4, 4], &[16, 64], 1)?)?);
     }
     let ratios = |f: fn(&Round) -> f64| rounds.iter().map(f).collect::<Vec<f64>>();
     let note = |a: &str, x: fn(&Round) -> f64, b: &str, y: fn(&Round) -> f64| {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::python;
 use super::table::{Row, median};
@@ -24,6 +24,21 @@ struct Figures {
     peak_gib: f64,
 }
 
+/// One comparison: what both sides train, and how the work is shared out.
+#[derive(Debug)]
+struct Case {
+    what: &'static str,
+    /// Ours, in `tests/bench`, and the shapes of its latent and of the text of each of its segments.
+    recipe: &'static str,
+    latent: [usize; 4],
+    segments: usize,
+    /// Theirs, in `tests/bench`.
+    script: &'static str,
+    share: Share,
+    time_bar: f64,
+    memory_bar: f64,
+}
+
 /// How the work is shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
@@ -41,66 +56,86 @@ impl Share {
     }
 }
 
-/// Measures one process of two threads, and two of one thread under FSDP and under TP.
+const COGVIDEOX: Case = Case {
+    what: "1 process, 2 threads",
+    recipe: "cogvideox-52m.toml",
+    latent: [13, 16, 16, 24],
+    segments: 1,
+    script: "train.py",
+    share: Share::Alone,
+    time_bar: 1.0,
+    memory_bar: 0.8,
+};
+
+const CASES: [Case; 4] = [
+    COGVIDEOX,
+    Case { what: "FSDP, 2 processes of 1 thread", share: Share::Fsdp, time_bar: 0.9, ..COGVIDEOX },
+    Case { what: "TP, 2 processes of 1 thread", share: Share::Tp, time_bar: 0.9, memory_bar: 0.9, ..COGVIDEOX },
+    Case {
+        what: "TTT-MLP, 3 segments, 2 threads",
+        recipe: "ttt-47m.toml",
+        latent: [37, 16, 16, 16],
+        segments: 3,
+        script: "network.py",
+        time_bar: 0.7,
+        ..COGVIDEOX
+    },
+];
+
+/// Measures one process of two threads, two of one thread under FSDP and under TP, and a network with TTT layers.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
-    let scratch = Scratch::new([vec![13, 16, 16, 24], vec![64, 512]])?;
     let mut rows = Vec::new();
-    for (what, share, time_bar, memory_bar) in [
-        ("1 process, 2 threads", Share::Alone, 1.0, 0.8),
-        ("FSDP, 2 processes of 1 thread", Share::Fsdp, 0.9, 0.8),
-        ("TP, 2 processes of 1 thread", Share::Tp, 0.9, 0.9),
-    ] {
+    for case in &CASES {
+        let scratch = Scratch::new(&case.latent, &[64, 512], case.segments)?;
         let mut rounds = Vec::new();
         for round in 1..=ROUNDS {
-            println!("training step, {what}: round {round} of {ROUNDS}");
-            rounds.push((ours(&scratch, share)?, theirs(&bin, share)?));
+            println!("training step, {}: round {round} of {ROUNDS}", case.what);
+            rounds.push((ours(&scratch, case)?, theirs(&bin, case)?));
         }
-        let values = |f: fn(&Figures) -> f64| rounds.iter().map(|(o, t)| f(o) / f(t)).collect();
-        let note = |f: fn(&Figures) -> f64, unit| {
+        let mut row = |of: &str, unit, figure: fn(&Figures) -> f64, at_most| {
             let each = |side: fn(&(Figures, Figures)) -> Figures| {
-                median(&rounds.iter().map(|r| f(&side(r))).collect::<Vec<_>>())
+                median(&rounds.iter().map(|r| figure(&side(r))).collect::<Vec<_>>())
             };
-            format!("ours {:.2} {unit}, theirs {:.2} {unit}", each(|r| r.0), each(|r| r.1))
+            rows.push(Row {
+                what: format!("training step, {}: {of}", case.what),
+                unit: "×",
+                rounds: rounds.iter().map(|(o, t)| figure(o) / figure(t)).collect(),
+                at_most,
+                note: format!("ours {:.2} {unit}, theirs {:.2} {unit}", each(|r| r.0), each(|r| r.1)),
+            });
         };
-        rows.push(Row {
-            what: format!("training step, {what}: time"),
-            unit: "×",
-            rounds: values(|f| f.step_s),
-            at_most: time_bar,
-            note: note(|f| f.step_s, "s"),
-        });
-        rows.push(Row {
-            what: format!("training step, {what}: peak memory"),
-            unit: "×",
-            rounds: values(|f| f.peak_gib),
-            at_most: memory_bar,
-            note: note(|f| f.peak_gib, "GiB"),
-        });
+        row("time", "s", |f| f.step_s, case.time_bar);
+        row("peak memory", "GiB", |f| f.peak_gib, case.memory_bar);
     }
     Ok(rows)
 }
 
-fn theirs(bin: &Utf8Path, share: Share) -> Result<Figures> {
-    let ranks = share.ranks();
-    let script = root().join("tests/bench/train.py");
+fn theirs(bin: &Utf8Path, case: &Case) -> Result<Figures> {
+    let ranks = case.share.ranks();
+    let script = root().join("tests/bench").join(case.script);
     let threads = (2 / ranks).to_string();
     let mut run = command::<&str>(bin.join("python"), []);
     if ranks > 1 {
         run.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks.to_string()]);
     }
-    run.args([script.as_str(), &threads, &STEPS.to_string(), if share == Share::Tp { "tp" } else { "fsdp" }]);
+    run.args([script.as_str(), &threads, &STEPS.to_string()]);
+    match case.share {
+        Share::Alone => {}
+        Share::Fsdp => drop(run.arg("fsdp")),
+        Share::Tp => drop(run.arg("tp")),
+    }
     let printed = output(&mut run, "see PyTorch's message")?.stdout;
     let said: Value = parse(&printed, &run)?;
     let steps: Vec<f64> = said["step_s"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
     figures(&steps, said["peak_gib"].as_f64(), &run)
 }
 
-fn ours(scratch: &Scratch, share: Share) -> Result<Figures> {
-    let ranks = share.ranks();
-    let (shards, tp) = if share == Share::Tp { (1, ranks) } else { (ranks, 1) };
+fn ours(scratch: &Scratch, case: &Case) -> Result<Figures> {
+    let ranks = case.share.ranks();
+    let (shards, tp) = if case.share == Share::Tp { (1, ranks) } else { (ranks, 1) };
     let (n, runs) = (ranks.to_string(), scratch.0.join("runs"));
-    let recipe = root().join("tests/bench/cogvideox-52m.toml");
+    let recipe = root().join("tests/bench").join(case.recipe);
     let mut run = command(
         release_dir().join("vidtui"),
         ["--runs", runs.as_str(), "launch", recipe.as_str(), "--local", &n, "--wait", "--json"],
@@ -149,19 +184,19 @@ fn parse(printed: &[u8], run: &Command) -> Result<Value> {
 pub struct Scratch(pub Utf8PathBuf);
 
 impl Scratch {
-    /// Makes one whose samples have a latent and a text of these shapes.
-    pub fn new([latent, text]: [Vec<usize>; 2]) -> Result<Self> {
+    /// Makes one whose samples have a latent and, for each segment, a text of these shapes.
+    pub fn new(latent: &[usize], text: &[usize], segments: usize) -> Result<Self> {
         let dir = crate::workspace::cache_dir()?.join(format!("bench-{}", std::process::id()));
         let failed = |e| Failure::new(format!("cannot write to {dir}"), e, "check the disk");
         fs::create_dir_all(&dir).map_err(failed)?;
         let scratch = Scratch(dir.clone());
         for (file, name, shape) in [("latent.safetensors", "latent", latent), ("text.safetensors", "text", text)] {
             let values = (0..shape.iter().product()).map(|i: usize| (i as f32 * 0.37).sin()).collect();
-            let tensor = TensorFile { name: name.into(), shape, values, metadata: Vec::new() };
+            let tensor = TensorFile { name: name.into(), shape: shape.to_vec(), values, metadata: Vec::new() };
             fs::write(dir.join(file), tensor.to_bytes()).map_err(failed)?;
         }
-        let line = "{\"vid_emb\":\"latent.safetensors\",\"text_chunk_emb\":[\"text.safetensors\"]}\n";
-        fs::write(dir.join("index.jsonl"), line.repeat(4)).map_err(failed)?;
+        let line = json!({"vid_emb": "latent.safetensors", "text_chunk_emb": vec!["text.safetensors"; segments]});
+        fs::write(dir.join("index.jsonl"), format!("{line}\n").repeat(4)).map_err(failed)?;
         Ok(scratch)
     }
 }
