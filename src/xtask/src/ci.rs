@@ -4,7 +4,7 @@ use crate::bench::python;
 use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system};
 use crate::process::{cargo, run as run_command};
-use crate::test;
+use crate::{check_cuda, test};
 
 /// Runs the command. The cheap checks come first.
 pub fn run(args: &[String]) -> Result<()> {
@@ -16,12 +16,16 @@ pub fn run(args: &[String]) -> Result<()> {
     let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
     run_command(&mut cargo(clippy), "put right what clippy names above")?;
     // A check must not depend on what somebody happened to install before: here diffusers is got for its tests.
-    if let Err(failure) = python::environment() {
-        println!("{failure}\nthe tests against diffusers will be skipped");
+    let python = python::environment();
+    if let Err(failure) = &python {
+        println!("{failure}\nthe tests against diffusers and the build for GPUs will be skipped");
     }
     test::run(&[])?;
     let mut doc = cargo(["doc", "--release", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), "put right the links that rustdoc names above")?;
+    if python.is_ok() {
+        check_cuda::run(&[])?;
+    }
     println!("all checks pass");
     Ok(())
 }
