@@ -1,6 +1,6 @@
 //! Adding an adapter to a weight while it is written: W + scale · up · down.
 
-use crate::cast::{cast, values};
+use crate::cast::{decode, encode, values};
 use crate::stored::{Files, Stored};
 use crate::{Dtype, Error};
 
@@ -42,8 +42,8 @@ impl Merge {
 impl Adding {
     /// Adds to the elements that come next, in float32, and appends them to `out` as `to`.
     pub fn add_to(&mut self, from: Dtype, to: Dtype, raw: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
-        self.sums.clear();
-        self.sums.extend(values(from, raw).map(|value| value as f32));
+        self.sums.resize(raw.len() / from.size(), 0.0);
+        decode(from, raw, &mut self.sums);
         let rank = self.down.len() / self.columns;
         let mut rest = &mut self.sums[..];
         while !rest.is_empty() {
@@ -57,7 +57,6 @@ impl Adding {
             self.at += part.len();
             rest = after;
         }
-        let bytes: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-        cast(Dtype::F32, to, &bytes, out)
+        encode(to, &self.sums, out)
     }
 }
