@@ -5,6 +5,8 @@ use crate::Dtype;
 use crate::stored::Files;
 use crate::stream::{CHUNK, Target};
 use camino::Utf8Path;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use rundir::{Failure, FileSum};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -198,7 +200,8 @@ fn write(
     let (mut done, mut synced, mut sums) = (0, 0, Vec::new());
     for new in files {
         let path = dir.join(&new.name);
-        let mut file = Arc::new(File::create_new(&path).map_err(|e| cannot_write(&path, &e))?);
+        let created = File::create_new(&path).and_then(|file| reserve(&file, new.bytes()).map(|()| file));
+        let mut file = Arc::new(created.map_err(|e| cannot_write(&path, &e))?);
         let mut bytes = 0;
         loop {
             match pieces.recv().map_err(|_| stopped())?? {
@@ -230,6 +233,16 @@ fn write(
         to_disk.send((path, file)).map_err(|_| stopped())?;
     }
     Ok(sums)
+}
+
+/// Takes the room for a file, so that a disk without it says so before anything is written.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+    match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes) {
+        Err(error @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG)) => Err(error.into()),
+        // A file system that promises nothing is no reason not to write.
+        _ => Ok(()),
+    }
 }
 
 /// Waits until the disk has what was written.
@@ -318,6 +331,15 @@ mod tests {
         let tensors = vec![target("w", Dtype::F32, Dtype::F32, &[4], segments)];
         let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors };
         assert!(go(&folder, &[file]).unwrap_err().what.contains("in.safetensors"));
+    }
+
+    #[test]
+    fn a_disk_without_room_says_so_before_anything_is_written() {
+        let (_keep, folder) = temp();
+        let huge = target("w", Dtype::F32, Dtype::F32, &[1 << 50], vec![Segment::Zeros(4 << 50)]);
+        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![huge] };
+        let failure = write_files(&folder, &[file], &mut |_| panic!("something was written")).unwrap_err();
+        assert!(failure.what.starts_with("cannot write"), "{failure}");
     }
 
     #[test]
