@@ -18,6 +18,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
 use xxhash_rust::xxh3::Xxh3;
 
 /// What weights are converted to.
@@ -150,7 +153,9 @@ impl ConvertPlan {
 
     /// Identifies the plan: two with the same fingerprint read the same places and write the same files.
     pub fn fingerprint(&self) -> String {
-        rundir::xxh3_hex(format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.texts)).as_bytes())
+        rundir::xxh3_hex(
+            format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.texts)).as_bytes(),
+        )
     }
 
     /// Makes every check that needs no tensor to be read: the report, the target's place, the space on its disk.
@@ -178,7 +183,6 @@ impl ConvertPlan {
         progress: OnProgress<'_>,
     ) -> Result<Converted, Failure> {
         self.check(force)?;
-        self.verify_source(progress)?;
         let folder = WholeFolder::beside(&self.target);
         let _lock = destination::lock(&folder)?;
         folder.prepare()?;
@@ -190,24 +194,52 @@ impl ConvertPlan {
         done
     }
 
-    /// A checkpoint says what its files' checksums are, so damage is found before it is passed on.
-    fn verify_source(&self, progress: OnProgress<'_>) -> Result<(), Failure> {
-        let Some(checkpoint) = &self.source.checkpoint else { return Ok(()) };
+    /// The files of a checkpoint that are read, with the checksums that it says they have.
+    fn summed(&self) -> Vec<(&FileSum, Utf8PathBuf)> {
+        let Some(checkpoint) = &self.source.checkpoint else { return Vec::new() };
         let used: BTreeSet<&Utf8Path> =
             self.source.tensors.values().flat_map(|t| &t.spans).map(|span| &*span.file).collect();
         let files = checkpoint.manifest.files.iter().map(|wanted| (wanted, checkpoint.dir.join(&wanted.name)));
-        let files: Vec<_> = files.filter(|(_, path)| used.contains(path.as_path())).collect();
-        let (total, mut done) = (files.iter().map(|(wanted, _)| wanted.bytes).sum(), 0);
-        for (wanted, path) in files {
-            let found = checksum(&path, &mut |bytes| {
+        files.filter(|(_, path)| used.contains(path.as_path())).collect()
+    }
+
+    /// Writes the tensors or takes their files over, and meanwhile compares the checksums of a checkpoint that they come from:
+    /// damage is found before it is passed on, without reading everything twice in turn.
+    fn write(&self, dir: &Utf8Path, progress: OnProgress<'_>) -> Result<Vec<FileSum>, Failure> {
+        let files = self.summed();
+        let total = files.iter().map(|(wanted, _)| wanted.bytes).sum();
+        let (damaged, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (tell, told) = channel();
+        thread::scope(|scope| {
+            let (damaged, stop) = (&damaged, &stop);
+            let mut read = move |bytes| {
+                // Whoever stops listening has said so.
+                let _ = tell.send(bytes);
+                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let checking = scope.spawn(move || {
+                let checked = verify(&files, &mut read);
+                damaged.store(checked.is_err() && !stop.load(Ordering::Relaxed), Ordering::Relaxed);
+                checked
+            });
+            let written = write_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => progress(written),
+            });
+            stop.fetch_or(written.is_err(), Ordering::Relaxed);
+            let mut done = 0;
+            for bytes in told {
                 done += bytes;
-                progress(Progress { doing: Doing::Checking, done, total })
-            })?;
-            if found != wanted.xxh3 {
-                return Err(rundir::Error::Checksum { path, found, wanted: wanted.xxh3.clone() }.into());
+                let broken = progress(Progress { doing: Doing::Checking, done, total }).is_break();
+                stop.fetch_or(broken, Ordering::Relaxed);
             }
-        }
-        Ok(())
+            let checked = checking.join().expect("checking does not panic");
+            // Writing ends with whatever went wrong first: damage, if that is what stopped it.
+            match damaged.load(Ordering::Relaxed) {
+                true => checked.and(written),
+                false => written.and_then(|sums| checked.map(|()| sums)),
+            }
+        })
     }
 
     fn fill(
@@ -218,7 +250,7 @@ impl ConvertPlan {
         progress: OnProgress<'_>,
     ) -> Result<Converted, Failure> {
         let dir = folder.dir();
-        let sums = write_files(dir, &self.files, progress)?;
+        let sums = self.write(dir, progress)?;
         let bytes = sums.iter().map(|sum| sum.bytes).sum();
         let mut files = sums;
         for (name, text) in &self.texts {
@@ -266,6 +298,17 @@ impl ConvertPlan {
             tensors,
         }
     }
+}
+
+/// Compares the checksums of files, as it tells.
+fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<(), Failure> {
+    files.iter().try_for_each(|(wanted, path)| {
+        let found = checksum(path, read)?;
+        if found == wanted.xxh3 {
+            return Ok(());
+        }
+        Err(rundir::Error::Checksum { path: path.clone(), found, wanted: wanted.xxh3.clone() }.into())
+    })
 }
 
 /// Reads a whole file, as it tells; returns its checksum as manifests have it.

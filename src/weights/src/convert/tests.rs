@@ -634,17 +634,28 @@ fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
     let mut data = fs::read(&file).unwrap();
     *data.last_mut().unwrap() ^= 1;
     fs::write(&file, data).unwrap();
-    let mut checked = Vec::new();
-    let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
-    let failure = plan.execute(false, NOW_S, 7, &mut |progress| {
-        checked.push(progress);
-        ControlFlow::Continue(())
-    });
-    let failure = failure.unwrap_err();
+    let failure = go(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap_err();
     assert!(failure.to_string().contains("rank-00001.safetensors"), "{failure}");
-    assert!(checked.iter().all(|progress| progress.doing == Doing::Checking));
-    assert!(checked.is_sorted_by_key(|progress| progress.done) && checked.last().is_some_and(|p| p.done == p.total));
     assert!(!folder.join("x").exists() && !folder.join(".x.part").exists());
+}
+
+#[test]
+fn a_checkpoint_is_checked_to_its_end_before_what_was_made_of_it_is_in_its_place() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let place = folder.join("x");
+    let plan = plan_conversion(&ConvertRequest::new(&run, &place, Form::Diffusers)).unwrap();
+    let mut last = None;
+    let mut see = |progress| {
+        assert!(!place.exists());
+        last = Some(progress);
+        ControlFlow::Continue(())
+    };
+    plan.execute(false, NOW_S, 7, &mut see).unwrap();
+    let ranks: u64 = plan.source.checkpoint.unwrap().manifest.files.iter().map(|file| file.bytes).sum();
+    let state = fs::metadata(run.join("checkpoints/step-00000040/state.toml")).unwrap().len();
+    let total = ranks - state;
+    assert_eq!(last, Some(Progress { doing: Doing::Checking, done: total, total }));
 }
 
 /// The Python of the benches, with torch and diffusers, when all of it is there.
