@@ -526,6 +526,10 @@ pub struct ConvertArgs {
     /// Largest size of a file (default: 5 for diffusers, 1 for a checkpoint)
     #[arg(long, value_name = "GB")]
     pub shard_gb: Option<f64>,
+    /// Takes files over that would be copied byte for byte, as hard links: in seconds, and without room on the disk. Neither
+    /// name's content may be written to afterwards
+    #[arg(long)]
+    pub link: bool,
     /// Replaces an earlier conversion at TARGET
     #[arg(long)]
     pub force: bool,

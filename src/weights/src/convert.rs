@@ -1,5 +1,6 @@
 //! Converting weights: planned from headers alone, so that it can be looked at, then carried out as planned.
 
+mod link;
 mod lora;
 mod model;
 
@@ -9,6 +10,7 @@ use crate::source::{Kind, Source};
 use crate::write::{Doing, NewFile, OnProgress, Progress, stopped, write_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
+use link::Linked;
 use recipe::{Layer, Mesh, Model};
 use rundir::{
     Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder, write_atomic,
@@ -19,7 +21,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -58,6 +60,8 @@ pub struct ConvertRequest {
     pub force: bool,
     /// The size that files are kept to; a good one, when nobody said.
     pub shard_bytes: Option<u64>,
+    /// Whether files are taken over that would be copied byte for byte: a second name for each, and one content.
+    pub link: bool,
     /// An adapter that is added to the weights.
     pub merge: Option<Utf8PathBuf>,
     /// How much of the adapter is added.
@@ -78,6 +82,7 @@ impl ConvertRequest {
             allow_unused: Vec::new(),
             force: false,
             shard_bytes: None,
+            link: false,
             merge: None,
             scale: 1.0,
         }
@@ -100,6 +105,8 @@ pub struct ConvertPlan {
     /// What becomes of every tensor.
     pub report: Report,
     files: Vec<NewFile>,
+    /// Files of the source that are taken over.
+    links: Vec<Linked>,
     /// Small files beside them.
     texts: Vec<(String, String)>,
 }
@@ -154,7 +161,7 @@ impl ConvertPlan {
     /// Identifies the plan: two with the same fingerprint read the same places and write the same files.
     pub fn fingerprint(&self) -> String {
         rundir::xxh3_hex(
-            format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.texts)).as_bytes(),
+            format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.links, &self.texts)).as_bytes(),
         )
     }
 
@@ -207,21 +214,35 @@ impl ConvertPlan {
     /// damage is found before it is passed on, without reading everything twice in turn.
     fn write(&self, dir: &Utf8Path, progress: OnProgress<'_>) -> Result<Vec<FileSum>, Failure> {
         let files = self.summed();
-        let total = files.iter().map(|(wanted, _)| wanted.bytes).sum();
+        let checked: u64 = files.iter().map(|(wanted, _)| wanted.bytes).sum();
+        let total = checked + self.links.iter().map(|linked| linked.bytes).sum::<u64>();
+        self.links.iter().try_for_each(|linked| linked.link(dir))?;
         let (damaged, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         let (tell, told) = channel();
         thread::scope(|scope| {
             let (damaged, stop) = (&damaged, &stop);
-            let mut read = move |bytes| {
-                // Whoever stops listening has said so.
-                let _ = tell.send(bytes);
-                if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let telling = |tell: Sender<u64>| {
+                move |bytes| {
+                    // Whoever stops listening has said so.
+                    let _ = tell.send(bytes);
+                    if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                }
             };
+            let mut read = telling(tell.clone());
             let checking = scope.spawn(move || {
                 let checked = verify(&files, &mut read);
                 damaged.store(checked.is_err() && !stop.load(Ordering::Relaxed), Ordering::Relaxed);
                 checked
             });
+            let summing: Vec<_> = self
+                .links
+                .iter()
+                .map(|linked| {
+                    let mut read = telling(tell.clone());
+                    scope.spawn(move || checksum(&linked.source, &mut read))
+                })
+                .collect();
+            drop(tell);
             let written = write_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => progress(written),
@@ -234,11 +255,17 @@ impl ConvertPlan {
                 stop.fetch_or(broken, Ordering::Relaxed);
             }
             let checked = checking.join().expect("checking does not panic");
+            let summed = self.links.iter().zip(summing).map(|(linked, thread)| {
+                let xxh3 = thread.join().expect("checking does not panic")?;
+                Ok(FileSum { name: linked.name.clone(), bytes: linked.bytes, xxh3 })
+            });
             // Writing ends with whatever went wrong first: damage, if that is what stopped it.
-            match damaged.load(Ordering::Relaxed) {
+            let mut sums = match damaged.load(Ordering::Relaxed) {
                 true => checked.and(written),
                 false => written.and_then(|sums| checked.map(|()| sums)),
-            }
+            }?;
+            sums.extend(summed.collect::<Result<Vec<_>, Failure>>()?);
+            Ok(sums)
         })
     }
 
@@ -252,6 +279,7 @@ impl ConvertPlan {
         let dir = folder.dir();
         let sums = self.write(dir, progress)?;
         let bytes = sums.iter().map(|sum| sum.bytes).sum();
+        let count = sums.len();
         let mut files = sums;
         for (name, text) in &self.texts {
             write_atomic(&dir.join(name), text.as_bytes())?;
@@ -265,21 +293,23 @@ impl ConvertPlan {
                 Staging::alone(&self.target).commit(&untrained(), self.manifest(id, now_s, files))?;
             }
         }
-        Ok(Converted { target: self.target.clone(), bytes, files: self.files.len() })
+        Ok(Converted { target: self.target.clone(), bytes, files: count })
     }
 
     fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> Manifest {
-        let tensors: Vec<LogicalTensor> = self
-            .files
-            .iter()
-            .flat_map(|file| file.tensors.iter().map(move |tensor| (file, tensor)))
-            .map(|(file, tensor)| LogicalTensor {
+        let written =
+            self.files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&file.name, &tensor.name, tensor)));
+        let linked =
+            self.links.iter().flat_map(|file| file.tensors.iter().map(|(key, tensor)| (&file.name, key, tensor)));
+        let tensors: Vec<LogicalTensor> = written
+            .chain(linked)
+            .map(|(file, key, tensor)| LogicalTensor {
                 name: tensor.name.clone(),
                 dtype: tensor.to.name().to_owned(),
                 shape: tensor.shape.clone(),
                 slices: vec![Slice {
-                    file: file.name.clone(),
-                    key: tensor.name.clone(),
+                    file: file.clone(),
+                    key: key.clone(),
                     start: 0,
                     len: tensor.shape.iter().map(|&d| d as u64).product(),
                     within: None,

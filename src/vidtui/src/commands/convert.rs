@@ -72,6 +72,7 @@ fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
         allow_unused: args.allow_unused.clone(),
         force: args.force,
         shard_bytes,
+        link: args.link,
         merge: args.merge.clone(),
         scale: args.scale,
     })

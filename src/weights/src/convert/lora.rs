@@ -18,6 +18,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
         ("--layer", request.layer.is_some()),
         ("--in-channels", request.in_channels.is_some()),
         ("--shard-gb", request.shard_bytes.is_some()),
+        ("--link", request.link),
         ("--merge", request.merge.is_some()),
     ];
     if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
@@ -69,7 +70,17 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.to.size()));
     let files = vec![NewFile { name: name.into(), metadata, tensors }];
     let target = request.target.clone();
-    Ok(ConvertPlan { source, target, to: Form::Lora(form), merge: None, model: None, report, files, texts })
+    Ok(ConvertPlan {
+        source,
+        target,
+        to: Form::Lora(form),
+        merge: None,
+        model: None,
+        report,
+        files,
+        links: Vec::new(),
+        texts,
+    })
 }
 
 fn target(name: &str, stored: &Stored, dtype: Dtype) -> Target {

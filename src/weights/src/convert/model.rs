@@ -1,6 +1,6 @@
 //! Planning the conversion of a whole model.
 
-use super::{ConvertPlan, ConvertRequest, Form};
+use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{config_text, pretty};
 use crate::lora::Lora;
 use crate::made::Made;
@@ -23,6 +23,7 @@ const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
 /// Plans the conversion of a model; `merge` is added to it.
 pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora>) -> Result<ConvertPlan, Failure> {
+    link::check(request, &source)?;
     let model = target_model(&source, request)?;
     let mut report = Report::default();
     let (mut body, mut ttt, mut used, mut merged) = (Vec::new(), Vec::new(), BTreeSet::new(), BTreeSet::new());
@@ -91,6 +92,18 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         let why = "no vae/config.json beside the source: set model.latent_scale to the VAE's scaling_factor";
         report.notes.push(format!("{why} (CogVideoX-2B 1.15258426, 5B 0.7)"));
     }
+    let mut links = Vec::new();
+    if request.link {
+        let keys = report.mapped.iter().map(|row| (row.target.clone(), row.source.clone())).collect();
+        links = link::taken_over(&mut body, &keys)?;
+        report.notes.push(match links.len() {
+            0 => "no file can be taken over as it is: each has a tensor that changes".into(),
+            n => format!(
+                "{n} of the source's files are taken over as they are, as hard links: who writes into one changes both, \
+                 which the checksums will show"
+            ),
+        });
+    }
     let files = new_files(request, &model, body, ttt);
     let texts = match request.to {
         Form::Internal => {
@@ -105,7 +118,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         }
     };
     let (target, merge) = (request.target.clone(), request.merge.clone());
-    Ok(ConvertPlan { source, target, to: request.to, merge, model: Some(model), report, files, texts })
+    Ok(ConvertPlan { source, target, to: request.to, merge, model: Some(model), report, files, links, texts })
 }
 
 pub(super) fn stands_for(known: &str, name: &str) -> bool {

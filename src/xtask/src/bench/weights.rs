@@ -20,10 +20,11 @@ struct Figures {
     peak_mib: f64,
 }
 
-/// One round: all three do the same work, one after another.
+/// One round: all do the same work, one after another; `linked` leaves out the writing.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     ours: Figures,
+    linked: Figures,
     cp: Figures,
     script: Figures,
 }
@@ -66,14 +67,16 @@ fn one_round(bin: &Utf8Path, script: &Utf8Path, scratch: &Utf8Path, cache: &str)
         Ok(Figures { s: figure("s"), peak_mib: figure("peak_mib") })
     };
     let python = bin.join("python");
+    let convert = [vidtui.as_str(), "convert", model.as_str(), target.as_str(), "--to", "internal"];
     Ok(Round {
         cp: measured(&["sh", "-c", &synced(&format!("cp -r '{model}' '{target}'"))])?,
-        ours: measured(&[vidtui.as_str(), "convert", model.as_str(), target.as_str(), "--to", "internal"])?,
+        ours: measured(&convert)?,
+        linked: measured(&[&convert[..], &["--link"]].concat())?,
         script: measured(&["sh", "-c", &synced(&format!("'{python}' '{script}' convert '{model}' '{target}'"))])?,
     })
 }
 
-fn judged(cache: &str, rounds: &[Round]) -> [Row; 3] {
+fn judged(cache: &str, rounds: &[Round]) -> [Row; 4] {
     let values = |of: fn(&Round) -> f64| -> Vec<f64> { rounds.iter().map(of).collect() };
     let middle = |of: fn(&Round) -> f64| median(&values(of));
     let row = |what: String, unit, rounds, at_most, note| Row { what, unit, rounds, at_most, note };
@@ -91,6 +94,17 @@ fn judged(cache: &str, rounds: &[Round]) -> [Row; 3] {
             values(|r| r.ours.s / r.script.s),
             0.2,
             format!("ours {:.2} s, theirs {:.2} s", middle(|r| r.ours.s), middle(|r| r.script.s)),
+        ),
+        row(
+            format!("convert --link 4 GB, {cache} cache: time of Python"),
+            "×",
+            values(|r| r.linked.s / r.script.s),
+            0.2,
+            format!(
+                "ours {:.2} s and no bytes of tensors, theirs {:.2} s",
+                middle(|r| r.linked.s),
+                middle(|r| r.script.s)
+            ),
         ),
         row(
             format!("convert 4 GB, {cache} cache: peak memory"),
