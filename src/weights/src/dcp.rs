@@ -42,6 +42,16 @@ struct Chunk {
     sizes: Vec<u64>,
 }
 
+/// A tensor as the metadata describe it.
+struct Described<'a> {
+    name: &'a str,
+    shape: Vec<u64>,
+    elements: u64,
+    dtype: Dtype,
+    /// Where its rows lie that were found so far.
+    runs: Vec<(u64, Span)>,
+}
+
 /// Opens the folder of a distributed checkpoint.
 ///
 /// # Errors
@@ -72,8 +82,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
     let strange = || format!("its {METADATA} is not that of a distributed checkpoint");
     let part = |name| pickle.field(pickle.root, name).and_then(|at| pickle.pairs(at)).ok_or_else(strange);
     let places = places(folder, pickle, part("storage_data")?)?;
-    let mut files = Files::default();
-    let mut tensors = Tensors::new();
+    let (mut described, mut parts) = (Vec::new(), Vec::new());
     for (name, about) in part("state_dict_metadata")? {
         let name = pickle.text(*name).ok_or_else(strange)?;
         // Whatever is not a tensor has no size.
@@ -84,26 +93,36 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
         let chunks = pickle.field(*about, "chunks").and_then(|at| pickle.items(at)).ok_or_else(strange)?;
         let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| wrong("its shape overflows".into()))?;
-        let mut runs = Vec::new();
         for chunk in chunks {
             let sizes = |field| pickle.field(*chunk, field).and_then(|at| pickle.sizes(at)).ok_or_else(strange);
             let chunk = Chunk { offsets: sizes("offsets")?, sizes: sizes("sizes")? };
             let place = places
                 .get(&(name, chunk.offsets.clone()))
                 .ok_or_else(|| wrong(format!("nobody says where its part at {:?} is", chunk.offsets)))?;
-            let stored = open_tensor(&mut files, &place.file, place.offset, place.length)
-                .map_err(|why| wrong(format!("{} at byte {}: {why}", place.file, place.offset)))?;
-            let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
-            if !same || stored.dtype != dtype {
-                let found = format!("{} {:?}", stored.dtype, stored.shape);
-                return Err(wrong(format!("its part is {found}, {METADATA} says {dtype} {:?}", chunk.sizes)));
-            }
-            spread(&shape, &chunk, &stored, &mut runs).map_err(wrong)?;
+            parts.push((place, described.len(), chunk));
         }
-        let stored = joined(&shape, elements, dtype, runs).map_err(wrong)?;
-        tensors.insert(name.to_owned(), stored);
+        described.push(Described { name, shape, elements, dtype, runs: Vec::new() });
     }
-    Ok(tensors)
+    // In the order in which they lie: there may be more files than can be open at once, and each is slow to open.
+    parts.sort_by(|(a, ..), (b, ..)| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
+    let mut files = Files::default();
+    for (place, of, chunk) in parts {
+        let Described { name, shape, dtype, runs, .. } = &mut described[of];
+        let wrong = |why: String| format!("tensor {name}: {why}");
+        let stored = open_tensor(&mut files, &place.file, place.offset, place.length)
+            .map_err(|why| wrong(format!("{} at byte {}: {why}", place.file, place.offset)))?;
+        let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
+        if !same || stored.dtype != *dtype {
+            let found = format!("{} {:?}", stored.dtype, stored.shape);
+            return Err(wrong(format!("its part is {found}, {METADATA} says {dtype} {:?}", chunk.sizes)));
+        }
+        spread(shape, &chunk, &stored, runs).map_err(wrong)?;
+    }
+    let joined = described.into_iter().map(|Described { name, shape, elements, dtype, runs }| {
+        let stored = joined(&shape, elements, dtype, runs).map_err(|why| format!("tensor {name}: {why}"))?;
+        Ok((name.to_owned(), stored))
+    });
+    joined.collect()
 }
 
 /// Where each part lies, by name and offsets.
