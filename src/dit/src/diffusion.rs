@@ -19,11 +19,7 @@ impl Default for Schedule {
     ///
     /// Source: Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1.
     fn default() -> Self {
-        let options = (Kind::Double, Device::Cpu);
-        let alpha: Tensor = 1.0 - Tensor::linspace(0.00085f64.sqrt(), 0.012f64.sqrt(), TIMESTEPS, options).square();
-        let root = alpha.cumprod(0, Kind::Double).sqrt();
-        let (first, last) = (root.double_value(&[0]), root.double_value(&[TIMESTEPS - 1]));
-        let signal: Tensor = (root - last) * (first / (first - last));
+        let signal = Tensor::from_slice(&Self::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>())).flip([0]);
         let noise: Tensor = 1.0 - signal.square();
         Schedule { signal: signal.to_kind(Kind::Float), noise: noise.sqrt().to_kind(Kind::Float) }
     }
@@ -39,6 +35,16 @@ pub struct Noised {
 }
 
 impl Schedule {
+    /// `√ᾱ` at some timesteps, noisiest first, rescaled so that the first has no signal and the last keeps its own.
+    pub(crate) fn signal_at(timesteps: &[i64]) -> Vec<f64> {
+        let options = (Kind::Double, Device::Cpu);
+        let alpha: Tensor = 1.0 - Tensor::linspace(0.00085f64.sqrt(), 0.012f64.sqrt(), TIMESTEPS, options).square();
+        let root = alpha.cumprod(0, Kind::Double).sqrt();
+        let at: Vec<f64> = timesteps.iter().map(|timestep| root.double_value(&[*timestep])).collect();
+        let (noisiest, cleanest) = (at[0], at[at.len() - 1]);
+        at.into_iter().map(|signal| (signal - noisiest) * (cleanest / (cleanest - noisiest))).collect()
+    }
+
     /// ᾱ of every timestep, `[1000]`.
     pub fn alphas_cumprod(&self) -> Tensor {
         self.signal.square()

@@ -39,6 +39,8 @@ pub struct Embedder {
     time1: usize,
     time2: usize,
     ofs: Option<[usize; 2]>,
+    /// `[1]` or `[B]`
+    offset: Tensor,
     learned: Option<usize>,
     fixed: Option<Tensor>,
 }
@@ -56,14 +58,21 @@ impl Embedder {
             time1: slots.affine("time_embed.linear1"),
             time2: slots.affine("time_embed.linear2"),
             ofs: model.ofs_embedding.then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
+            offset: Tensor::full([1], OFS, (Kind::Float, Device::Cpu)),
             learned: (model.positions == Positions::Learned)
                 .then(|| slots.find("patch_embed.positions").expect("learned positions are in the parameter table")),
             fixed: (model.positions == Positions::SinCos).then(|| crate::positions::sin_cos(model)),
         }
     }
 
-    /// Moves the position table.
+    /// Says where the first image is, `[1]` or `[B]`, for models that embed it.
+    pub fn set_offset(&mut self, offset: &Tensor) {
+        self.offset = offset.shallow_clone();
+    }
+
+    /// Moves the position table and the offset.
     pub fn move_to(&mut self, device: Device) {
+        self.offset = self.offset.to_device(device);
         self.fixed = self.fixed.take().map(|table| table.to_device(device));
     }
 
@@ -91,7 +100,7 @@ impl Embedder {
         };
         let time = embed([self.time1, self.time2], &inputs.timestep);
         let time = match self.ofs {
-            Some(ofs) => time + embed(ofs, &Tensor::full([1], OFS, (Kind::Float, inputs.latent.device()))),
+            Some(ofs) => time + embed(ofs, &self.offset),
             None => time,
         };
         Embedded { x_bld, act_be: time.silu() }
@@ -139,10 +148,10 @@ impl Embedder {
     }
 }
 
-/// The sinusoid of a timestep, `[B, width]`, fp32: cosines first.
+/// The sinusoid of timesteps `[B]`, `[B, width]`, fp32: cosines first.
 ///
 /// Source: reference `dit.py` and diffusers `Timesteps(flip_sin_to_cos=True, downscale_freq_shift=0)`.
-fn sinusoid(timestep: &Tensor, width: i64) -> Tensor {
+pub fn sinusoid(timestep: &Tensor, width: i64) -> Tensor {
     let half = width / 2;
     let exponent = Tensor::arange(half, (Kind::Float, timestep.device())) * (-10_000f64.ln()) / half as f64;
     let angles = timestep.to_kind(Kind::Float).outer(&exponent.exp());

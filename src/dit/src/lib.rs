@@ -16,6 +16,7 @@ pub mod network;
 pub mod parallel;
 pub mod params;
 pub mod positions;
+pub mod sampler;
 pub mod segments;
 pub mod ttt;
 mod vjp;

@@ -95,6 +95,12 @@ impl Network {
         self
     }
 
+    /// Says where the first image is, `[1]` or `[B]`, for models that embed it; 2 when nobody says.
+    pub fn at_offset(mut self, offset: &Tensor) -> Self {
+        self.embedder.set_offset(offset);
+        self
+    }
+
     /// Says how the inputs of blocks are kept for the backward pass; [`KeepInput::Whole`] when nobody says.
     pub fn keeping(self, inputs: KeepInput) -> Self {
         Network { inputs, ..self }

@@ -3,67 +3,39 @@
 //! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` that has a transformer
 //! and a `forward_backward.safetensors` is tested, with names and sizes taken from its files.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
-
 mod support;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::Keep;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
-use recipe::{Layer, LrAlignment, Model, ParamSpec, Positions, Role, Unit};
-use support::{Tensors, entries, read, relative};
+use recipe::{Model, ParamSpec, Role, Unit};
+use serde_json::Value;
+use support::{Tensors, Twice, load, oracle, read, relative, write, write_twice};
 use tch::{Kind, TchError, Tensor};
 
-fn read_folder(folder: &Utf8Path) -> Tensors {
+/// All weights of a transformer.
+fn all_weights(transformer: &Utf8Path) -> Tensors {
     let mut tensors = Tensors::new();
-    for file in folder.read_dir_utf8().unwrap() {
-        let path = file.unwrap().into_path();
-        if path.extension() == Some("safetensors") {
-            read(&path, &mut tensors);
-        }
+    for file in oracle::weight_files(transformer) {
+        read(&file, &mut tensors);
     }
     tensors
 }
 
-/// A model with the sizes of a diffusers configuration and of the recorded inputs.
+/// The model of a diffusers configuration, with the sizes of the recorded inputs.
 fn model(config: &Utf8Path, case: &Tensors) -> Model {
-    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
-    let size = |key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{key} in config.json")) as usize;
-    let flag = |key: &str| config[key].as_bool().unwrap();
+    let config = weights::Config::read(config).unwrap_or_else(|failure| panic!("{failure}"));
+    let model = weights::model_from_diffusers(&config).unwrap_or_else(|failure| panic!("{failure}"));
     let latent = case["in.latent"].size();
     Model {
-        positions: match (flag("use_learned_positional_embeddings"), flag("use_rotary_positional_embeddings")) {
-            (true, _) => Positions::Learned,
-            (false, true) => Positions::Rope,
-            (false, false) => Positions::SinCos,
-        },
-        num_layers: size("num_layers"),
-        num_heads: size("num_attention_heads"),
-        head_dim: size("attention_head_dim"),
-        time_embed_dim: size("time_embed_dim"),
-        text_dim: size("text_embed_dim"),
         text_len: case["in.text"].size()[1] as usize,
-        in_channels: size("in_channels"),
-        out_channels: size("out_channels"),
-        patch_size: size("patch_size"),
-        patch_size_t: config["patch_size_t"].as_u64().unwrap_or(1) as usize,
-        ofs_embedding: !config["ofs_embed_dim"].is_null(),
         latent_frames: latent[1] as usize,
         latent_height: latent[3] as usize,
         latent_width: latent[4] as usize,
-        segments: 1,
-        layer: Layer::None,
-        ttt_mini_batch: 0,
-        ttt_base_lr: 0.1,
-        ttt_lr_alignment: LrAlignment::Aligned,
-        norm_eps: config["norm_eps"].as_f64().unwrap(),
-        qk_norm_eps: 1e-6,
-        latent_scale: 1.0,
-        spatial_interpolation: config["spatial_interpolation_scale"].as_f64().unwrap(),
-        temporal_interpolation: config["temporal_interpolation_scale"].as_f64().unwrap(),
+        ..model
     }
 }
 
@@ -99,62 +71,165 @@ impl Units for Whole<'_> {
     }
 }
 
+/// Walks forward and back through a recorded model, and compares all that is recorded; returns the number of gradients.
+fn follow(folder: &Utf8Path) -> usize {
+    let case = load(&oracle::pass(folder));
+    let model = model(&folder.join("transformer/config.json"), &case);
+    let weights = all_weights(&folder.join("transformer"));
+    let rotary = case.get("in.rope_cos").map(|cos| {
+        // diffusers repeats each angle for both members of a pair.
+        let half = |t: &Tensor| t.slice(1, 0, None, 2);
+        dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
+    });
+    let mut compared = 0;
+    for keep in [Keep::Attention, Keep::Input] {
+        let network = match &rotary {
+            Some(rotary) => Network::with_rotary(&model, keep, 16, Some(rotary.shallow_clone())),
+            None => Network::new(&model, keep, 16),
+        };
+        let network = match case.get("in.ofs") {
+            Some(offset) => network.at_offset(offset),
+            None => network,
+        };
+        let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
+        let inputs = Inputs {
+            latent: case["in.latent"].set_requires_grad(true),
+            text: case["in.text"].shallow_clone(),
+            timestep: case["in.timestep"].shallow_clone(),
+        };
+        let walk = network
+            .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
+            .expect("nobody to lose");
+        let error = relative(&walk.output, &case["out.sample"], 0.0);
+        assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
+        match case.get("out.grad_latent") {
+            Some(recorded) => {
+                let error = relative(&walk.grad_latent.expect("the latent asked for a gradient"), recorded, 0.0);
+                assert!(error < 1e-4, "{folder} {keep:?}: the latent's gradient differs by {error:e}");
+            }
+            None => println!("skipped: {folder} has no out.grad_latent"),
+        }
+        let recorded = || case.iter().filter_map(|(k, v)| Some((k.strip_prefix("out.grad.")?, v)));
+        // Without rotation a constant added to every key changes nothing: that bias has the gradient zero, and what
+        // is recorded is rounding. So no gradient is asked to be truer than one part in 1e8 of the largest.
+        let floor = recorded().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
+        let mut worst = (0.0, String::new());
+        let mut count = 0;
+        for (name, want) in recorded() {
+            let got = units.grads.get(name).unwrap_or_else(|| panic!("{folder}: no gradient for {name}"));
+            let error = relative(got, want, floor);
+            assert!(error < 1e-4, "{folder} {keep:?}: the gradient of {name} differs by {error:e}");
+            worst = if error > worst.0 { (error, name.to_owned()) } else { worst };
+            count += 1;
+        }
+        for name in units.grads.keys().filter(|name| !case.contains_key(&format!("out.grad.{name}"))) {
+            println!("skipped: {folder} has no out.grad.{name}");
+        }
+        println!("{folder} {keep:?}: {count} gradients, worst {:e} ({})", worst.0, worst.1);
+        compared += count;
+    }
+    compared
+}
+
 #[test]
 fn oracle_cogvideox_forward_and_every_gradient_are_those_of_diffusers() {
-    for folder in entries("cogvideox", |p| {
-        p.join("transformer/config.json").exists() && p.join("forward_backward.safetensors").exists()
-    }) {
-        let mut case = Tensors::new();
-        read(&folder.join("forward_backward.safetensors"), &mut case);
-        let model = model(&folder.join("transformer/config.json"), &case);
-        let weights = read_folder(&folder.join("transformer"));
-        let rotary = case.get("in.rope_cos").map(|cos| {
-            // diffusers repeats each angle for both members of a pair.
-            let half = |t: &Tensor| t.slice(1, 0, None, 2);
-            dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
-        });
-        for keep in [Keep::Attention, Keep::Input] {
-            let network = Network::with_rotary(&model, keep, 16, rotary.as_ref().map(Tensor::shallow_clone));
-            let mut units = Whole { model: &model, weights: &weights, grads: Tensors::new() };
-            let inputs = Inputs {
-                latent: case["in.latent"].set_requires_grad(true),
-                text: case["in.text"].shallow_clone(),
-                timestep: case["in.timestep"].shallow_clone(),
-            };
-            let walk = network
-                .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
-                .expect("nobody to lose");
-            let error = relative(&walk.output, &case["out.sample"], 0.0);
-            assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
-            let grad_latent = walk.grad_latent.expect("the latent asked for a gradient");
-            let error = relative(&grad_latent, &case["out.grad_latent"], 0.0);
-            assert!(error < 1e-4, "{folder} {keep:?}: the latent's gradient differs by {error:e}");
-            let recorded = || case.iter().filter_map(|(k, v)| Some((k.strip_prefix("out.grad.")?, v)));
-            // Without rotation a constant added to every key changes nothing: that bias has the gradient zero, and what
-            // is recorded is rounding. So no gradient is asked to be truer than one part in 1e8 of the largest.
-            let floor = recorded().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
-            let mut worst = (0.0, String::new());
-            let mut count = 0;
-            for (name, want) in recorded() {
-                let got = units.grads.get(name).unwrap_or_else(|| panic!("{folder}: no gradient for {name}"));
-                let error = relative(got, want, floor);
-                assert!(error < 1e-4, "{folder} {keep:?}: the gradient of {name} differs by {error:e}");
-                worst = if error > worst.0 { (error, name.to_owned()) } else { worst };
-                count += 1;
-            }
-            assert!(count > 0, "{folder}: no gradients recorded");
-            assert_eq!(count, units.grads.len(), "{folder}: gradients that diffusers does not have");
-            println!("{folder} {keep:?}: {count} gradients, worst {:e} ({})", worst.0, worst.1);
-        }
+    for folder in oracle::passes() {
+        follow(&folder);
     }
 }
 
 #[test]
 fn oracle_cogvideox_schedules_are_those_of_diffusers() {
-    for folder in entries("cogvideox", |p| p.join("tables.safetensors").exists()) {
-        let mut tables = Tensors::new();
-        read(&folder.join("tables.safetensors"), &mut tables);
-        let error = relative(&Schedule::default().alphas_cumprod(), &tables["alphas_cumprod"], 0.0);
+    let has_table = |folder: &Utf8Path| folder.join("tables.safetensors").is_file();
+    for folder in oracle::entries("cogvideox", "*/tables.safetensors", has_table) {
+        let error = relative(
+            &Schedule::default().alphas_cumprod(),
+            &load(&folder.join("tables.safetensors"))["alphas_cumprod"],
+            0.0,
+        );
         assert!(error < 1e-6, "{folder}: ᾱ differs by {error:e}");
+    }
+}
+
+/// One of the project's own models.
+fn own(name: &str) -> Utf8PathBuf {
+    Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/cogvideox")).join(name)
+}
+
+#[test]
+fn a_model_in_one_file_beside_a_variant_with_twice_the_samples_and_least_said_is_followed_too() {
+    // CogVideoX 1.5 image-to-video has all there is: rotary tables, an offset, patches of two frames.
+    for name in ["cogvideox_2b_tiny", "cogvideox15_5b_i2v_tiny"] {
+        let keep = tempfile::tempdir().unwrap();
+        let (from, to) = (own(name), Utf8Path::from_path(keep.path()).unwrap());
+        let transformer = to.join("transformer");
+        std::fs::create_dir(&transformer).unwrap();
+        let all = all_weights(&from.join("transformer"));
+        write(&transformer.join("diffusion_pytorch_model.safetensors"), &all, Default::default());
+        let half = all.iter().map(|(name, t)| (name.clone(), t.zeros_like().to_kind(Kind::Half))).collect();
+        write(&transformer.join("diffusion_pytorch_model.fp16.safetensors"), &half, Default::default());
+        // What diffusers has a default for.
+        let text = std::fs::read(from.join("transformer/config.json")).unwrap();
+        let mut config: serde_json::Map<String, Value> = serde_json::from_slice(&text).unwrap();
+        for (key, default) in [
+            ("dropout", Value::from(0.0)),
+            ("norm_eps", Value::from(1e-5)),
+            ("patch_size", Value::from(2)),
+            ("patch_size_t", Value::Null),
+            ("ofs_embed_dim", Value::Null),
+            ("spatial_interpolation_scale", Value::from(1.875)),
+            ("temporal_interpolation_scale", Value::from(1.0)),
+            ("temporal_compression_ratio", Value::from(4)),
+            ("use_learned_positional_embeddings", Value::from(false)),
+            ("flip_sin_to_cos", Value::from(true)),
+        ] {
+            if config[key] == default {
+                config.remove(key);
+            }
+        }
+        std::fs::write(transformer.join("config.json"), serde_json::to_string(&config).unwrap()).unwrap();
+        write_twice(&oracle::pass(&from), &oracle::pass(to), |name| match name {
+            "out.grad_latent" => Twice::Out,
+            "in.rope_cos" | "in.rope_sin" => Twice::Same,
+            name if name.starts_with("out.grad.") => Twice::Sum,
+            _ => Twice::Again,
+        });
+        assert!(follow(to) > 100, "{name}");
+    }
+}
+
+#[test]
+fn the_offset_that_was_recorded_is_the_one_that_counts() {
+    let folder = own("cogvideox15_5b_i2v_tiny");
+    let case = load(&oracle::pass(&folder));
+    let model = model(&folder.join("transformer/config.json"), &case);
+    let all = all_weights(&folder.join("transformer"));
+    let output = |offset: Option<f64>| {
+        let network = Network::new(&model, Keep::Input, 16);
+        let network = match offset {
+            Some(offset) => network.at_offset(&Tensor::from_slice(&[offset])),
+            None => network,
+        };
+        let mut units = Whole { model: &model, weights: &all, grads: Tensors::new() };
+        let inputs = Inputs {
+            latent: case["in.latent"].shallow_clone(),
+            text: case["in.text"].shallow_clone(),
+            timestep: case["in.timestep"].shallow_clone(),
+        };
+        network.forward_backward(&mut units, &inputs, |out| out.sum(Kind::Float)).expect("nobody to lose").output
+    };
+    assert_eq!(output(None), output(Some(2.0)));
+    assert!(relative(&output(Some(3.0)), &output(None), 0.0) > 1e-4);
+}
+
+#[test]
+fn numbers_in_half_precision_are_read_as_fp32() {
+    let keep = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(keep.path()).unwrap().join("half.safetensors");
+    let numbers = Tensor::from_slice(&[0.5f32, -3.0, 1024.0]);
+    let kinds = [("f16", Kind::Half), ("bf16", Kind::BFloat16), ("f32", Kind::Float)];
+    write(&path, &kinds.map(|(name, kind)| (name.to_owned(), numbers.to_kind(kind))).into(), Default::default());
+    for (name, tensor) in load(&path) {
+        assert_eq!((tensor.kind(), &tensor), (Kind::Float, &numbers), "{name}");
     }
 }

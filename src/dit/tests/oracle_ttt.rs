@@ -1,90 +1,109 @@
 //! TTT layers held to the numbers of the reference.
 //!
-//! Reads `ttt/*.safetensors` below `tests/fixtures/oracle`, or below the folder in `VIDTUI_ORACLE`: every file whose
-//! name fits is tested, with all sizes taken from the file.
+//! Reads `ttt/*.safetensors` of the oracle: every file whose name fits is tested, with all sizes taken from the file, and what
+//! is not there is said aloud.
 
 mod support;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::{Block, Keep};
 use dit::diffusion::{Schedule, velocity_loss};
 use dit::embed;
 use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
+use dit::positions;
+use dit::sampler::{Guidance, Prediction, Sampler};
 use dit::ttt::Ttt;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, LrAlignment, Model, Positions, Unit};
 use std::collections::HashMap;
-use support::{Tensors, entries, metadata, read, relative};
+use std::convert::Infallible;
+use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
 use tch::{Kind, TchError, Tensor};
 
-fn files(prefix: &str) -> Vec<camino::Utf8PathBuf> {
-    entries("ttt", |p| p.file_name().is_some_and(|name| name.starts_with(prefix)))
-}
-
-fn load(path: &Utf8Path) -> Tensors {
-    let mut tensors = Tensors::new();
-    read(path, &mut tensors);
-    tensors
+/// Compares the inner loop with a recorded one; returns the number of gradients.
+fn operator(path: &Utf8Path) -> usize {
+    let case = load(path);
+    let Some(form) = ["f64_eps1e-6", "f32_eps1e-6"].into_iter().find(|form| case.contains_key(&format!("out.{form}")))
+    else {
+        println!("skipped: {path} has nothing for the ε that we use, 1e-6");
+        return 0;
+    };
+    let size = case["XK"].size();
+    let (samples, heads, batches, b, f) = (size[0], size[1], size[2], size[3], size[4]);
+    // Every row of the recorded matrix holds the tokens' rates, so the gradient of a rate is its column's sum.
+    let rates = case["eta"].select(3, 0);
+    if (&case["eta"] - rates.unsqueeze(3)).abs().max().double_value(&[]) > 0.0 {
+        println!("skipped: {path} has tokens with a learning rate for each query, which no kernel computes");
+        return 0;
+    }
+    // [B, H, NC, b, F] is N sequences of NC·b tokens.
+    let sequences = |t: &Tensor| t.reshape([samples * heads, batches * b, f]);
+    let (q, k) = (sequences(&case["XQ"]), sequences(&case["XK"]));
+    let target = sequences(&case["XV"]) - &k;
+    let mut leaves = vec![q, k, target, rates.reshape([samples * heads, batches * b])];
+    let names = ["ttt_norm_weight", "ttt_norm_bias", "W1", "b1", "W2", "b2"];
+    leaves.extend(names.iter().filter_map(|name| Some(case.get(*name)?.shallow_clone())));
+    let x: Vec<Tensor> = leaves.iter().map(|t| t.detach().set_requires_grad(true)).collect();
+    let inputs = Inputs {
+        q: &x[0],
+        k: &x[1],
+        target: &x[2],
+        eta: &x[3],
+        norm: (&x[4], &x[5]),
+        first: (&x[6], &x[7]),
+        second: (x.len() > 8).then(|| (&x[8], &x[9])),
+    };
+    // out and its cotangent are [B, NC, b, H, F].
+    let recorded = |name: &str| case[name].permute([0, 3, 1, 2, 4]).reshape([samples * heads, batches * b, f]);
+    let mut compared = 0;
+    for scan_group in [1, 2, 16] {
+        let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6 }, &inputs);
+        let error = relative(&out, &recorded(&format!("out.{form}")), 0.0);
+        assert!(error < 1e-5, "{path}: output differs by {error:e}");
+        let scalar = (out * recorded("dy")).sum(Kind::Float);
+        let grads = Tensor::run_backward(&[scalar], &x, false, false);
+        let back = |t: &Tensor| t.reshape(&size);
+        let recorded_eta = case[&format!("grad.eta.{form}")].sum_dim_intlist(3i64, false, Kind::Double);
+        let mut worst: f64 = 0.0;
+        let mut compare = |name: &str, got: &Tensor, want: &Tensor| {
+            let error = relative(got, want, 0.0);
+            assert!(error < 1e-4, "{path}: gradient of {name} differs by {error:e} (groups of {scan_group})");
+            worst = worst.max(error);
+            compared += 1;
+        };
+        let grad = |name: &str| &case[&format!("grad.{name}.{form}")];
+        compare("XQ", &back(&grads[0]), grad("XQ"));
+        compare("XK", &(back(&grads[1]) - back(&grads[2])), grad("XK"));
+        compare("XV", &back(&grads[2]), grad("XV"));
+        compare("the learning rates", &grads[3].reshape(recorded_eta.size()), &recorded_eta);
+        for (name, got) in names.iter().zip(&grads[4..]) {
+            compare(name, got, grad(name));
+        }
+        println!("{path}: worst gradient {worst:e}");
+    }
+    compared
 }
 
 #[test]
 fn oracle_ttt_operator_and_every_gradient_are_those_of_the_reference() {
-    for path in files("op_") {
-        let case = load(&path);
-        let size = case["XK"].size();
-        let (samples, heads, batches, b, f) = (size[0], size[1], size[2], size[3], size[4]);
-        // [B, H, NC, b, F] is N sequences of NC·b tokens.
-        let sequences = |t: &Tensor| t.reshape([samples * heads, batches * b, f]);
-        let (q, k) = (sequences(&case["XQ"]), sequences(&case["XK"]));
-        let target = sequences(&case["XV"]) - &k;
-        // Every row of the recorded matrix holds the tokens' rates, so the gradient of a rate is its column's sum.
-        let eta = case["eta"].select(3, 0).reshape([samples * heads, batches * b]);
-        let mut leaves = vec![q, k, target, eta];
-        let names = ["ttt_norm_weight", "ttt_norm_bias", "W1", "b1", "W2", "b2"];
-        leaves.extend(names.iter().filter_map(|name| Some(case.get(*name)?.shallow_clone())));
-        let x: Vec<Tensor> = leaves.iter().map(|t| t.detach().set_requires_grad(true)).collect();
-        let inputs = Inputs {
-            q: &x[0],
-            k: &x[1],
-            target: &x[2],
-            eta: &x[3],
-            norm: (&x[4], &x[5]),
-            first: (&x[6], &x[7]),
-            second: (x.len() > 8).then(|| (&x[8], &x[9])),
-        };
-        // out and its cotangent are [B, NC, b, H, F].
-        let recorded = |name: &str| case[name].permute([0, 3, 1, 2, 4]).reshape([samples * heads, batches * b, f]);
-        for scan_group in [1, 2, 16] {
-            let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6 }, &inputs);
-            let error = relative(&out, &recorded("out.f64_eps1e-6"), 0.0);
-            assert!(error < 1e-5, "{path}: output differs by {error:e}");
-            let scalar = (out * recorded("dy")).sum(Kind::Float);
-            let grads = Tensor::run_backward(&[scalar], &x, false, false);
-            let back = |t: &Tensor| t.reshape(&size);
-            let recorded_eta = case["grad.eta.f64_eps1e-6"].sum_dim_intlist(3i64, false, Kind::Double);
-            let mut worst: f64 = 0.0;
-            let mut compare = |name: &str, got: &Tensor, want: &Tensor| {
-                let error = relative(got, want, 0.0);
-                assert!(error < 1e-4, "{path}: gradient of {name} differs by {error:e} (groups of {scan_group})");
-                worst = worst.max(error);
-            };
-            let grad = |name: &str| &case[&format!("grad.{name}.f64_eps1e-6")];
-            compare("XQ", &back(&grads[0]), grad("XQ"));
-            compare("XK", &(back(&grads[1]) - back(&grads[2])), grad("XK"));
-            compare("XV", &back(&grads[2]), grad("XV"));
-            compare("the learning rates", &grads[3].reshape(recorded_eta.size()), &recorded_eta);
-            for (name, got) in names.iter().zip(&grads[4..]) {
-                compare(name, got, grad(name));
-            }
-            println!("{path}: worst gradient {worst:e}");
-        }
+    for path in oracle::ttt_files("op_") {
+        operator(&path);
     }
 }
 
 /// The semantics that we offer, by the prefix of their numbers.
 const SEMANTICS: [(&str, LrAlignment); 2] = [("aligned", LrAlignment::Aligned), ("kernel", LrAlignment::Upstream)];
+
+/// Those semantics that a file has numbers of; says aloud which it does not have.
+fn semantics(path: &Utf8Path, case: &Tensors, number: &str) -> Vec<(&'static str, LrAlignment)> {
+    let recorded = |prefix: &str| case.contains_key(&format!("{prefix}.{number}"));
+    for (prefix, _) in SEMANTICS.iter().filter(|(prefix, _)| !recorded(prefix)) {
+        println!("skipped: {path} has no {prefix}.{number}");
+    }
+    SEMANTICS.into_iter().filter(|(prefix, _)| recorded(prefix)).collect()
+}
 
 /// A model with the sizes in a file's metadata.
 fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
@@ -135,63 +154,85 @@ fn unit(model: &Model, unit: Unit, named: impl Fn(&str) -> Option<Tensor>) -> Un
     UnitParams::new(unit_specs(model, unit).iter().map(tensor).collect())
 }
 
+/// Compares a layer with a recorded one; returns the number of gradients.
+fn layer(path: &Utf8Path) -> usize {
+    let case = load(path);
+    let mut compared = 0;
+    for (prefix, alignment) in semantics(path, &case, "out") {
+        let model = model(path, alignment);
+        let ttt = Ttt::new(&model, 4).expect("a TTT layer");
+        let inner = "layers.0.seq_modeling_block.ssm.ttt.";
+        let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
+        let params = unit(&model, Unit::Block(0), named);
+        let x = case["x"].detach().set_requires_grad(true);
+        let out = ttt.layer(&params, &x, &Alone).expect("nobody to lose");
+        let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
+        assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
+        let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
+        for (spec, tensor) in unit_specs(&model, Unit::Block(0)).iter().zip(params.tensors()) {
+            if tensor.requires_grad() {
+                let name = spec.ttt_video().expect("a name").replace(inner, "");
+                wanted.push((name, tensor.shallow_clone()));
+            }
+        }
+        assert!(wanted.len() > 15, "{path}: only {} gradients", wanted.len());
+        let scalar = (out * &case["dy"]).sum(Kind::Float);
+        let leaves: Vec<&Tensor> = wanted.iter().map(|(_, t)| t).collect();
+        let mut worst: f64 = 0.0;
+        for ((name, _), got) in wanted.iter().zip(Tensor::run_backward(&[scalar], &leaves, false, false)) {
+            let Some(want) = case.get(&format!("{prefix}.grad.{name}")) else {
+                println!("skipped: {path} has no {prefix}.grad.{name}");
+                continue;
+            };
+            let error = relative(&got.view(want.size().as_slice()), want, 0.0);
+            assert!(error < 1e-4, "{path} {prefix}: gradient of {name} differs by {error:e}");
+            worst = worst.max(error);
+            compared += 1;
+        }
+        println!("{path} {prefix}: worst gradient {worst:e}");
+    }
+    compared
+}
+
 #[test]
 fn oracle_ttt_layer_and_every_gradient_are_those_of_the_reference() {
-    for path in files("layer_") {
-        let case = load(&path);
-        for (prefix, alignment) in SEMANTICS {
-            let model = model(&path, alignment);
-            let ttt = Ttt::new(&model, 4).expect("a TTT layer");
-            let inner = "layers.0.seq_modeling_block.ssm.ttt.";
-            let named =
-                |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
-            let params = unit(&model, Unit::Block(0), named);
-            let x = case["x"].detach().set_requires_grad(true);
-            let out = ttt.layer(&params, &x, &Alone).expect("nobody to lose");
-            let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
-            assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
-            let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
-            for (spec, tensor) in unit_specs(&model, Unit::Block(0)).iter().zip(params.tensors()) {
-                if tensor.requires_grad() {
-                    let name = spec.ttt_video().expect("a name").replace(inner, "");
-                    wanted.push((name, tensor.shallow_clone()));
-                }
-            }
-            let scalar = (out * &case["dy"]).sum(Kind::Float);
-            let leaves: Vec<&Tensor> = wanted.iter().map(|(_, t)| t).collect();
-            let mut worst: f64 = 0.0;
-            for ((name, _), got) in wanted.iter().zip(Tensor::run_backward(&[scalar], &leaves, false, false)) {
-                let want = &case[&format!("{prefix}.grad.{name}")];
-                let error = relative(&got.view(want.size().as_slice()), want, 0.0);
-                assert!(error < 1e-4, "{path} {prefix}: gradient of {name} differs by {error:e}");
-                worst = worst.max(error);
-            }
-            assert!(wanted.len() > 15, "{path}: only {} gradients", wanted.len());
-            println!("{path} {prefix}: worst gradient {worst:e}");
-        }
+    for path in oracle::ttt_files("layer_") {
+        layer(&path);
     }
+}
+
+/// Compares attention and TTT layer of a block with recorded ones; returns the number of outputs.
+fn sequence_block(path: &Utf8Path) -> usize {
+    let case = load(path);
+    let mut compared = 0;
+    for (prefix, alignment) in semantics(path, &case, "out_vid") {
+        let model = model(path, alignment);
+        let block = Block::new(&model, Some(dit::segments::attention_rotary(&model)), 4);
+        let inner = "layers.0.seq_modeling_block.";
+        let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
+        let params = unit(&model, Unit::Block(0), named);
+        let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
+        if let Some(want) = case.get("attn_out_text_then_vid") {
+            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("nobody to lose");
+            let error = relative(&attention, want, 0.0);
+            assert!(error < 1e-5, "{path}: attention differs by {error:e}");
+            compared += 1;
+        } else {
+            println!("skipped: {path} has no attn_out_text_then_vid");
+        }
+        let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("nobody to lose");
+        let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
+        let error = relative(&mixed, &want, 0.0);
+        assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
+        compared += 1;
+    }
+    compared
 }
 
 #[test]
 fn oracle_ttt_sequence_block_is_that_of_the_reference() {
-    for path in files("seqblock_") {
-        let case = load(&path);
-        for (prefix, alignment) in SEMANTICS {
-            let model = model(&path, alignment);
-            let block = Block::new(&model, Some(dit::segments::attention_rotary(&model)), 4);
-            let inner = "layers.0.seq_modeling_block.";
-            let named =
-                |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
-            let params = unit(&model, Unit::Block(0), named);
-            let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
-            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("nobody to lose");
-            let error = relative(&attention, &case["attn_out_text_then_vid"], 0.0);
-            assert!(error < 1e-5, "{path}: attention differs by {error:e}");
-            let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("nobody to lose");
-            let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
-            let error = relative(&mixed, &want, 0.0);
-            assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
-        }
+    for path in oracle::ttt_files("seqblock_") {
+        sequence_block(&path);
     }
 }
 
@@ -218,48 +259,249 @@ impl Units for Whole<'_> {
     }
 }
 
-#[test]
-fn oracle_ttt_network_loss_and_every_gradient_are_those_of_the_reference() {
-    for path in files("model_") {
-        let case = load(&path);
-        for (prefix, alignment) in SEMANTICS {
-            for keep in [Keep::Attention, Keep::Input] {
-                let model = model(&path, alignment);
-                let network = Network::new(&model, keep, 4);
-                let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };
-                let text = case["text_emb"].flatten(1, 2);
-                let walk = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
-                    let inputs =
-                        embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
-                    network.forward_backward(whole, &inputs, objective).expect("nobody to lose")
-                };
-                let plain = walk(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
-                let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);
-                assert!(error < 1e-4, "{path} {prefix}: output differs by {error:e}");
+/// Compares a network with a recorded one; returns the number of gradients.
+fn network(path: &Utf8Path) -> usize {
+    let case = load(path);
+    let mut compared = 0;
+    for (prefix, alignment) in semantics(path, &case, "dit_out") {
+        for keep in [Keep::Attention, Keep::Input] {
+            let model = model(path, alignment);
+            let network = Network::new(&model, keep, 4);
+            let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };
+            let text = case["text_emb"].flatten(1, 2);
+            let walk = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
+                let inputs =
+                    embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
+                network.forward_backward(whole, &inputs, objective).expect("nobody to lose")
+            };
+            let plain = walk(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
+            let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);
+            assert!(error < 1e-4, "{path} {prefix}: output differs by {error:e}");
 
-                whole.grads.clear();
-                let noised = Schedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
-                let losses = std::cell::RefCell::new(Tensor::new());
-                walk(&mut whole, noised.latent, &|out| {
-                    let per_sample = velocity_loss(out, &noised.velocity);
-                    *losses.borrow_mut() = per_sample.detach();
-                    per_sample.mean(Kind::Float)
-                });
-                let error = relative(&losses.borrow(), &case[&format!("{prefix}.loss_per_sample")], 0.0);
-                assert!(error < 1e-4, "{path} {prefix}: loss differs by {error:e}");
-                let recorded = format!("{prefix}.grad.dit.");
-                let grads: Vec<_> = case.iter().filter_map(|(k, v)| Some((k.strip_prefix(&recorded)?, v))).collect();
-                assert!(!grads.is_empty(), "{path}: no gradients recorded");
-                assert_eq!(grads.len(), whole.grads.len(), "{path}");
-                let floor = grads.iter().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
-                let mut worst: f64 = 0.0;
-                for (name, want) in grads {
-                    let error = relative(&whole.grads[name], want, floor);
-                    assert!(error < 1e-4, "{path} {prefix} {keep:?}: gradient of {name} differs by {error:e}");
-                    worst = worst.max(error);
-                }
-                println!("{path} {prefix} {keep:?}: worst gradient {worst:e}");
+            whole.grads.clear();
+            let noised = Schedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
+            let losses = std::cell::RefCell::new(Tensor::new());
+            walk(&mut whole, noised.latent, &|out| {
+                let per_sample = velocity_loss(out, &noised.velocity);
+                *losses.borrow_mut() = per_sample.detach();
+                per_sample.mean(Kind::Float)
+            });
+            let error = relative(&losses.borrow(), &case[&format!("{prefix}.loss_per_sample")], 0.0);
+            assert!(error < 1e-4, "{path} {prefix}: loss differs by {error:e}");
+            let recorded = format!("{prefix}.grad.dit.");
+            let grads: Vec<_> = case.iter().filter_map(|(k, v)| Some((k.strip_prefix(&recorded)?, v))).collect();
+            for name in whole.grads.keys().filter(|name| !case.contains_key(&format!("{recorded}{name}"))) {
+                println!("skipped: {path} has no {recorded}{name}");
             }
+            let floor = grads.iter().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
+            let mut worst: f64 = 0.0;
+            for (name, want) in grads {
+                let error = relative(&whole.grads[name], want, floor);
+                assert!(error < 1e-4, "{path} {prefix} {keep:?}: gradient of {name} differs by {error:e}");
+                worst = worst.max(error);
+                compared += 1;
+            }
+            println!("{path} {prefix} {keep:?}: worst gradient {worst:e}");
         }
     }
+    compared
+}
+
+#[test]
+fn oracle_ttt_network_loss_and_every_gradient_are_those_of_the_reference() {
+    for path in oracle::ttt_files("model_") {
+        network(&path);
+    }
+}
+
+/// Any model, for what of it a test does not name.
+fn any_model() -> Model {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    recipe::load(file.into(), &[]).expect("a valid recipe").recipe.model
+}
+
+/// Compares rotary tables with recorded ones; returns the number of tables.
+///
+/// `NAME.cos` and `NAME.sin` are whole tables `[T·P, F]`, or those `NAME.rows` of one. The metadata says of which grid, under
+/// the start of the name: `h=2 w=3 frames=37 head_dim=16`.
+fn rotary_tables(path: &Utf8Path) -> usize {
+    let (case, about) = (load(path), metadata(path));
+    let mut compared = 0;
+    for (name, cos) in case.iter().filter_map(|(key, cos)| Some((key.strip_suffix(".cos")?, cos))) {
+        let Some((_, grid)) = about.iter().find(|(start, _)| name.starts_with(start.as_str())) else {
+            println!("skipped: {path} does not say of which grid {name} is");
+            continue;
+        };
+        let size = |key: &str| {
+            let value =
+                grid.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok());
+            value.unwrap_or_else(|| panic!("{path}: {grid} has no {key}"))
+        };
+        let model = Model {
+            positions: Positions::Rope,
+            head_dim: size("head_dim"),
+            latent_frames: size("frames"),
+            latent_height: size("h"),
+            latent_width: size("w"),
+            segments: 1,
+            text_len: 1,
+            patch_size: 1,
+            patch_size_t: 1,
+            ..any_model()
+        };
+        let table = positions::rotary(&model);
+        let mut table = table.narrow(0, 1, table.size()[0] - 1);
+        if let Some(rows) = case.get(&format!("{name}.rows")) {
+            table = table.index_select(0, rows);
+        }
+        for (got, want) in [(table.real(), cos), (table.imag(), &case[&format!("{name}.sin")])] {
+            // Both members of a pair have the same angle.
+            for member in [0, 1] {
+                let error = relative(&got, &want.slice(1, member, None, 2), 0.0);
+                assert!(error < 1e-5, "{path}: {name} differs by {error:e}");
+            }
+            compared += 1;
+        }
+    }
+    compared
+}
+
+#[test]
+fn oracle_ttt_rotary_tables_are_those_of_the_reference() {
+    for path in oracle::ttt_files("rope_tables") {
+        rotary_tables(&path);
+    }
+}
+
+/// What we say of a recorded table of the diffusion, by its name.
+fn diffusion_table(name: &str) -> Option<Tensor> {
+    if name.starts_with("train_alphas_cumprod_sqrt") {
+        return Some(Schedule::default().alphas_cumprod().sqrt());
+    }
+    if let Some(rest) = name.strip_prefix("timestep_embedding_dim") {
+        let mut words = rest.split('_');
+        let width = words.next()?.parse().ok()?;
+        let timesteps = words.map(|word| word.trim_start_matches('t').parse().ok()).collect::<Option<Vec<i64>>>()?;
+        return Some(embed::sinusoid(&Tensor::from_slice(&timesteps), width));
+    }
+    let (steps, what) = name.strip_prefix("sample")?.split_once('_')?;
+    let steps: usize = steps.parse().ok()?;
+    let sampler = Sampler::new(steps, Guidance::default());
+    let ascending = |noisiest_first: Tensor| noisiest_first.flip([0]);
+    match what {
+        "timesteps_ascending" => Some(ascending(Tensor::from_slice(sampler.timesteps()))),
+        "alphas_cumprod_sqrt_noisiest_first" => Some(Tensor::from_slice(sampler.signal())),
+        "dynamic_cfg_scale_for_those_timesteps" => {
+            let shares: Vec<f64> = (0..steps).map(|step| sampler.text_share(step)).collect();
+            Some(ascending(Tensor::from_slice(&shares)))
+        }
+        _ => None,
+    }
+}
+
+/// Compares noise levels, timesteps, guidance and the embedding of time; returns the number of tables.
+fn diffusion_tables(path: &Utf8Path) -> usize {
+    let mut compared = 0;
+    for (name, want) in load(path) {
+        let Some(got) = diffusion_table(&name) else {
+            println!("skipped: {name} of {path} is no table that we know");
+            continue;
+        };
+        assert_eq!(got.size(), want.size(), "{path}: {name}");
+        let error = relative(&got, &want, 0.0);
+        assert!(error < 1e-5, "{path}: {name} differs by {error:e}");
+        println!("{path}: {name} {error:e}");
+        compared += 1;
+    }
+    compared
+}
+
+#[test]
+fn oracle_ttt_diffusion_tables_are_those_of_the_reference() {
+    for path in oracle::ttt_files("diffusion_tables") {
+        diffusion_tables(&path);
+    }
+}
+
+/// Samples with the recorded noise and the toy network that the file's metadata writes down; returns the number of steps.
+fn sampler_trace(path: &Utf8Path) -> usize {
+    let case = load(path);
+    let about = metadata(path);
+    if !about.get("net").is_some_and(|net| net.starts_with("0.3*tanh(x)+0.05*mean(c)+1e-4*t")) {
+        println!("skipped: {path} was made with another network: {:?}", about.get("net"));
+        return 0;
+    }
+    let want = &case["x_after_each_step"];
+    let steps = want.size()[0] as usize - 1;
+    let (draws, mean) = (&case["noise_draws_in_call_order"], |name: &str| case[name].mean(Kind::Float));
+    let (text, none) = (mean("cond"), mean("uncond"));
+    let network = |x: &Tensor, timestep: i64| {
+        let velocity = |mean: &Tensor| x.tanh() * 0.3 + mean * 0.05 + 1e-4 * timestep as f64;
+        Ok::<_, Infallible>(Prediction { without_text: velocity(&none), with_text: velocity(&text) })
+    };
+    // From its second step on the reference draws twice, and uses the second; the last step draws nothing.
+    let twice = draws.size()[0] as usize == 2 * steps - 3;
+    let draw = |step: usize| draws.get(if twice { 2 * step } else { step } as i64);
+    let mut step = 0;
+    let after = |x: &Tensor| {
+        step += 1;
+        let error = relative(x, &want.get(step), 0.0);
+        assert!(error < 1e-5, "{path}: after step {step} the sample differs by {error:e}");
+    };
+    let sampled = Sampler::new(steps, Guidance::default()).sample(&case["x0"], network, draw, after);
+    let error = relative(&sampled.expect("nothing can fail"), &case["final"], 0.0);
+    assert!(error < 1e-5, "{path}: the sample differs by {error:e}");
+    println!("{path}: {steps} steps, the sample differs by {error:e}");
+    steps
+}
+
+#[test]
+fn oracle_ttt_sampler_walks_as_the_reference_does() {
+    for path in oracle::ttt_files("sampler_trace") {
+        sampler_trace(&path);
+    }
+}
+
+/// One of the project's own files.
+fn own(name: &str) -> Utf8PathBuf {
+    Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/ttt")).join(name)
+}
+
+#[test]
+fn files_of_twice_as_many_samples_with_less_in_them_are_compared_too() {
+    let keep = tempfile::tempdir().expect("a temporary folder");
+    let place = Utf8Path::from_path(keep.path()).expect("a path in UTF-8");
+    let twice = |name: &str, what: fn(&str) -> Twice| {
+        write_twice(&own(name), &place.join(name), what);
+        place.join(name)
+    };
+    let path = twice("op_ttt_mlp_hd16.safetensors", |name| match name {
+        name if name.ends_with("eps1e-8") => Twice::Out,
+        name if name.starts_with("grad.X") || name.starts_with("grad.eta") => Twice::Again,
+        name if name.starts_with("grad.") => Twice::Sum,
+        name if name.starts_with("ttt_norm") || name.starts_with(['W', 'b']) => Twice::Same,
+        _ => Twice::Again,
+    });
+    assert_eq!(operator(&path), 3 * 10);
+    let path = twice("layer_ttt_linear_3seg.safetensors", |name| match name {
+        "aligned.grad.wo.bias" => Twice::Out,
+        "x" | "dy" | "aligned.out" | "aligned.grad.x" => Twice::Again,
+        name if name.starts_with("aligned.") => Twice::Sum,
+        name if name.starts_with("param.") => Twice::Same,
+        _ => Twice::Out,
+    });
+    assert!(layer(&path) > 15);
+    let path = twice("seqblock_ttt_mlp_3seg.safetensors", |name| match name {
+        "text" | "vid" | "aligned.out_vid" | "aligned.out_text" => Twice::Again,
+        name if name.starts_with("param.") => Twice::Same,
+        _ => Twice::Out,
+    });
+    assert_eq!(sequence_block(&path), 1);
+    let path = twice("model_ttt_mlp_3seg.safetensors", |name| match name {
+        "aligned.dit_out" | "aligned.loss_per_sample" => Twice::Again,
+        name if name.starts_with("kernel") => Twice::Out,
+        name if name.contains('.') => Twice::Same,
+        _ => Twice::Again,
+    });
+    assert!(network(&path) > 200);
 }

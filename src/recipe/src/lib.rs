@@ -21,6 +21,9 @@ mod model;
 mod model_table;
 mod nearest;
 mod optim;
+#[cfg(test)]
+#[path = "../../../tests/oracle/mod.rs"]
+mod oracle;
 mod params;
 mod recipe;
 mod schema;

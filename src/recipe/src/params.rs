@@ -315,11 +315,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::io::Read;
 
-    use camino::{Utf8Path, Utf8PathBuf};
+    use camino::Utf8Path;
     use serde_json::Value;
 
     use super::*;
     use crate::LrAlignment;
+    use crate::oracle;
 
     /// CogVideoX-5B, with the input of 49 frames of 480 × 720 pixels.
     fn cogvideox_5b() -> Model {
@@ -441,18 +442,6 @@ mod tests {
         assert!(zeros.iter().all(|spec| spec.name.ends_with("linear.weight") || spec.name == "final.proj.weight"));
     }
 
-    /// Every folder of a diffusers model among the fixtures, or in the folder that `VIDTUI_ORACLE` names.
-    fn diffusers_models() -> Vec<Utf8PathBuf> {
-        let root = std::env::var("VIDTUI_ORACLE").unwrap_or("../../tests/fixtures/oracle".into());
-        let folder = Utf8PathBuf::from(root).join("cogvideox");
-        let Ok(entries) = folder.read_dir_utf8() else {
-            println!("skipped: there is no {folder}");
-            return Vec::new();
-        };
-        let models = entries.map(|entry| entry.unwrap().into_path().join("transformer"));
-        models.filter(|model| model.join("config.json").is_file()).collect()
-    }
-
     /// Name and shape of every tensor of a safetensors file: eight bytes of length, then a JSON object.
     fn header(path: &Utf8Path) -> BTreeMap<String, Vec<usize>> {
         let mut file = std::fs::File::open(path).unwrap();
@@ -465,48 +454,48 @@ mod tests {
         tensors.map(|(name, info)| (name, serde_json::from_value(info["shape"].clone()).unwrap())).collect()
     }
 
+    /// The model of a `config.json`, in which diffusers allows all to be left out that has a default.
     fn model_of(config: &Value) -> Model {
-        let size = |key: &str| config[key].as_u64().unwrap() as usize;
-        let flag = |key: &str| config[key].as_bool().unwrap();
+        let size = |key: &str, default: usize| config[key].as_u64().map_or(default, |size| size as usize);
+        let flag = |key: &str| config[key].as_bool().unwrap_or(false);
         Model {
             positions: match (flag("use_learned_positional_embeddings"), flag("use_rotary_positional_embeddings")) {
                 (true, _) => Positions::Learned,
                 (false, true) => Positions::Rope,
                 (false, false) => Positions::SinCos,
             },
-            num_layers: size("num_layers"),
-            num_heads: size("num_attention_heads"),
-            head_dim: size("attention_head_dim"),
-            time_embed_dim: size("time_embed_dim"),
-            text_dim: size("text_embed_dim"),
-            text_len: size("max_text_seq_length"),
+            num_layers: size("num_layers", 30),
+            num_heads: size("num_attention_heads", 30),
+            head_dim: size("attention_head_dim", 64),
+            time_embed_dim: size("time_embed_dim", 512),
+            text_dim: size("text_embed_dim", 4096),
+            text_len: size("max_text_seq_length", 226),
             segments: 1,
             layer: Layer::None,
             ttt_base_lr: 0.1,
             ttt_lr_alignment: LrAlignment::Aligned,
-            in_channels: size("in_channels"),
-            out_channels: size("out_channels"),
-            patch_size: size("patch_size"),
-            patch_size_t: config["patch_size_t"].as_u64().unwrap_or(1) as usize,
-            ofs_embedding: !config["ofs_embed_dim"].is_null(),
-            latent_frames: (size("sample_frames") - 1) / size("temporal_compression_ratio") + 1,
-            latent_height: size("sample_height"),
-            latent_width: size("sample_width"),
+            in_channels: size("in_channels", 16),
+            out_channels: size("out_channels", 16),
+            patch_size: size("patch_size", 2),
+            patch_size_t: size("patch_size_t", 1),
+            ofs_embedding: size("ofs_embed_dim", 0) > 0,
+            latent_frames: (size("sample_frames", 49) - 1) / size("temporal_compression_ratio", 4) + 1,
+            latent_height: size("sample_height", 60),
+            latent_width: size("sample_width", 90),
             ..cogvideox_5b()
         }
     }
 
     #[test]
-    fn every_tensor_of_a_diffusers_folder_is_listed_exactly_once() {
-        for model in diffusers_models() {
-            let config = std::fs::read(model.join("config.json")).unwrap();
+    fn oracle_every_tensor_of_a_diffusers_folder_is_listed_exactly_once() {
+        for model in oracle::models() {
+            let transformer = model.join("transformer");
+            let config = std::fs::read(transformer.join("config.json")).unwrap();
             let specs = param_specs(&model_of(&serde_json::from_slice(&config).unwrap()));
             let named = |spec: &ParamSpec| (spec.diffusers.clone().unwrap(), spec.shape.clone());
             let ours: BTreeMap<_, _> = specs.iter().map(named).collect();
             assert_eq!(ours.len(), specs.len(), "{model}: a name is listed twice");
-            let files = model.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
-            let theirs: Vec<_> =
-                files.filter(|file| file.extension() == Some("safetensors")).flat_map(|file| header(&file)).collect();
+            let theirs: Vec<_> = oracle::weight_files(&transformer).iter().flat_map(|file| header(file)).collect();
             assert_eq!(theirs.len(), ours.len(), "{model}");
             assert_eq!(theirs.into_iter().collect::<BTreeMap<_, _>>(), ours, "{model}");
         }

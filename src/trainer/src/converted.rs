@@ -1,14 +1,14 @@
 //! Converted weights in the trainer, held to the numbers of diffusers: a model that it saved is converted, loaded as a
 //! run loads it, and gives the recorded output and every recorded gradient.
 //!
-//! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` that has a transformer and
-//! a `forward_backward.safetensors`.
+//! Reads every folder `cogvideox/*/` of the oracle that has a transformer and a `forward_backward.safetensors`.
 
 use crate::checkpoint::{self, Restore};
 use crate::data::kind;
 use crate::optim::Moments;
+use crate::oracle;
 use crate::parallelize::{Sharded, layouts, unit_tables};
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use dist::flat::Which;
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
@@ -22,26 +22,12 @@ use std::ops::ControlFlow;
 use tch::{Kind, Tensor};
 use weights::{ConvertRequest, Form, Header};
 
-fn models() -> Vec<Utf8PathBuf> {
-    let root = std::env::var("VIDTUI_ORACLE")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle").into());
-    let folder = Utf8PathBuf::from(root).join("cogvideox");
-    let mut found: Vec<_> = folder
-        .read_dir_utf8()
-        .map(|entries| entries.filter_map(Result::ok).map(|e| e.into_path()).collect::<Vec<_>>())
-        .unwrap_or_default();
-    found.retain(|f| f.join("transformer/config.json").exists() && f.join("forward_backward.safetensors").exists());
-    found.sort();
-    if found.is_empty() {
-        eprintln!("SKIPPED: no recorded models below {folder}");
-    }
-    found
-}
-
+/// A recorded tensor; one in half precision comes in fp32.
 fn tensor(header: &Header, name: &str) -> Tensor {
     let info = header.tensor(name).unwrap();
     let shape: Vec<i64> = info.shape.iter().map(|&d| d as i64).collect();
-    Tensor::from_data_size(&header.read_tensor(name).unwrap(), &shape, kind(info.dtype))
+    let tensor = Tensor::from_data_size(&header.read_tensor(name).unwrap(), &shape, kind(info.dtype));
+    if matches!(tensor.kind(), Kind::Half | Kind::BFloat16) { tensor.to_kind(Kind::Float) } else { tensor }
 }
 
 /// The recipe that begins with the converted model, for inputs of the recorded size.
@@ -50,7 +36,12 @@ fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
     let rest = "[data]\nindex = \"none.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\ndtype = \"float32\"\n";
     std::fs::write(&file, format!("base = \"inner/model.toml\"\n{rest}")).unwrap();
     let latent = &recorded.tensors["in.latent"].shape;
-    let sizes = [("latent_frames", latent[1]), ("latent_height", latent[3]), ("latent_width", latent[4])];
+    let sizes = [
+        ("text_len", recorded.tensors["in.text"].shape[1]),
+        ("latent_frames", latent[1]),
+        ("latent_height", latent[3]),
+        ("latent_width", latent[4]),
+    ];
     let sets = sizes.map(|(key, size)| format!("model.{key}={size}"));
     recipe::load(&file, &sets).unwrap_or_else(|e| panic!("{e}")).recipe
 }
@@ -62,7 +53,21 @@ fn walk(recipe: &Recipe, checkpoint: &Checkpoint, recorded: &Header) -> (Walk, B
     let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
     let mut sharded = checkpoint::Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
     checkpoint::load(&mut sharded, checkpoint, Restore::Weights).unwrap();
-    let network = Network::new(&recipe.model, Keep::Attention, recipe.remat.scan_group);
+    let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));
+    let (keep, scan_group) = (Keep::Attention, recipe.remat.scan_group);
+    let network = match (recorded_tensor("in.rope_cos"), recorded_tensor("in.rope_sin")) {
+        (Some(cos), Some(sin)) => {
+            // diffusers repeats each angle for both members of a pair.
+            let half = |t: Tensor| t.slice(1, 0, None, 2);
+            let rotary = dit::positions::rotary_from(&half(cos), &half(sin), recipe.model.text_len as i64);
+            Network::with_rotary(&recipe.model, keep, scan_group, Some(rotary))
+        }
+        _ => Network::new(&recipe.model, keep, scan_group),
+    };
+    let network = match recorded_tensor("in.ofs") {
+        Some(offset) => network.at_offset(&offset),
+        None => network,
+    };
     let inputs = Inputs {
         latent: tensor(recorded, "in.latent").set_requires_grad(true),
         text: tensor(recorded, "in.text"),
@@ -88,30 +93,47 @@ fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
 }
 
+/// Converts a recorded model, walks through it, and compares all that is recorded; returns the number of gradients.
+fn follow(folder: &Utf8Path) -> usize {
+    let keep = tempfile::tempdir().unwrap();
+    let place = Utf8Path::from_path(keep.path()).unwrap();
+    let request = ConvertRequest::new(folder, place.join("inner"), Form::Internal);
+    let plan = weights::plan_conversion(&request).unwrap_or_else(|failure| panic!("{folder}: {failure}"));
+    plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+    let recorded = Header::read(&oracle::pass(folder)).unwrap();
+    let checkpoint = Checkpoint::open(&place.join("inner")).unwrap();
+    let (walk, grads) = walk(&recipe(place, &recorded), &checkpoint, &recorded);
+    let error = relative(&walk.output, &tensor(&recorded, "out.sample"), 0.0);
+    assert!(error < 1e-5, "{folder}: the output differs by {error:e}");
+    let wanted: BTreeMap<&str, Tensor> = recorded
+        .tensors
+        .keys()
+        .filter_map(|name| Some((name.strip_prefix("out.grad.")?, tensor(&recorded, name))))
+        .collect();
+    for name in grads.keys().filter(|name| !wanted.contains_key(name.as_str())) {
+        println!("skipped: {folder} has no out.grad.{name}");
+    }
+    // Rounding alone is recorded where the gradient is zero: see the test of `dit` on the same numbers.
+    let floor = wanted.values().map(|t| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
+    let got = |name: &str| grads.get(name).unwrap_or_else(|| panic!("{folder}: no gradient for {name}"));
+    let mut errors: Vec<_> = wanted.iter().map(|(name, want)| (relative(got(name), want, floor), *name)).collect();
+    match recorded.tensors.contains_key("out.grad_latent") {
+        true => {
+            let got = walk.grad_latent.expect("the latent asked for a gradient");
+            errors.push((relative(&got, &tensor(&recorded, "out.grad_latent"), 0.0), "the latent"));
+        }
+        false => println!("skipped: {folder} has no out.grad_latent"),
+    }
+    if let Some(worst) = errors.iter().max_by(|a, b| a.0.total_cmp(&b.0)) {
+        assert!(worst.0 < 1e-4, "{folder}: the gradient of {} differs by {:e}", worst.1, worst.0);
+        println!("{folder}: output {error:e}, {} gradients, worst {:e} ({})", errors.len(), worst.0, worst.1);
+    }
+    errors.len()
+}
+
 #[test]
 fn oracle_converted_weights_give_the_outputs_and_gradients_of_diffusers() {
-    for folder in models() {
-        let keep = tempfile::tempdir().unwrap();
-        let place = Utf8Path::from_path(keep.path()).unwrap();
-        let request = ConvertRequest::new(&folder, place.join("inner"), Form::Internal);
-        let plan = weights::plan_conversion(&request).unwrap();
-        plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
-        let recorded = Header::read(&folder.join("forward_backward.safetensors")).unwrap();
-        let checkpoint = Checkpoint::open(&place.join("inner")).unwrap();
-        let (walk, grads) = walk(&recipe(place, &recorded), &checkpoint, &recorded);
-        let error = relative(&walk.output, &tensor(&recorded, "out.sample"), 0.0);
-        assert!(error < 1e-5, "{folder}: the output differs by {error:e}");
-        let wanted: BTreeMap<&str, Tensor> = recorded
-            .tensors
-            .keys()
-            .filter_map(|name| Some((name.strip_prefix("out.grad.")?, tensor(&recorded, name))))
-            .collect();
-        assert!(wanted.keys().copied().eq(grads.keys().map(String::as_str)), "{folder}: other gradients");
-        // Rounding alone is recorded where the gradient is zero: see the test of `dit` on the same numbers.
-        let floor = wanted.values().map(|t| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
-        let worst = wanted.iter().map(|(name, want)| (relative(&grads[*name], want, floor), *name));
-        let worst = worst.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-        assert!(worst.0 < 1e-4, "{folder}: the gradient of {} differs by {:e}", worst.1, worst.0);
-        println!("{folder}: output {error:e}, {} gradients, worst {:e} ({})", wanted.len(), worst.0, worst.1);
+    for folder in oracle::passes() {
+        follow(&folder);
     }
 }

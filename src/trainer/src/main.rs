@@ -12,6 +12,9 @@ mod interface;
 mod log;
 mod memory;
 mod optim;
+#[cfg(test)]
+#[path = "../../../tests/oracle/mod.rs"]
+mod oracle;
 mod parallelize;
 mod rank;
 mod seeds;

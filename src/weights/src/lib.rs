@@ -23,6 +23,9 @@ mod lora;
 mod made;
 mod merge;
 mod naming;
+#[cfg(test)]
+#[path = "../../../tests/oracle/mod.rs"]
+mod oracle;
 mod pickle;
 mod pieces;
 mod report;

@@ -1,58 +1,105 @@
 //! Reading recorded numbers, and comparing with them.
 
-use camino::{Utf8Path, Utf8PathBuf};
+#![allow(dead_code, reason = "each test program compiles this module, and not each needs all of it")]
+
+#[path = "../../../../tests/oracle/mod.rs"]
+pub mod oracle;
+
+use camino::Utf8Path;
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
 
 /// Tensors by name.
 pub type Tensors = HashMap<String, Tensor>;
+/// The free text of a safetensors file, by key.
+pub type About = HashMap<String, String>;
 
-/// The folder of recorded numbers: `VIDTUI_ORACLE`, or the project's own.
-pub fn oracle() -> Utf8PathBuf {
-    std::env::var("VIDTUI_ORACLE")
-        .map_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle").into(), Utf8PathBuf::from)
-}
-
-/// Entries below a folder of the oracle for which `wanted` holds; says aloud when there are none.
-pub fn entries(below: &str, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
-    let root = oracle().join(below);
-    let mut found: Vec<_> = root
-        .read_dir_utf8()
-        .map(|entries| entries.filter_map(Result::ok).map(|e| e.into_path()).filter(|p| wanted(p)).collect())
-        .unwrap_or_default();
-    found.sort();
-    if found.is_empty() {
-        eprintln!("SKIPPED: nothing of the kind below {root}");
-    }
-    found
-}
-
-/// Reads every tensor of a safetensors file.
-pub fn read(path: &Utf8Path, into: &mut Tensors) {
+/// Reads every tensor of a safetensors file into `tensors`; those in half precision come in fp32.
+pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
     for (name, view) in SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")).iter() {
-        let kind = match view.dtype() {
-            Dtype::F32 => Kind::Float,
-            Dtype::F64 => Kind::Double,
-            Dtype::I64 => Kind::Int64,
+        let (kind, wanted) = match view.dtype() {
+            Dtype::F32 => (Kind::Float, Kind::Float),
+            Dtype::F64 => (Kind::Double, Kind::Double),
+            Dtype::F16 => (Kind::Half, Kind::Float),
+            Dtype::BF16 => (Kind::BFloat16, Kind::Float),
+            Dtype::I32 => (Kind::Int, Kind::Int64),
+            Dtype::I64 => (Kind::Int64, Kind::Int64),
             other => panic!("{path}: {name} is {other:?}"),
         };
         let shape: Vec<i64> = view.shape().iter().map(|&s| s as i64).collect();
-        into.insert(name.to_owned(), Tensor::from_data_size(view.data(), &shape, kind));
+        tensors.insert(name.to_owned(), Tensor::from_data_size(view.data(), &shape, kind).to_kind(wanted));
     }
+}
+
+/// Every tensor of a safetensors file.
+pub fn load(path: &Utf8Path) -> Tensors {
+    let mut tensors = Tensors::new();
+    read(path, &mut tensors);
+    tensors
+}
+
+/// The free text of a safetensors file.
+pub fn metadata(path: &Utf8Path) -> About {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
+    header.metadata().clone().unwrap_or_default()
+}
+
+/// Writes a safetensors file.
+pub fn write(path: &Utf8Path, tensors: &Tensors, about: About) {
+    let bytes = |tensor: &Tensor| {
+        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+        tensor.contiguous().copy_data_u8(&mut bytes, tensor.numel());
+        bytes
+    };
+    let data: Vec<(&String, &Tensor, Vec<u8>)> = tensors.iter().map(|(name, t)| (name, t, bytes(t))).collect();
+    let views = data.iter().map(|(name, tensor, data)| {
+        let dtype = match tensor.kind() {
+            Kind::Float => Dtype::F32,
+            Kind::Double => Dtype::F64,
+            Kind::Half => Dtype::F16,
+            Kind::BFloat16 => Dtype::BF16,
+            Kind::Int64 => Dtype::I64,
+            other => panic!("{name} is {other:?}"),
+        };
+        let shape = tensor.size().iter().map(|&s| s as usize).collect();
+        (*name, TensorView::new(dtype, shape, data).unwrap_or_else(|e| panic!("{name}: {e}")))
+    });
+    let file = safetensors::serialize(views, Some(about)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    std::fs::write(path, file).unwrap_or_else(|e| panic!("{path}: {e}"));
+}
+
+/// What becomes of a recorded tensor when every sample is there twice.
+pub enum Twice {
+    /// A number for each sample: the samples again.
+    Again,
+    /// The sum over samples of a gradient.
+    Sum,
+    /// The same.
+    Same,
+    /// Left out: nothing needs it.
+    Out,
+}
+
+/// Writes a recorded file again, as it would be for every sample twice.
+pub fn write_twice(from: &Utf8Path, to: &Utf8Path, what: impl Fn(&str) -> Twice) {
+    let change = |(name, tensor): (String, Tensor)| {
+        let tensor = match what(&name) {
+            Twice::Again => Tensor::cat(&[&tensor, &tensor], 0),
+            Twice::Sum => tensor * 2.0,
+            Twice::Same => tensor,
+            Twice::Out => return None,
+        };
+        Some((name, tensor))
+    };
+    write(to, &load(from).into_iter().filter_map(change).collect(), metadata(from));
 }
 
 /// `‖got - want‖ / max(‖want‖, floor)`
 pub fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
     let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
-}
-
-/// The free text of a safetensors file, by key.
-#[allow(dead_code, reason = "each test program compiles this module, and not each reads metadata")]
-pub fn metadata(path: &Utf8Path) -> HashMap<String, String> {
-    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
-    header.metadata().clone().unwrap_or_default()
 }

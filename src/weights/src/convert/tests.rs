@@ -3,6 +3,7 @@ use super::*;
 use crate::Header;
 use crate::cast;
 use crate::fixtures::temp;
+use crate::oracle;
 use crate::source::TTT_FILE;
 use crate::stored::Stored;
 use crate::stored::{Files, Tensors};
@@ -17,19 +18,6 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 const NOW_S: f64 = 1_763_600_000.0;
-
-/// Every diffusers model among the fixtures, or in the folder that `VIDTUI_ORACLE` names.
-fn oracle_models() -> Vec<Utf8PathBuf> {
-    let root = std::env::var("VIDTUI_ORACLE").unwrap_or("../../tests/fixtures/oracle".into());
-    let folder = Utf8PathBuf::from(root).join("cogvideox");
-    let Ok(entries) = folder.read_dir_utf8() else {
-        println!("skipped: there is no {folder}");
-        return Vec::new();
-    };
-    let models =
-        entries.map(|entry| entry.unwrap().into_path()).filter(|f| f.join("transformer/config.json").is_file());
-    models.collect()
-}
 
 /// A small model with rotary positions, from the project's own fixtures.
 fn small() -> Utf8PathBuf {
@@ -92,7 +80,7 @@ fn names(folder: &Utf8Path) -> Vec<String> {
 
 #[test]
 fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
-    for model in oracle_models() {
+    for model in oracle::models() {
         let (_keep, folder) = temp();
         let (inner, back) = (folder.join("inner"), folder.join("back"));
         // As a pipeline there, in several files back.
@@ -134,7 +122,7 @@ fn the_configuration_of_a_model_with_patches_in_time_comes_back_whatever_it_says
 
 #[test]
 fn a_checkpoint_made_of_an_oracle_folder_is_complete_and_has_every_parameter_of_its_model() {
-    for model in oracle_models() {
+    for model in oracle::models() {
         let (_keep, folder) = temp();
         let place = folder.join("inner");
         let plan = plan_conversion(&ConvertRequest::new(&model, &place, Form::Internal)).unwrap();
@@ -734,7 +722,7 @@ fn diffusers_loads_what_was_made_of_an_oracle_folder_and_finds_the_same_tensors(
     };
     let (_keep, folder) = temp();
     let mut args = Vec::new();
-    for (n, model) in oracle_models().iter().enumerate() {
+    for (n, model) in oracle::models().iter().enumerate() {
         let (inner, outer) = (folder.join(format!("inner{n}")), folder.join(format!("outer{n}")));
         go(&ConvertRequest::new(model, &inner, Form::Internal)).unwrap();
         go(&ConvertRequest { shard_bytes: Some(300_000), ..ConvertRequest::new(&inner, &outer, Form::Diffusers) })

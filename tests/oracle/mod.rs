@@ -1,0 +1,98 @@
+//! Where recorded numbers are: the project's own fixtures, or the folder that `VIDTUI_ORACLE` names.
+//!
+//! Every crate that is held to them compiles this file into its tests.
+
+#![allow(dead_code, reason = "no crate needs all of it")]
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+/// The variable with the folder of somebody else's recorded numbers.
+pub const VARIABLE: &str = "VIDTUI_ORACLE";
+
+/// What such a folder holds.
+const KINDS: [&str; 2] = ["cogvideox", "ttt"];
+
+/// The folder of recorded numbers.
+///
+/// # Panics
+/// When the variable names no such folder: a test of nothing must not pass.
+pub fn root() -> Utf8PathBuf {
+    let workspace = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let here = std::env::current_dir().expect("tests run somewhere");
+    let here = Utf8PathBuf::try_from(here).expect("the project's path is UTF-8");
+    match std::env::var(VARIABLE) {
+        Ok(named) => find(&named, &[&here, workspace]).unwrap_or_else(|why| panic!("{why}")),
+        Err(std::env::VarError::NotPresent) => workspace.join("tests/fixtures/oracle"),
+        Err(error) => panic!("{VARIABLE}: {error}"),
+    }
+}
+
+/// The folder that `named` stands for, when it is relative from one of `bases`.
+pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
+    if named.is_empty() {
+        return Err(format!("{VARIABLE} is set to nothing: name a folder, or unset it"));
+    }
+    // A base in front of an absolute path leaves that as it is.
+    let mut tried: Vec<Utf8PathBuf> = bases.iter().map(|base| base.join(named)).collect();
+    tried.dedup();
+    let fits = |folder: &&Utf8PathBuf| KINDS.iter().any(|kind| folder.join(kind).is_dir());
+    tried.iter().find(fits).cloned().ok_or_else(|| {
+        let tried = tried.iter().map(|path| path.as_str()).collect::<Vec<_>>().join(", ");
+        format!("{VARIABLE} is {named}, and no folder with {} in it is there: {tried}", KINDS.join(" or "))
+    })
+}
+
+/// What is in the folder `below` of the oracle and is `wanted`; says aloud when there is nothing of that kind.
+pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
+    let folder = root().join(below);
+    let mut found: Vec<Utf8PathBuf> = match folder.read_dir_utf8() {
+        Ok(entries) => entries.map(|entry| entry.unwrap_or_else(|e| panic!("{folder}: {e}")).into_path()).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => panic!("{folder}: {error}"),
+    };
+    found.retain(|path| wanted(path));
+    found.sort();
+    if found.is_empty() {
+        println!("skipped: no {kind} in {folder}");
+    }
+    found
+}
+
+/// The files `START*.safetensors` of TTT layers.
+pub fn ttt_files(start: &str) -> Vec<Utf8PathBuf> {
+    entries("ttt", &format!("{start}*.safetensors"), |path| {
+        path.extension() == Some("safetensors") && path.file_name().is_some_and(|name| name.starts_with(start))
+    })
+}
+
+/// The diffusers models.
+pub fn models() -> Vec<Utf8PathBuf> {
+    entries("cogvideox", "*/transformer/config.json", |folder| folder.join("transformer/config.json").is_file())
+}
+
+/// Where a model's recorded pass is.
+pub fn pass(model: &Utf8Path) -> Utf8PathBuf {
+    model.join("forward_backward.safetensors")
+}
+
+/// The diffusers models with a recorded pass forward and back.
+pub fn passes() -> Vec<Utf8PathBuf> {
+    entries("cogvideox", "*/forward_backward.safetensors beside a transformer/config.json", |folder| {
+        folder.join("transformer/config.json").is_file() && pass(folder).is_file()
+    })
+}
+
+/// The files with the weights of a diffusers model, as diffusers chooses them: those in the index, or the only one. Variants
+/// such as `.fp16.` beside them are others.
+pub fn weight_files(transformer: &Utf8Path) -> Vec<Utf8PathBuf> {
+    let whole = transformer.join("diffusion_pytorch_model.safetensors");
+    let index = Utf8PathBuf::from(format!("{whole}.index.json"));
+    if !index.is_file() {
+        return vec![whole];
+    }
+    let text = std::fs::read(&index).unwrap_or_else(|e| panic!("{index}: {e}"));
+    let index: serde_json::Value = serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{index}: {e}"));
+    let map = index["weight_map"].as_object().expect("an index maps weights to files");
+    let files: std::collections::BTreeSet<&str> = map.values().filter_map(|file| file.as_str()).collect();
+    files.into_iter().map(|file| transformer.join(file)).collect()
+}
