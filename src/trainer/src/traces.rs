@@ -1,10 +1,11 @@
-//! Twenty optimizer steps held to the reference's own, on every mesh.
+//! Optimizer steps held to the reference's own, on every mesh, with blocks that run again and with none that does.
 //!
-//! Reads `ttt/train_*.safetensors` below `tests/fixtures/oracle`, or below the folder in `VIDTUI_ORACLE`, and takes all
-//! sizes and settings from the files. Ranks are threads here, each with groups of its own over gloo.
+//! Reads `ttt/train_*.safetensors` of the oracle, and takes all sizes and settings from the files. The ranks of a mesh are
+//! processes: this test program starts itself again for each, with its place in the environment, over gloo.
 
 use crate::init;
 use crate::optim::Moments;
+use crate::oracle;
 use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::step::{Outcome, Step};
 use crate::wishes::Wishes;
@@ -18,9 +19,44 @@ use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
     RematMode, RunLimits, Train, Trainable,
 };
+use safetensors::tensor::TensorView;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::process::{Child, Command};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use weights::Header;
+
+/// What a process that is one rank is told: the folder with its runs, and its number.
+const RANK: &str = "VIDTUI_TRACES_RANK";
+
+/// How long ranks wait for each other on a machine that has other things to do.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A mesh of one rank.
+const ALONE: Mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
+
+const BLOCK: Remat =
+    Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4, shard_inputs: false };
+const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
+const LEAST: Remat = Remat { group: 2, keep_attention: false, scan_group: 1, ..BLOCK };
+
+/// A recorded run, and how it is run again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Again {
+    path: Utf8PathBuf,
+    mesh: Mesh,
+    grad_accum: usize,
+    remat: Remat,
+}
+
+impl std::fmt::Display for Again {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Again { path, mesh, grad_accum, remat } = self;
+        write!(f, "{path} on {mesh}, accumulation {grad_accum}, {remat:?}")
+    }
+}
 
 /// A recorded run.
 struct Trace {
@@ -43,14 +79,52 @@ impl Trace {
     }
 
     fn about<T: std::str::FromStr<Err: std::fmt::Debug>>(&self, key: &str) -> T {
-        self.header.metadata[key].parse().unwrap()
+        let value = self.header.metadata.get(key).unwrap_or_else(|| panic!("{}: no {key}", self.header.path));
+        value.parse().unwrap_or_else(|e| panic!("{}: {key} is {value}: {e:?}", self.header.path))
+    }
+
+    /// Steps and samples in a step that are recorded: perhaps fewer steps than the schedule has.
+    fn steps_and_batch(&self) -> (usize, usize) {
+        let shape = &self.header.tensor("in.timestep").unwrap().shape;
+        (shape[0], shape[1])
+    }
+
+    /// For each column of the learning rates, whether it is one of TTT layers.
+    fn groups(&self) -> Vec<bool> {
+        let names: String = self.about("groups");
+        let names = names.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| !name.is_empty());
+        names.map(|name| name.contains("ttt")).collect()
+    }
+
+    /// One rank; data ranks in one axis, in more of it, and in two; TP alone and with data ranks; one rank that accumulates.
+    /// Four samples and an even number of heads make it 1, 2, 4, 2 × 2, TP 2, 2 × TP 2, and two parts.
+    fn meshes(&self) -> [(Mesh, usize); 7] {
+        let least = |n: usize| (2..=n).find(|d| n.is_multiple_of(*d)).unwrap_or(2);
+        let model = self.recipe(ALONE, 1, BLOCK).model;
+        let (dp, tp) = (least(self.steps_and_batch().1), least(model.num_heads));
+        let mesh = |dp_replicate, dp_shard, tp| Mesh { dp_replicate, dp_shard, tp };
+        [
+            (ALONE, 1),
+            (mesh(1, dp, 1), 1),
+            (mesh(1, dp * dp, 1), 1),
+            (mesh(dp, dp, 1), 1),
+            (mesh(1, 1, tp), 1),
+            (mesh(1, dp, tp), 1),
+            (ALONE, dp),
+        ]
+    }
+
+    /// Why the run does not go on a mesh. What one rank cannot do either is not the mesh's fault.
+    fn unfit(&self, mesh: Mesh, grad_accum: usize) -> Option<String> {
+        let why = |mesh, grad_accum| self.recipe(mesh, grad_accum, BLOCK).check().err().map(|error| error.why);
+        let here = why(mesh, grad_accum);
+        if here == why(ALONE, 1) { None } else { here }
     }
 
     /// The recipe that was run, on a mesh of ours.
     fn recipe(&self, mesh: Mesh, grad_accum: usize, remat: Remat) -> Recipe {
-        let config: serde_json::Value = serde_json::from_str(&self.header.metadata["config"]).unwrap();
-        let size = |key: &str| config[key].as_u64().unwrap() as usize;
-        let batch = self.header.tensor("in.timestep").unwrap().shape[1];
+        let config: serde_json::Value = serde_json::from_str(&self.about::<String>("config")).unwrap();
+        let size = |key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{}: {key}", self.header.path)) as usize;
         let betas: String = self.about("betas");
         let (beta1, beta2) = betas.split_once(',').unwrap();
         Recipe {
@@ -85,10 +159,10 @@ impl Trace {
                 spatial_interpolation: 1.0,
                 temporal_interpolation: 1.0,
             },
-            data: Data { index: Utf8PathBuf::new(), null_text: Utf8PathBuf::new() },
+            data: Data { index: "none.jsonl".into(), null_text: Utf8PathBuf::new() },
             train: Train {
                 steps: self.about("steps"),
-                global_batch: batch,
+                global_batch: self.steps_and_batch().1,
                 grad_accum,
                 seed: 1,
                 trainable: if config["adapter_method"] == "qkvo" { Trainable::Qkvo } else { Trainable::All },
@@ -105,8 +179,8 @@ impl Trace {
                 schedule: recipe::Schedule::Linear,
                 schedule_ttt: recipe::Schedule::Cosine,
                 warmup_steps: self.about("warmup"),
-                beta1: beta1.parse().unwrap(),
-                beta2: beta2.parse().unwrap(),
+                beta1: beta1.trim().parse().unwrap(),
+                beta2: beta2.trim().parse().unwrap(),
                 eps: self.about("eps"),
                 weight_decay: self.about("weight_decay"),
                 // The reference groups parameters by what their names contain, and decays gates.
@@ -122,8 +196,8 @@ impl Trace {
     }
 }
 
-/// Runs one rank through the whole trace.
-fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f64) {
+/// Runs one rank through the whole trace; returns what came of each step, and how far the last weights are from those recorded.
+fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Option<f64>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
     init::randomize(&fsdp, &tables, &recipe.model, 1);
@@ -150,7 +224,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f6
     let [latent, text, noise, timestep] =
         ["latent", "text", "noise", "timestep"].map(|n| trace.tensor(&format!("in.{n}")));
     let mut outcomes = Vec::new();
-    for number in 0..recipe.train.steps {
+    for number in 0..trace.steps_and_batch().0 as u64 {
         let outcome = step.run_on(&mut fsdp, &mut moments, number, Wishes::default(), |places| {
             let part =
                 |t: &Tensor| t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64);
@@ -160,66 +234,23 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, f6
         });
         outcomes.push(outcome.unwrap());
     }
-    // How far the weights are from the recorded last ones.
+    if !trace.header.tensors.keys().any(|name| name.starts_with("param.final.")) {
+        return (outcomes, None);
+    }
     let (mut off, mut norm) = (0.0, 0.0);
     for (values, recorded) in pieces(&fsdp, "final") {
         off += (values - &recorded).square().sum(Kind::Double).double_value(&[]);
         norm += recorded.square().sum(Kind::Double).double_value(&[]);
     }
-    (outcomes, (off / norm).sqrt())
+    (outcomes, Some((off / norm).sqrt()))
 }
 
-/// Runs all ranks of a mesh as threads and returns what rank 0 saw, and the worst distance of final weights.
-fn run(trace: &Trace, recipe: &Recipe) -> (Vec<Outcome>, f64) {
-    let world = recipe.mesh.world();
-    if world == 1 {
-        return rank(trace, recipe, MeshGroups::alone());
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = Utf8PathBuf::from_path_buf(folder.path().join("store")).unwrap();
-    let mut all: Vec<(Vec<Outcome>, f64)> = std::thread::scope(|scope| {
-        let start = |number: usize| {
-            let path = &path;
-            scope.spawn(move || {
-                let limit = Duration::from_secs(120);
-                let store = Store::file(path.as_std_path(), world, limit).unwrap();
-                let groups = MeshGroups::join(&store, recipe.mesh, number, Device::Cpu, limit, Some("lo")).unwrap();
-                rank(trace, recipe, groups)
-            })
-        };
-        let ranks: Vec<_> = (0..world).map(start).collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
-    });
-    let worst = all.iter().map(|r| r.1).fold(0.0, f64::max);
-    (all.swap_remove(0).0, worst)
-}
-
-fn traces() -> Vec<Utf8PathBuf> {
-    let root = std::env::var("VIDTUI_ORACLE")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle").into());
-    let folder = Utf8PathBuf::from(root).join("ttt");
-    let found: Vec<_> = folder
-        .read_dir_utf8()
-        .map(|entries| entries.filter_map(Result::ok).map(|e| e.into_path()).collect::<Vec<_>>())
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|p| p.file_name().is_some_and(|name| name.starts_with("train_")))
-        .collect();
-    if found.is_empty() {
-        eprintln!("SKIPPED: no recorded runs below {folder}");
-    }
-    found
-}
-
-/// Compares a run with the trace: losses, gradient norms and learning rates of every step, and the last weights.
-fn check(path: &Utf8Path, mesh: Mesh, grad_accum: usize, remat: Remat) {
-    let trace = Trace::open(path);
-    let recipe = trace.recipe(mesh, grad_accum, remat.clone());
-    let what = format!("{path} on {mesh:?}, accumulation {grad_accum}, {remat:?}");
-    let (outcomes, distance) = run(&trace, &recipe);
+/// Compares what a rank saw with the trace: losses, gradient norms and learning rates of every step, and the last weights.
+fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f64>) {
     let (losses, norms) = (trace.values("out.loss"), trace.values("out.grad_norm_before_clip"));
-    let rates = trace.values("out.lr_used_per_step");
-    let last = outcomes.len() - 1;
+    let (rates, groups) = (trace.values("out.lr_used_per_step"), trace.groups());
+    assert_eq!(rates.len(), groups.len() * outcomes.len(), "{what}: a learning rate for each group and step");
+    let last = (trace.about::<usize>("steps") - 1).max(1);
     let mut worst: f64 = 0.0;
     for (i, outcome) in outcomes.iter().enumerate() {
         // The bound widens from the first step to the last: rounding grows through the optimizer.
@@ -231,57 +262,204 @@ fn check(path: &Utf8Path, mesh: Mesh, grad_accum: usize, remat: Remat) {
         };
         worst = worst.max(compare("loss", outcome.loss, losses[i]));
         compare("gradient norm", outcome.grad_norm, norms[i]);
-        // Groups in the file: TTT without and with decay, the rest without and with decay.
-        let recorded = &rates[4 * i..4 * i + 4];
-        for (got, want) in [
-            (outcome.lr.ttt, recorded[0]),
-            (outcome.lr.ttt, recorded[1]),
-            (outcome.lr.rest, recorded[2]),
-            (outcome.lr.rest, recorded[3]),
-        ] {
-            assert!((got - want).abs() <= 1e-12, "{what}: learning rate of step {i} is {got}, recorded {want}");
+        for (is_ttt, want) in groups.iter().zip(&rates[groups.len() * i..]) {
+            let got = if *is_ttt { outcome.lr.ttt } else { outcome.lr.rest };
+            // As exact as numbers in fp32 can say it.
+            let near = (got - want).abs() <= 1e-6 * want.abs();
+            assert!(near, "{what}: learning rate of step {i} is {got}, recorded {want}");
         }
     }
-    println!("{what}: worst loss {worst:e}, final weights {distance:e}");
-    assert!(distance < 1e-3, "{what}: final weights are off by {distance:e}");
+    match distance {
+        Some(distance) => {
+            println!("{what}: worst loss {worst:e}, final weights {distance:e}");
+            assert!(distance < 1e-3, "{what}: final weights are off by {distance:e}");
+        }
+        None => {
+            println!("{what}: worst loss {worst:e}");
+            println!("skipped: {} has no param.final.*", what.path);
+        }
+    }
 }
 
-const REMAT: Remat =
-    Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4, shard_inputs: false };
+/// Runs one rank through a trace, and compares.
+fn run(what: &Again, groups: MeshGroups) {
+    let trace = Trace::open(&what.path);
+    let recipe = trace.recipe(what.mesh, what.grad_accum, what.remat.clone());
+    let (outcomes, distance) = rank(&trace, &recipe, groups);
+    compare(&trace, what, &outcomes, distance);
+}
+
+/// A process that does not outlive the test that started it.
+struct Process {
+    child: Child,
+    log: Utf8PathBuf,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs every rank of a mesh as a process; each goes through all runs, and compares.
+fn run_in_processes(runs: &[Again]) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = Utf8Path::from_path(folder.path()).unwrap();
+    std::fs::write(folder.join("runs.json"), serde_json::to_string(runs).unwrap()).unwrap();
+    let start = |rank: usize| {
+        let log = folder.join(format!("rank-{rank}.log"));
+        let file = File::create(&log).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "traces::a_rank_of_a_mesh"])
+            .env(RANK, format!("{rank} {folder}"))
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Process { child, log }
+    };
+    let mut ranks: Vec<Process> = (0..runs[0].mesh.world()).map(start).collect();
+    // When one fails, the others notice, and end as well.
+    let done: Vec<bool> = ranks.iter_mut().map(|rank| rank.child.wait().unwrap().success()).collect();
+    let log = |rank: &Process| std::fs::read_to_string(&rank.log).unwrap();
+    println!("{}", log(&ranks[0]));
+    let failed = ranks.iter().zip(done).filter(|(_, done)| !done).map(|(rank, _)| log(rank));
+    let failed = failed.collect::<Vec<_>>().join("\n");
+    assert!(failed.is_empty(), "{failed}");
+}
 
 #[test]
-fn oracle_one_rank_follows_the_reference_for_twenty_steps() {
-    for path in traces() {
-        check(&path, Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 }, 1, REMAT);
+fn a_rank_of_a_mesh() {
+    let Ok(told) = std::env::var(RANK) else { return };
+    let (rank, folder) = told.split_once(' ').unwrap();
+    let folder = Utf8Path::new(folder);
+    tch::set_num_threads(1);
+    let runs: Vec<Again> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
+    for (number, what) in runs.iter().enumerate() {
+        if what.mesh == ALONE {
+            run(what, MeshGroups::alone());
+            continue;
+        }
+        let store = folder.join(format!("store-{number}"));
+        let store = Store::file(store.as_std_path(), what.mesh.world(), LIMIT).unwrap();
+        let rank = rank.parse().unwrap();
+        run(what, MeshGroups::join(&store, what.mesh, rank, Device::Cpu, LIMIT, Some("lo")).unwrap());
     }
+}
+
+/// Runs traces again on those of their meshes that are wanted, each with every remat; returns the number of runs, and says aloud
+/// what does not go.
+fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
+    let mut by_mesh: BTreeMap<_, Vec<Again>> = BTreeMap::new();
+    for path in paths {
+        let trace = Trace::open(path);
+        for (mesh, grad_accum) in trace.meshes().into_iter().filter(|(mesh, _)| wanted(mesh)) {
+            if let Some(why) = trace.unfit(mesh, grad_accum) {
+                println!("skipped: {path} on {mesh}, accumulation {grad_accum}: {why}");
+                continue;
+            }
+            let again = |remat: &Remat| Again { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
+            let key = (mesh.dp_replicate, mesh.dp_shard, mesh.tp);
+            by_mesh.entry(key).or_default().extend(remats.iter().map(again));
+        }
+    }
+    for runs in by_mesh.values() {
+        run_in_processes(runs);
+    }
+    by_mesh.values().map(Vec::len).sum()
+}
+
+fn traces() -> Vec<Utf8PathBuf> {
+    oracle::ttt_files("train_")
+}
+
+#[test]
+fn oracle_one_rank_follows_the_reference_step_by_step() {
+    follow(&traces(), |mesh| *mesh == ALONE, &[BLOCK, NONE]);
 }
 
 #[test]
 fn oracle_every_data_parallel_mesh_follows_the_reference() {
-    for path in traces() {
-        for (dp_replicate, dp_shard) in [(1, 2), (1, 4), (2, 2)] {
-            check(&path, Mesh { dp_replicate, dp_shard, tp: 1 }, 1, REMAT);
-        }
-    }
+    follow(&traces(), |mesh| *mesh != ALONE && mesh.tp == 1, &[BLOCK, NONE]);
 }
 
 #[test]
 fn oracle_every_mesh_with_tp_follows_the_reference() {
-    for path in traces() {
-        let least = Remat { group: 2, keep_attention: false, scan_group: 1, shard_inputs: true, ..REMAT };
-        let most = Remat { mode: RematMode::None, ..REMAT };
-        for (dp_shard, remat) in [(1, REMAT), (1, most), (2, REMAT), (2, least)] {
-            check(&path, Mesh { dp_replicate: 1, dp_shard, tp: 2 }, 1, remat);
+    follow(&traces(), |mesh| mesh.tp > 1, &[BLOCK, NONE]);
+}
+
+/// Writes a run like a recorded one, of so many blocks (those of the file, over and over), samples and steps, as one rank runs it
+/// when nothing runs again. Its groups are in another order, and its last weights are left out.
+fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
+    let folder = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/ttt"));
+    let trace = Trace::open(&folder.join(from));
+    let mut config: serde_json::Value = serde_json::from_str(&trace.about::<String>("config")).unwrap();
+    let recorded = config["num_layers"].as_u64().unwrap() as usize;
+    config["num_layers"] = blocks.into();
+    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    for name in trace.header.tensors.keys() {
+        let whole = || trace.tensor(name);
+        if name.starts_with("in.") {
+            tensors.insert(name.clone(), whole().narrow(0, 0, steps).narrow(1, 0, samples));
+        } else if let Some(rest) = name.strip_prefix("param.init.dit.layers.") {
+            let (block, rest) = rest.split_once('.').unwrap();
+            for again in (block.parse().unwrap()..blocks).step_by(recorded) {
+                tensors.insert(format!("param.init.dit.layers.{again}.{rest}"), whole());
+            }
+        } else if name.starts_with("param.init.") {
+            tensors.insert(name.clone(), whole());
         }
     }
+    let mut about: HashMap<String, String> = trace.header.metadata.clone().into_iter().collect();
+    about.insert("config".into(), config.to_string());
+    about.insert("steps".into(), steps.to_string());
+    about.insert("groups".into(), r#"["other_wd", "ttt_wd", "other_no_wd", "ttt_no_wd"]"#.into());
+    write(to, &tensors, &about);
+    let trace = Trace::open(to);
+    let (outcomes, _) = rank(&trace, &trace.recipe(ALONE, 1, NONE), MeshGroups::alone());
+    let column = |of: fn(&Outcome) -> f64| Tensor::from_slice(&outcomes.iter().map(of).collect::<Vec<_>>());
+    let (rest, ttt) = (column(|o| o.lr.rest), column(|o| o.lr.ttt));
+    tensors.insert("out.loss".into(), column(|o| o.loss));
+    tensors.insert("out.grad_norm_before_clip".into(), column(|o| o.grad_norm));
+    tensors.insert("out.lr_used_per_step".into(), Tensor::stack(&[&rest, &ttt, &rest, &ttt], 1));
+    write(to, &tensors, &about);
+}
+
+fn write(path: &Utf8Path, tensors: &BTreeMap<String, Tensor>, about: &HashMap<String, String>) {
+    let bytes = |tensor: &Tensor| {
+        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
+        tensor.contiguous().copy_data_u8(&mut bytes, tensor.numel());
+        bytes
+    };
+    let data: Vec<(&String, &Tensor, Vec<u8>)> = tensors.iter().map(|(name, t)| (name, t, bytes(t))).collect();
+    let views = data.iter().map(|(name, tensor, data)| {
+        let dtype = match tensor.kind() {
+            Kind::Float => safetensors::Dtype::F32,
+            Kind::Double => safetensors::Dtype::F64,
+            Kind::Int64 => safetensors::Dtype::I64,
+            other => panic!("{name} is {other:?}"),
+        };
+        (*name, TensorView::new(dtype, tensor.size().iter().map(|&d| d as usize).collect(), data).unwrap())
+    });
+    std::fs::write(path, safetensors::serialize(views, Some(about.clone())).unwrap()).unwrap();
 }
 
 #[test]
-fn oracle_accumulation_and_full_recomputation_follow_the_reference() {
-    for path in traces() {
-        let mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
-        check(&path, mesh, 2, REMAT);
-        check(&path, mesh, 1, Remat { keep_attention: false, scan_group: 1, ..REMAT });
-        check(&path, mesh, 1, Remat { mode: RematMode::None, ..REMAT });
-    }
+fn groups_of_blocks_that_run_again_take_the_steps_of_a_run_that_keeps_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(folder.path()).unwrap().join("train_four_blocks.safetensors");
+    // Four blocks in groups of two: the first group is no longer in hand when its backward pass comes.
+    record("train_ttt_mlp_1seg_sft.safetensors", &path, 4, 2, 2);
+    // Two samples go on all meshes but those of four data ranks.
+    let runs = follow(&[path], |_| true, &[LEAST, Remat { shard_inputs: true, ..LEAST }]);
+    assert_eq!(runs, 5 * 2);
+}
+
+#[test]
+fn a_run_of_one_step_of_three_samples_is_compared_on_meshes_of_three() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(folder.path()).unwrap().join("train_one_step.safetensors");
+    record("train_ttt_linear_3seg_sft.safetensors", &path, 2, 3, 1);
+    assert_eq!(follow(&[path], |mesh| mesh.tp == 1, &[BLOCK]), 3);
 }
