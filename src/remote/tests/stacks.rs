@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use cluster::NodeId;
@@ -56,12 +57,20 @@ fn pid_file(leader: i32, node: NodeId) -> PidFile {
 
 /// Waits until the children of a leader have come up.
 fn child_of(leader: i32) -> i32 {
-    loop {
+    let mut child = None;
+    until("it starts a child", || {
         let children = fs::read_to_string(format!("/proc/{leader}/task/{leader}/children")).unwrap();
-        if let Some(child) = children.split_whitespace().next() {
-            return child.parse().unwrap();
-        }
-        std::thread::yield_now();
+        child = children.split_whitespace().next().map(|child| child.parse().unwrap());
+        child.is_some()
+    });
+    child.unwrap()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -71,9 +80,10 @@ fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
     let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap().join(RUN));
     let leader = Leader::start(RUN, "RANK=3 sleep 1000 & wait");
     let rank = child_of(leader.pid());
-    while fs::read_to_string(format!("/proc/{rank}/cmdline")).unwrap_or_default() != "sleep\u{0}1000\u{0}" {
-        std::thread::yield_now();
-    }
+    until("it sleeps", || {
+        fs::read_to_string(format!("/proc/{rank}/cmdline")).unwrap_or_default() == "sleep\u{0}1000\u{0}"
+            && fs::read_to_string(format!("/proc/{rank}/wchan")).unwrap_or_default().contains("nanosleep")
+    });
     let run = RunId::parse(RUN).unwrap();
     let away = PidFile { node: NodeId::new("elsewhere").unwrap(), ..pid_file(leader.pid(), here().unwrap().node) };
     let files = [pid_file(leader.pid(), here().unwrap().node), away];

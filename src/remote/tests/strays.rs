@@ -4,14 +4,15 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use plan::{NodeProcesses, NodeStrays, Reach};
 use remote::{GpuMemory, NodeReport, Patience, end_strays, here, list_processes, local_transports};
 
 /// Long enough for a busy machine; only a failing test waits for it.
-const PATIENCE: Patience =
-    Patience { stop: Duration::ZERO, term: Duration::from_millis(500), kill: Duration::from_secs(60) };
+const LONG: Duration = Duration::from_secs(60);
+const PATIENCE: Patience = Patience { stop: LONG, term: LONG, kill: LONG };
 
 /// A process, ended when the test is over.
 struct Stray(Child);
@@ -41,16 +42,22 @@ fn listed() -> NodeProcesses {
 
 /// Lists until the process is there under the command line that it was given.
 fn picked(command: &str) -> NodeStrays {
+    let deadline = Instant::now() + LONG;
     loop {
         let strays = plan::strays(&listed(), Reach::Own, &|line| line == command);
         if !strays.processes.is_empty() {
             return strays;
         }
+        assert!(Instant::now() < deadline, "{command} is not listed");
     }
 }
 
 fn end(strays: NodeStrays) -> NodeReport {
-    end_strays(&[strays], Reach::Own, &mut local_transports().unwrap(), &PATIENCE, &mut |_| {}).remove(0)
+    end_with(strays, &PATIENCE)
+}
+
+fn end_with(strays: NodeStrays, patience: &Patience) -> NodeReport {
+    end_strays(&[strays], Reach::Own, &mut local_transports().unwrap(), patience, &mut |_| {}).remove(0)
 }
 
 #[test]
@@ -69,9 +76,17 @@ fn what_fits_is_ended_and_verified_and_what_does_not_goes_on() {
 
 #[test]
 fn one_that_ignores_term_is_killed() {
-    let script = "trap '' TERM; : 31415.7; while :; do sleep 1; done";
-    let mut stray = Stray::start("bash", &["-c", script]);
-    let report = end(picked(&format!("bash -c {script}")));
+    let temp = tempfile::tempdir().unwrap();
+    let ready = temp.path().join("ready");
+    let script = format!("trap '' TERM; touch {}; while :; do sleep 1; done", ready.display());
+    let mut stray = Stray::start("bash", &["-c", &script]);
+    let deadline = Instant::now() + LONG;
+    while !ready.exists() {
+        assert!(Instant::now() < deadline, "it does not come up");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let patience = Patience { term: Duration::from_millis(300), ..PATIENCE };
+    let report = end_with(picked(&format!("bash -c {script}")), &patience);
     assert!(report.all_gone(), "{report:?}");
     assert_eq!(report.signals.len(), 2, "{:?}", report.signals);
     assert_eq!(stray.0.wait().unwrap().signal(), Some(9));
