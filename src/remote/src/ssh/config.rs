@@ -74,6 +74,8 @@ pub struct Settings {
     pub host: String,
     /// The name under which its keys are known.
     pub known_as: String,
+    /// The port that is noted beside it: an alias stands for a key whatever the port.
+    pub known_port: u16,
     pub user: String,
     pub port: u16,
     pub keys: Vec<Utf8PathBuf>,
@@ -126,7 +128,7 @@ impl Settings {
 
     /// The keys that are known for the node.
     pub fn known_keys(&self) -> KnownKeys {
-        KnownKeys::read(&self.known_hosts, &self.known_as, self.port)
+        KnownKeys::read(&self.known_hosts, &self.known_as, self.known_port)
     }
 
     /// What only the files tell that the configuration names.
@@ -179,10 +181,13 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
         None
     };
     Settings {
-        known_as: value("hostkeyalias").map_or_else(|| host.clone(), str::to_owned),
+        known_as: alias.map_or_else(|| host.clone(), str::to_owned),
+        known_port: if alias.is_some() { 22 } else { port },
         host,
+    let alias = unless_none("hostkeyalias");
+    let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
         user: value("user").unwrap_or_default().to_owned(),
-        port: value("port").and_then(|port| port.parse().ok()).unwrap_or(22),
+        port,
         keys: identities.collect(),
         only_these_keys: value("identitiesonly") == Some("yes"),
         agent,
@@ -233,7 +238,8 @@ connecttimeout none
 
     #[test]
     fn settings_of_the_user_win_over_the_usual() {
-        assert_eq!(read("hostkeyalias gpu01\n").known_as, "gpu01");
+        let aliased = read("hostkeyalias gpu01\n");
+        assert_eq!((aliased.known_as.as_str(), aliased.known_port, aliased.port), ("gpu01", 22, 2200));
         assert_eq!(read("connecttimeout 3\n").connect_timeout, Duration::from_secs(3));
         assert_eq!(read("stricthostkeychecking accept-new\n").unknown_keys, UnknownKeys::Noted);
         assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trusted);

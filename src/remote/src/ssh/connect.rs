@@ -151,7 +151,7 @@ fn check_key(
     known: &known_hosts::KnownKeys,
     typed: &str,
 ) -> Result<(), Refused> {
-    let (name, port) = (&settings.known_as, settings.port);
+    let (name, port) = (&settings.known_as, settings.known_port);
     let refused = |why: String, fix: String| Refused::new("host key", why, fix);
     let Some((blob, _)) = session.host_key() else {
         return Err(refused("the node showed no key".into(), format!("try `{typed}`")));
@@ -162,6 +162,11 @@ fn check_key(
     let file = if kind.starts_with("ecdsa") { "ecdsa" } else { &short };
     match known.judge(blob) {
         Verdict::Known => Ok(()),
+        // Trusting any key does not mean one that is known to be stolen.
+        Verdict::Revoked { file: list, line } => Err(refused(
+            format!("{shown}, which {list} line {line} declares void"),
+            "do not connect; ask whoever runs the node".into(),
+        )),
         _ if settings.unknown_keys == UnknownKeys::Trusted => Ok(()),
         Verdict::Unknown if settings.unknown_keys == UnknownKeys::Noted => {
             note(settings, &known_hosts::line(name, port, &kind, blob))
@@ -185,10 +190,6 @@ fn check_key(
                 ),
             ))
         }
-        Verdict::Revoked { file: list, line } => Err(refused(
-            format!("{shown}, which {list} line {line} declares void"),
-            "do not connect; ask whoever runs the node".into(),
-        )),
     }
 }
 

@@ -190,7 +190,7 @@ impl OpenSsh {
         if *shared {
             return Ok(());
         }
-        let log = tempfile_name();
+        let log = self.new_log();
         let mut command = self.options.command(&self.login);
         command.args(self.usual()).args(["-o", "ControlMaster=auto", "-o", PERSIST, "-f", "-N", "-E", log.as_str()]);
         // What stays in the background must hold none of our pipes.
@@ -217,6 +217,13 @@ impl OpenSsh {
         command
     }
 
+    /// A new name beside the socket, where nobody else can have put a link.
+    fn new_log(&self) -> Utf8PathBuf {
+        static UNIQUE: AtomicU64 = AtomicU64::new(0);
+        let name = format!("{}-{}.log", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        self.socket.with_file_name(name)
+    }
+
     fn usual(&self) -> Vec<String> {
         let socket = format!("ControlPath={}", self.socket);
         let alive = ["ServerAliveInterval=5", "ServerAliveCountMax=3", "BatchMode=yes", "LogLevel=ERROR"];
@@ -234,13 +241,6 @@ impl Drop for OpenSsh {
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
         }
     }
-}
-
-/// A new name in the folder for temporary files.
-fn tempfile_name() -> Utf8PathBuf {
-    static UNIQUE: AtomicU64 = AtomicU64::new(0);
-    let folder = Utf8PathBuf::try_from(std::env::temp_dir()).unwrap_or_else(|_| "/tmp".into());
-    folder.join(format!("vidtui-ssh-{}-{}.log", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Sorts what the program says by the step at which it failed.
