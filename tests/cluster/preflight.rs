@@ -114,6 +114,36 @@ fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_ask
 }
 
 #[test]
+fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
+    let Some(mut place) = Place::new() else { return };
+    let (shared, own) = (place.rig.share().join("bin"), place.rig.own().join("home/bin"));
+    fs::create_dir_all(&own).unwrap();
+    fs::create_dir_all(&shared).unwrap();
+    // As with homes on NFS that this machine does not mount.
+    for node in place.rig.nodes() {
+        std::os::unix::fs::symlink(&shared, place.rig.node_folder(&node).join("home/bin")).unwrap();
+    }
+    fs::copy(&place.trainer, own.join("vidtui-train")).unwrap();
+    place.trainer = own.join("vidtui-train");
+    let said = place.vidtui(
+        "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",
+    );
+    assert!(said.ok && said.err.contains("1.0 MiB of"), "{}", said.err);
+    assert_eq!(fs::read(shared.join("vidtui-train")).unwrap(), fs::read(&place.trainer).unwrap());
+    assert_eq!(fs::read_dir(&shared).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_machine_that_two_names_mean_is_refused() {
+    let Some(place) = Place::new() else { return };
+    let file = place.rig.share().join("hosts.txt");
+    fs::write(&file, "node01\n10.99.0.2\nnode02\nnode03\n").unwrap();
+    let table = shown(&place, &format!("check configs/demo/2s.toml --hostfile {file} --set mesh.dp_shard=4"));
+    let refused: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
+    assert!(matches!(refused[..], [one] if one.contains("node02 is the same machine as 10.99.0.2")), "{table}");
+}
+
+#[test]
 fn a_folder_that_the_nodes_do_not_share_is_refused() {
     let Some(mut place) = Place::new() else { return };
     // Each node has its own folder under this name.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use recipe::{
     CheckpointPolicy, Curriculum, Data, Device, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
-    RunLimits, Schedule, StageSpec, StageStart, Train, Trainable,
+    RunSettings, Schedule, StageSpec, StageStart, Train, Trainable,
 };
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Liveness, Run, RunDir, RunFacts};
 
@@ -84,7 +84,7 @@ pub fn recipe() -> Recipe {
         },
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
         log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
-        run: RunLimits { time_limit: "none".parse().unwrap() },
+        run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },
     }
 }
 

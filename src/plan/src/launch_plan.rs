@@ -139,7 +139,7 @@ impl Draft<'_> {
             master,
             job_script,
             waived: Vec::new(),
-            push: false,
+            push: self.recipe.run.push_trainer,
         }
     }
 }

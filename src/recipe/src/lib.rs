@@ -38,7 +38,7 @@ pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::RecipeError;
 pub use fit::Fit;
-pub use limits::{RunLimits, TimeLimit};
+pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use mesh::Mesh;
 pub use model::{Layer, LrAlignment, Model, Positions, SEGMENT_FRAMES};

@@ -3,12 +3,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How long an attempt may take.
+/// How an attempt is started, and how long it may take.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RunLimits {
+pub struct RunSettings {
     /// The time that the queue or the budget gives an attempt; it saves and stops before.
     pub time_limit: TimeLimit,
+    /// Whether a launch copies the trainer to nodes that have another one or none.
+    pub push_trainer: bool,
 }
 
 /// A time, or none: `"1h30m"`, `"none"`.

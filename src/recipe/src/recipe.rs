@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Data, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunLimits, SCHEMA, Train,
+    CheckpointPolicy, Command, Data, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunSettings, SCHEMA, Train,
     Trainer, load,
 };
 
@@ -37,7 +37,7 @@ pub struct Recipe {
     /// What is written while training.
     pub log: Log,
     /// When an attempt must end.
-    pub run: RunLimits,
+    pub run: RunSettings,
 }
 
 impl Recipe {

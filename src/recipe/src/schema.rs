@@ -225,4 +225,5 @@ pub static SCHEMA: &[Key] = &[
     preset("log.spike", NOT_NEGATIVE, Preset::Float(10.0), "a loss this many times the usual scatter above the median is told as a spike; 0 tells none"),
 
     preset("run.time_limit", Kind::Time, Preset::Str("none"), "time that an attempt is given, such as 4h or 1d12h: it saves and stops before"),
+    preset("run.push_trainer", Kind::Bool, Preset::Bool(false), "copies the trainer to nodes that have another one or none, as --push does"),
 ];

@@ -1,5 +1,6 @@
 //! What must hold on every node before a run starts there: asked of all nodes at once, in two commands each.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -99,7 +100,27 @@ pub(crate) fn checks(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Tr
         };
         checks.extend(rows.into_iter().map(|(name, result)| Check::new(plan, name, Some(&launch.node), result)));
     }
+    for (node, other) in twins(&asked) {
+        let why = format!("node {node} is the same machine as {other}");
+        let fix = format!("name each machine once: leave one of them out, such as with --exclude {node}");
+        checks.push(Check::new(plan, "machine", Some(node), Err(Failure::new(what, why, fix))));
+    }
     checks
+}
+
+/// Nodes that are a machine which another name before them means too: each would start a supervisor there.
+fn twins(asked: &[Asked]) -> Vec<(&NodeId, &NodeId)> {
+    let mut first_of: BTreeMap<&str, &NodeId> = BTreeMap::new();
+    let mut twins = Vec::new();
+    for asked in asked {
+        let machine = asked.answer.as_ref().ok().and_then(|answered| answered.told.get("machine"));
+        let Some(machine) = machine else { continue };
+        let first = *first_of.entry(machine).or_insert(&asked.node);
+        if *first != asked.node {
+            twins.push((&asked.node, first));
+        }
+    }
+    twins
 }
 
 /// The offset that is right if most clocks are, this machine's among them. Of one node alone, any is: there is no other

@@ -18,7 +18,11 @@ const SOON: Duration = Duration::from_secs(100);
 
 /// Copies the trainer to every node of a plan where it is not the same, all at once.
 ///
-/// It is written beside its place, compared, and renamed into it: whatever runs the former binary goes on with that.
+/// It is written beside its place, compared, and renamed into it: whatever runs the former binary goes on with that. Nodes that
+/// share the folder write to files of their own, and the first that is done spares the others the rename.
+///
+/// It travels through the standard input of commands, not by SFTP, which some servers do not offer, which would need a second
+/// state machine on libssh2's session, and a way of its own through OpenSSH's program.
 ///
 /// # Errors
 /// Names the first node on which it failed; no launch should follow.
@@ -46,12 +50,12 @@ fn to_node(
 ) -> Result<(), RemoteError> {
     let node = transport.node().clone();
     let is_same = |file: &str| format!("[ \"$(sha256sum <{file} 2>/dev/null | cut -d ' ' -f 1)\" = {sha256} ]");
-    let (there, temp) = (quote(path.as_str()), quote(&format!("{path}.new")));
+    let (there, temp) = (quote(path.as_str()), quote(&format!("{path}.new.{node}.{}", std::process::id())));
     let mut ask = |action: &str, script: String, input: Vec<u8>| {
         let command = Command { input, ..Command::new(action, script, SOON) };
         let answer = transport.run(&command)?.text(&node, &command);
         if answer.is_err() {
-            // A half-written file helps nobody; if it cannot be removed, the next push begins it anew.
+            // A half-written file helps nobody.
             let _ = transport.run(&Command::new("remove what arrived", format!("rm -f -- {temp}"), SOON));
         }
         answer
@@ -70,8 +74,11 @@ fn to_node(
         progress(format!("{node}: {} of {} of the trainer", size(done as u64), size(bytes.len() as u64)));
     }
     let place = format!(
-        "{} || {{ echo 'it arrived damaged' >&2; rm -f {temp}; exit 1; }}\nchmod 755 {temp} && mv -f {temp} {there}",
-        is_same(&temp)
+        "{} || {{ echo 'it arrived damaged' >&2; exit 1; }}\n\
+         {} && {{ rm -f -- {temp}; exit; }}\n\
+         chmod 755 {temp} && mv -f -- {temp} {there}",
+        is_same(&temp),
+        is_same(&there),
     );
     ask(&action, place, Vec::new())?;
     Ok(())

@@ -17,7 +17,7 @@ use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
-    RematMode, RunLimits, Train, Trainable,
+    RematMode, RunSettings, Train, Trainable,
 };
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
@@ -191,7 +191,7 @@ impl Trace {
             remat,
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
             log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
-            run: RunLimits { time_limit: "none".parse().unwrap() },
+            run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },
         }
     }
 }

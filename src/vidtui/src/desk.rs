@@ -305,7 +305,7 @@ impl Desk {
         let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
         plan.warnings.extend(wish.fitted.clone());
         let NodesArgs { waive, push, .. } = self.wanted(wish.nodes).clone();
-        Ok(LaunchPlan { waived: waive, push, ..plan })
+        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
     }
 
     /// Finds the weights that a launch begins from; none when they are random.
@@ -351,7 +351,7 @@ impl Desk {
             away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
         })?;
         let warnings = away.into_iter().chain(plan.warnings).collect();
-        Ok(LaunchPlan { waived: nodes.waive.clone(), push: nodes.push, warnings, ..plan })
+        Ok(LaunchPlan { waived: nodes.waive.clone(), push: nodes.push || plan.push, warnings, ..plan })
     }
 
     /// Plans the stage after a run's; starts nothing.
@@ -384,7 +384,7 @@ impl Desk {
         let mut plan = plan::next(&request, &context).map_err(refuse)?;
         plan.warnings.extend(fitted);
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
-        Ok(LaunchPlan { waived: waive, push, ..plan })
+        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
     }
 
     /// Plans which processes to signal; signals nothing.

@@ -1,6 +1,8 @@
 # Says what a launch needs to know of a node. One fact to a line; a last line says that all were told.
 LC_ALL=C
 @ONE_LINE
+# Containers of one machine have the boot in common, and not their processes.
+echo "machine $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
 if [ -x @TRAINER ]; then
     echo "sha256 $(sha256sum <@TRAINER | cut -d ' ' -f 1)"
     if said=$(@TRAINER version --json 2>&1 </dev/null); then
