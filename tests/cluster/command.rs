@@ -118,6 +118,23 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
 }
 
 #[test]
+fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
+    let Some(place) = Place::without_trainer(2) else { return };
+    let recipe = own(&place, 2);
+    let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node01,node02"));
+    place.until_step(&RunDir::new(place.runs.join(run)), 1, 8);
+    place.rig.verb("smi node01 hang").unwrap();
+    let hangs = || {
+        let ask = |command: &str| place.rig.command_on("node01", "pgrep").args(["-f", command]).status().unwrap();
+        ask("bin/nvidia-smi --query-gpu").success()
+    };
+    place.until("it hangs", hangs);
+    let said = place.vidtui("kill latest --yes");
+    assert!(said.ok && said.err.contains("node01: every process is gone"), "{}", said.err);
+    assert!(all_gone(&place) && !hangs());
+}
+
+#[test]
 fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
     let recipe = own(&place, 2);

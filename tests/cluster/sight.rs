@@ -38,6 +38,26 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
 }
 
 #[test]
+fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch("--hostfile hostfiles/rig.txt", 1000);
+    place.until_step(&run, 1, 1);
+    let config = place.rig.ssh_config();
+    let own = fs::read_to_string(&config).unwrap();
+    fs::write(&config, own.replace("User root", "User eve")).unwrap();
+    let status = place.does("status latest");
+    assert!(status.contains("running") || status.contains("saving"), "{status}");
+    for words in ["resume latest", "kill latest --yes"] {
+        let refused = place.vidtui(words);
+        assert!(!refused.ok, "{words}: {}", refused.out);
+    }
+    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "all of them go on");
+    fs::write(&config, own).unwrap();
+    place.does("kill latest --yes");
+    assert!(place.all_gone());
+}
+
+#[test]
 fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it() {
     let Some(place) = Place::new() else { return };
     let run = place.launch("--hostfile hostfiles/rig.txt", 1000);

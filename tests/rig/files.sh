@@ -26,6 +26,9 @@ prepare() {
     # Root's home is the rig's, and root may log in by key where its own account is locked.
     sed "s|^\(root:[^:]*:[^:]*:[^:]*:[^:]*\):[^:]*|\1:$RIG/self/home|" /etc/passwd >"$RIG/passwd"
     (umask 077 && sed 's|^root:[^:]*|root:*|' /etc/shadow >"$RIG/shadow")
+    # Another user, whom the same key lets in.
+    echo "eve:x:1042:1042::$RIG/self/home:/bin/bash" >>"$RIG/passwd"
+    echo 'eve:*:20000::::::' >>"$RIG/shadow"
     for ((i = 1; i <= NODES; i++)); do prepare_node "$i" || return 1; done
     write_ssh_config
     for home in "$RIG"/self/home "$RIG"/nodes/*/home; do ln -s "$RIG/ssh_config" "$home/.ssh/config"; done

@@ -101,9 +101,13 @@ pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
     let mut found: BTreeMap<RunId, FoundRun> = BTreeMap::new();
     for node in seen {
         let mut groups: BTreeMap<(RunId, i32), Vec<&SeenProcess>> = BTreeMap::new();
-        for process in node.processes.iter().filter(|p| p.uid == node.uid && p.pgid > 1) {
+        let own = || node.processes.iter().filter(|p| p.uid == node.uid && p.pgid > 1);
+        for process in own() {
             if let Some(run) = process.run.as_deref().and_then(|run| RunId::parse(run).ok()) {
-                groups.entry((run, process.pgid)).or_default().push(process);
+                // What samples the node has a group of its own in the supervisor's session.
+                let has_leader = own().any(|leader| leader.pid == process.session && leader.run == process.run);
+                let group = if has_leader { process.session } else { process.pgid };
+                groups.entry((run, group)).or_default().push(process);
             }
         }
         for ((run, pgid), members) in groups {
@@ -178,6 +182,7 @@ mod tests {
                 process(44, 0, None, "[python-kworker]"),
                 process(4100, 1000, run, "vidtui-train supervise --run-dir /share/runs/a --attempt 3 --node ml-1"),
                 process(4101, 1000, run, "vidtui-train rank"),
+                SeenProcess { pgid: 4150, ..process(4150, 1000, run, "sh -c query=…") },
                 process(5000, 1000, None, "python3 train.py"),
                 process(5001, 1001, run, "python3 train.py"),
             ],
@@ -202,6 +207,6 @@ mod tests {
         assert_eq!(found[0].dir.as_deref(), Some("/share/runs/a".into()));
         let NodeKill { attempt, pid, pgid, start_ticks, .. } = found[0].nodes[0];
         assert_eq!((found[0].nodes.len(), attempt, pid, pgid, start_ticks), (1, 3, 4100, 4100, 4100));
-        assert!(found[0].nodes[0].why.contains("2 processes (4100, 4101)"), "{}", found[0].nodes[0].why);
+        assert!(found[0].nodes[0].why.contains("3 processes (4100, 4101, 4150)"), "{}", found[0].nodes[0].why);
     }
 }

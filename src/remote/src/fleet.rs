@@ -13,7 +13,7 @@ use crate::command::Command;
 use crate::facts::{self, liveness};
 use crate::slurm::{SlurmNodes, SlurmQueue};
 use crate::ssh::{Ssh, SshOptions};
-use crate::transport::{Group, Transport};
+use crate::transport::Transport;
 use crate::{Here, Local, RemoteError, here, load};
 
 /// How long a node may take to say that it is there.
@@ -31,6 +31,8 @@ pub struct Fleet {
     here: Here,
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
+    /// Which logins by this machine's name lead here, as far as that can be found out.
+    here_by: Mutex<BTreeMap<Login, Option<bool>>>,
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
     slurm: SlurmQueue,
@@ -73,6 +75,7 @@ impl Fleet {
             here: here()?,
             options,
             nodes: Mutex::default(),
+            here_by: Mutex::default(),
             sights: Arc::default(),
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
@@ -92,10 +95,29 @@ impl Fleet {
         &self.here
     }
 
+    /// Tells whether a login leads to this machine, so that no connection is needed. Only then is what is true here true of
+    /// the node: a laptop may have the name of a node.
+    pub fn leads_here(&self, login: &Login) -> bool {
+        self.finds_here(login) == Some(true)
+    }
+
+    /// The same for whoever only looks, and would find nothing elsewhere: a machine whose name nothing resolves is this one.
+    pub fn may_lead_here(&self, login: &Login) -> bool {
+        login.node == self.here.node && self.finds_here(login) != Some(false)
+    }
+
+    fn finds_here(&self, login: &Login) -> Option<bool> {
+        if login.node != self.here.node {
+            return Some(false);
+        }
+        let mut known = self.here_by.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry(login.clone()).or_insert_with(|| self.ssh(login).leads_here())
+    }
+
     /// Tries to reach nodes, all at once, and says which can be.
     pub fn reach(&self, logins: &[Login]) -> Vec<(NodeId, Result<(), RemoteError>)> {
         let reach = |login: &Login| {
-            if login.node == self.here.node {
+            if self.leads_here(login) {
                 return Ok(());
             }
             let command = Command::new("answer", ":", ANSWER);
@@ -112,14 +134,17 @@ impl Fleet {
         })
     }
 
-    /// Returns the ways to this machine and to the nodes of these logins.
+    /// Returns the ways to the nodes of these logins, and first to this machine unless one of them has its name and is another.
     ///
     /// # Errors
     /// As [`here`].
     pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, RemoteError> {
-        let local: Box<dyn Transport> = Box::new(Local::new()?);
-        let others = logins.iter().filter(|login| login.node != self.here.node);
-        Ok([local].into_iter().chain(others.map(|login| Box::new(self.ssh(login)) as Box<dyn Transport>)).collect())
+        let others: Vec<&Login> = logins.iter().filter(|login| !self.leads_here(login)).collect();
+        let is_hidden = others.iter().any(|login| login.node == self.here.node);
+        let local =
+            (!is_hidden).then(|| Local::new().map(|local| Box::new(local) as Box<dyn Transport>)).transpose()?;
+        let others = others.into_iter().map(|login| Box::new(self.ssh(login)) as Box<dyn Transport>);
+        Ok(local.into_iter().chain(others).collect())
     }
 
     /// Reads everything from which the state of a run follows ([`rundir::derive`]), its processes on other nodes among it.
@@ -222,7 +247,7 @@ impl Fleet {
         let mut asked = Vec::new();
         for file in files {
             let login = attempt.logins.iter().find(|login| login.node == file.node);
-            let Some(login) = login.filter(|_| file.node != self.here.node) else {
+            let Some(login) = login.filter(|login| !self.leads_here(login)) else {
                 asked.push(None);
                 continue;
             };
@@ -241,11 +266,7 @@ impl Fleet {
                 let (mut ssh, target, named) = (self.ssh(login), node_kill(run, KillHow::Kill, file), named.clone());
                 let sights = self.sights.clone();
                 thread::spawn(move || {
-                    let seen = match ssh.look(&target) {
-                        Ok(Group::Ours(_)) => Liveness::Alive,
-                        Ok(Group::Gone | Group::NotOurs(_)) => Liveness::Dead,
-                        Err(_) => Liveness::Unknown,
-                    };
+                    let seen = ssh.liveness(&target).unwrap_or(Liveness::Unknown);
                     let mut known = sights.0.lock().unwrap_or_else(PoisonError::into_inner);
                     let earlier = known.get(&named).and_then(|sight| sight.unseen_since_s);
                     let unseen_since_s = (seen == Liveness::Unknown).then(|| earlier.unwrap_or_else(now_s));

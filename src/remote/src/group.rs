@@ -6,7 +6,7 @@
 
 use cluster::NodeId;
 use plan::NodeKill;
-use rundir::RunId;
+use rundir::{Liveness, RunId};
 
 use crate::proc::{self, Stat};
 use crate::{Addressee, Group, Process, Role};
@@ -87,6 +87,8 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
         match judge(process, target) {
             Verdict::Ours => ours.push(*process),
             Verdict::Ending => ending.push(*process),
+            // What has nothing but the session from the run, and is of no run, is no reason to doubt the rest.
+            Verdict::NotOurs(_) if process.run == Ok(None) && !is_in_group_or_named(&process.stat, target) => {}
             Verdict::NotOurs(why) => doubts.push(why),
         }
     }
@@ -113,6 +115,33 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
     if members.is_empty() { Group::Gone } else { Group::Ours(members) }
 }
 
+/// Tells whether what a process file names exists, whoever looks: number and start time name one process of a boot for good,
+/// also where its environment is another user's secret.
+///
+/// What samples the node lives on for moments, or hangs in nvidia-smi, and keeps no run alive.
+pub(crate) fn liveness(target: &NodeKill, seen: &Seen) -> Liveness {
+    if target.boot_id != seen.boot_id {
+        return Liveness::Dead;
+    }
+    let young = || seen.processes.iter().filter(|process| process.stat.start_ticks >= target.start_ticks);
+    let is_exact = |process: &SeenProcess| is_exactly(&process.stat, target);
+    if young().any(|process| is_exact(process) || process.is_marked) {
+        return Liveness::Alive;
+    }
+    // The supervisor's number is in other hands only when its group and its session are empty.
+    if seen.processes.iter().any(|process| process.stat.pid == target.pid) {
+        return Liveness::Dead;
+    }
+    let is_of_run = |process: &SeenProcess| matches!(&process.run, Ok(Some(run)) if run == target.run.as_str());
+    if young().any(|process| process.stat.pgid == target.pgid && is_of_run(process)) {
+        return Liveness::Alive;
+    }
+    if young().any(|process| process.run.is_err() && is_named(&process.stat, target)) {
+        return Liveness::Unknown;
+    }
+    Liveness::Dead
+}
+
 /// Picks those of a run's processes who are to be signalled.
 pub(crate) fn addressees(members: Vec<Process>, to: Addressee) -> Vec<Process> {
     let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
@@ -128,10 +157,17 @@ pub(crate) fn addressees(members: Vec<Process>, to: Addressee) -> Vec<Process> {
 /// Whether a process has a number, a group or a session that the target names. A rank's number in other hands is left
 /// out: that rank is gone. The supervisor's is not, since the group is named after it.
 fn is_named(process: &Stat, target: &NodeKill) -> bool {
-    process.pgid == target.pgid
-        || process.session == target.pid
-        || process.pid == target.pid
-        || target.ranks.iter().any(|rank| rank.pid == process.pid && rank.start_ticks == process.start_ticks)
+    process.session == target.pid || is_in_group_or_named(process, target)
+}
+
+fn is_in_group_or_named(process: &Stat, target: &NodeKill) -> bool {
+    process.pgid == target.pgid || process.pid == target.pid || is_exactly(process, target)
+}
+
+/// Whether it is the supervisor or a rank, by what names it for good during a boot.
+fn is_exactly(process: &Stat, target: &NodeKill) -> bool {
+    let ranks = target.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
+    std::iter::once((target.pid, target.start_ticks)).chain(ranks).any(|one| one == (process.pid, process.start_ticks))
 }
 
 /// What is known about a process that the target names.
@@ -175,4 +211,62 @@ fn describe(process: &SeenProcess, target: &NodeKill) -> Process {
         None => Role::Other,
     };
     Process { pid, pgid, start_ticks, role, state, command: process.command.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rundir::RankPid;
+
+    const BOOT: &str = "4f70";
+
+    /// Supervisor 4100, started at tick 77, with the rank 4101.
+    fn target() -> NodeKill {
+        NodeKill {
+            run: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
+            node: NodeId::new("ml-1").unwrap(),
+            attempt: 1,
+            pid: 4100,
+            pgid: 4100,
+            boot_id: BOOT.into(),
+            start_ticks: 77,
+            ranks: vec![RankPid { rank: 0, pid: 4101, start_ticks: 80 }],
+            why: String::new(),
+        }
+    }
+
+    /// A process of the supervisor's session; another user cannot read what it is started with.
+    fn seen(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> SeenProcess {
+        SeenProcess {
+            stat: Stat { pid, state: 'S', pgid, session: 4100, start_ticks },
+            run: run.map(|run| run.map(str::to_owned)).map_err(str::to_owned),
+            is_marked: false,
+            has_command_line: true,
+            command: "vidtui-train".into(),
+        }
+    }
+
+    fn alive(processes: &[SeenProcess]) -> Liveness {
+        let seen = Seen { boot_id: BOOT.into(), own_group: None, processes: processes.to_vec() };
+        liveness(&target(), &seen)
+    }
+
+    #[test]
+    fn another_users_look_sees_that_a_run_lives_although_it_may_not_signal_it() {
+        let hidden = Err("permission denied");
+        let supervisor = seen(4100, 4100, 77, hidden);
+        assert_eq!(alive(&[supervisor.clone(), seen(4101, 4100, 80, hidden)]), Liveness::Alive);
+        assert_eq!(alive(&[seen(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
+        assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may be the run's");
+        let seen = Seen { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
+        let Group::NotOurs(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
+        assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
+    }
+
+    #[test]
+    fn a_number_in_other_hands_or_another_boot_means_that_the_run_is_gone() {
+        for hidden in [Err("permission denied"), Ok(None), Ok(Some("2026-11-20T0340-demo-k7f2"))] {
+            assert_eq!(alive(&[seen(4100, 4100, 78, hidden)]), alive(&[]), "{hidden:?}");
+        }
+    }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
-use plan::{LaunchPlan, quote};
-use rundir::{Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom};
+use plan::{KillHow, LaunchPlan, node_kill, quote};
+use rundir::{Attempt, Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom};
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
@@ -44,7 +44,7 @@ pub fn execute_launch(
     if plan.push && !plan.attempt.logins.is_empty() {
         push(&what, plan, transports, progress)?;
     }
-    let made = make(&what, plan)?;
+    let made = make(&what, plan, transports)?;
     if plan.job_script.is_some() {
         return match submit_attempt(&what, plan, now_s()) {
             Ok(_) => Ok(plan.dir.clone()),
@@ -86,13 +86,18 @@ pub fn execute_launch(
 
 /// Makes the folder of the run, or of the attempt in it, and returns it.
 ///
-/// All of it is written under a temporary name first, so that it appears whole or not at all.
-pub(crate) fn make(what: &str, plan: &LaunchPlan) -> Result<Utf8PathBuf, Failure> {
+/// All of it is written under a temporary name first, so that it appears whole or not at all. The attempt begins now: since
+/// it was planned, somebody has read a dialog, and a trainer may have been copied.
+pub(crate) fn make(
+    what: &str,
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+) -> Result<Utf8PathBuf, Failure> {
     let number = plan.attempt.number;
     let (parent, target) = if plan.is_new_run() {
         (plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), plan.dir.root.clone())
     } else {
-        check_unchanged(what, plan)?;
+        check_unchanged(what, plan, transports)?;
         (plan.dir.root.as_path(), plan.dir.attempt_dir(number))
     };
     let scratch = Scratch::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
@@ -121,7 +126,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
     if let Some(script) = &plan.job_script {
         rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
-    dir.write_attempt(&plan.attempt)?;
+    dir.write_attempt(&Attempt { started_s: now_s(), ..plan.attempt.clone() })?;
     if plan.is_new_run() {
         dir.write_run(&plan.run)?;
         // Where the weights lie may be gone when those of this run are converted back.
@@ -140,13 +145,24 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
 }
 
 /// The plan was made a moment ago: since then, another program may have resumed the run.
-fn check_unchanged(what: &str, plan: &LaunchPlan) -> Result<(), Failure> {
+fn check_unchanged(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Result<(), Failure> {
     // In this order: whoever starts the attempt between the two reads is seen by the second.
     let mut alive = false;
+    let mut elsewhere = Vec::new();
     for (file, liveness) in pid_files(&plan.dir)? {
         // With an exit file, only its supervisor can be alive, on its way out.
-        alive |= liveness == Liveness::Alive && plan.dir.read_exit(&file.node, file.attempt)?.is_none();
+        if plan.dir.read_exit(&file.node, file.attempt)?.is_some() {
+            continue;
+        }
+        alive |= liveness == Liveness::Alive;
+        // A name that is this machine's own may be another's too.
+        if liveness != Liveness::Alive {
+            elsewhere.push((file.node.clone(), node_kill(&plan.run.id, KillHow::Kill, &file)));
+        }
     }
+    // One that does not answer was no obstacle when the plan was made, and somebody knows.
+    let seen = at_once(elsewhere, transports, |target, transport| transport.liveness(&target));
+    alive |= seen.into_iter().any(|liveness| matches!(liveness, Ok(Liveness::Alive)));
     let newest = plan.dir.attempt_numbers()?.last().copied().unwrap_or(0);
     if newest >= plan.attempt.number {
         return Err(too_late(what, plan));

@@ -11,8 +11,10 @@ use nix::sys::signal;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use plan::NodeKill;
+use rundir::Liveness;
 
 use crate::command::{Command, Output};
+use crate::group::Seen;
 use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
 use crate::{RemoteError, group, pipes, proc};
 
@@ -125,8 +127,11 @@ impl Transport for Local {
     }
 
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        let seen = group::look(target, &self.here.boot_id);
-        Ok(group::judge_all(target, &seen.map_err(|error| self.error("list its processes", error))?))
+        self.seen(target).map(|seen| group::judge_all(target, &seen))
+    }
+
+    fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
+        self.seen(target).map(|seen| group::liveness(target, &seen))
     }
 
     fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
@@ -162,6 +167,10 @@ impl Transport for Local {
 }
 
 impl Local {
+    fn seen(&self, target: &NodeKill) -> Result<Seen, RemoteError> {
+        group::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
+    }
+
     /// A process that ended a moment ago is as good as signalled.
     fn sent(&self, result: nix::Result<()>, action: impl Fn() -> String) -> Result<(), RemoteError> {
         match result {

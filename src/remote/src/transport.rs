@@ -3,6 +3,7 @@ use std::sync::mpsc::{self, Receiver};
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::NodeKill;
+use rundir::Liveness;
 
 use crate::RemoteError;
 use crate::command::{Command, Output};
@@ -30,6 +31,12 @@ pub trait Transport: Send {
     /// # Errors
     /// When the node's processes cannot be looked at.
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError>;
+
+    /// Tells whether the processes of a run exist, also where they are another user's.
+    ///
+    /// # Errors
+    /// When the node's processes cannot be looked at.
+    fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError>;
 
     /// Looks, and if the processes are the run's, signals them. Returns those that were signalled; none if all are gone.
     ///

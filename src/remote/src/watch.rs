@@ -70,7 +70,7 @@ impl Fleet {
     pub fn watch(&self, login: &Login, every: Duration, see: See) -> Watching {
         let inner =
             Arc::new(Inner { every, see: Mutex::new(see), ended: AtomicBool::new(false), source: Mutex::new(None) });
-        let (here, node) = (login.node == self.here().node, login.node.clone());
+        let (here, node) = (self.may_lead_here(login), login.node.clone());
         let ssh = self.ssh(login);
         let watched = inner.clone();
         // The SSH configuration is read first, by a program that takes its time.

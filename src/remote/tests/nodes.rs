@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
 use std::fs;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{self, Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,11 +13,11 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::NodeKill;
 use remote::{
-    Addressee, Command, Flow, Group, Output, RemoteError, Role, Signal, Ssh, SshOptions, Status, Streamed, Streaming,
-    Transport,
+    Addressee, Command, Fleet, Flow, Group, Output, RemoteError, Role, Signal, Ssh, SshOptions, Status, Streamed,
+    Streaming, Transport, here,
 };
 use rig::{Options, Rig};
-use rundir::{Login, RankPid, RunId};
+use rundir::{Liveness, Login, RankPid, RunId};
 
 const LONG: Duration = Duration::from_secs(60);
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
@@ -32,6 +34,15 @@ fn with_rig(nodes: usize, test: impl FnOnce(&Rig) + Send) {
             std::panic::resume_unwind(panic);
         }
     });
+}
+
+/// Asks again and again until something holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn login(node: &str) -> Login {
@@ -156,7 +167,7 @@ fn processes_on_a_node_are_known_and_signalled_by_all_that_names_them() {
         assert_eq!(node.look(&target).unwrap(), Group::Ours(members.clone()), "nothing was signalled so far");
 
         assert_eq!(node.signal(&target, Addressee::Supervisor, Signal::Term).unwrap(), members[..1]);
-        while node.look(&target).unwrap() != Group::Gone {}
+        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
         assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap(), []);
     });
 }
@@ -169,7 +180,7 @@ fn what_was_started_outlives_the_connection_and_is_killed_over_another() {
         let mut node = ssh(rig, "node01");
         let Group::Ours(members) = node.look(&target).unwrap() else { panic!("it died with its connection") };
         assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap(), members);
-        while node.look(&target).unwrap() != Group::Gone {}
+        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
     });
 }
 
@@ -184,16 +195,12 @@ fn what_left_its_group_and_its_session_is_known_by_its_environment_and_ended() {
         );
         said(&mut node, &script);
         node.signal(&target, Addressee::Supervisor, Signal::Term).unwrap();
-        loop {
+        eventually("the worker alone is left", || {
             let Group::Ours(members) = node.look(&target).unwrap() else { panic!("it was not seen") };
-            if let [worker] = &members[..]
-                && worker.command == "sleep 2000"
-            {
-                break;
-            }
-        }
+            matches!(&members[..], [worker] if worker.command == "sleep 2000")
+        });
         assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap().len(), 1);
-        while node.look(&target).unwrap() != Group::Gone {}
+        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
         assert_eq!(said(&mut node, "pgrep -fc '^sleep 2000'"), "1", "that of another attempt is left alone");
     });
 }
@@ -261,20 +268,151 @@ fn every_way_not_to_reach_a_node_names_the_step_and_the_way_out() {
 #[test]
 fn a_server_that_turns_logins_away_at_random_is_asked_again() {
     with_rig(1, |rig| {
-        let config = rig.node_folder("node01").join("sshd_config");
-        let text = fs::read_to_string(&config).unwrap().replace("MaxStartups 200", "MaxStartups 1");
-        fs::write(&config, text).unwrap();
-        rig.verb("killsshd node01").unwrap();
-        rig.verb("startsshd node01").unwrap();
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                let mut node = ssh(rig, "node01");
-                scope.spawn(move || assert_eq!(said(&mut node, "hostname"), "node01"));
+        // What a server with many logins under way does (MaxStartups), and no chance in it.
+        let moody = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = moody.local_addr().unwrap().port();
+        let turned_away = 3;
+        thread::spawn(move || {
+            for (number, client) in moody.incoming().enumerate() {
+                if number >= turned_away {
+                    pass_on(client.unwrap(), TcpStream::connect("10.99.0.1:22").unwrap());
+                }
             }
         });
-        let log = fs::read_to_string(rig.node_folder("node01").join("sshd.log")).unwrap();
-        assert!(log.contains("past MaxStartups"), "nothing was put to the test: {log}");
-        assert_eq!(log.matches("Accepted publickey").count(), 4);
+        let config = fs::read_to_string(rig.ssh_config()).unwrap();
+        let through = rig.folder().join("moody_config");
+        let host = format!("Host node01\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias 10.99.0.1\n");
+        fs::write(&through, format!("{host}{config}")).unwrap();
+        let mut node = Ssh::new(SshOptions { config: Some(through), ..SshOptions::default() }, login("node01"));
+        assert_eq!(said(&mut node, "hostname"), "node01");
+    });
+}
+
+/// Hands bytes from one connection to the other, both ways, in threads of their own.
+fn pass_on(client: TcpStream, server: TcpStream) {
+    let ways = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
+    for (mut from, mut to) in ways {
+        thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            to.shutdown(Shutdown::Both)
+        });
+    }
+}
+
+/// An agent for SSH keys, ended when the test is over.
+struct Agent(Child);
+
+impl Agent {
+    fn start(socket: &Utf8Path) -> Self {
+        let agent = Self(process::Command::new("ssh-agent").args(["-D", "-a", socket.as_str()]).spawn().unwrap());
+        eventually("the agent is up", || socket.exists());
+        agent
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Not collected yet, so that its number is still its own.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn done(command: &mut process::Command) {
+    assert!(command.stdin(Stdio::null()).output().unwrap().status.success(), "{command:?}");
+}
+
+#[test]
+fn a_key_with_a_passphrase_is_used_through_the_agent_and_without_one_the_error_says_how() {
+    with_rig(1, |rig| {
+        let (locked, socket, config) =
+            (rig.folder().join("locked"), rig.folder().join("agent"), rig.folder().join("agent_config"));
+        let plain = rig.folder().join("id_ed25519");
+        for ending in ["", ".pub"] {
+            fs::copy(format!("{plain}{ending}"), format!("{locked}{ending}")).unwrap();
+        }
+        done(process::Command::new("ssh-keygen").args(["-p", "-P", "", "-N", "secret", "-f", locked.as_str()]));
+        let node = |agent: &str| {
+            let text = format!(
+                "Host *\n  HostName 10.99.0.1\n  User root\n  IdentityFile {locked}\n  IdentitiesOnly yes\n  \
+                 IdentityAgent {agent}\n  UserKnownHostsFile {}/known_hosts\n",
+                rig.folder()
+            );
+            fs::write(&config, text).unwrap();
+            Ssh::new(SshOptions { config: Some(config.clone()), ..SshOptions::default() }, login("node01"))
+        };
+        let error = run(&mut node("none"), "true").unwrap_err();
+        let failure = error.failure("cannot reach node01");
+        assert!(failure.why.contains(&format!("{locked} (it has a passphrase, or cannot be read)")), "{failure}");
+        assert_eq!(failure.fix, format!("unlock it once for this session: `ssh-add {locked}`"));
+
+        let _agent = Agent::start(&socket);
+        let error = run(&mut node(socket.as_str()), "true").unwrap_err();
+        assert!(error.to_string().contains("the agent, which has no key for it"), "{error}");
+        done(process::Command::new("ssh-add").arg(plain).env("SSH_AUTH_SOCK", &socket));
+        assert_eq!(said(&mut node(socket.as_str()), "hostname"), "node01");
+    });
+}
+
+#[test]
+fn a_key_that_is_declared_void_is_refused_even_where_any_key_is_trusted() {
+    with_rig(1, |rig| {
+        let config = fs::read_to_string(rig.ssh_config()).unwrap();
+        let (careless, list) = (rig.folder().join("careless_config"), rig.folder().join("void"));
+        let key = fs::read_to_string(rig.node_folder("node01").join("host_key.pub")).unwrap();
+        let trusting = format!("Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile {list}\n{config}");
+        fs::write(&careless, trusting).unwrap();
+        let options = SshOptions { config: Some(careless), ..SshOptions::default() };
+        fs::write(&list, "").unwrap();
+        assert_eq!(said(&mut Ssh::new(options.clone(), login("node01")), "hostname"), "node01");
+        fs::write(&list, format!("@revoked 10.99.0.1 {key}")).unwrap();
+        let error = run(&mut Ssh::new(options, login("node01")), "true").unwrap_err();
+        assert!(error.to_string().contains(&format!("which {list} line 1 declares void")), "{error}");
+    });
+}
+
+#[test]
+fn a_node_that_only_has_this_machines_name_is_not_taken_for_it() {
+    with_rig(1, |rig| {
+        let named = rig.folder().join("named_config");
+        let keys = format!(
+            "  IdentityFile {0}/id_ed25519\n  IdentitiesOnly yes\n  UserKnownHostsFile {0}/known_hosts\n",
+            rig.folder()
+        );
+        let name = here().unwrap().node;
+        let me = said(&mut ssh(rig, "node01"), "id -un");
+        let boot_of = |address: &str, user: &str| {
+            fs::write(&named, format!("Host {name}\n  HostName {address}\n  User {user}\n{keys}")).unwrap();
+            let fleet = Fleet::new(SshOptions { config: Some(named.clone()), ..SshOptions::default() }).unwrap();
+            let mut transports = fleet.transports(&[login(name.as_str())]).unwrap();
+            assert_eq!((transports.len(), transports[0].node()), (1, &name));
+            let command = Command::new("be tested", "cat /proc/sys/kernel/random/boot_id", LONG);
+            let text = transports[0].run(&command).and_then(|output| output.text(&name, &command));
+            text.map(|text| text.trim().to_owned())
+        };
+        assert_eq!(boot_of("127.0.0.1", &me).unwrap(), here().unwrap().boot_id);
+        let theirs = said(&mut ssh(rig, "node01"), "cat /proc/sys/kernel/random/boot_id");
+        assert_ne!(theirs, here().unwrap().boot_id);
+        assert_eq!(boot_of("10.99.0.1", "root").unwrap(), theirs);
+        assert!(boot_of("127.0.0.1", "somebody-else").is_err(), "another user of this machine is not this one");
+    });
+}
+
+#[test]
+fn another_user_sees_that_a_run_lives_and_may_not_end_it() {
+    with_rig(1, |rig| {
+        let target = start_group(&mut ssh(rig, "node01"), &rig.share());
+        let options = SshOptions { config: Some(rig.ssh_config()), ..SshOptions::default() };
+        let mut other = Ssh::new(options, Login { user: Some("eve".into()), ..login("node01") });
+        assert_eq!(said(&mut other, "id -un"), "eve");
+        assert_eq!(other.liveness(&target).unwrap(), Liveness::Alive);
+        let error = other.signal(&target, Addressee::Everyone, Signal::Kill).unwrap_err();
+        assert!(error.to_string().contains("cannot be read: permission denied"), "{error}");
+        let reused = NodeKill { start_ticks: target.start_ticks + 1, ranks: Vec::new(), ..target.clone() };
+        assert_eq!(other.liveness(&reused).unwrap(), Liveness::Dead);
+        let mut owner = ssh(rig, "node01");
+        owner.signal(&target, Addressee::Everyone, Signal::Kill).unwrap();
+        eventually("it is seen to be gone", || other.liveness(&target).unwrap() == Liveness::Dead);
     });
 }
 
@@ -310,13 +448,9 @@ fn a_node_that_was_away_is_reached_again() {
         assert_eq!(said(&mut node, "hostname"), "node01");
         rig.verb("panic node01").unwrap();
         // Lost at first, then refused.
-        while !matches!(run(&mut node, "true"), Err(RemoteError::Unreachable { .. })) {}
+        eventually("it is refused", || matches!(run(&mut node, "true"), Err(RemoteError::Unreachable { .. })));
         rig.verb("poweron node01").unwrap();
-        let deadline = Instant::now() + LONG;
-        while run(&mut node, "true").is_err() {
-            assert!(Instant::now() < deadline, "{:?}", run(&mut node, "true"));
-            thread::sleep(Duration::from_millis(20));
-        }
+        eventually("it is reached again", || run(&mut node, "true").is_ok());
     });
 }
 
@@ -345,10 +479,11 @@ fn until(told: &Receiver<Streamed>, wanted: impl Fn(&Streamed) -> bool) -> Vec<S
     }
 }
 
-fn stream(node: &Ssh, script: &str) -> (Streaming, Receiver<Streamed>) {
+/// Streams, and bears so long a silence.
+fn stream(node: &Ssh, script: &str, silence: Duration) -> (Streaming, Receiver<Streamed>) {
     let (send, told) = mpsc::channel();
     let tell = Box::new(move |what| if send.send(what).is_ok() { Flow::GoOn } else { Flow::Enough });
-    (node.stream(script.into(), Duration::from_secs(3), tell).unwrap(), told)
+    (node.stream(script.into(), silence, tell).unwrap(), told)
 }
 
 const TICKING: &str = "n=0; while :; do n=$((n + 1)); printf 'tick '; sleep 0.02; echo $n; done";
@@ -357,7 +492,7 @@ const TICKING: &str = "n=0; while :; do n=$((n + 1)); printf 'tick '; sleep 0.02
 fn a_stream_goes_on_after_the_connection_broke_and_tells_whole_lines_only() {
     with_rig(1, |rig| {
         let node = ssh(rig, "node01");
-        let (_streaming, told) = stream(&node, TICKING);
+        let (_streaming, told) = stream(&node, TICKING, LONG);
         let is_line = |what: &Streamed| matches!(what, Streamed::Line(_));
         until(&told, is_line);
         rig.verb("reset node01").unwrap();
@@ -378,7 +513,7 @@ fn a_stream_goes_on_after_the_connection_broke_and_tells_whole_lines_only() {
 fn a_stream_from_a_node_that_falls_silent_is_down_and_comes_back() {
     with_rig(1, |rig| {
         let node = ssh(rig, "node01");
-        let (_streaming, told) = stream(&node, TICKING);
+        let (_streaming, told) = stream(&node, TICKING, Duration::from_secs(3));
         until(&told, |what| matches!(what, Streamed::Line(_)));
         rig.verb("linkdown node01").unwrap();
         until(&told, |what| matches!(what, Streamed::Down(_)));
@@ -391,7 +526,7 @@ fn a_stream_from_a_node_that_falls_silent_is_down_and_comes_back() {
 fn a_script_that_falls_silent_on_a_node_that_answers_loses_nothing() {
     with_rig(1, |rig| {
         let mut node = ssh(rig, "node01");
-        let (_streaming, told) = stream(&node, "echo ready; sleep 8; echo again; sleep 1000");
+        let (_streaming, told) = stream(&node, "echo ready; sleep 8; echo again; sleep 1000", Duration::from_secs(3));
         until(&told, |what| matches!(what, Streamed::Line(_)));
         // It is silent for longer than it may be, twice.
         assert_eq!(said(&mut node, "sleep 7; hostname"), "node01");
@@ -406,11 +541,11 @@ fn a_streams_script_ends_on_the_node_when_nobody_listens() {
         let node = ssh(rig, "node01");
         let mut other = node.clone();
         let mut left = move || said(&mut other, "pgrep -fc '^sleep 4321' || :");
-        let (streaming, told) = stream(&node, "sleep 4321 & echo ready; wait");
+        let (streaming, told) = stream(&node, "sleep 4321 & echo ready; wait", LONG);
         until(&told, |what| matches!(what, Streamed::Line(_)));
         assert_eq!(left(), "1");
         drop(streaming);
-        while left() != "0" {}
+        eventually("the script has ended", || left() == "0");
     });
 }
 
@@ -426,19 +561,19 @@ fn jump_hosts_are_left_to_openssh() {
         let target = start_group(&mut node, &rig.share());
         assert!(matches!(node.look(&target).unwrap(), Group::Ours(_)));
         node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap();
-        while node.look(&target).unwrap() != Group::Gone {}
+        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
         let log = fs::read_to_string(rig.node_folder("node02").join("sshd.log")).unwrap();
         assert_eq!(log.matches("Accepted publickey").count(), 1, "one connection for all");
 
-        let (streaming, told) = stream(&node, TICKING);
+        let (streaming, told) = stream(&node, TICKING, LONG);
         until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
         drop(streaming);
         let error = node.run(&Command::new("sleep", "sleep 30", Duration::from_millis(300))).unwrap_err();
         assert!(matches!(error, RemoteError::Silent { .. }), "{error}");
         rig.verb("nologin node02").unwrap();
         rig.verb("dropsessions node02").unwrap();
-        while !matches!(run(&mut node, "true"), Err(RemoteError::Unreachable { refused, .. }) if refused.step == "login")
-        {
-        }
+        let is_refused =
+            |result| matches!(result, Err(RemoteError::Unreachable { refused, .. }) if refused.step == "login");
+        eventually("the login is refused", || is_refused(run(&mut node, "true")));
     });
 }

@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{self, Child};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -14,13 +14,13 @@ use remote::{
     Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Signal, Started,
     Transport, execute_kill, here, local_transports,
 };
-use rundir::{ExitReason, RankPid, RunDir, RunId};
+use rundir::{ExitReason, Liveness, RankPid, RunDir, RunId};
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
 
 /// Long enough for a busy machine; only a failing test waits for it.
-const PATIENCE: Patience =
-    Patience { stop: Duration::from_secs(60), term: Duration::from_millis(300), kill: Duration::from_secs(60) };
+const LONG: Duration = Duration::from_secs(60);
+const PATIENCE: Patience = Patience { stop: LONG, term: LONG, kill: LONG };
 
 /// A process group with a leader, ended when the test is over.
 struct Leader {
@@ -35,9 +35,19 @@ impl Leader {
     }
 
     fn start_as(script: &str, run: Option<&str>) -> Self {
-        let temp = tempfile::tempdir().unwrap();
         let mut command = process::Command::new("bash");
-        command.arg("-c").arg(script).current_dir(temp.path()).process_group(0).env_remove("VIDTUI_RUN");
+        Self::start_by(command.process_group(0), script, run)
+    }
+
+    /// The same at the head of a session of its own, as supervisors are. What it starts gets groups of their own.
+    fn start_session(script: &str) -> Self {
+        // Of a process that leads no group, `setsid` makes the leader without forking.
+        Self::start_by(process::Command::new("setsid").arg("bash"), &format!("set -m; {script}"), Some(RUN))
+    }
+
+    fn start_by(command: &mut process::Command, script: &str, run: Option<&str>) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        command.arg("-c").arg(script).current_dir(temp.path()).env_remove("VIDTUI_RUN");
         if let Some(run) = run {
             command.env("VIDTUI_RUN", run);
         }
@@ -94,8 +104,11 @@ impl Drop for Leader {
     }
 }
 
+#[track_caller]
 fn until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
     while !done() {
+        assert!(Instant::now() < deadline, "it never came about");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -208,7 +221,9 @@ fn a_kill_ends_every_process_of_the_group_even_one_that_ignores_term() {
     let leader = Leader::start(stubborn);
     let child = leader.child_in("child");
     let plan = leader.plan(KillHow::Kill, leader.target());
-    let report = end(&plan);
+    // It would bear any patience.
+    let patience = Patience { term: Duration::from_millis(300), ..PATIENCE };
+    let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert_eq!(report.failure(RUN), None);
     assert!(report.all_gone());
     let signals = &report.nodes[0].signals;
@@ -268,6 +283,36 @@ fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_i
         // It is this test's own, and lives: its number is not another's.
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), nix::sys::signal::SIGKILL).unwrap();
     }
+}
+
+#[test]
+fn what_samples_the_node_is_ended_after_supervisor_and_ranks_are_gone_and_keeps_no_run_alive() {
+    let mut leader = Leader::start_session("sleep 600 & echo $! > sampler; touch ready; wait");
+    let (sampler, target) = (leader.child_in("sampler"), leader.target());
+    assert_ne!(stat_fields(sampler)[2], leader.pid().to_string(), "it has a group of its own");
+    let mut local = Local::new().unwrap();
+    assert_eq!(local.liveness(&target).unwrap(), Liveness::Alive);
+    leader.child.kill().unwrap();
+    leader.child.wait().unwrap();
+    assert_eq!(local.liveness(&target).unwrap(), Liveness::Dead);
+    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [sampler]);
+    assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
+    assert!(!is_live(sampler));
+}
+
+#[test]
+fn what_is_of_no_run_and_only_in_the_session_of_one_that_is_gone_is_spared_and_no_reason_to_doubt() {
+    let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; touch ready; wait");
+    let (other, target) = (leader.child_in("other"), leader.target());
+    until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
+    leader.child.kill().unwrap();
+    leader.child.wait().unwrap();
+    assert_eq!(look(&target), Group::Gone);
+    assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
+    assert!(is_live(other), "it was signalled");
+    // It is this test's own, and lives: its number is not another's.
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), nix::sys::signal::SIGKILL).unwrap();
 }
 
 #[test]
@@ -348,6 +393,10 @@ impl Transport for Stuck {
 
     fn look(&mut self, _: &NodeKill) -> Result<Group, RemoteError> {
         Ok(Group::Ours(Self::processes()))
+    }
+
+    fn liveness(&mut self, _: &NodeKill) -> Result<Liveness, RemoteError> {
+        Ok(Liveness::Alive)
     }
 
     fn signal(&mut self, _: &NodeKill, _: Addressee, _: Signal) -> Result<Vec<Process>, RemoteError> {

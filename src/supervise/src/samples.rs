@@ -1,8 +1,8 @@
 //! Samples of the node while its ranks run: what it and its GPUs do, for whoever looks later.
 //!
-//! The same script as the console's own stream runs here, in a process group of its own and without the run's environment: it
-//! is no part of the run, and nothing that happens to it happens to the ranks. It ends when its input does, so also when this
-//! process is killed; when it ends before that, it is started again.
+//! The same script as the console's own stream runs here, in a process group of its own: nothing that happens to it happens to
+//! the ranks. It ends when its input does, so also when this process is killed; when it ends before that, it is started again.
+//! Since nvidia-smi may hang, it carries the run's name, by which a kill finds and ends it.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -42,10 +42,11 @@ impl Samples {
     fn start_with(job: &Job, every_s: f64, change: impl Fn(&mut Command) + Send + 'static) -> Self {
         let lifeline = Arc::new(Mutex::new(Lifeline::Held(None)));
         let (held, path, attempt) = (lifeline.clone(), job.run.gpu_samples(&job.node), job.attempt.number);
+        let run = job.id.to_string();
         thread::spawn(move || match LineAppender::open(&path) {
             Ok(file) => {
                 let (query, said, xids) = (GpuQuery::default(), BTreeSet::new(), BTreeSet::new());
-                let mut sampler = Sampler { file, attempt, every_s, change, query, began_s: None, xids, said };
+                let mut sampler = Sampler { file, run, attempt, every_s, change, query, began_s: None, xids, said };
                 sampler.live(&held);
             }
             Err(error) => eprintln!("there will be no samples in {path}: {error}"),
@@ -62,6 +63,7 @@ impl Drop for Samples {
 
 struct Sampler<C> {
     file: LineAppender,
+    run: String,
     attempt: u32,
     every_s: f64,
     /// What else is to be said to the script.
@@ -98,8 +100,9 @@ impl<C: Fn(&mut Command)> Sampler<C> {
     fn sample(&mut self, lifeline: &Mutex<Lifeline>) -> std::io::Result<bool> {
         let mut command = Command::new("sh");
         command.args(["-c", &script_until_input_ends(&self.query, Pace::every_s(self.every_s))]);
-        // Nobody who looks for the run's processes shall find these.
-        command.env_remove("VIDTUI_RUN").env_remove("RANK").env_remove("LOCAL_RANK").process_group(0);
+        // The run's, but of no node: what carries VIDTUI_NODE too trains, and while any of that lives the run does.
+        command.env("VIDTUI_RUN", &self.run).env_remove("VIDTUI_NODE").env_remove("RANK").env_remove("LOCAL_RANK");
+        command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         (self.change)(&mut command);
         let mut child = command.spawn()?;
@@ -163,7 +166,6 @@ mod tests {
     use crate::tests::job;
     use rundir::{RunDir, Tail};
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -172,8 +174,14 @@ mod tests {
         let (keep, job) = job();
         let bin = keep.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
-        fs::write(bin.join("nvidia-smi"), format!("#!/bin/sh\n{nvidia_smi}\n")).unwrap();
-        fs::set_permissions(bin.join("nvidia-smi"), fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: one that another test starts meanwhile would hold a file open that this one writes, and
+        // what is open for writing cannot be executed.
+        let write = Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
+            .arg(bin.join("nvidia-smi"))
+            .arg(nvidia_smi)
+            .status();
+        assert!(write.unwrap().success());
         let path = format!("{}:/usr/bin:/bin", bin.display());
         let samples = Samples::start_with(&job, 0.05, move |command| {
             command.env("PATH", &path);

@@ -405,7 +405,13 @@ impl Desk {
         if !plan.is_command() {
             crate::checks::dataset(&plan.run.recipe()?)?;
         }
-        remote::execute_launch(plan, &mut self.transports(&plan.attempt.logins)?, progress)
+        let mut logins = plan.attempt.logins.clone();
+        // Whether the attempt before has ended is asked once more, also of nodes that the next one leaves out.
+        let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
+        logins.extend(last.into_iter().flat_map(|last| last.logins));
+        logins.sort();
+        logins.dedup_by(|a, b| a.node == b.node);
+        remote::execute_launch(plan, &mut self.transports(&logins)?, progress)
     }
 
     /// Signals what a plan says.

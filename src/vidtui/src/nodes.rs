@@ -100,7 +100,7 @@ impl Desk {
     pub fn smi(&self, login: &Login) -> Result<String, Failure> {
         let what = format!("cannot run nvidia-smi on {}", login.node);
         let command = Command::new("run nvidia-smi", SMI_SCRIPT, SMI);
-        let output = match login.node == self.fleet.here().node {
+        let output = match self.fleet.may_lead_here(login) {
             true => Local::new().and_then(|mut here| here.run(&command)),
             false => self.fleet.ssh(login).run(&command),
         };

@@ -12,9 +12,11 @@ for stat in [0-9]*/stat; do
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${stat%/*}
     set -- ${line##*) }
-    if [ "$3" = @PGID ] || [ "$4" = @PID ]; then :; else
-        case $marked in *" $pid/environ "*) ;; *) continue ;; esac
-    fi
+    samples=
+    case "$3 $marked" in
+        @PGID\ * | *" $pid/environ "*) ;;
+        *) [ "$4" = @PID ] && samples=yes || continue ;;
+    esac
     [ "${20}" -ge @START_TICKS ] || continue
     variables=$(tr '\0\n' '\n ' <"$pid/environ" 2>/dev/null) || continue
     [ "$(printf '%s\n' "$variables" | sed -n 's/^VIDTUI_RUN=//p' | head -n 1)" = @RUN ] || continue
@@ -32,8 +34,8 @@ for stat in [0-9]*/stat; do
         # Only root may read it.
         cat "$task/stack" 2>/dev/null
     done
-    # A supervisor only waits; its stack tells nothing.
-    [ "$pid" = @PID ] || look_into="$look_into $pid"
+    # A supervisor only waits, and what samples the node has a group of its own: their functions tell nothing.
+    [ "$pid" = @PID ] || [ -n "$samples" ] || look_into="$look_into $pid"
 done
 # Last, since a debugger halts what it looks into; all at once, since each reads the symbols of large libraries.
 debuggers() { # PID

@@ -30,7 +30,7 @@ pub fn begin_first(
 /// # Errors
 /// When somebody else has made it, or it cannot be written.
 pub fn begin_next(plan: &LaunchPlan) -> Result<(), Failure> {
-    crate::launch::make(&format!("cannot begin {} again", plan.run.id), plan).map(|_| ())
+    crate::launch::make(&format!("cannot begin {} again", plan.run.id), plan, &mut []).map(|_| ())
 }
 
 /// Asks for all that Slurm says of a job; none if it does not.

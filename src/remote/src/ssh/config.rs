@@ -87,6 +87,8 @@ pub struct Settings {
     pub known_hosts: Vec<Utf8PathBuf>,
     pub unknown_keys: UnknownKeys,
     pub connect_timeout: Duration,
+    /// Whether `host` and `port` are what is connected to, and not what a jump host or a command connects to.
+    pub is_direct: bool,
     /// Why libssh2 cannot do what the configuration asks.
     pub beyond_us: Option<String>,
 }
@@ -166,6 +168,7 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
             None => Some(path(other)),
         },
     };
+    let is_direct = unless_none("proxyjump").or(unless_none("proxycommand")).is_none();
     let beyond_us = if let Some(jump) = unless_none("proxyjump") {
         Some(format!("it goes through {jump} (ProxyJump)"))
     } else if unless_none("proxycommand").is_some() {
@@ -180,12 +183,12 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     } else {
         None
     };
+    let alias = unless_none("hostkeyalias");
+    let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
     Settings {
         known_as: alias.map_or_else(|| host.clone(), str::to_owned),
         known_port: if alias.is_some() { 22 } else { port },
         host,
-    let alias = unless_none("hostkeyalias");
-    let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
         user: value("user").unwrap_or_default().to_owned(),
         port,
         keys: identities.collect(),
@@ -200,6 +203,7 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
         connect_timeout: value("connecttimeout")
             .and_then(|s| s.parse().ok())
             .map_or(CONNECT_TIMEOUT, |s: u64| Duration::from_secs(s.max(1))),
+        is_direct,
         beyond_us,
     }
 }

@@ -9,19 +9,22 @@ mod known_hosts;
 mod openssh;
 mod stream;
 
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use camino::Utf8Path;
 use cluster::NodeId;
+use nix::unistd::{Uid, User};
 use plan::{NodeKill, quote};
-use rundir::Login;
+use rundir::{Liveness, Login};
 
 pub use config::SshOptions;
 pub use stream::{Flow, Streamed, Tell};
 
 use crate::command::{Command, Output, Status};
 use crate::error::Refused;
+use crate::group::Seen;
 use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
 use crate::{RemoteError, group, script};
 use config::Settings;
@@ -88,6 +91,19 @@ impl Ssh {
         Ok(read.map_err(|refused| self.unreachable(refused))?.host)
     }
 
+    /// Tells whether it is this user's own login on this machine that the SSH configuration means; nothing if that cannot be
+    /// found out. A name alone does not tell: it may be an alias of another machine.
+    pub(crate) fn leads_here(&self) -> Option<bool> {
+        let settings = Settings::read(&self.link.options, &self.link.login).ok()?;
+        let addresses = (settings.host.as_str(), settings.port).to_socket_addrs().ok()?;
+        // Only an address of this machine can be taken.
+        let is_own = |address: SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
+        let user = User::from_uid(Uid::current()).ok()??;
+        // Behind another port may be a tunnel to anywhere.
+        let as_usual = settings.is_direct && settings.port == 22 && settings.user == user.name;
+        Some(as_usual && addresses.into_iter().any(is_own))
+    }
+
     /// Runs a script that writes lines, again and again when the connection breaks, and tells what it writes. The script
     /// ends on the node when the connection does.
     ///
@@ -135,6 +151,12 @@ impl Ssh {
         Ok(way.insert(made).clone())
     }
 
+    fn seen(&mut self, target: &NodeKill) -> Result<Seen, RemoteError> {
+        let action = "list its processes";
+        let text = self.text(Command::new(action, script::look(target), SOON))?;
+        script::read_seen(&text).ok_or_else(|| self.odd(action, &text))
+    }
+
     fn text(&mut self, command: Command) -> Result<String, RemoteError> {
         let output = self.run(&command)?;
         output.text(self.node(), &command)
@@ -175,10 +197,11 @@ impl Transport for Ssh {
     }
 
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        let action = "list its processes";
-        let text = self.text(Command::new(action, script::look(target), SOON))?;
-        let seen = script::read_seen(&text).ok_or_else(|| self.odd(action, &text))?;
-        Ok(group::judge_all(target, &seen))
+        self.seen(target).map(|seen| group::judge_all(target, &seen))
+    }
+
+    fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
+        self.seen(target).map(|seen| group::liveness(target, &seen))
     }
 
     /// The node compares once more, at the moment of the signal, that each process is the one that was looked at.
