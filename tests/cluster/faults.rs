@@ -1,4 +1,5 @@
 use std::fs;
+use std::io::BufRead;
 
 use crate::place::{Place, losses};
 
@@ -82,6 +83,31 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
             fs::read_to_string(place.runs.join(run.name()).join("nodes").join(node).join("0001.exit.toml")).unwrap();
         assert!(exit.contains(rundir::LOST_PEER) && exit.contains("node node03 failed"), "{exit}");
     }
+}
+
+#[test]
+fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
+    let Some(place) = Place::new() else { return };
+    let run = place.launch(NODES, 1000);
+    place.until_step(&run, 1, 1);
+    for node in ["node02", "node03"] {
+        place.rig.verb(&format!("drop {node}")).unwrap();
+    }
+    let refusal = place.vidtui("kill latest --yes");
+    let names_both = ["node node02", "node node03"].iter().all(|node| refusal.err.contains(node));
+    assert!(!refusal.ok && names_both && refusal.err.contains("--wait"), "{}", refusal.err);
+    // The others are dealt with, and what is cut off finds out by itself that it is alone.
+    let mut kill = place.command("kill latest --yes --wait");
+    let mut kill = kill.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let lines = std::io::BufReader::new(kill.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = lines.inspect(|line| println!("{line}"));
+    assert!(lines.any(|line| line.starts_with("node[02-03] do not answer, asked again in ")), "it gave up");
+    for node in ["node02", "node03"] {
+        place.rig.verb(&format!("heal {node}")).unwrap();
+    }
+    let rest: Vec<String> = lines.collect();
+    assert!(kill.wait().unwrap().success(), "{rest:?}");
+    assert!(place.all_gone());
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let word = kind.word();
     let busy = model.jobs.busy_with(&row.run);
     match action {
+        Action::Kill if model.jobs.waiting_kill(&row.run).is_some() => Ok(row),
         Action::Resume | Action::Stop | Action::Kill if busy => Err(format!("Already on it: wait for {name}.")),
         Action::Resume if kind.is_active() => Err(format!("{name} is {word}: there is nothing to resume.")),
         Action::Resume if kind == StateKind::Finished => {
@@ -75,10 +76,13 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             let job = model.jobs.start(Intent::Stop(run.clone()));
             vec![Effect::Stop { job, run }]
         }
-        Action::Kill => {
-            let job = model.jobs.start(Intent::PlanKill(run.clone()));
-            vec![Effect::PlanKill { job, run }]
-        }
+        Action::Kill => match model.jobs.waiting_kill(&run) {
+            Some(job) => vec![Effect::GiveUpKill { job }],
+            None => {
+                let job = model.jobs.start(Intent::PlanKill(run.clone()));
+                vec![Effect::PlanKill { job, run }]
+            }
+        },
         Action::Stacks => {
             let job = model.jobs.start(Intent::Stacks(run.clone()));
             vec![Effect::CollectStacks { job, run }]

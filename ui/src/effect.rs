@@ -100,6 +100,11 @@ pub enum Effect {
         /// The conversion's job.
         job: JobId,
     },
+    /// Ask the nodes no more that did not answer a kill; answered by the kill's job.
+    GiveUpKill {
+        /// The kill's job.
+        job: JobId,
+    },
     /// Put text on the clipboard (OSC 52).
     Copy(String),
     /// Give the terminal back to the shell until `fg` (Ctrl-Z).

@@ -79,13 +79,15 @@ pub struct Job {
     pub intent: Intent,
     /// What it said last.
     pub progress: Option<String>,
+    /// Whether it waits to try again, and can be given up.
+    pub waits: bool,
 }
 
 impl Jobs {
     pub(crate) fn start(&mut self, intent: Intent) -> JobId {
         self.next += 1;
         let job = JobId(self.next);
-        self.running.insert(job, Job { intent, progress: None });
+        self.running.insert(job, Job { intent, progress: None, waits: false });
         job
     }
 
@@ -93,10 +95,16 @@ impl Jobs {
         self.running.remove(&job).map(|job| job.intent)
     }
 
-    pub(crate) fn progress(&mut self, job: JobId, text: String) {
+    pub(crate) fn progress(&mut self, job: JobId, text: String, waits: bool) {
         if let Some(job) = self.running.get_mut(&job) {
-            job.progress = Some(text);
+            (job.progress, job.waits) = (Some(text), waits);
         }
+    }
+
+    /// Returns the kill of a run that waits for nodes.
+    pub fn waiting_kill(&self, run: &RunId) -> Option<JobId> {
+        let is_it = |job: &Job| job.waits && matches!(&job.intent, Intent::Kill(of) if of == run);
+        self.running.iter().find(|(_, job)| is_it(job)).map(|(id, _)| *id)
     }
 
     /// Returns whether nothing is in flight.

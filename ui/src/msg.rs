@@ -385,6 +385,8 @@ pub struct ConvertRow {
 pub enum JobMsg {
     /// A short line about what it is doing.
     Progress(String),
+    /// The same about what it waits for, before it tries again: it can be given up.
+    Waiting(String),
     /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch), `PlanResume` and `PlanNext`.
     LaunchPlanned(Box<LaunchPlan>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).

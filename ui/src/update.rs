@@ -164,7 +164,11 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
 
 fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
     if let JobMsg::Progress(text) = what {
-        model.jobs.progress(job, text);
+        model.jobs.progress(job, text, false);
+        return Vec::new();
+    }
+    if let JobMsg::Waiting(text) = what {
+        model.jobs.progress(job, text, true);
         return Vec::new();
     }
     if let JobMsg::Converting { done, total } = what {
@@ -198,7 +202,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
             model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: None, scroll: 0 }))
         }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
-        (JobMsg::Progress(_) | JobMsg::Converting { .. }, _) => {}
+        (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. }, _) => {}
     }
     Vec::new()
 }

@@ -1,10 +1,12 @@
 //! The only place that writes cells.
 
+use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Model, Purpose, Screen};
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::text;
-use crate::widgets::{key_bar, write, write_split};
+use crate::widgets::key_bar::{self, key_of};
+use crate::widgets::{write, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
@@ -101,7 +103,10 @@ fn notice(model: &Model) -> Option<Line<'static>> {
         ]));
     }
     if let Some(job) = model.jobs.latest() {
-        let text = job.progress.clone().unwrap_or_else(|| job.intent.text());
+        let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
+        if job.waits {
+            text += &format!("; {} gives up", key_of(Context::Run, Action::Kill));
+        }
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
     }
     let notice = model.notice.as_ref()?;

@@ -10,11 +10,15 @@ use crate::at_once::at_once;
 use crate::gpu_memory::GpuMemory;
 use crate::processes::released;
 use crate::slurm::{JobReport, end_job};
+use crate::ssh::backoff::Backoff;
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
 use crate::{RemoteError, now_s, proc};
 
 /// How often processes are looked at while they end.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Pauses before nodes that did not answer are asked again.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// The number of SIGKILL, for the record of how ranks ended.
 const SIGKILL: i32 = 9;
@@ -72,12 +76,14 @@ pub struct NodeReport {
     pub gpu_memory: GpuMemory,
     /// Why the node could not be dealt with.
     pub failure: Option<Failure>,
+    /// Whether that is because it does not answer: what runs there is not known.
+    pub is_unseen: bool,
 }
 
 impl NodeReport {
     pub(crate) fn new(node: NodeId) -> Self {
         let (signals, left, gpu_memory) = (Vec::new(), Vec::new(), GpuMemory::Unasked);
-        Self { node, signals, signalled: 0, left, gpu_memory, failure: None }
+        Self { node, signals, signalled: 0, left, gpu_memory, failure: None, is_unseen: false }
     }
 
     /// Tells whether every process is verified to be gone, and no GPU memory is known to be held.
@@ -110,24 +116,36 @@ impl KillReport {
         job && self.nodes.iter().all(NodeReport::all_gone)
     }
 
-    /// Says what did not go as asked, naming each process that is left. A stop that was sent and is being obeyed is no
-    /// failure.
+    /// The nodes that did not answer, so that nobody knows what runs there.
+    pub fn unseen(&self) -> Vec<&NodeId> {
+        self.nodes.iter().filter(|node| node.is_unseen).map(|node| &node.node).collect()
+    }
+
+    /// Says what did not go as asked, naming each node that could not be dealt with and each process that is left. A stop
+    /// that was sent and is being obeyed is no failure.
     pub fn failure(&self, run: &str) -> Option<Failure> {
         if let Some(failure) = self.job.as_ref().and_then(|job| job.failure.clone()) {
             return Some(failure);
         }
-        if let Some(failure) = self.nodes.iter().find_map(|node| node.failure.clone()) {
-            return Some(failure);
-        }
-        if self.how == KillHow::Stop || self.all_gone() {
-            return None;
-        }
-        let left = self.nodes.iter().flat_map(NodeReport::survivors);
-        Some(Failure::new(
-            format!("cannot kill all of {run}"),
-            left.collect::<Vec<_>>().join("; "),
-            "a process that waits for a device ends when the device answers; if it never does, restart the node",
-        ))
+        let failures: Vec<&Failure> = self.nodes.iter().filter_map(|node| node.failure.as_ref()).collect();
+        let left: Vec<String> = match self.how {
+            KillHow::Stop => Vec::new(),
+            KillHow::Kill => self.nodes.iter().flat_map(NodeReport::survivors).collect(),
+        };
+        let verb = if self.how == KillHow::Stop { "stop" } else { "kill" };
+        let fix = match (&failures[..], &left[..]) {
+            ([], []) => return None,
+            ([only], []) => return Some((*only).clone()),
+            ([], _) => {
+                "a process that waits for a device ends when the device answers; if it never does, restart the node"
+                    .into()
+            }
+            ([first, ..], _) if self.unseen().is_empty() => first.fix.clone(),
+            _ if self.how == KillHow::Stop => format!("see whether these nodes are up, then stop it again: {run}"),
+            _ => format!("`vidtui kill {run} --wait` asks these nodes again until they answer"),
+        };
+        let whys = failures.iter().map(|failure| failure.why.clone()).chain(left);
+        Some(Failure::new(format!("cannot {verb} all of {run}"), whys.collect::<Vec<_>>().join("; "), fix))
     }
 }
 
@@ -172,6 +190,7 @@ pub fn execute_kill(
     for node in &mut nodes {
         if let Some(error) = node.blind.take() {
             node.report.failure = Some(error.failure(&*node.what));
+            node.report.is_unseen = true;
         }
     }
     if plan.how == KillHow::Kill {
@@ -191,6 +210,42 @@ pub fn execute_kill(
         }
     }
     KillReport { how: plan.how, nodes: nodes.into_iter().map(|node| node.report).collect(), job: None }
+}
+
+/// Goes on with a kill on the nodes that did not answer, after longer and longer pauses, until each has been dealt with or
+/// `is_given_up`. Nobody else is signalled than the plan says: what was confirmed stays true however long it takes.
+///
+/// Before each pause, `waits` is told for which nodes and how long.
+pub fn go_on_killing(
+    plan: &KillPlan,
+    report: &mut KillReport,
+    transports: &mut [Box<dyn Transport>],
+    patience: &Patience,
+    waits: &mut dyn FnMut(&[&NodeId], Duration),
+    progress: &mut dyn FnMut(KillProgress),
+    is_given_up: &dyn Fn() -> bool,
+) {
+    let mut backoff = Backoff::new(ASK_AGAIN.0, ASK_AGAIN.1);
+    while !report.unseen().is_empty() && !is_given_up() {
+        let pause = backoff.next();
+        waits(&report.unseen(), pause);
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !is_given_up() {
+            thread::sleep(LOOK_EVERY);
+        }
+        if is_given_up() {
+            return;
+        }
+        let is_missing = |target: &&NodeKill| report.unseen().contains(&&target.node);
+        let nodes = plan.nodes.iter().filter(is_missing).cloned().collect();
+        let seen = execute_kill(&KillPlan { nodes, ..plan.clone() }, transports, patience, progress);
+        for mut now in seen.nodes {
+            let Some(before) = report.nodes.iter_mut().find(|before| before.node == now.node) else { continue };
+            now.signals = [std::mem::take(&mut before.signals), now.signals].concat();
+            now.signalled = now.signalled.max(before.signalled);
+            *before = now;
+        }
+    }
 }
 
 /// Lets Slurm end a run. When it says that the job is over, it has seen to every process of it on every node.

@@ -12,7 +12,7 @@ use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill};
 use remote::{
     Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Signal, Started,
-    Transport, execute_kill, here, local_transports,
+    Status, Transport, execute_kill, go_on_killing, here, local_transports,
 };
 use rundir::{ExitReason, Liveness, RankPid, RunDir, RunId};
 
@@ -406,6 +406,76 @@ impl Transport for Stuck {
     fn free_bytes(&mut self, _: &Utf8Path) -> Result<u64, RemoteError> {
         Ok(0)
     }
+}
+
+/// A node that does not answer so many times, and then says that all is gone.
+struct Away(NodeId, u32);
+
+impl Away {
+    fn answer<T>(&mut self, answer: T) -> Result<T, RemoteError> {
+        if self.1 == 0 {
+            return Ok(answer);
+        }
+        self.1 -= 1;
+        let (node, action) = (self.0.clone(), "list its processes".to_owned());
+        Err(RemoteError::Silent { node, action, after: Duration::from_secs(20) })
+    }
+}
+
+impl Transport for Away {
+    fn node(&self) -> &NodeId {
+        &self.0
+    }
+
+    fn run(&mut self, _: &Command) -> Result<Output, RemoteError> {
+        // It has no GPUs.
+        Ok(Output { status: Status::Code(0), stdout: b"none\nend\n".to_vec(), stderr: Vec::new() })
+    }
+
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
+        unreachable!("nothing is started here")
+    }
+
+    fn look(&mut self, _: &NodeKill) -> Result<Group, RemoteError> {
+        self.answer(Group::Gone)
+    }
+
+    fn liveness(&mut self, _: &NodeKill) -> Result<Liveness, RemoteError> {
+        self.answer(Liveness::Dead)
+    }
+
+    fn signal(&mut self, _: &NodeKill, _: Addressee, _: Signal) -> Result<Vec<Process>, RemoteError> {
+        self.answer(Vec::new())
+    }
+
+    fn free_bytes(&mut self, _: &Utf8Path) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn nodes_that_do_not_answer_are_all_named_and_asked_again_until_they_do() {
+    let leader = Leader::start(IDLE);
+    let names = ["ml-64-001", "ml-64-002", "ml-64-003"].map(|name| NodeId::new(name).unwrap());
+    let mut plan = leader.plan(KillHow::Kill, leader.target());
+    plan.nodes = names.iter().map(|node| NodeKill { node: node.clone(), ..leader.target() }).collect();
+    // A phase asks once each: the second needs one more round, the third two.
+    let away = [0, 3, 5].into_iter().zip(&names).map(|(times, node)| Box::new(Away(node.clone(), times)));
+    let mut away: Vec<Box<dyn Transport>> = away.map(|away| away as Box<dyn Transport>).collect();
+    let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
+    let mut report = execute_kill(&plan, &mut away, &patience, &mut |_| {});
+    assert_eq!(report.unseen(), [&names[1], &names[2]]);
+    insta::assert_snapshot!(report.failure(RUN).unwrap());
+
+    let mut given_up = report.clone();
+    go_on_killing(&plan, &mut given_up, &mut away, &patience, &mut |_, _| {}, &mut |_| {}, &|| true);
+    assert_eq!(given_up, report);
+
+    let mut asked = Vec::new();
+    let waits = &mut |nodes: &[&NodeId], _| asked.push(nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+    go_on_killing(&plan, &mut report, &mut away, &patience, waits, &mut |_| {}, &|| false);
+    assert_eq!(asked, [vec!["ml-64-002", "ml-64-003"], vec!["ml-64-003"]]);
+    assert!(report.all_gone() && report.failure(RUN).is_none(), "{report:?}");
 }
 
 #[test]

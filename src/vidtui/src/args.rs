@@ -436,6 +436,9 @@ pub struct KillArgs {
     /// Signals by `sudo -n kill`, other users' processes as well
     #[arg(long, requires = "pattern")]
     pub sudo: bool,
+    /// Asks nodes that do not answer again, until every process on them is seen to be gone
+    #[arg(long, requires = "run")]
+    pub wait: bool,
     /// Shows what would be signalled, and signals nothing
     #[arg(long)]
     pub dry_run: bool,

@@ -6,9 +6,9 @@ use crate::args::NodesArgs;
 use crate::evidence::Samples;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::Hostfile;
 use cluster::hostfile::Filter;
 use cluster::slurm::SlurmSpec;
+use cluster::{Hostfile, NodeId};
 use nix::unistd::{Uid, User};
 use plan::{
     Context, Disk, Evidence, Finding, KillHow, KillPlan, LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions,
@@ -421,9 +421,32 @@ impl Desk {
         patience: &Patience,
         progress: &mut dyn FnMut(KillProgress),
     ) -> Result<KillReport, Failure> {
-        let logins = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.logins);
-        let report = remote::execute_kill(plan, &mut self.transports(&logins)?, patience, progress);
+        let report = remote::execute_kill(plan, &mut self.ways_to_end(plan)?, patience, progress);
         report.failure(plan.run.as_str()).map_or(Ok(report), Err)
+    }
+
+    /// Kills what a plan says, and asks nodes that do not answer again until they do or `is_given_up`; `waits` is told which.
+    pub fn kill(
+        &self,
+        plan: &KillPlan,
+        waits: &mut dyn FnMut(String),
+        progress: &mut dyn FnMut(KillProgress),
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<KillReport, Failure> {
+        let (mut transports, patience) = (self.ways_to_end(plan)?, Patience::default());
+        let mut report = remote::execute_kill(plan, &mut transports, &patience, progress);
+        let waits = &mut |nodes: &[&NodeId], pause: Duration| {
+            let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+            let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
+            let verb = if nodes.len() == 1 { "does" } else { "do" };
+            waits(format!("{names} {verb} not answer, asked again in {pause_s:.0} s"));
+        };
+        remote::go_on_killing(plan, &mut report, &mut transports, &patience, waits, progress, is_given_up);
+        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
+    }
+
+    fn ways_to_end(&self, plan: &KillPlan) -> Result<Vec<Box<dyn Transport>>, Failure> {
+        self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.logins))
     }
 
     /// The ways to this machine's processes and to those of nodes.

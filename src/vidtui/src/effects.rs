@@ -24,19 +24,21 @@ pub struct Runner {
     queue: Arc<Queue<Item>>,
     /// What changes something outside, and must not be cut off in the middle.
     begun: Vec<JoinHandle<()>>,
-    /// Conversions that can be stopped.
+    /// Conversions that can be stopped, and kills that can be given up.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,
+    /// Of these, those that are given up when the console closes: a node may stay away for days.
+    kills: Vec<Arc<AtomicBool>>,
 }
 
 impl Runner {
     /// A runner that answers through `queue`.
     pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
-        Self { desk, queue, begun: Vec::new(), stops: BTreeMap::new() }
+        Self { desk, queue, begun: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
     /// Starts an effect that answers a job; the others are the console's own.
     pub fn start(&mut self, effect: Effect) {
-        if let Effect::StopConvert { job } = effect {
+        if let Effect::StopConvert { job } | Effect::GiveUpKill { job } = effect {
             if let Some(stop) = self.stops.remove(&job) {
                 stop.store(true, Ordering::Relaxed);
             }
@@ -44,8 +46,11 @@ impl Runner {
         }
         let Some(job) = job_of(&effect) else { return };
         let stop = Arc::new(AtomicBool::new(false));
-        if matches!(effect, Effect::Convert { .. }) {
+        if matches!(effect, Effect::Convert { .. } | Effect::Kill { .. }) {
             self.stops.insert(job, stop.clone());
+        }
+        if matches!(effect, Effect::Kill { .. }) {
+            self.kills.push(stop.clone());
         }
         let only_looks = matches!(
             effect,
@@ -70,6 +75,7 @@ impl Runner {
 
     /// Waits for what was begun: a launch needs a moment, a kill some seconds.
     pub fn finish(self) {
+        self.kills.iter().for_each(|given_up| given_up.store(true, Ordering::Relaxed));
         let unfinished: Vec<_> = self.begun.into_iter().filter(|thread| !thread.is_finished()).collect();
         if !unfinished.is_empty() {
             eprintln!("finishing what was begun (Ctrl-C leaves it)");
@@ -94,7 +100,9 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Export { job, .. }
         | Effect::PlanConvert { job, .. }
         | Effect::Convert { job, .. } => Some(*job),
-        Effect::StopConvert { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => None,
+        Effect::StopConvert { .. } | Effect::GiveUpKill { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
+            None
+        }
     }
 }
 
@@ -153,7 +161,8 @@ fn run(at: &Desk, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicB
             })
         }
         Effect::Kill { plan, confirmed: _, .. } => {
-            let report = at.signal(&plan, &Patience::default(), &mut |step| progress(step.text))?;
+            let waits = &mut |text| tell(JobMsg::Waiting(text));
+            let report = at.kill(&plan, waits, &mut |step| progress(step.text), &|| stop.load(Ordering::Relaxed))?;
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
         }
         Effect::CollectStacks { run, .. } => {
@@ -166,7 +175,7 @@ fn run(at: &Desk, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicB
             chart_export::write(&curves::of_screen(&chart, &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
-        Effect::StopConvert { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
+        Effect::StopConvert { .. } | Effect::GiveUpKill { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
             unreachable!("start lets only jobs through")
         }
     })

@@ -35,6 +35,22 @@ fn killing_asks_first_and_only_a_yes_kills() {
 }
 
 #[test]
+fn a_kill_that_waits_for_nodes_says_which_and_is_given_up_by_the_same_key() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    let asked = ui.press("K");
+    let [Effect::PlanKill { job, .. }] = &asked[..] else { panic!("{asked:?}") };
+    ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
+    let effects = ui.press("y");
+    let [Effect::Kill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
+    ui.answer(*job, JobMsg::Progress("TERM sent to 3 processes: 1, 2, 3".into()));
+    assert!(ui.press("K").is_empty(), "what is under way is not cut off");
+    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 4 s".into()));
+    assert!(ui.screen().contains("Ml-[2-3] do not answer, asked again in 4 s; K gives up…"), "{}", ui.screen());
+    let effects = ui.press("K");
+    assert!(matches!(&effects[..], [Effect::GiveUpKill { job: given_up }] if given_up == job), "{effects:?}");
+}
+
+#[test]
 fn resume_is_one_key() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");

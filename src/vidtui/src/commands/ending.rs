@@ -67,7 +67,13 @@ pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
             return Err(Failure::new(format!("{} goes on", plan.run), "nobody said yes", "").into());
         }
     }
-    let report = desk.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
+    // Without --wait, it is given up as soon as a node would be waited for.
+    let report = desk.kill(
+        &plan,
+        &mut |text| eprintln!("{text}"),
+        &mut |step| eprintln!("{}: {}", step.node, step.text),
+        &|| !args.wait,
+    )?;
     if args.output.json {
         return output::json(
             &serde_json::json!({ "run": plan.run, "killed": true, "report": report_in_words(&report), "nodes": nodes(&report.nodes) }),
