@@ -98,6 +98,10 @@ pub(crate) fn read(
 
     // Before the exit files: a process may end between the two, but not the other way round.
     facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(see);
+    facts.is_incomplete = attempt.placement.ranks.is_empty();
+    for node in nodes(&attempt) {
+        facts.is_incomplete |= dir.read_pid(node, attempt.number)?.is_none();
+    }
     facts.alive = match &attempt.slurm {
         Some(_) => job_liveness(dir, &attempt, facts.job.as_ref())?,
         None => attempt_liveness(dir, &attempt, look)?,

@@ -6,21 +6,27 @@
 mod demo;
 
 use std::fs;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::NodeId;
 use demo::{Demo, FakeDoes};
 use plan::{KillHow, KillPlan, LaunchPlan, Weights, kill};
 use remote::{Patience, execute_kill, execute_launch, find_weights, here, local_transports, pid_files, read_facts};
-use rundir::{AttemptWhy, ExitReason, Failure, Lineage, Liveness, RunDir, RunState, StartFrom, derive};
+use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, Liveness, RunDir, RunState, StartFrom, derive};
 
 /// Launches, and waits for the supervisor where a busy machine makes it later than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
     let dir = execute_launch(plan, &mut local_transports().unwrap(), &|_| {})?;
-    while pid_files(&dir).unwrap().is_empty() {
+    until_it_is_up(&dir);
+    Ok(dir)
+}
+
+fn until_it_is_up(dir: &RunDir) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while pid_files(dir).unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "its supervisor wrote no process file");
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(dir)
 }
 
 fn state(dir: &RunDir) -> RunState {
@@ -41,7 +47,9 @@ fn a_launched_run_is_whole_on_disk_alive_in_its_own_session_and_can_be_stopped()
     let plan = demo.launch();
     let dir = launch(&plan).unwrap();
     assert_eq!(dir.read_run().unwrap(), plan.run);
-    assert_eq!(dir.read_attempt(1).unwrap(), plan.attempt);
+    let attempt = dir.read_attempt(1).unwrap();
+    assert!(attempt.started_s > plan.attempt.started_s, "it began when it was started");
+    assert_eq!(Attempt { started_s: plan.attempt.started_s, ..attempt }, plan.attempt);
     let script = fs::read_to_string(dir.launch_script(1, &plan.nodes[0].node)).unwrap();
     assert_eq!(script, plan.nodes[0].script);
     assert_eq!(demo.entries(), [plan.run.id.to_string()], "nothing but the run");
@@ -137,6 +145,21 @@ fn a_supervisor_that_ends_at_once_is_reported_with_the_end_of_its_log() {
     // Whoever looks later sees the same, at once, and can try again.
     assert_eq!(state(&plan.dir), RunState::Failed(failure));
     assert_eq!(demo.resume(&plan.dir).unwrap().attempt.number, 2);
+}
+
+#[test]
+fn a_run_that_was_planned_a_minute_ago_and_is_slow_to_start_is_starting_and_not_resumed() {
+    let demo = Demo::with(FakeDoes::TrainLater);
+    let mut plan = demo.launch();
+    plan.attempt.started_s -= 60.0;
+    let dir = execute_launch(&plan, &mut local_transports().unwrap(), &|_| {}).unwrap();
+    assert!(pid_files(&dir).unwrap().is_empty());
+    assert_eq!(state(&dir), RunState::Starting);
+    let refusal = demo.resume(&dir).unwrap_err();
+    assert!(refusal.why.starts_with("attempt 1 was started") && refusal.why.ends_with("by ada@vm"), "{refusal}");
+    fs::write(dir.root.join("go"), "").unwrap();
+    until_it_is_up(&dir);
+    end(&dir, KillHow::Kill);
 }
 
 #[test]

@@ -20,8 +20,10 @@ const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
 const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less of a processor than this waits for something. One that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
-/// How long a new attempt may have no process: the time between writing `attempt.toml` and the supervisor's start.
-const START_GRACE_S: f64 = 10.0;
+/// How long the process files of a new attempt may take to appear: between `attempt.toml` and those lie connections to
+/// hundreds of nodes, libtorch from a cold disk that all of them share (minutes, for 2 GB), and that disk's caches of
+/// what is in a folder (up to a minute with NFS). A supervisor that ends sooner leaves word, and nobody waits for it.
+const START_GRACE_S: f64 = 180.0;
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -75,6 +77,8 @@ pub struct RunFacts {
     pub attempt: Option<Attempt>,
     /// Whether its processes exist. Look before reading `exits`: a process may end between the two.
     pub alive: Liveness,
+    /// Whether a node has no process file yet: nothing was started there, or nothing can be seen of it so far.
+    pub is_incomplete: bool,
     /// Whether it was asked to stop.
     pub stopping: bool,
     /// Its last logged step and the time of that.
@@ -310,7 +314,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
         return ended;
     }
     let silent_so_far = facts.last_event.is_none() && facts.last_metric.is_none();
-    if silent_so_far && now - attempt.started_s < START_GRACE_S {
+    if facts.is_incomplete && silent_so_far && now - attempt.started_s < START_GRACE_S {
         return RunState::Starting;
     }
     let why = match facts.last_metric {
@@ -403,13 +407,19 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_supervisor_is_not_up_yet_is_starting_for_ten_seconds() {
-        for alive in [Liveness::Dead, Liveness::Unknown] {
-            let facts = RunFacts { alive, last_metric: None, ..running() };
-            assert_eq!(derive(&facts, 1009.0), RunState::Starting);
+    fn a_run_whose_supervisors_are_not_all_up_is_starting_for_minutes() {
+        let facts = |alive| RunFacts { alive, is_incomplete: true, last_metric: None, ..running() };
+        for now in [1009.0, 1060.0, 1170.0] {
+            assert_eq!(derive(&facts(Liveness::Dead), now), RunState::Starting);
         }
+        assert_eq!(derive(&facts(Liveness::Unknown), 1009.0), RunState::Starting);
+        assert!(matches!(derive(&facts(Liveness::Dead), 1181.0), RunState::Crashed(_)));
+    }
+
+    #[test]
+    fn a_run_whose_supervisors_were_all_up_and_are_gone_crashed_however_young_it_is() {
         let facts = RunFacts { alive: Liveness::Dead, last_metric: None, ..running() };
-        let RunState::Crashed(failure) = derive(&facts, 1011.0) else { panic!() };
+        let RunState::Crashed(failure) = derive(&facts, 1001.0) else { panic!() };
         assert_eq!(failure.why, "its processes are gone before the first step and left no word");
     }
 

@@ -66,7 +66,7 @@ fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
     ending.facts.exits = vec![exit(&ending, ExitReason::Failed)];
     ending.facts.attempt.as_mut().unwrap().placement.ranks[1].node = cluster::NodeId::from_hostname("vm2");
     let mut just_started = past(0, &[]);
-    just_started.facts.last_metric = None;
+    (just_started.facts.last_metric, just_started.facts.is_incomplete) = (None, true);
     just_started.facts.attempt.as_mut().unwrap().started_s = NOW - 2.0;
     let mut elsewhere = past(45, &[40]);
     elsewhere.facts.alive = Liveness::Unknown;

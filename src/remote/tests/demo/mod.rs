@@ -12,6 +12,8 @@ use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
 /// What the stand-in does.
 pub enum FakeDoes {
     Train,
+    /// As [`FakeDoes::Train`], once there is a file `go` in the run's folder.
+    TrainLater,
     Die,
 }
 
@@ -36,6 +38,7 @@ impl Demo {
         fs::create_dir(&runs).unwrap();
         let trainer = root.join(match does {
             FakeDoes::Train => "vidtui-train",
+            FakeDoes::TrainLater => "vidtui-train-slow",
             FakeDoes::Die => "vidtui-train-dies",
         });
         let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
