@@ -554,8 +554,9 @@ fn jump_hosts_are_left_to_openssh() {
     with_rig(2, |rig| {
         let config = fs::read_to_string(rig.ssh_config()).unwrap();
         let jump = rig.folder().join("jump_config");
-        fs::write(&jump, format!("Host node02\n  ProxyCommand ssh -F {} -W %h:%p node01\n{config}", rig.ssh_config()))
-            .unwrap();
+        // Two handshakes, one through the other, on a machine that may be busy.
+        let way = format!("ProxyCommand ssh -F {} -o ConnectTimeout=60 -W %h:%p node01", rig.ssh_config());
+        fs::write(&jump, format!("Host node02\n  ConnectTimeout 60\n  {way}\n{config}")).unwrap();
         let mut node = Ssh::new(SshOptions { config: Some(jump), ..SshOptions::default() }, login("node02"));
         assert_eq!(said(&mut node, "hostname"), "node02");
         let target = start_group(&mut node, &rig.share());
