@@ -1,4 +1,4 @@
-//! A scene for trainer tests: tiny data, tiny recipes, and ranks started as the supervisor starts them.
+//! Scenes for trainer tests: tiny data, tiny recipes, and ranks started as the supervisor starts them.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, Placement};
@@ -10,8 +10,8 @@ use rundir::{
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A wait that is longer than anything here takes, on a busy machine too.
@@ -22,11 +22,15 @@ pub struct Scene {
     _folder: tempfile::TempDir,
     pub path: Utf8PathBuf,
     index: Utf8PathBuf,
+    /// What its recipes have of their own.
+    sets: &'static [&'static str],
 }
 
 /// A run whose processes have ended.
 pub struct RunUnderTest {
     pub dir: RunDir,
+    /// Where ranks meet.
+    stores: Utf8PathBuf,
     attempt: u32,
     /// Steps of the attempts to come, when not the recipe's.
     steps: Option<u64>,
@@ -41,10 +45,30 @@ pub struct Running {
 impl Scene {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
+    /// Videos of three latent frames, and plain CogVideoX.
         let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
-        let mut scene = Scene { _folder: folder, path, index: Utf8PathBuf::new() };
-        let latents = scene.dataset("data", 3, [4, 4], 11);
-        scene.index = scene.text_dataset(&latents, 16);
+        Self::with(3, 1, &[])
+    }
+
+    /// Videos of two segments with a text each, and a network with TTT layers.
+    pub fn of_segments() -> Self {
+        Self::with(
+            25,
+            2,
+            &[
+                "model.layer=ttt_mlp",
+                "model.ttt_mini_batch=4",
+                "model.segments=2",
+                "model.latent_frames=25",
+                "model.num_layers=3",
+            ],
+        )
+    }
+
+    fn with(frames: usize, texts: u64, sets: &'static [&'static str]) -> Self {
+        let mut scene = Scene { _folder: folder, path, index: Utf8PathBuf::new(), sets };
+        let latents = scene.dataset("data", frames, [4, 4], 11);
+        scene.index = scene.text_dataset(&latents, 16, texts);
         scene
     }
 
@@ -60,16 +84,20 @@ impl Scene {
         folder
     }
 
-    /// Writes texts of `text_len` tokens beside the latents of a folder, and the index; returns the index.
-    pub fn text_dataset(&self, folder: &Utf8Path, text_len: usize) -> Utf8PathBuf {
+    /// Writes as many `texts` of `text_len` tokens beside each latent of a folder, and the index; returns the index.
+    pub fn text_dataset(&self, folder: &Utf8Path, text_len: usize, texts: u64) -> Utf8PathBuf {
         let mut lines = String::new();
         for item in 0.. {
             if !folder.join(format!("latent-{item}.safetensors")).exists() {
                 break;
             }
-            let text = format!("text-{item}.safetensors");
-            write(&folder.join(&text), "text", &[text_len, 8], &pattern(text_len * 8, 1000 + item));
-            lines += &format!("{{\"vid_emb\":\"latent-{item}.safetensors\",\"text_chunk_emb\":[\"{text}\"]}}\n");
+            let text = |number: u64| {
+                let name = format!("text-{item}-{number}.safetensors");
+                write(&folder.join(&name), "text", &[text_len, 8], &pattern(text_len * 8, 1000 + item + 100 * number));
+                format!("\"{name}\"")
+            };
+            let texts = (0..texts).map(text).collect::<Vec<_>>().join(",");
+            lines += &format!("{{\"vid_emb\":\"latent-{item}.safetensors\",\"text_chunk_emb\":[{texts}]}}\n");
         }
         let index = folder.join("index.jsonl");
         fs::write(&index, lines).unwrap();
@@ -118,7 +146,9 @@ impl Scene {
         ];
         // A later setting of the same key wins here as it does in a test's own list.
         let mut by_key = BTreeMap::new();
-        for set in tiny.iter().copied().chain(own.iter().map(String::as_str)).chain(sets.iter().copied()) {
+        for set in
+            tiny.iter().chain(self.sets).copied().chain(own.iter().map(String::as_str)).chain(sets.iter().copied())
+        {
             by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
         }
         let resolved = recipe::load(base, &by_key.into_values().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
@@ -141,7 +171,9 @@ impl Scene {
             recipe: resolved.table,
         })
         .unwrap();
-        RunUnderTest { dir, attempt: 0, steps: None }.attempt(mesh, start, 0)
+        let stores = self.path.join("stores");
+        fs::create_dir_all(&stores).unwrap();
+        RunUnderTest { dir, stores, attempt: 0, steps: None }.attempt(mesh, start, 0)
     }
 }
 
@@ -201,7 +233,8 @@ impl RunUnderTest {
                 slurm: None,
             })
             .unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        static STORES: AtomicU32 = AtomicU32::new(0);
+        let store = self.stores.join(STORES.fetch_add(1, Ordering::Relaxed).to_string());
         let rank = |rank: usize| {
             Command::new(env!("CARGO_BIN_EXE_vidtui-train"))
                 .args(["rank", "--run-dir", self.dir.root.as_str(), "--attempt", &number.to_string()])
@@ -210,7 +243,8 @@ impl RunUnderTest {
                 .env("LOCAL_RANK", rank.to_string())
                 .env("LOCAL_WORLD_SIZE", world.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
+                .env("MASTER_PORT", "0")
+                .env(supervise::STORE_VARIABLE, &store)
                 .env("RUST_BACKTRACE", "0")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })
                 .stdout(Stdio::null())

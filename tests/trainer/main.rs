@@ -4,6 +4,7 @@
 
 mod harness;
 mod saves;
+mod segments;
 
 use harness::{Scene, assert_close, losses};
 use rundir::{Checkpoint, EventKind, StartFrom, latest};
@@ -96,7 +97,7 @@ fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
     let sets = ["train.steps=6", "train.global_batch=4", "checkpoint.interval=3"];
     let first = scene.launch("first", &[1, 2], &sets).finish();
     let other = scene.dataset("other", 3, [4, 4], 7);
-    let index = format!("data.index={}", scene.text_dataset(&other, 16));
+    let index = format!("data.index={}", scene.text_dataset(&other, 16, 1));
     let sets = [&sets[..], &["train.global_batch=2", index.as_str()]].concat();
     let begin = |name: &str, start: StartFrom| scene.launch_from(name, &[1, 2], &sets, start).wait();
     let (_, refused) = begin("same-place", StartFrom::Checkpoint { run: first.id(), step: 3 });
@@ -246,7 +247,7 @@ fn later_stages_train_attention_alone_and_start_from_the_weights_of_the_stage_be
     let longer = scene.dataset("longer", 5, [4, 4], 8);
     let sets =
         ["train.steps=4", "train.trainable=qkvo", "model.latent_frames=5", "model.text_len=12", "train.global_batch=2"];
-    let index = format!("data.index={}", scene.text_dataset(&longer, 12));
+    let index = format!("data.index={}", scene.text_dataset(&longer, 12, 1));
     let sets = [&sets[..], &[index.as_str()]].concat();
     let second = scene.launch_from("second", &[1, 2], &sets, StartFrom::Weights { path: from.clone() }).finish();
     let (before, after) = (harness::tensors(&from), harness::tensors(&latest(&second.dir).unwrap().dir));
@@ -309,14 +310,14 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
 }
 
 /// Foreseen: weights, gradients and moments, from the same formulas as `vidtui check`. Measured: what more of the process is
-/// resident with 12 more blocks, so that libtorch and all that does not grow with the model cancel. A fifth is left for
-/// what the allocator keeps and for the activations of 28 tokens.
+/// resident with 6 more blocks of 3 million parameters, so that libtorch and all that does not grow with the model cancel. A
+/// quarter is left for what the allocator keeps and for the activations of 28 tokens.
 #[test]
 fn a_models_state_takes_the_memory_that_is_foreseen() {
     let scene = Scene::new();
     let held = |name: &str, layers: usize, mesh: [usize; 2], trainable: &str| {
         let sizes = [format!("model.num_layers={layers}"), format!("train.trainable={trainable}")];
-        let sets = ["model.num_heads=4", "model.head_dim=64", "train.steps=2", "checkpoint.interval=0"];
+        let sets = ["model.num_heads=8", "model.head_dim=64", "train.steps=2", "checkpoint.interval=0"];
         let sets: Vec<&str> = sets.into_iter().chain(sizes.iter().map(String::as_str)).collect();
         let run = scene.launch(&format!("{name}-{layers}"), &mesh, &sets).finish();
         let resident = run.samples().last().unwrap().mem_gib_by_rank[0];
@@ -324,9 +325,9 @@ fn a_models_state_takes_the_memory_that_is_foreseen() {
     };
     for (name, mesh, trainable) in [("one", [1, 1], "all"), ("two", [1, 2], "all"), ("part", [1, 1], "qkvo")] {
         let ((few_foreseen, few), (many_foreseen, many)) =
-            (held(name, 2, mesh, trainable), held(name, 14, mesh, trainable));
+            (held(name, 2, mesh, trainable), held(name, 8, mesh, trainable));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
-        assert!(foreseen > 0.04, "{foreseen}");
-        assert!((measured / foreseen - 1.0).abs() < 0.2, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
+        assert!(foreseen > 0.12, "{foreseen}");
+        assert!((measured / foreseen - 1.0).abs() < 0.25, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
     }
 }

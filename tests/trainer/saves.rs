@@ -2,6 +2,7 @@
 //! losses of a run that nothing happened to.
 
 use crate::harness::{RunUnderTest, Scene, SmallDisk, losses};
+use camino::Utf8Path;
 use rundir::{Checkpoint, CheckpointEntry, EventKind, checkpoints, latest};
 
 const SAVES: [&str; 6] = [
@@ -156,8 +157,11 @@ fn failed_saves(run: &RunUnderTest) -> usize {
 #[test]
 fn a_full_disk_fails_the_save_and_the_run_goes_on_to_one_that_succeeds() {
     let scene = Scene::new();
-    // The second has space, and no room for the last file of a save.
-    for (name, options) in [("full", "size=300k"), ("no-inodes", "size=50m,nr_inodes=13")] {
+    let sets = ["train.steps=4", "checkpoint.interval=4"];
+    let run = scene.launch("counted", &[1, 2], &sets).finish();
+    // The root of a disk is an inode too, so the second has space, and no room for the last file of a save.
+    let no_inodes = format!("size=50m,nr_inodes={}", inodes(&run.dir.root));
+    for (name, options) in [("full", "size=300k"), ("no-inodes", no_inodes.as_str())] {
         let Some(disk) = SmallDisk::mount(&scene, options) else {
             eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
             return;
@@ -202,6 +206,15 @@ fn saves_that_go_on_failing_end_the_run_where_the_recipe_says_so() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("3 saves in a row failed"), "{said}");
         assert!(said.contains("MB are free on its disk") && said.contains("free some space there"), "{said}");
+/// Files and folders, the folder itself among them.
+fn inodes(folder: &Utf8Path) -> usize {
+    let entry = |entry: camino::Utf8DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => inodes(entry.path()),
+        false => 1,
+    };
+    1 + folder.read_dir_utf8().unwrap().map(|e| entry(e.unwrap())).sum::<usize>()
+}
+
     }
     assert_eq!(failed_saves(&run), 3);
 }
