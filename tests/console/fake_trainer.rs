@@ -198,7 +198,7 @@ impl Fake<'_> {
             files,
             tensors: tensors.collect(),
         };
-        rundir::write_toml(&folder.join("manifest.toml"), &manifest).unwrap();
+        manifest.write(&folder).unwrap();
         self.tell(step, EventKind::CheckpointSaved { path: folder, bytes: 1, seconds: 0.01 });
     }
 

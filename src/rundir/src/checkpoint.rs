@@ -4,7 +4,7 @@
 //! which range lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
 
 use crate::attempt::known_axes;
-use crate::files::{Versioned, read_toml};
+use crate::files::{Versioned, parse_toml, read_text, read_toml, toml_text, write_atomic};
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -16,6 +16,8 @@ use std::io::{self, Read};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// `manifest.toml`: what is in a checkpoint. It is written last, and its existence makes the checkpoint complete.
+///
+/// Its first line is a comment with the checksum of all that follows ([`Manifest::write`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`crate::SCHEMA`].
@@ -155,7 +157,7 @@ impl Checkpoint {
     /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
-        let manifest: Manifest = match read_toml(&dir.join(step_files::MANIFEST)) {
+        let manifest = match Manifest::read(dir) {
             Ok(manifest) => manifest,
             Err(e) if e.is_not_found() => {
                 return Err(incomplete("it has no manifest.toml: saving it did not end".into()));
@@ -214,7 +216,7 @@ impl Checkpoint {
         }
         let why = format!("{} is damaged: its checksum is {found}, the manifest says {}\n", wanted.name, wanted.xxh3);
         // Where the mark cannot be written, the error still says it.
-        let _ = crate::write_atomic(&self.dir.join(step_files::DAMAGED), why.as_bytes());
+        let _ = write_atomic(&self.dir.join(step_files::DAMAGED), why.as_bytes());
         Err(Error::Checksum { path, found, wanted: wanted.xxh3.clone() })
     }
 
@@ -253,7 +255,34 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), String> {
     }
 }
 
+/// How a manifest begins that has a checksum. It comes first, because what is cut off is the end.
+const SUM: &str = "# XXH3 of what follows: ";
+
 impl Manifest {
+    /// Writes it into a step directory, which is a complete checkpoint from then on.
+    ///
+    /// # Errors
+    /// As [`crate::write_toml`].
+    pub fn write(&self, dir: &Utf8Path) -> Result<(), Error> {
+        let path = dir.join(step_files::MANIFEST);
+        let text = toml_text(&path, self)?;
+        write_atomic(&path, format!("{SUM}{}\n{text}", xxh3_hex(text.as_bytes())).as_bytes())
+    }
+
+    fn read(dir: &Utf8Path) -> Result<Self, Error> {
+        let path = dir.join(step_files::MANIFEST);
+        let text = read_text(&path)?;
+        // Those written before there were checksums begin with what they say.
+        if text.starts_with('#') {
+            let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            let wanted = format!("{SUM}{}", xxh3_hex(rest.as_bytes()));
+            if first != wanted {
+                return Err(Error::malformed(&path, format!("it begins with '{first}', and should with '{wanted}'")));
+            }
+        }
+        parse_toml(&path, &text)
+    }
+
     /// Checks that the slices of each tensor cover it once, without gaps, and lie in files that the manifest lists.
     ///
     /// # Errors
@@ -409,19 +438,48 @@ mod tests {
         let (_keep, run) = temp();
         let mut manifest = save(&run, 40, 1);
         manifest.files[0].name = "../../run.toml".into();
-        crate::write_toml(&run.step_dir(40).join("manifest.toml"), &manifest).unwrap();
+        manifest.write(&run.step_dir(40)).unwrap();
         assert_eq!(why(&run, 40), "its manifest names a file outside of it: '../../run.toml'");
     }
 
     #[test]
     fn a_newer_format_is_refused_and_not_called_incomplete() {
         let (_keep, run) = temp();
-        save(&run, 40, 1);
-        let path = run.step_dir(40).join("manifest.toml");
-        let text = fs::read_to_string(&path).unwrap().replace("format = 1", "format = 2");
-        fs::write(&path, text).unwrap();
+        let manifest = Manifest { format: 2, ..save(&run, 40, 1) };
+        manifest.write(&run.step_dir(40)).unwrap();
         let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
         assert!(matches!(error, Error::Newer { key: "format", found: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_manifest_that_was_cut_or_changed_anywhere_is_never_complete() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let path = run.step_dir(40).join("manifest.toml");
+        let whole = fs::read(&path).unwrap();
+        for len in 0..whole.len() {
+            fs::write(&path, &whole[..len]).unwrap();
+            Checkpoint::open(&run.step_dir(40)).expect_err(&format!("the first {len} bytes are taken for all"));
+        }
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut changed = whole.clone();
+                changed[at] ^= 1 << bit;
+                fs::write(&path, &changed).unwrap();
+                Checkpoint::open(&run.step_dir(40)).expect_err(&format!("bit {bit} of byte {at} is not missed"));
+            }
+        }
+        fs::write(&path, &whole[..whole.len() - 3]).unwrap();
+        let said = why(&run, 40);
+        assert!(said.starts_with("its manifest.toml is damaged: it begins with '# XXH3 of what follows: "), "{said}");
+    }
+
+    #[test]
+    fn a_manifest_of_before_there_were_checksums_is_read() {
+        let (_keep, run) = temp();
+        let manifest = save(&run, 40, 1);
+        crate::write_toml(&run.step_dir(40).join("manifest.toml"), &manifest).unwrap();
+        assert_eq!(Checkpoint::open(&run.step_dir(40)).unwrap().manifest, manifest);
     }
 
     #[test]

@@ -22,9 +22,12 @@ pub trait Versioned: DeserializeOwned + Serialize {
 /// # Errors
 /// [`Error::Io`], [`Error::Newer`], or [`Error::Malformed`] with line and reason.
 pub fn read_toml<T: Versioned>(path: &Utf8Path) -> Result<T, Error> {
-    let text = fs::read(path).map_err(|e| Error::io("read", path, e))?;
-    let text = str::from_utf8(&text).map_err(|e| Error::malformed(path, format!("not UTF-8: {e}")))?;
-    parse_toml(path, text)
+    parse_toml(path, &read_text(path)?)
+}
+
+pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Error> {
+    let bytes = fs::read(path).map_err(|e| Error::io("read", path, e))?;
+    String::from_utf8(bytes).map_err(|e| Error::malformed(path, format!("not UTF-8: {}", e.utf8_error())))
 }
 
 pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T, Error> {
@@ -59,9 +62,12 @@ fn line_of(text: &str, error: &toml::de::Error) -> String {
 /// # Errors
 /// [`Error::Io`], or [`Error::Malformed`] when the value has no TOML form.
 pub fn write_toml<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error> {
-    let text =
-        toml::to_string(value).map_err(|e| Error::malformed(path, format!("the value has no TOML form: {e}")))?;
-    write_atomic(path, text.as_bytes())
+    write_atomic(path, toml_text(path, value)?.as_bytes())
+}
+
+/// The text of a value that is to be written to `path`.
+pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<String, Error> {
+    toml::to_string(value).map_err(|e| Error::malformed(path, format!("the value has no TOML form: {e}")))
 }
 
 /// Writes a whole file so that a reader, or a reader after a crash, sees the old content or the new, never a part.

@@ -77,7 +77,7 @@ pub fn save(run: &RunDir, step: u64, attempt: u32) -> Manifest {
     write_toml(&dir.join("state.toml"), &state(step)).unwrap();
     let files = ["rank-00000.safetensors", "rank-00001.safetensors", "state.toml"];
     let manifest = manifest(step, attempt, files.map(|name| file_sum(&dir.join(name)).unwrap()).into());
-    write_toml(&dir.join("manifest.toml"), &manifest).unwrap();
+    manifest.write(&dir).unwrap();
     manifest
 }
 

@@ -57,7 +57,7 @@ impl Staging {
         write_toml(&dir.join(step_files::STATE), state)?;
         manifest.files.push(file_sum(&dir.join(step_files::STATE))?);
         manifest.check_slices().map_err(|why| Error::Incomplete { dir: dir.clone(), why })?;
-        write_toml(&dir.join(step_files::MANIFEST), &manifest)?;
+        manifest.write(&dir)?;
         Ok(manifest.files.iter().map(|f: &FileSum| f.bytes).sum())
     }
 

@@ -243,7 +243,10 @@ fn inner(folder: &Utf8Path) -> Utf8PathBuf {
 }
 
 fn prepare_manifest(folder: &Utf8Path) -> Vec<Vec<u8>> {
-    vec![fs::read(inner(folder).join("manifest.toml")).unwrap()]
+    let whole = fs::read_to_string(inner(folder).join("manifest.toml")).unwrap();
+    // Behind its checksum nothing else would be tried; without one it is read as those of before there were any.
+    let (_, rest) = whole.split_once('\n').unwrap();
+    vec![rest.into(), whole.into()]
 }
 
 fn prepare_model(folder: &Utf8Path) -> Vec<Vec<u8>> {

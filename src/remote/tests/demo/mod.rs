@@ -109,7 +109,7 @@ impl Demo {
             tensors: param_specs(&self.recipe.model).into_iter().map(tensor).collect(),
             files: files.to_vec(),
         };
-        rundir::write_toml(&folder.join("manifest.toml"), &manifest).unwrap();
+        manifest.write(&folder).unwrap();
     }
 
     pub fn resume(&self, dir: &RunDir) -> Result<LaunchPlan, Failure> {

@@ -658,7 +658,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
     rundir::write_toml(&dir.join("state.toml"), &state).unwrap();
     manifest.files.push(rundir::file_sum(&dir.join("state.toml")).unwrap());
     (manifest.run, manifest.step) = (id, 40);
-    rundir::write_toml(&dir.join("manifest.toml"), &manifest).unwrap();
+    manifest.write(&dir).unwrap();
     run.root
 }
 
