@@ -34,6 +34,8 @@ pub struct RunUnderTest {
     attempt: u32,
     /// Steps of the attempts to come, when not the recipe's.
     steps: Option<u64>,
+    /// The step that a person asks for in attempts to come.
+    asked_step: Option<u64>,
 }
 
 /// A run with living ranks.
@@ -43,10 +45,8 @@ pub struct Running {
 }
 
 impl Scene {
-    pub fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
     /// Videos of three latent frames, and plain CogVideoX.
-        let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
+    pub fn new() -> Self {
         Self::with(3, 1, &[])
     }
 
@@ -66,6 +66,8 @@ impl Scene {
     }
 
     fn with(frames: usize, texts: u64, sets: &'static [&'static str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
         let mut scene = Scene { _folder: folder, path, index: Utf8PathBuf::new(), sets };
         let latents = scene.dataset("data", frames, [4, 4], 11);
         scene.index = scene.text_dataset(&latents, 16, texts);
@@ -173,7 +175,7 @@ impl Scene {
         .unwrap();
         let stores = self.path.join("stores");
         fs::create_dir_all(&stores).unwrap();
-        RunUnderTest { dir, stores, attempt: 0, steps: None }.attempt(mesh, start, 0)
+        RunUnderTest { dir, stores, attempt: 0, steps: None, asked_step: None }.attempt(mesh, start, 0)
     }
 }
 
@@ -190,6 +192,13 @@ impl RunUnderTest {
     /// Lets the attempts to come train longer.
     pub fn train_on_to(&mut self, steps: u64) {
         self.steps = Some(steps);
+    }
+
+    /// Starts an attempt as a person does who asks for a step.
+    pub fn resume_at(mut self, mesh: &[usize], step: u64) -> Running {
+        self.asked_step = Some(step);
+        let start = StartFrom::Checkpoint { run: self.id(), step };
+        self.attempt(mesh, start, step)
     }
 
     /// Starts an attempt from the newest complete checkpoint.
@@ -225,6 +234,7 @@ impl RunUnderTest {
                 started_s: 0.0,
                 start_step,
                 start,
+                asked_step: self.asked_step,
                 checkpoint: None,
                 steps: self.steps,
                 mesh,
@@ -253,7 +263,7 @@ impl RunUnderTest {
                 .unwrap()
         };
         let ranks = (0..world).map(rank).collect();
-        Running { run: RunUnderTest { attempt: number, ..self }, ranks }
+        Running { run: RunUnderTest { attempt: number, asked_step: None, ..self }, ranks }
     }
 
     /// Logged steps in order; of a repeated step the later line's, which is the later attempt's.

@@ -1,7 +1,7 @@
 //! What crashes, damage and full disks do to checkpoints: the newest complete one is always found, and goes on to the
 //! losses of a run that nothing happened to.
 
-use crate::harness::{RunUnderTest, Scene, SmallDisk, losses};
+use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, losses};
 use camino::Utf8Path;
 use rundir::{Checkpoint, CheckpointEntry, EventKind, checkpoints, latest};
 
@@ -66,44 +66,78 @@ fn killing_all_ranks_in_any_phase_of_a_save_loses_no_complete_checkpoint() {
     survives("all", &[0, 1]);
 }
 
+/// Flips the lowest bit of a byte of a file.
+fn flip(file: &Utf8Path, at: impl Fn(usize) -> usize) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let at = at(bytes.len());
+    bytes[at] ^= 1;
+    std::fs::write(file, bytes).unwrap();
+}
+
+fn truncate(file: &Utf8Path, less: u64) {
+    let file = std::fs::File::options().write(true).open(file).unwrap();
+    file.set_len(file.metadata().unwrap().len() - less).unwrap();
+}
+
 #[test]
-fn a_damaged_checkpoint_is_refused_and_the_one_before_it_goes_on_to_the_same_losses() {
+fn one_resume_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_losses() {
     let scene = Scene::new();
     let sets = ["train.steps=6", "checkpoint.interval=2", "optimizer.schedule=constant"];
     let want = losses(&scene.launch("calm", &[1, 2], &sets).finish());
-    type Damage = fn(&camino::Utf8Path);
-    let damages: [(&str, Damage); 3] = [
-        ("missing", |file| std::fs::remove_file(file).unwrap()),
-        ("truncated", |file| {
-            let bytes = std::fs::read(file).unwrap();
-            std::fs::write(file, &bytes[..bytes.len() - 4]).unwrap();
-        }),
-        ("flipped", |file| {
-            let mut bytes = std::fs::read(file).unwrap();
-            *bytes.last_mut().unwrap() ^= 1;
-            std::fs::write(file, bytes).unwrap();
+    type Damage = fn(&Utf8Path);
+    // What only reading tells, because all sizes are right, is found when the attempt has begun.
+    let damages: [(&str, bool, Damage); 6] = [
+        ("missing", false, |step| std::fs::remove_file(step.join("rank-00001.safetensors")).unwrap()),
+        ("truncated", false, |step| truncate(&step.join("rank-00001.safetensors"), 4)),
+        ("cut-manifest", false, |step| truncate(&step.join("manifest.toml"), 200)),
+        ("flipped", true, |step| flip(&step.join("rank-00001.safetensors"), |len| len - 1)),
+        ("state", true, |step| flip(&step.join("state.toml"), |_| 0)),
+        ("unmarked", true, |step| {
+            flip(&step.join("optim-00000.safetensors"), |len| len / 2);
+            // A folder in its place: the mark cannot be written.
+            std::fs::create_dir_all(step.join("damaged/in/the/way")).unwrap();
         }),
     ];
-    for (name, damage) in damages {
+    for (name, is_found_late, damage) in damages {
         let mut run = scene.launch(name, &[1, 2], &[&sets[..], &["train.steps=4"]].concat()).finish();
         run.train_on_to(6);
-        damage(&run.dir.step_dir(4).join("rank-00001.safetensors"));
-        if name == "flipped" {
-            // Its sizes are right: only reading it tells, and that marks it.
-            let samples = run.samples().len();
-            let (refused, outputs) = run.resume(&[1, 2]).wait();
-            for output in &outputs {
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert!(!output.status.success() && said.contains("checksum") && said.contains("hint:"), "{said}");
-            }
-            assert_eq!(refused.samples().len(), samples, "a step was taken");
-            run = refused;
-        }
-        assert_eq!(latest(&run.dir).unwrap().step, 2, "{name}");
+        damage(&run.dir.step_dir(4));
+        assert_eq!(latest(&run.dir).unwrap().step, if is_found_late { 4 } else { 2 }, "{name}");
         let again = run.resume(&[1, 2]).finish();
         assert_eq!(losses(&again), want, "{name}");
-        assert_eq!(latest(&again.dir).unwrap().step, 6);
+        let back = |kind: &EventKind| match kind {
+            EventKind::CheckpointDamaged { step, back_to, .. } => Some((*step, *back_to)),
+            _ => None,
+        };
+        let told: Vec<_> = again.events().iter().filter_map(|e| back(&e.kind)).collect();
+        assert_eq!(told, if is_found_late { vec![(4, 2)] } else { vec![] }, "{name}");
+        let resumed = |kind: &EventKind| matches!(kind, EventKind::Resumed { from_step: 2, .. });
+        assert!(again.events().iter().any(|e| resumed(&e.kind)), "{name}");
+        assert_eq!(complete(&again), [2, 4, 6], "{name}: the damaged one is saved anew");
     }
+}
+
+#[test]
+fn a_damaged_checkpoint_that_a_person_asked_for_is_refused_and_so_is_one_with_none_before_it() {
+    let scene = Scene::new();
+    let sets = ["train.steps=4", "checkpoint.interval=2"];
+    let mut run = scene.launch("asked", &[1, 2], &sets).finish();
+    run.train_on_to(6);
+    let refused = |running: Running| {
+        let (run, outputs) = running.wait();
+        for output in &outputs {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && said.contains("checksum") && said.contains("hint:"), "{said}");
+        }
+        assert_eq!(run.samples().last().unwrap().step, 4, "a step was taken");
+        run
+    };
+    flip(&run.dir.step_dir(4).join("rank-00001.safetensors"), |len| len - 1);
+    let run = refused(run.resume_at(&[1, 2], 4));
+    assert_eq!(latest(&run.dir).unwrap().step, 2, "it is marked");
+    flip(&run.dir.step_dir(2).join("rank-00000.safetensors"), |len| len - 1);
+    let run = refused(run.resume(&[1, 2]));
+    assert_eq!(latest(&run.dir), None);
 }
 
 #[test]

@@ -171,6 +171,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         started_s: NOW - 310.0,
         start_step,
         start: if number == 1 { StartFrom::Random } else { StartFrom::Checkpoint { run: stage_1(), step: start_step } },
+        asked_step: None,
         steps: None,
         checkpoint: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },

@@ -87,6 +87,9 @@ pub fn event(event: &Event) -> (String, Weight) {
     match &event.kind {
         EventKind::Started { world } => (format!("started on {}", ranks(*world)), Weight::Plain),
         EventKind::Resumed { from_step, .. } => (format!("resumed from step {from_step}"), Weight::Plain),
+        EventKind::CheckpointDamaged { step, why, back_to } => {
+            (format!("checkpoint {step} is damaged, back to {back_to}: {why}"), Weight::Bad)
+        }
         EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Weight::Plain),
         EventKind::Restored { restored, anew, .. } if anew.is_empty() => {
             (format!("restored {restored}"), Weight::Plain)

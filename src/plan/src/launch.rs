@@ -144,6 +144,7 @@ impl NewRun<'_> {
             start: self.origin.start,
             start_step: 0,
             checkpoint: None,
+            asked_step: None,
             weights: self.origin.words,
             mesh,
             placement,

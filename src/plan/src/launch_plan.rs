@@ -78,6 +78,8 @@ pub(crate) struct Draft<'a> {
     pub why: AttemptWhy,
     pub start: StartFrom,
     pub start_step: u64,
+    /// The step that a person asked to start from.
+    pub asked_step: Option<u64>,
     /// The folder from which a command continues.
     pub checkpoint: Option<Utf8PathBuf>,
     /// Where the weights come from, in words.
@@ -103,6 +105,7 @@ impl Draft<'_> {
             started_s: cx.now_s,
             start_step: self.start_step,
             start: self.start,
+            asked_step: self.asked_step,
             steps: self.steps,
             checkpoint: self.checkpoint,
             logins: logins(&placement, cx),

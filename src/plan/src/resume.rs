@@ -131,6 +131,7 @@ pub(crate) fn go_on(
         why,
         start,
         start_step,
+        asked_step: request.options.step,
         checkpoint: folder,
         weights,
         mesh,

@@ -23,10 +23,14 @@ pub struct Attempt {
     pub by: String,
     /// When, Unix seconds.
     pub started_s: f64,
-    /// The step it continues from; its first logged step is later.
+    /// The step it continues from; its first logged step is later. If that checkpoint turns out to be damaged, an event tells
+    /// of the one before it, which is taken instead.
     pub start_step: u64,
     /// Where its weights come from.
     pub start: StartFrom,
+    /// The step that a person asked to continue from; then no other is taken in its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_step: Option<u64>,
     /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,

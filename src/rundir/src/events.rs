@@ -46,6 +46,16 @@ pub enum EventKind {
         /// The run that saved it.
         of_run: RunId,
     },
+    /// The checkpoint that was to be loaded is damaged: the start goes back to one before it.
+    CheckpointDamaged {
+        /// Its step.
+        #[serde(rename = "damaged_step")]
+        step: u64,
+        /// What is wrong with it.
+        why: String,
+        /// The step that the start goes back to.
+        back_to: u64,
+    },
     /// Weights were loaded for a new stage.
     WeightsLoaded {
         /// The step directory.
@@ -243,6 +253,7 @@ mod tests {
         vec![
             EventKind::Started { world: 2 },
             EventKind::Resumed { from_step: 40, of_run: run_id() },
+            EventKind::CheckpointDamaged { step: 40, why: "its checksum is 1, not 2".into(), back_to: 20 },
             EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
             EventKind::Restored { restored: "weights".into(), anew: "optimizer, steps and data".into(), seconds: 1.5 },
             EventKind::SaveAsked { why: "SIGUSR1".into() },

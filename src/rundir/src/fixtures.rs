@@ -54,6 +54,7 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         started_s: 1000.0,
         start_step,
         start: StartFrom::Random,
+        asked_step: None,
         steps: None,
         checkpoint: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },

@@ -55,7 +55,9 @@ pub use history::History;
 pub use id::RunId;
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
-pub use listing::{CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, to_prune};
+pub use listing::{
+    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_without, to_prune,
+};
 pub use metrics::MetricSample;
 pub use moments::{Moment, Moments, Spread};
 pub use newest::{Following, Newest, recent_metrics};

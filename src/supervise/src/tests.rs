@@ -51,6 +51,7 @@ fn scene(world: usize) -> Scene {
         started_s: 0.0,
         start_step: 0,
         start: StartFrom::Random,
+        asked_step: None,
         steps: None,
         checkpoint: None,
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },

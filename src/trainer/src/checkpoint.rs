@@ -7,6 +7,7 @@ use crate::data::kind;
 use crate::exchange::agree;
 use crate::fault;
 use crate::optim::{Moment, Moments};
+use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
 use dist::flat::Which;
@@ -257,28 +258,54 @@ pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>, spare: &mut Spar
     }
 }
 
-/// Fills this rank's shards from a checkpoint. A collective.
+/// What was read, where nothing of it is damaged; the same on every rank.
+#[derive(Debug)]
+pub enum Found<T> {
+    /// As it was written.
+    Whole(T),
+    /// Not as it was written, or not all of it.
+    Damaged(Failure),
+}
+
+/// Fills this rank's shards from the checkpoint in a folder. A collective.
 ///
 /// # Errors
-/// When a file is damaged, or the checkpoint lacks a tensor or has it in another shape.
-pub fn load(sharded: &mut Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+/// When a file cannot be read, or the checkpoint lacks a tensor or has it in another shape.
+pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
     // Side by side: what one has read from the disk, the other finds in memory.
-    let (whole, filled) = std::thread::scope(|scope| {
-        let verifying = scope.spawn(|| verify(checkpoint, rank, ranks));
-        let filled = fill(sharded, checkpoint, restore);
+    let (verified, filled) = std::thread::scope(|scope| {
+        let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
+        let filled = fill(sharded, &checkpoint, restore);
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
     // That a file has changed says more than what did not fit because of it.
-    agree(world, whole)?;
-    agree(world, filled).map(|_| ())
+    if let Found::Damaged(damage) = on_every_rank(world, verified)? {
+        return Ok(Found::Damaged(damage));
+    }
+    agree(world, filled)?;
+    Ok(Found::Whole(checkpoint))
+}
+
+/// What this rank has read, when every rank has; else the damage that any of them met. A collective.
+fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Found<T>, Failure> {
+    use rundir::Error::{Checksum, Incomplete};
+    let (value, told) = match read {
+        Ok(value) => (Some(value), Ok(None)),
+        Err(damage @ (Checksum { .. } | Incomplete { .. })) => (None, Ok(Some(Failure::from(damage)))),
+        Err(other) => (None, Err(Failure::from(other))),
+    };
+    Ok(match agree(world, told)?.into_iter().flatten().next() {
+        Some(damage) => Found::Damaged(damage),
+        None => Found::Whole(value.expect("no rank met damage, so this one has a value")),
+    })
 }
 
 /// Checks the checksums of this rank's share of the files, so that each file is read once in all.
-fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), Failure> {
+fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rundir::Error> {
     let mut share = checkpoint.manifest.files.iter().skip(rank).step_by(ranks);
-    share.try_for_each(|file| checkpoint.verify_file(file)).map_err(Failure::from)
+    share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
 fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
@@ -322,6 +349,10 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
                 }
             }
         }
+    let checkpoint = match on_every_rank(world, Checkpoint::open(dir))? {
+        Found::Whole(checkpoint) => checkpoint,
+        damaged @ Found::Damaged(_) => return Ok(damaged),
+    };
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //!
 //! Reads every folder `cogvideox/*/` of the oracle that has a transformer and a `forward_backward.safetensors`.
 
-use crate::checkpoint::{self, Restore};
+use crate::checkpoint::{self, Found, Restore};
 use crate::data::kind;
 use crate::optim::Moments;
 use crate::oracle;
@@ -52,7 +52,8 @@ fn walk(recipe: &Recipe, checkpoint: &Checkpoint, recorded: &Header) -> (Walk, B
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
     let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
     let mut sharded = checkpoint::Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
-    checkpoint::load(&mut sharded, checkpoint, Restore::Weights).unwrap();
+    let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
+    assert!(matches!(loaded, Found::Whole(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));
     let (keep, scan_group) = (Keep::Attention, recipe.remat.scan_group);
     let network = match (recorded_tensor("in.rope_cos"), recorded_tensor("in.rope_sin")) {

@@ -1,6 +1,6 @@
 //! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
 
-use crate::checkpoint::{self, Restore, Saved, Sharded, Spare, Writing};
+use crate::checkpoint::{self, Found, Restore, Saved, Sharded, Spare, Writing};
 use crate::data::Data;
 use crate::exchange::agree;
 use crate::init;
@@ -12,6 +12,7 @@ use crate::signals::Signals;
 use crate::spikes::Spikes;
 use crate::step::{Outcome, Step, compute_kind};
 use crate::wishes::{Deadline, Why, Wishes};
+use camino::Utf8Path;
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
@@ -146,10 +147,11 @@ impl Trainer {
                 self.event(EventKind::Started { world });
             }
             StartFrom::Weights { path } => {
-                let checkpoint = agree_on(self.fsdp.groups(), Checkpoint::open(&path).map_err(Failure::from))?;
                 // What the weights lack, which may only be TTT layers, begins as in a new run.
                 init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
-                self.load(&checkpoint, Restore::Weights)?;
+                if let Found::Damaged(damage) = self.load(&path, Restore::Weights)? {
+                    return Err(damage);
+                }
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
                 self.tell_restored("weights".into(), "optimizer, steps and data".into());
@@ -160,7 +162,7 @@ impl Trainer {
                 agree_on(self.fsdp.groups(), checked)?;
                 self.progress.samples = state.samples_seen;
                 self.progress.seed = state.seed;
-                self.event(EventKind::Resumed { from_step: step, of_run: run });
+                self.event(EventKind::Resumed { from_step: state.step, of_run: run });
                 let (epoch, position) = self.data.position(state.samples_seen);
                 let place = format!("sample {position} of epoch {}", epoch + 1);
                 let restored = format!("weights, optimizer after {} updates, data at {place}", state.adam_step);
@@ -173,7 +175,7 @@ impl Trainer {
                 let (state, _) = self.restore(&run, step)?;
                 // The data begin anew, and so must every draw that is numbered by sample.
                 self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
-                self.event(EventKind::Resumed { from_step: step, of_run: run });
+                self.event(EventKind::Resumed { from_step: state.step, of_run: run });
                 let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
                 let (was, is) = (state.global_batch, self.recipe.train.global_batch);
                 let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
@@ -184,18 +186,40 @@ impl Trainer {
         Ok(())
     }
 
-    /// Loads parameters, optimizer and step count from a checkpoint of a run beside this one; returns its state, and the
-    /// mesh that saved it.
+    /// Loads parameters, optimizer and step count from a checkpoint of this run or of one beside it; returns its state, and
+    /// the mesh that saved it.
+    ///
+    /// A damaged one of this run is passed over for the newest before it, unless a person asked for that very one.
     fn restore(&mut self, run: &RunId, step: u64) -> Result<(TrainState, Mesh), Failure> {
-        let root = self.run.root.parent().unwrap_or(camino::Utf8Path::new("."));
-        let dir = if *run == self.id { self.run.step_dir(step) } else { RunDir::of(root, run).step_dir(step) };
-        let opened = Checkpoint::open(&dir).and_then(|c| c.state().map(|state| (c, state)));
-        let (checkpoint, state) = agree_on(self.fsdp.groups(), opened.map_err(Failure::from))?;
-        self.load(&checkpoint, Restore::Everything)?;
+        let root = self.run.root.parent().unwrap_or(Utf8Path::new("."));
+        let dir = if *run == self.id { self.run.clone() } else { RunDir::of(root, run) };
+        let (mut step, mut damaged) = (step, Vec::new());
+        let checkpoint = loop {
+            match self.load(&dir.step_dir(step), Restore::Everything)? {
+                Found::Whole(checkpoint) => break checkpoint,
+                Found::Damaged(damage) if *run != self.id || self.attempt.asked_step.is_some() => return Err(damage),
+                Found::Damaged(damage) => {
+                    damaged.push(step);
+                    step = self.go_back(&damaged, damage)?;
+                }
+            }
+        };
+        let state = agree_on(self.fsdp.groups(), checkpoint.state().map_err(Failure::from))?;
         self.moments.steps = state.adam_step;
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
         self.progress.saved = (*run == self.id).then_some(state.step);
+    /// The step before the last of these damaged ones, which every rank takes then. A collective.
+    fn go_back(&mut self, damaged: &[u64], damage: Failure) -> Result<u64, Failure> {
+        // One rank looks: what a shared file system shows may lag behind on other nodes.
+        let newest = self.log.as_ref().and_then(|_| rundir::latest_without(&self.run, damaged));
+        let told = agree(&self.fsdp.groups().world, Ok(newest.map(|checkpoint| checkpoint.step)))?;
+        let (Some(&step), Some(&Some(back_to))) = (damaged.last(), told.first()) else { return Err(damage) };
+        let why = format!("{}: {}", damage.what, damage.why);
+        self.event_at(back_to, EventKind::CheckpointDamaged { step, why, back_to });
+        Ok(back_to)
+    }
+
         Ok((state, checkpoint.manifest.mesh))
     }
 
@@ -206,10 +230,13 @@ impl Trainer {
 
     fn load(&mut self, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
         let start = Instant::now();
-        let mut sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
-        checkpoint::load(&mut sharded, checkpoint, restore)?;
+        let found = checkpoint::load(&mut self.sharded(), dir, restore);
         self.progress.load_s = start.elapsed().as_secs_f64();
-        Ok(())
+        found
+    }
+
+    fn sharded(&self) -> Sharded<'_> {
+        Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {

@@ -163,6 +163,7 @@ mod tests {
             started_s: OWN_S,
             start_step: 0,
             start: rundir::StartFrom::Random,
+            asked_step: None,
             steps: None,
             checkpoint: None,
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
