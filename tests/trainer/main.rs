@@ -304,9 +304,15 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
     let sets = ["train.steps=50", "train.max_bad_steps=3", "model.latent_scale=1e38", "checkpoint.interval=0"];
     let (run, outputs) = scene.launch("nan", &[1, 2], &sets).wait();
     let said = String::from_utf8_lossy(&outputs[0].stderr);
-    assert!(said.contains("4 steps in a row"), "{said}");
+    assert!(said.contains("3 steps in a row"), "{said}");
     assert!(run.samples().iter().all(|s| s.loss.is_none() && s.grad_norm.is_none()));
-    assert_eq!(run.events().iter().filter(|e| e.kind == EventKind::StepSkipped).count(), 4);
+    assert_eq!(run.events().iter().filter(|e| e.kind == EventKind::StepSkipped).count(), 3);
+    // A save of step 2 is under way when step 3 is one too many.
+    let sets = [&sets[..], &["checkpoint.interval=1"]].concat();
+    let (saving, _) = scene.launch("nan-saving", &[1, 2], &sets).wait();
+    let begun = saving.events().into_iter().filter(|e| e.kind == EventKind::CheckpointStarted);
+    assert_eq!(begun.filter_map(|e| e.step).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(latest(&saving.dir).unwrap().step, 2);
 }
 
 /// Foreseen: weights, gradients and moments, from the same formulas as `vidtui check`. Measured: what more of the process is

@@ -268,6 +268,7 @@ impl Trainer {
         while self.progress.step < self.recipe.train.steps {
             let wishes = self.wishes();
             let outcome = self.step(wishes)?;
+            self.check_finite()?;
             let interval = self.recipe.checkpoint.interval;
             let due = interval > 0 && self.progress.step.is_multiple_of(interval);
             if let Some(why) = outcome.wishes.stop {
@@ -350,17 +351,25 @@ impl Trainer {
         self.deadline.saw_step(step_s);
         self.record(&outcome, step_s);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
-        if self.progress.bad_steps > self.recipe.train.max_bad_steps {
-            return Err(Failure::new(
-                format!("training stopped at step {}", self.progress.step),
-                format!("the gradient was not finite in {} steps in a row", self.progress.bad_steps),
-                "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
-            ));
-        }
         Ok(outcome)
     }
 
     /// Logs a step, on rank 0.
+    /// Ends the run after too many steps in a row that were not applied, once a checkpoint on its way is there.
+    fn check_finite(&mut self) -> Result<(), Failure> {
+        let bad = self.progress.bad_steps;
+        if bad < self.recipe.train.max_bad_steps {
+            return Ok(());
+        }
+        // If it fails, its event says so; why training ends is another matter.
+        let _ = self.finish_save();
+        Err(Failure::new(
+            format!("training stopped at step {}", self.progress.step),
+            format!("the gradient was not finite in {bad} steps in a row"),
+            "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
+        ))
+    }
+
     fn record(&mut self, outcome: &Outcome, step_s: f64) {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
