@@ -60,8 +60,12 @@ fn half_precision_keeps_full_precision_weights_and_follows_full_precision() {
     // A bfloat16 has eight bits: a rounding is at most one part in 256.
     assert_close(&losses(&half), &losses(&full), 0.02, "bfloat16");
     let checkpoint = Checkpoint::open(&latest(&half.dir).unwrap().dir).unwrap();
+    let tensors = harness::tensors(&checkpoint.dir);
+    let stored: usize = tensors.values().map(Vec::len).sum();
+    let foreseen = half.dir.read_run().unwrap().recipe().unwrap().cost().checkpoint_bytes;
+    assert_eq!(stored as u64, foreseen, "the size of a checkpoint is not what is foreseen");
     let mut finer = 0;
-    for (name, bytes) in harness::tensors(&checkpoint.dir) {
+    for (name, bytes) in tensors {
         let dtype = &checkpoint.tensor(&name).unwrap().dtype;
         let trained = name.contains(".attn.");
         assert_eq!(dtype, if trained { "F32" } else { "BF16" }, "{name}");

@@ -28,7 +28,7 @@ pub struct Cost {
     pub model_flops: f64,
     /// Operations of a step that are carried out, over all ranks.
     pub step_flops: f64,
-    /// Size of a checkpoint: every tensor in float32, and the two moments of those that are trained.
+    /// Size of a checkpoint: in float32 what is trained and its two moments, in the type of computing what is frozen.
     pub checkpoint_bytes: u64,
     /// What one rank holds.
     pub memory: RankMemory,
@@ -54,7 +54,7 @@ impl Recipe {
             forward_flops,
             model_flops: 3.0 * batch * forward_flops,
             step_flops: batch * Flops::step(self).total(),
-            checkpoint_bytes: 4 * sum(&|_| true) + 8 * trainable,
+            checkpoint_bytes: 12 * trainable + self.train.dtype.bytes() * sum(&|spec| !self.train.trains(spec)),
             memory: RankMemory::of(self, &units),
             traffic: Traffic::of(self, &units),
         }
@@ -137,7 +137,10 @@ mod tests {
         assert_eq!(cost.params, root + 2 * block);
         assert_eq!(cost.trainable, 2 * attention);
         assert_eq!(cost.seq_len, 16 + 3 * 16);
-        assert_eq!(cost.checkpoint_bytes, 4 * cost.params + 8 * cost.trainable);
+        for (dtype, bytes) in [("train.dtype=float32", 4), ("train.dtype=bfloat16", 2)] {
+            let stored = recipe(&[&sets[..], &[dtype]].concat()).cost().checkpoint_bytes;
+            assert_eq!(stored, 12 * cost.trainable + bytes * (cost.params - cost.trainable), "{dtype}");
+        }
         let (video, text, all, width) = (48, 16, 64, 32);
         let block = 12 * width * 8 + 4 * all * width * width + 2 * all * all * width + 8 * all * width * width;
         let root = video * width * 64 + text * 4 * width + 8 * width + 8 * 8 + 2 * width * 8 + video * width * 64;
@@ -164,6 +167,6 @@ mod tests {
     fn a_stored_table_of_positions_is_saved_but_is_no_parameter() {
         let (with, without) = (recipe(&["model.positions=learned"]).cost(), recipe(&[]).cost());
         assert_eq!(with.params, without.params);
-        assert_eq!(with.checkpoint_bytes - without.checkpoint_bytes, 4 * 64 * 128);
+        assert_eq!(with.checkpoint_bytes - without.checkpoint_bytes, 2 * 64 * 128, "in bfloat16, as what is frozen");
     }
 }

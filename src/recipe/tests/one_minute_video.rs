@@ -137,5 +137,6 @@ fn every_stage_fits_in_the_memory_of_an_h100() {
 fn checkpoints_are_as_large_as_known() {
     let gb = |at: usize| curriculum("ttt-mlp").stages[at].resolved.recipe.cost().checkpoint_bytes as f64 / 1e9;
     assert_near(gb(0), 87.0, 1.0, "3s");
-    assert_near(gb(4), 55.0, 1.0, "63s");
+    // What is frozen is stored in bfloat16.
+    assert_near(gb(4), 47.0, 1.0, "63s");
 }
