@@ -25,7 +25,7 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
         ),
         ("parameters", format!("{}, {trained}", grouped(cost.params))),
         ("memory", memory(&cost.memory)),
-        ("checkpoint", size(cost.checkpoint_bytes)),
+        ("checkpoint", checkpoint(&cost)),
         ("traffic", traffic(&cost.traffic)),
         ("work", work(&cost, recipe)),
     ];
@@ -44,6 +44,11 @@ fn memory(memory: &RankMemory) -> String {
         ("workspace of about", workspace),
     ];
     format!("{} a rank at its peak: {}", size(memory.total()), listed(&parts))
+}
+
+fn checkpoint(cost: &Cost) -> String {
+    let (whole, copy) = (size(cost.checkpoint_bytes), size(cost.memory.save_copy()));
+    format!("{whole}; for saves, a rank keeps a copy of {copy} in its node's memory")
 }
 
 fn traffic(traffic: &Traffic) -> String {

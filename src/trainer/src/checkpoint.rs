@@ -14,14 +14,14 @@ use dist::flat::Which;
 use dist::fsdp::{Fsdp, OwnedRun};
 use recipe::{Family, Mesh, ParamSpec, Split};
 use rundir::{
-    Checkpoint, Common, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, TensorBox,
-    TrainState,
+    Checkpoint, Common, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
+    TensorBox, TrainState,
 };
-use safetensors::{Dtype, View};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs::File;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::thread::JoinHandle;
 use tch::{Device, Kind, Tensor};
@@ -78,6 +78,10 @@ impl Piece {
     fn range(&self) -> Range<u64> {
         self.start as u64..(self.start + self.values.size()[0]) as u64
     }
+
+    fn bytes(&self) -> usize {
+        self.values.numel() * self.values.kind().elt_size_in_bytes()
+    }
 }
 
 /// What one rank wrote.
@@ -87,27 +91,71 @@ struct Part {
     tensors: Vec<LogicalTensor>,
 }
 
-/// The memory that the last save copied to. The next one copies to it again: new memory would take longer to come by than
-/// the copying itself.
+/// The memory that saves copy to, over and over: new memory would take longer to come by than the copying itself.
 #[derive(Debug, Default)]
-pub struct Spare(VecDeque<Tensor>);
+pub struct Spare {
+    ready: VecDeque<Tensor>,
+    making: Option<JoinHandle<c10d::Result<VecDeque<Tensor>>>>,
+}
 
 impl Spare {
-    /// Copies a tensor. Tensors come in the same order every time, so the memory for it is the next.
-    ///
-    /// What is on a GPU is on its way when this returns, to page-locked memory.
-    fn copy(&mut self, values: &Tensor) -> c10d::Result<Tensor> {
-        let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-        let to = self.0.pop_front().filter(fits);
-        if values.device() != Device::Cpu {
-            let to = to.map_or_else(|| cuda::pinned(values), Ok)?;
-            cuda::copy(&to, values)?;
-            return Ok(to);
-        }
-        let Some(mut to) = to else { return Ok(values.copy()) };
-        tch::no_grad(|| to.copy_(values));
-        Ok(to)
+    /// Begins to make it, so that the first save finds it as later ones do.
+    pub fn ahead(sharded: &Sharded<'_>) -> Self {
+        let device = sharded.fsdp.groups().device;
+        let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
+        let make = move || {
+            if let Device::Cuda(gpu) = device {
+                cuda::set_device(gpu)?;
+            }
+            like.iter().map(memory_like).collect()
+        };
+        Spare { ready: VecDeque::new(), making: Some(std::thread::spawn(make)) }
     }
+
+    /// Waits for what is being made.
+    fn get(&mut self) -> c10d::Result<&mut VecDeque<Tensor>> {
+        if let Some(making) = self.making.take() {
+            self.ready = making.join().expect("making memory does not panic")?;
+        }
+        Ok(&mut self.ready)
+    }
+}
+
+impl Drop for Spare {
+    /// A process that ends while a thread of it is in libtorch may crash.
+    fn drop(&mut self) {
+        if let Some(making) = self.making.take() {
+            let _ = making.join();
+        }
+    }
+}
+
+/// Memory on the host for a tensor's values; of what is on a GPU, page-locked.
+fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
+    if values.device() != Device::Cpu {
+        return cuda::pinned(values);
+    }
+    let memory = values.empty_like();
+    // The system gives a page when it is first written to. Few at a time, which libtorch does without helpers: they would
+    // take the cores that train.
+    memory.split(16 * 1024, 0).into_iter().for_each(|mut part| drop(part.zero_()));
+    Ok(memory)
+}
+
+/// Copies a tensor to the next memory: tensors come in the same order every time.
+///
+/// What is on a GPU is on its way when this returns.
+fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> {
+    let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
+    let memory = memory.pop_front().filter(fits);
+    if values.device() != Device::Cpu {
+        let to = memory.map_or_else(|| memory_like(values), Ok)?;
+        cuda::copy(&to, values)?;
+        return Ok(to);
+    }
+    let Some(mut to) = memory else { return Ok(values.copy()) };
+    tch::no_grad(|| to.copy_(values));
+    Ok(to)
 }
 
 /// A checkpoint that is being written while training goes on.
@@ -169,7 +217,7 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
     agree(&groups.world, if first { prepare() } else { Ok(()) })?;
     fault::reached("prepared", state.step);
     // What goes wrong in copying is told when writing ends, where the ranks agree.
-    let copied = if groups.replicate.rank() == 0 { Copies::of(sharded, spare) } else { Ok(Copies::default()) };
+    let copied = Copies::of(sharded, spare);
     let (dir, step) = (staging.dir(), state.step);
     fault::reached("copied", step);
     let thread = std::thread::spawn(move || {
@@ -182,7 +230,7 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
             Ok(files) => {
                 let written = write_part(&files, &dir, step);
                 let memory = files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values);
-                (written, Spare(memory.collect()))
+                (written, Spare { ready: memory.collect(), making: None })
             }
             Err(failure) => (Err(failure), Spare::default()),
         }
@@ -193,8 +241,24 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
 /// The files that a rank writes, each with copies of what is in it.
 type Files = Vec<(String, Vec<Piece>)>;
 
+/// What this rank saves, by file. Of replicas, only the first saves.
+fn to_save(sharded: &Sharded<'_>) -> Files {
+    let groups = sharded.fsdp.groups();
+    if groups.replicate.rank() > 0 {
+        return Vec::new();
+    }
+    let rank = groups.world.rank();
+    let mut files = vec![
+        (format!("rank-{rank:05}.safetensors"), weight_pieces(sharded)),
+        (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
+    ];
+    files.iter_mut().for_each(|(_, pieces)| pieces.retain(|piece| piece.saved));
+    // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
+    files.retain(|(_, pieces)| !pieces.is_empty());
+    files
+}
+
 /// Copies of this rank's tensors. Those of a GPU's are still on their way.
-#[derive(Default)]
 struct Copies {
     files: Files,
     /// Comes to pass when all are there.
@@ -203,17 +267,11 @@ struct Copies {
 
 impl Copies {
     fn of(sharded: &Sharded<'_>, spare: &mut Spare) -> c10d::Result<Self> {
-        let groups = sharded.fsdp.groups();
-        let rank = groups.world.rank();
-        let mut copies = |pieces: Vec<Piece>| {
-            let saved = pieces.into_iter().filter(|piece| piece.saved);
-            saved.map(|piece| Ok(Piece { values: spare.copy(&piece.values)?, ..piece })).collect::<c10d::Result<_>>()
-        };
-        let files = vec![
-            (format!("rank-{rank:05}.safetensors"), copies(weight_pieces(sharded))?),
-            (format!("optim-{rank:05}.safetensors"), copies(moment_pieces(sharded))?),
-        ];
-        let on_gpu = groups.device != Device::Cpu;
+        let (memory, mut files) = (spare.get()?, to_save(sharded));
+        for piece in files.iter_mut().flat_map(|(_, pieces)| pieces) {
+            piece.values = copy(&piece.values, memory)?;
+        }
+        let on_gpu = sharded.fsdp.groups().device != Device::Cpu;
         Ok(Copies { files, done: on_gpu.then(Event::record).transpose()? })
     }
 
@@ -274,6 +332,10 @@ pub enum Found<T> {
 pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
+    let checkpoint = match on_every_rank(world, Checkpoint::open(dir))? {
+        Found::Whole(checkpoint) => checkpoint,
+        damaged @ Found::Damaged(_) => return Ok(damaged),
+    };
     // Side by side: what one has read from the disk, the other finds in memory.
     let (verified, filled) = std::thread::scope(|scope| {
         let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
@@ -349,22 +411,18 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
                 }
             }
         }
-    let checkpoint = match on_every_rank(world, Checkpoint::open(dir))? {
-        Found::Whole(checkpoint) => checkpoint,
-        damaged @ Found::Damaged(_) => return Ok(damaged),
-    };
     }
     Ok(())
 }
 
-/// Elements of one read: few enough to stay in the processor's cache on their way.
-const READ: u64 = 512 * 1024;
+/// Elements that are read or written at a time: few enough to stay in the processor's cache on their way.
+const AT_ONCE: u64 = 512 * 1024;
 
 /// Groups runs into reads: a long run is read in parts, those of many rows together.
 fn reads(runs: Vec<Common>) -> Vec<Vec<Common>> {
     let [Common { here, there, len }] = runs[..] else { return vec![runs] };
-    let part = |done| Common { here: here + done, there: there + done, len: READ.min(len - done) };
-    (0..len).step_by(READ as usize).map(|done| vec![part(done)]).collect()
+    let part = |done| Common { here: here + done, there: there + done, len: AT_ONCE.min(len - done) };
+    (0..len).step_by(AT_ONCE as usize).map(|done| vec![part(done)]).collect()
 }
 
 fn read_slice(
@@ -388,25 +446,18 @@ fn read_slice(
 fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Result<Part, Failure> {
     let mut part = Part::default();
     for (file, pieces) in files {
-        // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
-        if pieces.is_empty() {
-            continue;
-        }
         let path = dir.join(file);
-        let failed = |why: String| {
+        let written = write_tensors(&path, pieces).map_err(|error| {
             Failure::new(
                 format!("cannot save {path}"),
-                why,
+                error.to_string(),
                 format!("free some space on the disk that holds {dir}; the checkpoints before this one are untouched"),
             )
-        };
-        let views = pieces.iter().map(|piece| (piece.name.as_str(), Bytes::of(&piece.values)));
-        safetensors::serialize_to_file(views, None, path.as_std_path()).map_err(|e| failed(e.to_string()))?;
-        File::open(&path).and_then(|f| f.sync_all()).map_err(|e| failed(e.to_string()))?;
+        })?;
         fault::reached("half-written", step);
-        part.files.push(rundir::file_sum(&path)?);
+        part.files.push(written);
         part.tensors.extend(pieces.iter().map(|piece| LogicalTensor {
-            dtype: dtype_name(piece.values.kind()).to_owned(),
+            dtype: dtype(piece.values.kind()).to_string(),
             slices: vec![Slice {
                 file: file.clone(),
                 key: piece.name.clone(),
@@ -419,6 +470,36 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
         }));
     }
     Ok(part)
+}
+
+/// Writes pieces as the tensors of a new safetensors file. The library would write it too, but not sum it up meanwhile.
+fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
+    let mut pieces: Vec<&Piece> = pieces.iter().collect();
+    // Wide elements first, so that all are aligned.
+    let size = |piece: &Piece| piece.values.kind().elt_size_in_bytes();
+    pieces.sort_by(|a, b| size(b).cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
+    let mut end = 0;
+    let describe = |piece: &&Piece| {
+        let start = end;
+        end += piece.bytes();
+        let shape = vec![piece.values.numel()];
+        (piece.name.clone(), TensorInfo { dtype: dtype(piece.values.kind()), shape, data_offsets: (start, end) })
+    };
+    let tensors = Metadata::new(None, pieces.iter().map(describe).collect()).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&tensors)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = SummedFile::create(path)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    let mut buffer = Vec::new();
+    for piece in pieces {
+        for part in piece.values.split(AT_ONCE as i64, 0) {
+            buffer.resize(part.numel() * size(piece), 0);
+            part.copy_data_u8(&mut buffer, part.numel());
+            file.write_all(&buffer)?;
+        }
+    }
+    file.finish()
 }
 
 /// Joins what the ranks wrote into one manifest; a tensor's slices come in the order of its elements.
@@ -488,38 +569,9 @@ fn piece(sharded: &Sharded<'_>, owned: &OwnedRun, prefix: &str, values: Tensor) 
     }
 }
 
-/// A one-dimensional tensor as the safetensors writer wants it: copied to bytes when its turn comes, one at a time.
-struct Bytes<'a> {
-    values: &'a Tensor,
-    shape: [usize; 1],
+fn dtype(kind: Kind) -> Dtype {
+    if kind == Kind::BFloat16 { Dtype::BF16 } else { Dtype::F32 }
 }
 
-impl<'a> Bytes<'a> {
-    fn of(values: &'a Tensor) -> Self {
-        Bytes { values, shape: [values.numel()] }
-    }
-}
-
-impl View for Bytes<'_> {
-    fn dtype(&self) -> Dtype {
-        if self.values.kind() == Kind::BFloat16 { Dtype::BF16 } else { Dtype::F32 }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let mut bytes = vec![0; self.data_len()];
-        self.values.copy_data_u8(&mut bytes, self.values.numel());
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.values.numel() * self.values.kind().elt_size_in_bytes()
-    }
-}
-
-fn dtype_name(kind: Kind) -> &'static str {
-    if kind == Kind::BFloat16 { "BF16" } else { "F32" }
-}
+#[cfg(test)]
+mod tests;

@@ -265,11 +265,15 @@ impl Trainer {
     /// # Errors
     /// When a peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
     pub fn run(mut self) -> Result<Finish, Failure> {
+        let (began, interval) = (self.progress.step, self.recipe.checkpoint.interval);
         while self.progress.step < self.recipe.train.steps {
             let wishes = self.wishes();
             let outcome = self.step(wishes)?;
             self.check_finite()?;
-            let interval = self.recipe.checkpoint.interval;
+            // Once a step has shown that it fits in memory.
+            if interval > 0 && self.progress.step == began + 1 {
+                self.spare = Spare::ahead(&self.sharded());
+            }
             let due = interval > 0 && self.progress.step.is_multiple_of(interval);
             if let Some(why) = outcome.wishes.stop {
                 let why = self.in_words(why);

@@ -57,6 +57,12 @@ impl RankMemory {
         self.weights + self.gradients + self.optimizer
     }
 
+    /// What a save copies before it is written: weights and moments. The copy is in the node's own memory, also where the rank
+    /// computes on a GPU, and only ranks of the first replica have one.
+    pub fn save_copy(&self) -> u64 {
+        self.weights + self.optimizer
+    }
+
     /// The inner states that both directions of a TTT layer save in a pass, float32.
     pub fn scan_states(recipe: &Recipe) -> u64 {
         let m = &recipe.model;

@@ -23,15 +23,17 @@ const SHAPE: [&str; 7] = [
     "model.latent_height=4",
     "model.latent_width=4",
 ];
-/// Steps between checkpoints. The first makes the memory that later ones copy to, the second is written while training goes
-/// on, and the third, the last step's, is waited for.
+/// Steps between checkpoints. The first copies to new memory, the second to that of the first, both are written while training
+/// goes on, and the third, the last step's, is waited for.
 const INTERVAL: u64 = 6;
 const LAST: u64 = 3 * INTERVAL;
 
 /// Seconds of one round.
 #[derive(Debug, Clone, Copy)]
 struct Round {
-    /// That training stood still for an asynchronous save.
+    /// That training stood still for the first asynchronous save.
+    first_stall: f64,
+    /// That it stood still for the second.
     stall: f64,
     /// That a save takes when it is waited for.
     save: f64,
@@ -53,6 +55,13 @@ pub fn rows() -> Result<Vec<Row>> {
         format!("{a} {:.2} s, {b} {:.2} s", median(&ratios(x)), median(&ratios(y)))
     };
     Ok(vec![
+        Row {
+            what: "checkpoint of 1 GB: first stall / synchronous save".into(),
+            unit: "×",
+            rounds: ratios(|r| r.first_stall / r.save),
+            at_most: 0.10,
+            note: note("stall", |r| r.first_stall, "save", |r| r.save),
+        },
         Row {
             what: "checkpoint of 1 GB: stall / synchronous save".into(),
             unit: "×",
@@ -86,12 +95,15 @@ fn one_round(scratch: &Scratch) -> Result<Round> {
     let run = fs::read_dir(&runs).into_iter().flatten().filter_map(|e| e.ok()).map(|e| e.path()).max();
     let run = run.and_then(|path| Utf8PathBuf::from_path_buf(path).ok()).unwrap_or_default();
 
-    // A sample tells the stall after the step before it. Of the second save, that is all that comes after its step.
+    // A sample tells the stall after the step before it. Of a save, that is all until the step of the next.
     let samples = lines(&run.join("metrics.jsonl"))?;
-    let after = |l: &&Value| l["step"].as_u64().is_some_and(|step| step > 2 * INTERVAL);
-    let stall: f64 = samples.iter().filter(after).filter_map(|l| l["checkpoint_s"].as_f64()).sum();
+    let stall = |save: u64| -> f64 {
+        let of = |l: &&Value| l["step"].as_u64().is_some_and(|step| (step - 1) / INTERVAL == save);
+        samples.iter().filter(of).filter_map(|l| l["checkpoint_s"].as_f64()).sum()
+    };
+    let (first_stall, stall) = (stall(1), stall(2));
     let saves = events(&run, "checkpoint_saved", "seconds")?;
-    let Some(save) = saves.last().filter(|_| stall > 0.0) else { return Err(none(&run)) };
+    let Some(save) = saves.last().filter(|_| first_stall > 0.0 && stall > 0.0) else { return Err(none(&run)) };
 
     let files = checkpoint_files(&run)?;
     evict(&files)?;
@@ -103,7 +115,7 @@ fn one_round(scratch: &Scratch) -> Result<Round> {
     output(&mut vidtui(&runs, &["resume", "latest", "--set", &steps, "--wait", "--json"]), "see the run's logs")?;
     let loads = events(&run, "restored", "seconds")?;
     let Some(load) = loads.last() else { return Err(none(&run)) };
-    Ok(Round { stall, save: *save, load: *load, cat })
+    Ok(Round { first_stall, stall, save: *save, load: *load, cat })
 }
 
 fn vidtui(runs: &Utf8Path, args: &[&str]) -> std::process::Command {

@@ -1,0 +1,69 @@
+//! A file of a checkpoint whose checksum is known when it is written, so that nobody has to read it again.
+
+use crate::FileSum;
+use camino::{Utf8Path, Utf8PathBuf};
+use std::fs::File;
+use std::io::{self, Write};
+use xxhash_rust::xxh3::Xxh3;
+
+/// A new file that sums up what is written to it.
+///
+/// It does not buffer: write large pieces.
+pub struct SummedFile {
+    path: Utf8PathBuf,
+    file: File,
+    sum: Xxh3,
+    bytes: u64,
+}
+
+impl SummedFile {
+    /// Creates a file that is not there yet.
+    ///
+    /// # Errors
+    /// As [`File::create_new`].
+    pub fn create(path: &Utf8Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), file: File::create_new(path)?, sum: Xxh3::new(), bytes: 0 })
+    }
+
+    /// Waits until the disk has it, and gives its manifest entry.
+    ///
+    /// # Errors
+    /// When the disk does not take it.
+    pub fn finish(self) -> io::Result<FileSum> {
+        self.file.sync_all()?;
+        let name = self.path.file_name().unwrap_or_default().to_owned();
+        Ok(FileSum { name, bytes: self.bytes, xxh3: format!("{:016x}", self.sum.digest()) })
+    }
+}
+
+impl Write for SummedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file_sum;
+    use crate::fixtures::temp;
+
+    #[test]
+    fn a_file_has_the_checksum_that_reading_it_gives() {
+        let (_keep, run) = temp();
+        let path = run.root.join("a");
+        let mut file = SummedFile::create(&path).unwrap();
+        for piece in [&b"some"[..], b"", b" more", &[7; 100_000]] {
+            file.write_all(piece).unwrap();
+        }
+        assert_eq!(file.finish().unwrap(), file_sum(&path).unwrap());
+        assert!(SummedFile::create(&path).is_err(), "what is there is not written over");
+    }
+}

@@ -1,0 +1,137 @@
+use super::*;
+use crate::memory::Memory;
+use crate::parallelize::{layouts, unit_tables};
+use c10d::Store;
+use camino::Utf8PathBuf;
+use dist::mesh::MeshGroups;
+use recipe::Recipe;
+use std::process::Command;
+use std::time::Duration;
+
+/// A model of 15 million parameters: a checkpoint of 190 MB, whose largest tensor is a twentieth of it.
+fn recipe(dp_shard: usize) -> Recipe {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    let shards = format!("mesh.dp_shard={dp_shard}");
+    let sets = ["model.num_heads=8", "train.dtype=float32", &shards].map(String::from);
+    recipe::load(file.into(), &sets).unwrap().recipe
+}
+
+/// The state of one rank, with every value written to.
+struct Rank {
+    recipe: Recipe,
+    tables: Vec<Vec<ParamSpec>>,
+    fsdp: Fsdp,
+    moments: Moments,
+}
+
+impl Rank {
+    fn new(recipe: Recipe, groups: MeshGroups, value: f64) -> Self {
+        let tables = unit_tables(&recipe);
+        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
+        let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+        let rank = Rank { recipe, tables, fsdp, moments };
+        for mut piece in rank.pieces() {
+            drop(tch::no_grad(|| piece.values.fill_(value)));
+        }
+        rank
+    }
+
+    fn sharded(&self) -> Sharded<'_> {
+        Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables }
+    }
+
+    fn pieces(&self) -> Vec<Piece> {
+        let sharded = self.sharded();
+        weight_pieces(&sharded).into_iter().chain(moment_pieces(&sharded)).collect()
+    }
+
+    fn save(&self, run: &RunDir) {
+        let state = TrainState {
+            step: 1,
+            samples_seen: 1,
+            epoch: 0,
+            position: 1,
+            seed: 1,
+            adam_step: 1,
+            global_batch: 1,
+            data_fingerprint: "x".into(),
+            bad_steps: 0,
+        };
+        let id = RunId::parse("2026-11-20T0340-load-test").unwrap();
+        let saved = Saved { id: &id, attempt: 1, mesh: self.recipe.mesh, saved_s: 0.0 };
+        let mut spare = Spare::default();
+        let writing = begin(&self.sharded(), run, state, &mut spare).unwrap();
+        finish(&self.fsdp, writing, &saved, &mut spare).unwrap();
+    }
+}
+
+#[test]
+fn the_first_save_copies_to_memory_that_was_made_ahead() {
+    let rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
+    let sharded = rank.sharded();
+    let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
+    let mut spare = Spare::ahead(&sharded);
+    let made = places(&mut spare.get().unwrap().iter());
+    let copies = Copies::of(&sharded, &mut spare).unwrap().arrived().unwrap();
+    assert!(made.len() > 3 * 40);
+    assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
+}
+
+/// In the environment of the process that loads: the run.
+const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
+
+/// In a process of its own, whose memory is that of the load alone.
+#[test]
+fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
+    const THIS: &str = "checkpoint::tests::loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors";
+    if let Some(run) = std::env::var_os(CHILD) {
+        let run = RunDir::new(Utf8PathBuf::from_path_buf(run.into()).unwrap());
+        return load_and_tell(&run);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
+    let run = RunDir::new(path.join("run"));
+    let (recipe, limit) = (recipe(2), Duration::from_secs(120));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (recipe, store, run) = (recipe.clone(), path.join("store"), &run);
+            scope.spawn(move || {
+                let store = Store::file(store.as_std_path(), 2, limit).unwrap();
+                let groups = MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap();
+                Rank::new(recipe, groups, 1.5).save(run);
+            });
+        }
+    });
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", "--nocapture", THIS]).env(CHILD, &run.root).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let grown = said.lines().find_map(|line| line.split_once("grown by ")).expect("the child tells").1;
+    let grown: f64 = grown.trim().parse().unwrap();
+
+    let tensors = &Checkpoint::open(&run.step_dir(1)).unwrap().manifest.tensors;
+    let bytes = || tensors.iter().map(|tensor| 4.0 * tensor.elements().unwrap() as f64);
+    let (all, largest) = (bytes().sum::<f64>(), bytes().fold(0.0, f64::max));
+    // What does not grow with the model: buffers, headers, threads and their stacks.
+    const REST: f64 = 16e6;
+    let most = 3.0 * largest + REST;
+    assert!(all > 150e6 && most < all / 3.0, "a checkpoint of {all} bytes, the largest tensor has {largest}");
+    assert!(grown < most, "loading {all} bytes took {grown}, the largest tensor has {largest}");
+}
+
+/// Loads on one rank, and prints by how many bytes the process grew at its most.
+fn load_and_tell(run: &RunDir) {
+    let rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
+    // Forgets what the process had at its most until now; where that is not allowed, it had little more.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    let before = Memory::of(Device::Cpu).now_gib;
+    let loaded = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();
+    let grown = Memory::of(Device::Cpu).peak_gib - before;
+    assert!(matches!(loaded, Found::Whole(_)), "{loaded:?}");
+    assert!(
+        rank.pieces()
+            .iter()
+            .all(|piece| piece.values.min() == piece.values.max() && piece.values.double_value(&[0]) == 1.5)
+    );
+    println!("grown by {}", grown * f64::from(1 << 30));
+}
