@@ -3,7 +3,7 @@
 
 use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, losses};
 use camino::Utf8Path;
-use rundir::{Checkpoint, CheckpointEntry, EventKind, checkpoints, latest};
+use rundir::{Checkpoint, CheckpointEntry, Event, EventKind, LineAppender, checkpoints, latest};
 
 const SAVES: [&str; 6] = [
     "train.steps=16",
@@ -179,6 +179,22 @@ fn a_run_saves_and_stops_before_its_time_is_up() {
     assert!(why.unwrap().starts_with("the time limit of 2s is near; "), "{why:?}");
 }
 
+#[test]
+fn the_time_that_the_last_save_took_is_kept_from_the_first_step_of_the_next_attempt() {
+    let scene = Scene::new();
+    let mut run = scene.launch("slow-disk", &[1, 2], &["train.steps=2", "run.time_limit=10m"]).finish();
+    let kind = EventKind::CheckpointSaved { path: run.dir.step_dir(2), bytes: 1, seconds: 1000.0 };
+    let last_s = run.events().last().unwrap().t;
+    LineAppender::open(&run.dir.events()).unwrap().append(&Event::new(last_s, 1, Some(2), kind)).unwrap();
+    run.train_on_to(100_000);
+    let run = run.resume(&[1, 2]).finish();
+    assert_eq!(latest(&run.dir).unwrap().step, 3);
+    let why =
+        run.events().into_iter().find_map(|e| if let EventKind::Stopping { why } = e.kind { Some(why) } else { None });
+    let kept = why.as_deref().and_then(|why| why.split_once("near; ")?.1.split_once(' ')?.0.parse::<f64>().ok());
+    assert!(kept.is_some_and(|kept_s| kept_s >= 1500.0), "{why:?}");
+}
+
 fn complete(run: &RunUnderTest) -> Vec<u64> {
     checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect()
 }
@@ -186,6 +202,15 @@ fn complete(run: &RunUnderTest) -> Vec<u64> {
 fn failed_saves(run: &RunUnderTest) -> usize {
     let failed = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("free some space"));
     run.events().iter().filter(|e| failed(&e.kind)).count()
+}
+
+/// Files and folders, the folder itself among them.
+fn inodes(folder: &Utf8Path) -> usize {
+    let entry = |entry: camino::Utf8DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => inodes(entry.path()),
+        false => 1,
+    };
+    1 + folder.read_dir_utf8().unwrap().map(|e| entry(e.unwrap())).sum::<usize>()
 }
 
 #[test]
@@ -240,15 +265,6 @@ fn saves_that_go_on_failing_end_the_run_where_the_recipe_says_so() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("3 saves in a row failed"), "{said}");
         assert!(said.contains("MB are free on its disk") && said.contains("free some space there"), "{said}");
-/// Files and folders, the folder itself among them.
-fn inodes(folder: &Utf8Path) -> usize {
-    let entry = |entry: camino::Utf8DirEntry| match entry.file_type().unwrap().is_dir() {
-        true => inodes(entry.path()),
-        false => 1,
-    };
-    1 + folder.read_dir_utf8().unwrap().map(|e| entry(e.unwrap())).sum::<usize>()
-}
-
     }
     assert_eq!(failed_saves(&run), 3);
 }

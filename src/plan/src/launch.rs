@@ -1,9 +1,9 @@
 use camino::Utf8PathBuf;
-use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable};
+use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable, save_reserve_s};
 use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
-use crate::{Context, LaunchPlan, Weights, counted};
+use crate::{Context, LaunchPlan, Weights, counted, size};
 
 /// What to launch.
 #[derive(Debug, Clone)]
@@ -117,6 +117,7 @@ impl NewRun<'_> {
         }
         let placement = place(what, &mesh, cx)?;
         if !is_command {
+            self.warnings.extend(short_limit(recipe));
             self.warnings.extend(crossing(&recipe.mesh, &placement));
         }
         let id = RunId::new(cx.now_s, self.name, cx.random);
@@ -143,8 +144,8 @@ impl NewRun<'_> {
             why: AttemptWhy::Launch,
             start: self.origin.start,
             start_step: 0,
-            checkpoint: None,
             asked_step: None,
+            checkpoint: None,
             weights: self.origin.words,
             mesh,
             placement,
@@ -154,6 +155,20 @@ impl NewRun<'_> {
         };
         Ok(draft.finish(cx))
     }
+}
+
+/// Warns of a time limit in which a run would do nothing but save.
+fn short_limit(recipe: &Recipe) -> Option<String> {
+    let (limit_s, cost) = (recipe.run.time_limit.seconds()? as f64, recipe.cost());
+    let reserve_s = save_reserve_s(cost.save_s());
+    (reserve_s >= limit_s).then(|| {
+        format!(
+            "run.time_limit is {}, and {reserve_s:.0} s are kept for saving {} until a save was measured: the first attempt \
+             trains one step",
+            recipe.run.time_limit,
+            size(cost.checkpoint_bytes)
+        )
+    })
 }
 
 /// A mesh of ranks of which only their number is known.
@@ -200,6 +215,25 @@ mod tests {
                 plain(&recipe, ranks).unwrap_err().to_string()
             });
         insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+
+    #[test]
+    fn a_time_limit_that_saving_alone_may_take_is_warned_about() {
+        let mut recipe = recipe();
+        let warned = |recipe: &Recipe| {
+            let warnings = plain(recipe, 2).unwrap().warnings;
+            warnings.into_iter().filter(|warning| warning.contains("run.time_limit")).collect::<Vec<_>>()
+        };
+        recipe.run.time_limit = "1h".parse().unwrap();
+        assert!(warned(&recipe).is_empty());
+        // 1.5 times what a checkpoint takes at 100 MB a second.
+        (recipe.model.num_heads, recipe.model.head_dim) = (48, 64);
+        let reserve_s = 1.5 * recipe.cost().checkpoint_bytes as f64 / 100e6;
+        recipe.run.time_limit = format!("{}s", reserve_s as u64).parse().unwrap();
+        let warnings = warned(&recipe);
+        assert!(warnings[0].contains(&format!("{reserve_s:.0} s are kept for saving")), "{warnings:?}");
+        recipe.run.time_limit = format!("{}s", reserve_s as u64 + 1).parse().unwrap();
+        assert!(warned(&recipe).is_empty());
     }
 
     #[test]

@@ -36,6 +36,21 @@ pub struct Cost {
     pub traffic: Traffic,
 }
 
+/// Bytes a second that a save is taken to write until one was measured.
+const SLOW_DISK: f64 = 100e6;
+
+impl Cost {
+    /// Seconds that a save is taken to need until one was measured.
+    pub fn save_s(&self) -> f64 {
+        self.checkpoint_bytes as f64 / SLOW_DISK
+    }
+}
+
+/// Seconds of a time limit that are kept for a save that is taken to need `save_s`.
+pub fn save_reserve_s(save_s: f64) -> f64 {
+    1.5 * save_s
+}
+
 impl Recipe {
     /// Counts what the recipe costs on its mesh.
     pub fn cost(&self) -> Cost {

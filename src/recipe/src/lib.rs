@@ -33,7 +33,7 @@ mod train;
 mod value;
 
 pub use command::{Adapter, Command, Per, Trainer, fill};
-pub use cost::{Cost, Flops, RankMemory, Traffic};
+pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::RecipeError;

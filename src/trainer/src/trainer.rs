@@ -18,11 +18,8 @@ use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
-use rundir::{Attempt, Checkpoint, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
+use rundir::{Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
 use std::time::Instant;
-
-/// Bytes a second that a save is taken to write until one was measured.
-const SLOW_DISK: f64 = 100e6;
 
 /// How a run of the loop ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +109,10 @@ impl Trainer {
         };
         let forward_flops = recipe.cost().forward_flops;
         let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
-        let sharded = Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
-        let deadline = Deadline::new(recipe.run.time_limit, checkpoint::bytes(&sharded) as f64 / SLOW_DISK);
+        // Rank 0 alone looks at the clock.
+        let measured_s = log.as_ref().and_then(|_| last_save_s(&run));
+        let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
+        let deadline = Deadline::new(recipe.run.time_limit, save_s);
         let mut trainer = Trainer {
             moments,
             network: network(&recipe).on(fsdp.groups().device),
@@ -209,6 +208,9 @@ impl Trainer {
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
         self.progress.saved = (*run == self.id).then_some(state.step);
+        Ok((state, checkpoint.manifest.mesh))
+    }
+
     /// The step before the last of these damaged ones, which every rank takes then. A collective.
     fn go_back(&mut self, damaged: &[u64], damage: Failure) -> Result<u64, Failure> {
         // One rank looks: what a shared file system shows may lag behind on other nodes.
@@ -220,15 +222,12 @@ impl Trainer {
         Ok(back_to)
     }
 
-        Ok((state, checkpoint.manifest.mesh))
-    }
-
     fn tell_restored(&mut self, restored: String, anew: String) {
         let seconds = self.progress.load_s;
         self.event(EventKind::Restored { restored, anew, seconds });
     }
 
-    fn load(&mut self, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+    fn load(&mut self, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
         let start = Instant::now();
         let found = checkpoint::load(&mut self.sharded(), dir, restore);
         self.progress.load_s = start.elapsed().as_secs_f64();
@@ -358,7 +357,6 @@ impl Trainer {
         Ok(outcome)
     }
 
-    /// Logs a step, on rank 0.
     /// Ends the run after too many steps in a row that were not applied, once a checkpoint on its way is there.
     fn check_finite(&mut self) -> Result<(), Failure> {
         let bad = self.progress.bad_steps;
@@ -374,6 +372,7 @@ impl Trainer {
         ))
     }
 
+    /// Logs a step, on rank 0.
     fn record(&mut self, outcome: &Outcome, step_s: f64) {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
@@ -515,6 +514,13 @@ impl Trainer {
             log.event(step, kind);
         }
     }
+}
+
+/// Seconds that the last save of an earlier attempt took.
+fn last_save_s(run: &RunDir) -> Option<f64> {
+    let saved =
+        |event: &Event| if let EventKind::CheckpointSaved { seconds, .. } = event.kind { Some(seconds) } else { None };
+    rundir::read_events(run).ok()?.iter().rev().find_map(saved)
 }
 
 /// This rank's value when every rank has one, else the first failure of any. A collective.

@@ -2,7 +2,7 @@
 //!
 //! Wishes are exchanged once a step, so all ranks act on them at the same one.
 
-use recipe::TimeLimit;
+use recipe::{TimeLimit, save_reserve_s};
 use std::fmt;
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Begins to count. Until a save was measured it is taken to need `save_s`.
+    /// Begins to count. Until a save of this attempt was measured it is taken to need `save_s`.
     pub fn new(limit: TimeLimit, save_s: f64) -> Self {
         Deadline {
             started: Instant::now(),
@@ -99,7 +99,7 @@ impl Deadline {
 
     /// Seconds that are kept for the step under way and the save after it.
     pub fn reserve_s(&self) -> f64 {
-        2.0 * self.step_s + 1.5 * self.save_s
+        2.0 * self.step_s + save_reserve_s(self.save_s)
     }
 }
 
