@@ -77,11 +77,7 @@ fn places(run: &RunDir, nodes: usize) -> Vec<String> {
 }
 
 fn all_gone(place: &Place) -> bool {
-    let scripts = |node: &String| {
-        let output = place.rig.command_on(node, "pgrep").args(["-fc", "train.sh|supervise"]).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).trim() == "0"
-    };
-    place.rig.nodes().iter().all(scripts)
+    place.rig.nodes().iter().all(|node| place.count_on(node, "train.sh|vidtui supervise") == 0)
 }
 
 fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {

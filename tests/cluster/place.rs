@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
 use rig::{Options, Rig};
 use rundir::{MetricSample, RunDir, Tail};
 
@@ -117,16 +118,42 @@ impl Place {
         self.until(&format!("step {step} of attempt {attempt}"), reached);
     }
 
-    /// The processes of the trainer on a node, by what `ps` says.
-    pub fn trainers_on(&self, node: &str) -> usize {
-        let output =
-            self.rig.command_on(node, "pgrep").args(["-fc", "vidtui-train (rank|supervise)"]).output().unwrap();
+    /// The processes on a node whose command line has this, by what `ps` says.
+    pub fn count_on(&self, node: &str, pattern: &str) -> usize {
+        let output = self.rig.command_on(node, "pgrep").args(["-fc", pattern]).output().unwrap();
         String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+    }
+
+    /// The processes of the trainer on a node.
+    pub fn trainers_on(&self, node: &str) -> usize {
+        self.count_on(node, "vidtui-train (rank|supervise)")
+    }
+
+    /// Waits until a supervisor and its rank are on every node, and no more. What a supervisor starts to sample the node looks
+    /// like it for a moment.
+    pub fn until_one_on_each(&self) {
+        let one = |node: &String| self.trainers_on(node) == 2;
+        self.until("a supervisor and a rank on each node", || self.rig.nodes().iter().all(one));
     }
 
     pub fn all_gone(&self) -> bool {
         self.rig.nodes().iter().all(|node| self.trainers_on(node) == 0)
     }
+}
+
+/// Holds that the ranks of these nodes had ended soon after a moment, as their supervisors recorded it. They take 13 s at
+/// most, of which 10 are silence; the rest is for a machine that has other things to do.
+pub fn assert_down_soon(run: &RunDir, attempt: u32, nodes: &[&str], moment_s: f64) {
+    for node in nodes {
+        let exit = run.read_exit(&NodeId::new(*node).unwrap(), attempt).unwrap().unwrap();
+        let took_s = exit.ended_s - moment_s;
+        assert!((0.0..30.0).contains(&took_s), "{node} was down after {took_s:.1} s: {exit:?}");
+    }
+}
+
+/// Now, in Unix seconds: the clock of this machine is that of all nodes.
+pub fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
 pub fn samples(run: &RunDir) -> Vec<MetricSample> {

@@ -29,7 +29,8 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
     assert!(said.ok && said.out.contains("nothing from node03"), "{}\n{}", said.out, said.err);
     assert!(said.out.contains("stacks of 6 processes are in"), "{}", said.out);
     place.rig.verb("heal node03").unwrap();
-    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "all of them go on");
+    // All of them go on.
+    place.until_one_on_each();
 
     place.rig.verb("smi node01 slow 2").unwrap();
     let said = place.vidtui("kill latest --yes");
@@ -76,7 +77,8 @@ fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it
     assert_eq!(won, 1, "{said:?}");
     place.until_step(&run, 2, saved + 1);
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
-    assert!(place.rig.nodes().iter().all(|node| place.trainers_on(node) == 2), "one attempt, not two");
+    // One attempt, not two.
+    place.until_one_on_each();
     place.does("kill latest --yes");
     assert!(place.all_gone());
 }

@@ -95,11 +95,13 @@ fn a_controller_that_is_away_changes_nothing_and_a_kill_waits_for_it() {
 fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_took_its_place() {
     let Some(place) = Place::with_slurm() else { return };
     let file = place.rig.share().join("short.toml");
-    // Slurm warns it after ten seconds, or up to a minute before that.
-    fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '2:00'\nsave_before_s = 110\n").unwrap();
+    fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
     let run = place.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
     place.until("it waits for another turn", || {
+    place.until("it has saved", || rundir::latest(&run).is_some());
+    // Slurm warns it when it looks at its time limit, which it does twice a minute.
+    place.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
         run.read_attempt(1).is_ok() && state_of(&place, job).starts_with("PENDING/BeginTime")
     });
     let saved = rundir::latest(&run).unwrap().step;

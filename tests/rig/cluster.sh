@@ -55,11 +55,11 @@ start_node() {
 # sshd writes its pid once it listens. Asking it by connecting would be slower: a packet sent before the link is up costs a second.
 wait_for_sshd() {
     local try
-    for ((try = 0; try < 1000; try++)); do
+    for ((try = 0; try < 6000; try++)); do
         [ ! -s "$RIG/nodes/$1/sshd.pid" ] || return 0
         sleep 0.01
     done
-    echo "node $1 has no sshd after 10 s: $(tail -n 1 "$RIG/nodes/$1/node.log")" >&2
+    echo "node $1 has no sshd after a minute: $(tail -n 1 "$RIG/nodes/$1/node.log")" >&2
     return 1
 }
 
@@ -68,7 +68,7 @@ end_node() { # returns when nothing of the node is left
     pid=$(cat "$RIG/nodes/$1/pid")
     # The node's PID 1 is the child of this pid, which ends only once the whole process space is empty.
     pkill -KILL -P "$pid"
-    for ((try = 0; try < 500; try++)); do
+    for ((try = 0; try < 6000; try++)); do
         [ -e "/proc/$pid/exe" ] || return 0
         sleep 0.01
     done

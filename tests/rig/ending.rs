@@ -18,7 +18,7 @@ fn assert_nothing_is_left_of(folder: &str) {
         if left.is_empty() {
             return;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "still there: {left:?}");
+        assert!(began.elapsed() < Duration::from_secs(60), "still there: {left:?}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -92,7 +92,7 @@ fn a_rig_dies_with_its_owner_killed_before_it_is_up() {
         owner.wait().unwrap();
         let began = Instant::now();
         while left_of(&place).len() > 1 {
-            assert!(began.elapsed() < Duration::from_secs(20), "killed after {wait_ms} ms, it lives on");
+            assert!(began.elapsed() < Duration::from_secs(60), "killed after {wait_ms} ms, it lives on");
             sleep(Duration::from_millis(5));
         }
         assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "killed after {wait_ms} ms");

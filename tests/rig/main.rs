@@ -21,7 +21,7 @@ fn said(command: &mut Command) -> Result<String, String> {
 
 /// Runs a shell command on a node, over SSH.
 fn ssh(rig: &rig::Rig, node: &str, command: &str) -> Result<String, String> {
-    ssh_within(rig, node, command, 20)
+    ssh_within(rig, node, command, 60)
 }
 
 /// Runs a shell command on a node that must answer a connection within so many seconds.

@@ -114,7 +114,7 @@ fn nothing_of_it_is_left_on_the_node_when_the_connection_ends() {
     drop(stream);
     let began = Instant::now();
     while running() {
-        assert!(began.elapsed() < Duration::from_secs(20), "it lives on");
+        assert!(began.elapsed() < Duration::from_secs(60), "it lives on");
         sleep(Duration::from_millis(10));
     }
 }

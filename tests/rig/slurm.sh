@@ -71,21 +71,21 @@ start_slurm_node() {
 start_slurmctld() { # returns when it answers: the daemon detaches before it listens
     local try
     slurmctld || return 1
-    for ((try = 0; try < 300; try++)); do
+    for ((try = 0; try < 1200; try++)); do
         ! timeout 3 scontrol ping 2>/dev/null | grep -q UP || return 0
         sleep 0.05
     done
-    echo "Slurm's controller does not answer after 15 s" >&2
+    echo "Slurm's controller does not answer after a minute" >&2
     return 1
 }
 
 start_slurm_head() { # returns when all nodes are idle
     local try
     start_munge && start_slurmctld || return 1
-    for ((try = 0; try < 300; try++)); do
+    for ((try = 0; try < 1200; try++)); do
         [ "$(timeout 3 sinfo -h -p train -t idle -o %D 2>/dev/null)" != "$NODES" ] || return 0
         sleep 0.05
     done
-    echo "Slurm has no $NODES idle nodes after 15 s: $(sinfo -h -p train -o '%D %T %E' 2>&1 | tr '\n' ';')" >&2
+    echo "Slurm has no $NODES idle nodes after a minute: $(sinfo -h -p train -o '%D %T %E' 2>&1 | tr '\n' ';')" >&2
     return 1
 }

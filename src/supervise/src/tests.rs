@@ -237,16 +237,27 @@ fn a_killed_rank_is_told_with_its_signal_and_the_likely_reason() {
 #[test]
 fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
     let scene = scene(3);
-    // The supervisor looks for the first time when all are long dead.
-    let script = format!("[ $RANK = 2 ] && exit 9; echo '{LOST_PEER}: reset by peer' >&2; exit 1");
+    let script =
+        format!("echo $$ > $RUN/pid$RANK; [ $RANK = 2 ] && exit 9; echo '{LOST_PEER}: reset by peer' >&2; exit 1");
+    let root = scene.job.run.root.clone();
     let command = |_: &cluster::RankPlace| {
         let mut command = Command::new("sh");
-        command.args(["-c", &script]);
+        command.args(["-c", &script]).env("RUN", &root);
         command
     };
     let (told, wakes) = mpsc::channel();
+    let root = root.clone();
     thread::spawn(move || {
-        thread::sleep(Duration::from_millis(1500));
+        // The supervisor looks for the first time when all are dead, and nobody has collected them.
+        let is_dead = |rank: i32| {
+            let pid = fs::read_to_string(root.join(format!("pid{rank}"))).unwrap_or_default();
+            let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            stat.contains(") Z ")
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while !(0..3).all(is_dead) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
         while told.send(SIGCHLD).is_ok() {
             thread::sleep(Duration::from_millis(5));
         }
