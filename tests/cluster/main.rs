@@ -10,3 +10,4 @@ mod power;
 mod preflight;
 mod sight;
 mod slurm;
+mod start;

@@ -13,7 +13,7 @@ fn shown(place: &Place, words: &str) -> String {
     let root = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     let mut text = text.replace(root.to_str().unwrap(), "PROJECT");
     for (before, after) in
-        [("answers in ", " ms"), ("vidtui-train (", ")"), (" needed, ", " free"), ("10.99.0.1 port ", "\n")]
+        [("answers in ", " ms"), ("vidtui-train (", ")"), (" needed, ", " free"), ("10.99.0.1 ports ", "\n")]
     {
         text = masked(&text, before, after);
     }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
-use plan::{KillHow, LaunchPlan, node_kill, quote};
+use plan::{KillHow, KillPlan, LaunchPlan, node_kill, quote};
 use rundir::{Attempt, Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom};
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
+use crate::kill::{NodeReport, Patience, execute_kill};
 use crate::push::push;
 use crate::slurm::{submit_attempt, write_scripts};
 use crate::transport::{Ended, Started, Transport};
@@ -26,8 +27,9 @@ const LAST_LINES: usize = 5;
 /// Makes the run or attempt on disk and starts it, exactly as planned. It goes on without this program. What takes long,
 /// copying the trainer, is told meanwhile.
 ///
-/// Until the first process is started, whatever goes wrong leaves nothing behind. Two programs that start the same
-/// attempt at once do not both succeed: the attempt's folder appears by one rename, which only the first can do.
+/// Until the first process is started, whatever goes wrong leaves nothing behind; what was started on other nodes when one
+/// fails is ended. Two programs that start the same attempt at once do not both succeed: the attempt's folder appears by one
+/// rename, which only the first can do.
 ///
 /// # Errors
 /// The first check that fails; another program was faster; a supervisor that ended at once, with the end of its log.
@@ -61,27 +63,70 @@ pub fn execute_launch(
         let script = plan.dir.launch_script(plan.attempt.number, node);
         (node, transport.start(&script, &plan.dir.pid_toml(node, plan.attempt.number), &secrets))
     });
-    let mut started = Vec::new();
-    let mut failed = None;
+    let (mut started, mut refused) = (Vec::new(), Vec::new());
     for (node, start) in starts {
         match start {
             Ok(start) => started.push((node, start)),
-            Err(error) => failed = failed.or(Some(error)),
+            Err(error) => refused.push((node, error)),
         }
     }
-    if let Some(error) = failed {
-        // A connection that ended in between may have started something, which needs its files.
-        let certain = !matches!(error, RemoteError::Lost { .. } | RemoteError::Silent { .. });
-        let mut failure = error.failure(what);
-        if started.is_empty() && certain {
-            let _ = fs::remove_dir_all(&made);
-        } else {
-            failure.fix = format!("other nodes have started: end them with `vidtui kill {}`", plan.run.id);
-        }
-        return Err(failure);
+    // A connection that ended in between may have started something, which needs its files.
+    let is_certain = |error: &RemoteError| !matches!(error, RemoteError::Lost { .. } | RemoteError::Silent { .. });
+    if started.is_empty() && refused.iter().all(|(_, error)| is_certain(error)) {
+        let _ = fs::remove_dir_all(&made);
+        return refused.first().map_or(Ok(plan.dir.clone()), |(_, error)| Err(error.failure(what)));
     }
-    watch_start(&what, plan, started)?;
-    Ok(plan.dir.clone())
+    let mut failures = Vec::new();
+    for (node, error) in refused {
+        let failure = error.failure(&*what);
+        if is_certain(&error) {
+            record(plan, node, &failure);
+        }
+        failures.push(failure);
+    }
+    failures.extend(watch_start(&what, plan, started).unwrap_or_else(|failure| vec![failure]));
+    match failures.into_iter().next() {
+        Some(failure) => Err(take_back(plan, failure, transports, progress)),
+        None => Ok(plan.dir.clone()),
+    }
+}
+
+/// How long ranks have to end that a failed launch has started: there is nothing yet that they could save.
+const TAKE_BACK: Patience =
+    Patience { stop: Duration::ZERO, term: Duration::from_secs(2), kill: Duration::from_secs(5) };
+
+/// Ends what a launch that failed has started on other nodes, and adds to the failure what became of it.
+fn take_back(
+    plan: &LaunchPlan,
+    mut failure: Failure,
+    transports: &mut [Box<dyn Transport>],
+    progress: &(dyn Fn(String) + Sync),
+) -> Failure {
+    let (dir, number, run) = (&plan.dir, plan.attempt.number, &plan.run.id);
+    let (mut nodes, mut left) = (Vec::new(), Vec::new());
+    for node in plan.nodes.iter().map(|launch| &launch.node) {
+        match (dir.read_pid(node, number), dir.read_exit(node, number)) {
+            (Ok(Some(file)), _) => nodes.push(node_kill(run, KillHow::Kill, &file)),
+            (_, Ok(Some(_))) => {}
+            // It was started, or may have been, and has said nothing yet.
+            _ => left.push(node.to_string()),
+        }
+    }
+    let kill = KillPlan { run: run.clone(), dir: dir.clone(), how: KillHow::Kill, nodes, job: None };
+    let report = execute_kill(&kill, transports, &TAKE_BACK, &mut |told| {
+        progress(format!("{}: {}", told.node, told.text));
+    });
+    let (gone, alive): (Vec<_>, Vec<_>) = report.nodes.iter().partition(|node| node.all_gone());
+    let names = |nodes: &[&NodeReport]| nodes.iter().map(|node| node.node.to_string()).collect::<Vec<_>>();
+    if !gone.is_empty() {
+        failure.why += &format!("; what it had started on {} was ended", names(&gone).join(", "));
+    }
+    left.extend(names(&alive));
+    if !left.is_empty() {
+        let left = left.join(", ");
+        failure.fix += &format!("; {left} may have started: make sure with `vidtui kill {run}`");
+    }
+    failure
 }
 
 /// Makes the folder of the run, or of the attempt in it, and returns it.
@@ -188,10 +233,11 @@ fn too_late(what: &str, plan: &LaunchPlan) -> Failure {
     Failure::new(what, format!("attempt {number} was started a moment ago{by}, from another console"), fix)
 }
 
-/// Waits until every supervisor has written its process file, for a short while.
-fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started)>) -> Result<(), Failure> {
+/// Waits until every supervisor has written its process file, for a short while. Returns why those ended that did.
+fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started)>) -> Result<Vec<Failure>, Failure> {
     let deadline = Instant::now() + STARTING;
-    while Instant::now() < deadline {
+    let mut failures = Vec::new();
+    while !waiting.is_empty() && Instant::now() < deadline {
         let mut still = Vec::new();
         for (node, start) in waiting {
             // Asked before the file is looked for: a supervisor that was quick leaves one when it ends.
@@ -199,20 +245,18 @@ fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started
             match (plan.dir.read_pid(node, plan.attempt.number)?, ended) {
                 (Some(_), _) => {}
                 (None, None) => still.push((node, start)),
-                (None, Some(ended)) => return Err(ended_at_once(what, plan, node, &ended)),
+                (None, Some(ended)) => failures.push(ended_at_once(what, plan, node, &ended)),
             }
         }
-        if still.is_empty() {
-            return Ok(());
-        }
         waiting = still;
-        thread::sleep(Duration::from_millis(10));
+        if !waiting.is_empty() {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
-    Ok(())
+    Ok(failures)
 }
 
-/// Explains a supervisor that ended before it wrote its process file, and records it in its place: there is no writer
-/// left, and whoever looks at the run later wants to know as well.
+/// Explains a supervisor that ended before it wrote its process file.
 fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) -> Failure {
     let number = plan.attempt.number;
     if let Ok(Some(ExitFile { failure: Some(failure), .. })) = plan.dir.read_exit(node, number) {
@@ -230,9 +274,16 @@ fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) ->
         format!("the supervisor on node {node} ended at once ({}); {said}", ended.status),
         format!("its log is {log}; by hand: bash {}", quote(script.as_str())),
     );
+    record(plan, node, &failure);
+    failure
+}
+
+/// Writes why nothing runs on a node in the place of its supervisor: there is no other writer, and whoever looks at the run
+/// later wants to know as well.
+fn record(plan: &LaunchPlan, node: &NodeId, failure: &Failure) {
     let exit = ExitFile {
         schema: SCHEMA,
-        attempt: number,
+        attempt: plan.attempt.number,
         node: node.clone(),
         ended_s: now_s(),
         reason: ExitReason::Failed,
@@ -240,9 +291,8 @@ fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) ->
         first_failure: None,
         failure: Some(failure.clone()),
     };
-    // The failure is told either way; its record is for later.
+    // The failure is told either way.
     let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
-    failure
 }
 
 /// A folder that is gone when the launch is over: renamed to its place, or removed.

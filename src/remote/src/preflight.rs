@@ -286,18 +286,25 @@ fn rows(
     }
 
     if let Some(master) = &plan.master {
-        let at = format!("{} port {}", master.address, master.port);
-        rows.push(("rendezvous", match told.get("port").unwrap_or_default() {
-            "free" => Ok(at),
-            "taken" => fail(format!("{at}, where the ranks are to meet, is taken"), "launch again: another port is drawn"),
-            "silent" => fail(
-                format!("{at}, where the ranks are to meet, does not answer this node"),
-                "open the ports between the nodes, or give the first node an address (HostName) that the others reach",
-            ),
-            other => fail(
-                format!("{at}, where the ranks are to meet, is out of its reach: {}", other.trim_start_matches("unknown ")),
-                "give the first node an address (HostName) that the others reach",
-            ),
+        let ports: Vec<(&str, &str)> =
+            told.all("port").map(|said| said.split_once(' ').unwrap_or((said, ""))).collect();
+        rows.push(("rendezvous", match ports.iter().find(|(_, said)| *said != "free") {
+            None => Ok(format!("{} ports {} and {}", master.address, master.port, master.port + 1)),
+            Some((port, said)) => {
+                let who = if *port == master.port.to_string() { "ranks" } else { "supervisors" };
+                let at = format!("{} port {port}, where the {who} are to meet,", master.address);
+                match *said {
+                    "taken" => fail(format!("{at} is taken"), "launch again: another port is drawn"),
+                    "silent" => fail(
+                        format!("{at} does not answer this node"),
+                        "open the ports between the nodes, or give the first node an address (HostName) that the others reach",
+                    ),
+                    other => fail(
+                        format!("{at} is out of its reach: {}", other.trim_start_matches("unknown ")),
+                        "give the first node an address (HostName) that the others reach",
+                    ),
+                }
+            }
         }));
     }
 

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Error, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, LineAppender, RunDir, SCHEMA};
+use rundir::{
+    Attempt, Error, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, LineAppender, RunDir, SCHEMA,
+};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -56,31 +58,42 @@ pub fn supervise(
     trainer: &dyn Fn() -> Result<Utf8PathBuf, Failure>,
 ) -> Result<(), Failure> {
     let run = RunDir::new(run_dir);
-    // Nothing is written before this: the request itself may be wrong.
-    let job = Job::read(&run, attempt, &node)?;
+    let job = Job::read(&run, attempt, &node).inspect_err(|failure| {
+        // Others may wait for this node. If the request itself is wrong, or somebody was here before, nothing is written.
+        if is_expected(&run, attempt, &node) {
+            record_failure(&run, attempt, &node, failure);
+        }
+    })?;
     let log_dir = run.log_dir(&node);
     fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
     // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
     let _ = nix::unistd::setsid();
     let ended = wakes().and_then(|(wake, wakes)| {
-        let peers = (job.attempt.placement.by_node().len() > 1).then(|| Peers::watch(&job, wake));
+        let spans = job.attempt.placement.by_node().len() > 1;
+        let peers = spans.then(|| Peers::watch(&job, wake)).transpose()?;
         let _samples = Samples::start(&job);
-        if job.is_command() {
-            return supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), GRACE);
+        let ended = if job.is_command() {
+            supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), GRACE)
+        } else {
+            trainer().and_then(|trainer| {
+                supervise_with(&job, |_| job.rank_command(trainer.as_std_path()), &wakes, peers.as_ref(), GRACE)
+            })
+        };
+        if let (Err(failure), Some(peers)) = (&ended, &peers) {
+            peers.tell(failure);
         }
-        let trainer = trainer()?;
-        supervise_with(&job, |_| job.rank_command(trainer.as_std_path()), &wakes, peers.as_ref(), GRACE)
+        ended
     });
     let exit = match ended {
         Ok(exit) => exit,
         Err(failure) => {
-            record_failure(&job, &failure);
+            record_failure(&job.run, attempt, &node, &failure);
             return Err(failure);
         }
     };
     match exit.reason {
         ExitReason::Finished | ExitReason::Stopped => Ok(()),
-        ExitReason::Failed | ExitReason::Killed => Err(exit.failure.unwrap_or_else(|| killed(&job))),
+        ExitReason::Failed | ExitReason::Killed => Err(exit.failure.unwrap_or_else(|| killed(&node))),
     }
 }
 
@@ -165,7 +178,7 @@ fn supervise_with(
         }
         match (&lost, exit.reason) {
             (None, ExitReason::Finished | ExitReason::Stopped) => peers.leave(),
-            (None, _) => peers.tell(exit.failure.as_ref().unwrap_or(&killed(job))),
+            (None, _) => peers.tell(exit.failure.as_ref().unwrap_or(&killed(&job.node))),
             (Some(_), _) => {}
         }
     }
@@ -190,9 +203,9 @@ fn arrived(wakes: &Receiver<i32>, deadline: Option<Instant>) -> Vec<i32> {
 }
 
 /// What is told of ranks that a person ended.
-fn killed(job: &Job) -> Failure {
+fn killed(node: &NodeId) -> Failure {
     Failure::new(
-        format!("the ranks of node {} were killed", job.node),
+        format!("the ranks of node {node} were killed"),
         "somebody ended them",
         "resume from the last checkpoint",
     )
@@ -224,19 +237,27 @@ fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
+/// Tells whether a node has a part in an attempt that nobody has begun there.
+fn is_expected(run: &RunDir, attempt: u32, node: &NodeId) -> bool {
+    let names = |attempt: Attempt| attempt.placement.ranks.iter().any(|place| place.node == *node);
+    run.read_attempt(attempt).is_ok_and(names)
+        && !run.pid_toml(node, attempt).exists()
+        && !run.exit_toml(node, attempt).exists()
+}
+
 /// Leaves word of an attempt that did not get as far as its ranks, for whoever looks later.
-fn record_failure(job: &Job, failure: &Failure) {
+fn record_failure(run: &RunDir, attempt: u32, node: &NodeId, failure: &Failure) {
     let exit = ExitFile {
         schema: SCHEMA,
-        attempt: job.attempt.number,
-        node: job.node.clone(),
+        attempt,
+        node: node.clone(),
         ended_s: now_s(),
         reason: ExitReason::Failed,
         first_failure: None,
         failure: Some(failure.clone()),
         ranks: Vec::new(),
     };
-    if let Err(error) = job.run.write_exit(&exit) {
+    if let Err(error) = run.write_exit(&exit) {
         eprintln!("{error}");
     }
 }

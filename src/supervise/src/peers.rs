@@ -3,8 +3,10 @@
 //! A collective waits for a node that fell silent until its timeout, which is half an hour; and ranks of other nodes notice a
 //! rank that failed only at their next collective. So each supervisor keeps a connection to the first node's, on the port
 //! after the ranks' own, and says a word every second. Whoever fails says why; whoever ends says goodbye; whoever falls
-//! silent, or hangs up without goodbye, is lost, and the first node's supervisor tells the others.
+//! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. Of one that
+//! ended before it was connected, its exit file tells: all nodes share the run's folder.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
@@ -13,23 +15,41 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{Failure, LOST_PEER};
+use rundir::{ExitReason, Failure, LOST_PEER, RunDir};
 
 use crate::job::Job;
+use crate::killed;
 
 /// How often a supervisor says that it is there.
 const BEAT: Duration = Duration::from_secs(1);
 /// How long one may be silent. A loaded node is late by a second or two; one that is late by ten would be of no use.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a supervisor tries to find the first node's, which may start later.
-const FIND: Duration = Duration::from_secs(120);
+/// How long supervisors wait for each other to start. A launch starts all of them at once, but a node may be slow to log in to,
+/// and libtorch comes from a cold disk. One that has written its process file has started, and is missed as soon as one that
+/// falls silent.
+const MEET: Duration = Duration::from_secs(60);
 /// The pseudo signal that wakes the supervisor's loop when there is news.
 const NEWS: i32 = 0;
 
 /// The other supervisors, as far as this one knows.
 #[derive(Clone)]
 pub struct Peers {
+    meeting: Arc<Meeting>,
     shared: Arc<(Mutex<Shared>, Condvar)>,
+}
+
+/// Who meets, and where.
+struct Meeting {
+    run: RunDir,
+    attempt: u32,
+    /// Run and attempt, as a call names them.
+    subject: String,
+    this: NodeId,
+    /// The node that listens, where rank 0 is.
+    first: NodeId,
+    others: BTreeSet<NodeId>,
+    address: String,
+    port: u16,
 }
 
 struct Shared {
@@ -37,6 +57,8 @@ struct Shared {
     loss: Option<Failure>,
     /// Connections to those who listen to us.
     listeners: Vec<TcpStream>,
+    /// On the first node: the others that have called.
+    called: BTreeSet<NodeId>,
     wake: Sender<i32>,
     ended: bool,
 }
@@ -67,27 +89,56 @@ impl Word {
     }
 }
 
+impl Meeting {
+    fn of(job: &Job) -> Self {
+        let mut nodes = job.attempt.placement.by_node().into_iter().map(|(node, _)| node.clone());
+        Self {
+            run: job.run.clone(),
+            attempt: job.attempt.number,
+            subject: format!("{} {}", job.id, job.attempt.number),
+            this: job.node.clone(),
+            first: nodes.next().unwrap_or_else(|| job.node.clone()),
+            others: nodes.collect(),
+            address: job.master.0.clone(),
+            port: job.master.1.saturating_add(1),
+        }
+    }
+
+    /// How a node ended that says nothing, if its exit file tells.
+    fn ended_on(&self, node: &NodeId) -> Option<Heard> {
+        let exit = self.run.read_exit(node, self.attempt).ok()??;
+        Some(match exit.reason {
+            ExitReason::Finished | ExitReason::Stopped => Heard::Bye,
+            ExitReason::Failed | ExitReason::Killed => Heard::Failed(exit.failure.unwrap_or_else(|| killed(node))),
+        })
+    }
+}
+
 impl Peers {
     /// Begins to watch the other nodes of a job, in threads that live as long as the process. What comes in wakes the
     /// supervisor's loop.
-    pub fn watch(job: &Job, wake: Sender<i32>) -> Self {
-        let shared = Shared { loss: None, listeners: Vec::new(), wake, ended: false };
-        let peers = Self { shared: Arc::new((Mutex::new(shared), Condvar::new())) };
-        let names: Vec<NodeId> = job.attempt.placement.by_node().into_iter().map(|(node, _)| node.clone()).collect();
-        let (address, port) = (job.master.0.clone(), job.master.1.saturating_add(1));
-        let greeting = format!("{} {} {}\n", job.id, job.attempt.number, job.node);
-        let (node, this) = (job.node.clone(), peers.clone());
-        let first = names.first().cloned();
-        thread::spawn(move || {
-            let watched = if first.as_ref() == Some(&node) {
-                this.listen(port, &greeting)
-            } else {
-                this.follow(&address, port, &greeting, first.as_ref().map_or("?", NodeId::as_str))
-            };
-            if let Err(error) = watched {
-                eprintln!("the other supervisors cannot be watched (port {port}): {error}");
-            }
-        });
+    ///
+    /// # Errors
+    /// When the first node cannot listen to the others.
+    pub fn watch(job: &Job, wake: Sender<i32>) -> Result<Self, Failure> {
+        let peers = Self::new(Meeting::of(job), wake);
+        let this = peers.clone();
+        if peers.meeting.this == peers.meeting.first {
+            let port = peers.meeting.port;
+            let bound = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+            let listener = bound.map_err(|error| {
+                Failure::new(
+                    "cannot listen to the supervisors of the other nodes",
+                    format!("port {port} of node {}, the one after the ranks' own: {error}", job.node),
+                    format!("`ss -lptn sport = :{port}` there names who has it; resume: another port is drawn"),
+                )
+            })?;
+            thread::spawn(move || this.listen(&listener));
+            let missing = peers.clone();
+            thread::spawn(move || missing.miss(MEET));
+        } else {
+            thread::spawn(move || this.follow(MEET));
+        }
         let beating = peers.clone();
         thread::spawn(move || {
             while !beating.lock().ended {
@@ -95,7 +146,13 @@ impl Peers {
                 thread::sleep(BEAT);
             }
         });
-        peers
+        Ok(peers)
+    }
+
+    fn new(meeting: Meeting, wake: Sender<i32>) -> Self {
+        let (listeners, called) = (Vec::new(), BTreeSet::new());
+        let shared = Shared { loss: None, listeners, called, wake, ended: false };
+        Self { meeting: Arc::new(meeting), shared: Arc::new((Mutex::new(shared), Condvar::new())) }
     }
 
     /// Why the run cannot go on, if another node is why.
@@ -141,35 +198,41 @@ impl Peers {
     }
 
     /// The first node: takes in the others, and passes on what one of them says.
-    fn listen(&self, port: u16, greeting: &str) -> io::Result<()> {
-        let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))?;
-        let ours = greeting.rsplit_once(' ').map_or(greeting, |(run, _)| run).to_owned();
+    fn listen(&self, listener: &TcpListener) {
         for peer in listener.incoming() {
             let Ok(peer) = peer else { continue };
-            let (this, ours) = (self.clone(), ours.clone());
+            let this = self.clone();
             thread::spawn(move || {
-                if let Some((name, lines)) = greet(&peer, &ours) {
-                    this.hear_follower(&name, peer, lines);
+                if let Some((node, lines)) = greet(&peer, &this.meeting) {
+                    this.hear_follower(&node, peer, lines);
                 }
             });
         }
-        Ok(())
     }
 
-    fn hear_follower(&self, name: &str, peer: TcpStream, lines: BufReader<TcpStream>) {
+    fn hear_follower(&self, node: &NodeId, peer: TcpStream, lines: BufReader<TcpStream>) {
         let Ok(kept) = peer.try_clone() else { return };
         if let Some(loss) = self.loss() {
             let _ = (&peer).write_all(Word::Failed(loss).line().as_bytes());
         }
-        self.lock().listeners.push(kept);
-        let failure = match hear(lines) {
+        {
+            let mut shared = self.lock();
+            shared.listeners.push(kept);
+            shared.called.insert(node.clone());
+        }
+        self.take(node, self.hear(node, lines));
+    }
+
+    /// The first node: takes in how another one ended, and passes it on.
+    fn take(&self, node: &NodeId, heard: Heard) {
+        let failure = match heard {
             Heard::Bye => return,
-            Heard::Failed(failure) => consequence(&format!("node {name} failed"), &failure),
+            Heard::Failed(failure) => consequence(&format!("node {node} failed"), &failure),
             Heard::Lost(how) => Failure::new(
-                format!("node {name} was lost"),
+                format!("node {node} was lost"),
                 how,
                 format!(
-                    "see what became of it; then resume from the last checkpoint, without it if need be: --exclude {name}"
+                    "see what became of it; then resume from the last checkpoint, without it if need be: --exclude {node}"
                 ),
             ),
         };
@@ -177,22 +240,36 @@ impl Peers {
         self.lose(failure);
     }
 
+    /// The first node: misses those who do not call, until all have or one of them is lost.
+    fn miss(&self, patience: Duration) {
+        let mut waits: BTreeMap<&NodeId, Wait> =
+            self.meeting.others.iter().map(|node| (node, Wait::new(patience))).collect();
+        while !waits.is_empty() && !self.lock().ended {
+            waits.retain(|node, _| !self.lock().called.contains(*node));
+            waits.retain(|node, wait| {
+                let heard = self.meeting.ended_on(node).or_else(|| Some(Heard::Lost(self.never_called(node, wait)?)));
+                let waits_on = heard.is_none();
+                heard.into_iter().for_each(|heard| self.take(node, heard));
+                waits_on
+            });
+            thread::sleep(BEAT / 2);
+        }
+    }
+
+    fn never_called(&self, node: &NodeId, wait: &mut Wait) -> Option<String> {
+        let Meeting { run, attempt, first, address, port, .. } = &*self.meeting;
+        let (is_over, has_started) = wait.look(&self.meeting, node);
+        let so = if has_started { "the node is down, or its way there is closed" } else { "it has not started" };
+        let log = run.supervisor_log(node, *attempt);
+        is_over.then(|| {
+            format!("its supervisor has not called that of node {first}, {address} port {port}: {so}; its log is {log}")
+        })
+    }
+
     /// Any other node: keeps in touch with the first.
-    fn follow(&self, address: &str, port: u16, greeting: &str, first: &str) -> io::Result<()> {
-        let began = Instant::now();
-        let mut peer = loop {
-            match dial(address, port) {
-                Ok(peer) => break peer,
-                Err(_) if began.elapsed() < FIND => thread::sleep(BEAT / 2),
-                Err(error) => return Err(error),
-            }
-        };
-        peer.set_write_timeout(Some(BEAT))?;
-        peer.write_all(greeting.as_bytes())?;
-        peer.set_read_timeout(Some(SILENCE))?;
-        let lines = BufReader::new(peer.try_clone()?);
-        self.lock().listeners.push(peer);
-        match hear(lines) {
+    fn follow(&self, patience: Duration) {
+        let first = &self.meeting.first;
+        match self.call(patience).map_or_else(|heard| heard, |lines| self.hear(first, lines)) {
             Heard::Bye => {}
             // The first node has put it in words.
             Heard::Failed(failure) if failure.what.contains(" was lost") || failure.what.starts_with(LOST_PEER) => {
@@ -205,7 +282,69 @@ impl Peers {
                 "see what became of it; then resume from the last checkpoint",
             )),
         }
-        Ok(())
+    }
+
+    /// Calls the first node, which may start later; tells how that ended when it cannot be had.
+    fn call(&self, patience: Duration) -> Result<BufReader<TcpStream>, Heard> {
+        let Meeting { first, address, port, .. } = &*self.meeting;
+        let mut wait = Wait::new(patience);
+        loop {
+            let error = match self.connect() {
+                Ok(lines) => return Ok(lines),
+                Err(error) => error,
+            };
+            if let Some(heard) = self.meeting.ended_on(first) {
+                return Err(heard);
+            }
+            if let (true, _) = wait.look(&self.meeting, first) {
+                return Err(Heard::Lost(format!(
+                    "{address} port {port}, where its supervisor listens, cannot be reached: {error}"
+                )));
+            }
+            thread::sleep(BEAT / 2);
+        }
+    }
+
+    fn connect(&self) -> io::Result<BufReader<TcpStream>> {
+        let Meeting { subject, this, address, port, .. } = &*self.meeting;
+        let mut peer = dial(address, *port)?;
+        peer.set_write_timeout(Some(BEAT))?;
+        peer.write_all(format!("{subject} {this}\n").as_bytes())?;
+        peer.set_read_timeout(Some(SILENCE))?;
+        let lines = BufReader::new(peer.try_clone()?);
+        self.lock().listeners.push(peer);
+        Ok(lines)
+    }
+
+    /// Listens to a supervisor to its end. Where it ended without a word, its exit file may have one.
+    fn hear(&self, node: &NodeId, lines: BufReader<TcpStream>) -> Heard {
+        match hear(lines) {
+            lost @ Heard::Lost(_) => self.meeting.ended_on(node).unwrap_or(lost),
+            heard => heard,
+        }
+    }
+}
+
+/// How long a node is waited for that has not been heard of.
+struct Wait {
+    deadline: Instant,
+    /// When its process file was first seen.
+    started: Option<Instant>,
+}
+
+impl Wait {
+    fn new(patience: Duration) -> Self {
+        Self { deadline: Instant::now() + patience, started: None }
+    }
+
+    /// Tells whether that is over, and whether the node has started.
+    fn look(&mut self, meeting: &Meeting, node: &NodeId) -> (bool, bool) {
+        let now = Instant::now();
+        if self.started.is_none() && meeting.run.pid_toml(node, meeting.attempt).exists() {
+            self.started = Some(now);
+            self.deadline = self.deadline.min(now + SILENCE);
+        }
+        (now >= self.deadline, self.started.is_some())
     }
 }
 
@@ -238,15 +377,16 @@ fn hear(mut lines: BufReader<TcpStream>) -> Heard {
     }
 }
 
-/// Reads who calls: the same attempt of the same run, or nobody that matters.
-fn greet(peer: &TcpStream, ours: &str) -> Option<(String, BufReader<TcpStream>)> {
+/// Reads who calls: another node of the same attempt, or nobody that matters.
+fn greet(peer: &TcpStream, meeting: &Meeting) -> Option<(NodeId, BufReader<TcpStream>)> {
     peer.set_read_timeout(Some(SILENCE)).ok()?;
     peer.set_write_timeout(Some(BEAT)).ok()?;
     let mut lines = BufReader::new(peer.try_clone().ok()?);
     let mut line = String::new();
     lines.read_line(&mut line).ok()?;
-    let (run, name) = line.trim_end().rsplit_once(' ')?;
-    (run == ours).then(|| (name.to_owned(), lines))
+    let (subject, name) = line.trim_end().rsplit_once(' ')?;
+    let node = meeting.others.iter().find(|node| node.as_str() == name)?;
+    (subject == meeting.subject).then(|| (node.clone(), lines))
 }
 
 fn dial(address: &str, port: u16) -> io::Result<TcpStream> {
@@ -267,33 +407,88 @@ fn consequence(who: &str, failure: &Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::fs;
+    use std::sync::mpsc::{self, Receiver};
+
+    use rundir::{ExitFile, SCHEMA};
 
     use super::*;
 
-    /// The first supervisor and another, over the loopback interface.
-    fn pair() -> (Peers, Peers, mpsc::Receiver<i32>, mpsc::Receiver<i32>) {
-        let new = || {
-            let (wake, woken) = mpsc::channel();
-            let shared = Shared { loss: None, listeners: Vec::new(), wake, ended: false };
-            (Peers { shared: Arc::new((Mutex::new(shared), Condvar::new())) }, woken)
-        };
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        let ((first, first_woken), (other, other_woken)) = (new(), new());
-        let (listening, following) = (first.clone(), other.clone());
-        thread::spawn(move || listening.listen(port, "run 1 node01\n"));
-        thread::spawn(move || following.follow("127.0.0.1", port, "run 1 node02\n", "node01"));
-        while first.lock().listeners.is_empty() || other.lock().listeners.is_empty() {
-            thread::sleep(Duration::from_millis(5));
+    /// Only a failing test waits so long.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).unwrap()
+    }
+
+    /// The supervisors of node01, the first, and of node02, with a folder in common; not yet connected.
+    struct Pair {
+        _folder: tempfile::TempDir,
+        listener: TcpListener,
+        first: (Peers, Receiver<i32>),
+        other: (Peers, Receiver<i32>),
+    }
+
+    impl Pair {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let [first, other] = ["node01", "node02"].map(|this| {
+                let (wake, woken) = mpsc::channel();
+                let meeting = Meeting {
+                    run: RunDir::new(folder.path().to_str().unwrap()),
+                    attempt: 1,
+                    subject: "run 1".into(),
+                    this: node(this),
+                    first: node("node01"),
+                    others: BTreeSet::from([node("node02")]),
+                    address: "127.0.0.1".into(),
+                    port,
+                };
+                (Peers::new(meeting, wake), woken)
+            });
+            Self { _folder: folder, listener, first, other }
         }
-        (first, other, first_woken, other_woken)
+
+        /// Returns what the first and the other know, once they are connected.
+        fn connected() -> (Peers, Peers, Receiver<i32>, Receiver<i32>) {
+            let Self { listener, first: (first, first_woken), other: (other, other_woken), .. } = Self::new();
+            let (listening, following) = (first.clone(), other.clone());
+            thread::spawn(move || listening.listen(&listener));
+            thread::spawn(move || following.follow(PATIENCE));
+            let deadline = Instant::now() + PATIENCE;
+            while first.lock().listeners.is_empty() || other.lock().listeners.is_empty() {
+                assert!(Instant::now() < deadline, "they are not connected");
+                thread::sleep(Duration::from_millis(5));
+            }
+            (first, other, first_woken, other_woken)
+        }
+
+        /// Writes how a node ended, as its supervisor does.
+        fn ended(&self, name: &str, reason: ExitReason, failure: Option<Failure>) {
+            let run = &self.first.0.meeting.run;
+            fs::create_dir_all(run.node_dir(&node(name))).unwrap();
+            let (ranks, first_failure) = (Vec::new(), None);
+            run.write_exit(&ExitFile {
+                schema: SCHEMA,
+                attempt: 1,
+                node: node(name),
+                ended_s: 1.0,
+                reason,
+                first_failure,
+                failure,
+                ranks,
+            })
+            .unwrap();
+        }
     }
 
     #[test]
     fn a_failure_is_told_to_all_as_the_reason_of_theirs() {
-        let (first, other, woken, _) = pair();
+        let (first, other, woken, _) = Pair::connected();
         other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
-        assert_eq!(woken.recv(), Ok(NEWS));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         let loss = first.loss().unwrap();
         assert_eq!(loss.what, LOST_PEER);
         assert_eq!(loss.why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
@@ -301,28 +496,83 @@ mod tests {
 
     #[test]
     fn whoever_hangs_up_without_goodbye_is_lost_and_whoever_says_it_is_not() {
-        let (first, other, woken, _other_woken) = pair();
+        let (first, other, woken, _other_woken) = Pair::connected();
         other.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
-        assert_eq!(woken.recv(), Ok(NEWS));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         assert_eq!(first.loss().unwrap().what, "node node02 was lost");
 
-        let (first, other, woken, _other_woken) = pair();
+        // What a supervisor hears ends with the goodbye, whatever becomes of the connection.
+        let Pair { listener, first: (first, _first_woken), other: (other, _), .. } = Pair::new();
+        let _lines = other.connect().unwrap();
         other.leave();
         other.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
-        drop(other);
-        assert!(woken.recv_timeout(Duration::from_millis(200)).is_err());
+        let (peer, _) = listener.accept().unwrap();
+        let (name, lines) = greet(&peer, &first.meeting).unwrap();
+        first.hear_follower(&name, peer, lines);
         assert_eq!(first.loss(), None);
     }
 
     #[test]
     fn the_first_node_is_missed_as_well() {
-        let (first, other, _first_woken, woken) = pair();
+        let (first, other, _first_woken, woken) = Pair::connected();
         first.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
-        assert_eq!(woken.recv(), Ok(NEWS));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         let loss = other.loss().unwrap();
         assert_eq!(
             (loss.what.as_str(), loss.why.as_str()),
             (LOST_PEER, "node node01, where rank 0 is: its supervisor hung up without a word")
         );
+    }
+
+    #[test]
+    fn a_node_that_never_calls_is_lost_and_so_is_a_first_one_that_never_listens() {
+        let pair = Pair::new();
+        pair.first.0.miss(Duration::ZERO);
+        let loss = pair.first.0.loss().unwrap();
+        assert_eq!(loss.what, "node node02 was lost");
+        assert!(loss.why.starts_with("its supervisor has not called that of node node01"), "{loss}");
+        assert!(loss.why.contains("it has not started"), "{loss}");
+
+        drop(pair.listener);
+        pair.other.0.follow(Duration::ZERO);
+        let loss = pair.other.0.loss().unwrap();
+        assert_eq!(loss.what, LOST_PEER);
+        assert!(loss.why.contains("cannot be reached: Connection refused"), "{loss}");
+    }
+
+    #[test]
+    fn of_a_node_that_ended_before_it_was_connected_its_exit_file_tells() {
+        let failed =
+            |node: &str| Some(Failure::new("cannot start rank 1", format!("node {node}: no such file"), "look"));
+        let pair = Pair::new();
+        pair.ended("node02", ExitReason::Failed, failed("node02"));
+        pair.first.0.miss(PATIENCE);
+        let loss = pair.first.0.loss().unwrap();
+        assert_eq!(loss.what, LOST_PEER);
+        assert_eq!(loss.why, "node node02 failed: cannot start rank 1: node node02: no such file");
+
+        let pair = Pair::new();
+        pair.ended("node01", ExitReason::Failed, failed("node01"));
+        drop(pair.listener);
+        pair.other.0.follow(PATIENCE);
+        assert!(pair.other.0.loss().unwrap().why.starts_with("node node01 failed: cannot start rank 1"));
+
+        // One that has done what there was to do is not missed.
+        let pair = Pair::new();
+        pair.ended("node02", ExitReason::Finished, None);
+        pair.first.0.miss(PATIENCE);
+        assert_eq!(pair.first.0.loss(), None);
+    }
+
+    #[test]
+    fn a_first_node_whose_port_is_taken_says_so() {
+        let (_folder, mut job) = crate::tests::job();
+        let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        job.master.1 = port - 1;
+        let failure = Peers::watch(&job, mpsc::channel().0).err().unwrap();
+        assert_eq!(failure.what, "cannot listen to the supervisors of the other nodes");
+        assert!(failure.why.starts_with(&format!("port {port} of node here")), "{failure}");
+        assert!(failure.why.contains("in use"), "{failure}");
     }
 }

@@ -22,14 +22,14 @@ set -- $(df -Pi "$dir" 2>/dev/null | tail -n 1)
 echo "inodes ${4:--}"
 [ -r @DATA ] && echo "data yes" || echo "data no"
 [ -z @WEIGHTS ] || { [ -r @WEIGHTS/@MANIFEST ] && echo "weights yes" || echo "weights no"; }
-if [ -n @ADDRESS ]; then
-    said=$(timeout 5 bash -c ': </dev/tcp/'@ADDRESS/@PORT 2>&1)
+[ -z @ADDRESS ] || for port in @PORT $((@PORT + 1)); do
+    said=$(timeout 5 bash -c ': </dev/tcp/'@ADDRESS/$port 2>&1)
     case $?:$said in
-        0:*) echo "port taken" ;;
-        *refused*) echo "port free" ;;
-        124:*) echo "port silent" ;;
-        *) echo "port unknown $(printf '%s' "$said" | tail -n 1 | one_line)" ;;
+        0:*) echo "port $port taken" ;;
+        *refused*) echo "port $port free" ;;
+        124:*) echo "port $port silent" && break ;;
+        *) echo "port $port unknown $(printf '%s' "$said" | tail -n 1 | one_line)" ;;
     esac
-fi
+done
 @GPUS
 echo end
