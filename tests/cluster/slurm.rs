@@ -98,10 +98,10 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
     let run = place.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
-    place.until("it waits for another turn", || {
     place.until("it has saved", || rundir::latest(&run).is_some());
     // Slurm warns it when it looks at its time limit, which it does twice a minute.
     place.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
+    place.until("it waits for another turn", || {
         run.read_attempt(1).is_ok() && state_of(&place, job).starts_with("PENDING/BeginTime")
     });
     let saved = rundir::latest(&run).unwrap().step;

@@ -197,7 +197,11 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --c
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
 
 if {again} ${{warned:+--warned}}; then
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
+  # The controller may be away for a while.
+  for pause in 0 5 10 20 30 60 60 60 60; do
+    sleep "$pause"
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+  done
 fi
 exit "$ended"
 "#,

@@ -12,8 +12,8 @@ use super::{failure, jobs, run, user_name};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a cancelled job has to end: between TERM and KILL Slurm waits, half a minute where nobody has changed that.
 const ENDING: Duration = Duration::from_secs(75);
-/// How long a controller that does not answer is asked again.
-const ANSWERING: Duration = Duration::from_secs(15);
+/// How long a controller that does not answer is asked again. One that is restarted is away for a minute.
+const ANSWERING: Duration = Duration::from_secs(150);
 
 /// What became of a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,25 +38,25 @@ pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(St
 
 fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> Result<String, Failure> {
     let id = target.id;
-    let Some(job) = patiently(what, || look(id))? else { return Ok(format!("job {id} has ended already")) };
+    let Some(job) = patiently(what, tell, || look(id))? else { return Ok(format!("job {id} has ended already")) };
     check_is_ours(what, plan, &job)?;
     if job.state.is_over() {
         return Ok(format!("job {id} has ended already"));
     }
     let number = id.to_string();
     if !target.is_cancelled {
-        patiently(what, || run("signal a job", &["scancel", "--signal=TERM", &number]))?;
+        patiently(what, tell, || run("signal a job", &["scancel", "--signal=TERM", &number]))?;
         return Ok(format!("TERM sent to the ranks of job {id}"));
     }
     if job.state.is_waiting() {
         // If Slurm has forgotten the job before anybody looks, this tells that it was asked for.
         let _ = rundir::write_atomic(&plan.dir.stop_file(), b"");
     }
-    patiently(what, || run("cancel a job", &["scancel", &number]))?;
+    patiently(what, tell, || run("cancel a job", &["scancel", &number]))?;
     tell(format!("job {id} is cancelled"));
     let deadline = Instant::now() + ENDING;
     loop {
-        let now = patiently(what, || look(id))?;
+        let now = patiently(what, tell, || look(id))?;
         let Some(now) = now.filter(|now| !now.state.is_over()) else { break };
         if Instant::now() > deadline {
             let nodes = now.node_list.unwrap_or_else(|| "its nodes".into());
@@ -92,11 +92,22 @@ fn check_is_ours(what: &str, plan: &KillPlan, job: &Job) -> Result<(), Failure> 
 }
 
 /// Asks again for a while when the controller does not answer.
-fn patiently<T>(what: &str, mut ask: impl FnMut() -> Result<T, SlurmTrouble>) -> Result<T, Failure> {
+fn patiently<T>(
+    what: &str,
+    tell: &mut dyn FnMut(String),
+    mut ask: impl FnMut() -> Result<T, SlurmTrouble>,
+) -> Result<T, Failure> {
     let deadline = Instant::now() + ANSWERING;
+    let mut is_told = false;
     loop {
         match ask() {
-            Err(SlurmTrouble::ControllerDown) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            Err(SlurmTrouble::ControllerDown) if Instant::now() < deadline => {
+                if !is_told {
+                    tell(format!("its controller does not answer; it is asked again for {} s", ANSWERING.as_secs()));
+                }
+                is_told = true;
+                thread::sleep(LOOK_EVERY);
+            }
             answer => return answer.map_err(|trouble| failure(what, &trouble)),
         }
     }
