@@ -84,6 +84,37 @@ fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it
 }
 
 #[test]
+fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_room() {
+    let Some(mut place) = Place::without_trainer(2) else { return };
+    let small = place.rig.small();
+    place.runs = small.join("runs");
+    let recipe = place.rig.share().join("chatty.toml");
+    let chatty = "until [ -e stop ]; do printf %04096d 1 || exit 7; sleep 0.1; done";
+    let text = format!(
+        "trainer = 'command'\n[command]\nrun = ['sh', '-c', '{chatty}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n"
+    );
+    fs::write(&recipe, text).unwrap();
+    place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
+    place.until("it runs", || place.does("status latest").contains("running"));
+    let head = |script: String| place.rig.command("sh").args(["-c", &script]).output().unwrap();
+    head(format!("cat /dev/zero >{small}/full"));
+    let ranks_are_gone = || place.rig.nodes().iter().all(|node| place.count_on(node, "04096d") == 0);
+    place.until("no rank is left", ranks_are_gone);
+    // What cannot be written yet is kept by whoever would write it.
+    assert!(place.rig.nodes().iter().any(|node| place.count_on(node, "vidtui supervise") > 0));
+    head(format!("rm {small}/full"));
+    place.until("it is told", || place.does("status latest").contains("exit code 7"));
+    let status = place.does("status latest");
+    assert!(status.contains("failed") && status.contains("is full"), "{status}");
+    place.until("every process is gone", || {
+        place.rig.nodes().iter().all(|node| place.count_on(node, "vidtui supervise") == 0)
+    });
+    place.does("resume latest");
+    place.until("it runs again", || place.does("status latest").contains("running"));
+    place.does("kill latest --yes");
+}
+
+#[test]
 fn a_disk_that_is_full_on_one_node_keeps_the_launch_from_beginning_and_leaves_nothing_there() {
     let Some(mut place) = Place::new() else { return };
     let folder = place.rig.own().join("disk/bin");

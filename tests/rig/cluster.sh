@@ -16,6 +16,7 @@ end() { # leaves no file either; it may be that nobody else is left to do it
     local others
     kill -KILL -1
     while others=(/proc/[0-9]*) && [ ${#others[@]} -gt 1 ]; do sleep 0.01; done
+    umount --lazy "$RIG/small" 2>/dev/null
     [ ! -e "$RIG/.rig" ] || rm -rf --one-file-system "$RIG"
 }
 
@@ -26,6 +27,7 @@ start_all() {
     [[ ${XDG_RUNTIME_DIR:-} != /run/* ]] || mkdir -p "$XDG_RUNTIME_DIR"
     mount --bind "$RIG/hosts" /etc/hosts && mount --bind "$RIG/passwd" /etc/passwd && mount --bind "$RIG/shadow" /etc/shadow || return 1
     [ ! -e "$RIG/slurm" ] || mount --bind "$RIG/slurm" /etc/slurm || return 1
+    mount -t tmpfs -o size=64m tmpfs "$RIG/small" || return 1
     hostname head
     {
         echo "link set lo up"

@@ -2,6 +2,7 @@
 #
 #   $RIG/ssh_config known_hosts id_ed25519 hostfile   what a client needs
 #   $RIG/share     the same on the head and all nodes, as a shared file system would be; so is all of this machine's disk
+#   $RIG/small     the same, on a disk of 64 MiB; processes outside the rig do not see what is on it
 #   $RIG/self      on each node its own folder $RIG/nodes/NAME, on the head one of its own:
 #       home/      root's home          bin/    first on the PATH: nvidia-smi
 #       gpus/      what nvidia-smi says disk/   a disk of 64 MiB
@@ -19,7 +20,7 @@ prepare() {
     local i number node address
     mkdir -p "$RIG" && [ -O "$RIG" ] && chmod 755 "$RIG" || return 1
     touch "$RIG/.rig" # what `rm -rf` asks for
-    mkdir -p "$RIG/share" "$RIG/self" && make_home "$RIG/self" || return 1
+    mkdir -p "$RIG/share" "$RIG/small" "$RIG/self" && make_home "$RIG/self" || return 1
     echo "127.0.0.1 localhost" >"$RIG/hosts"
     echo "$NETWORK.255.254 head" >>"$RIG/hosts"
     ssh-keygen -q -t ed25519 -N '' -C rig -f "$RIG/id_ed25519" || return 1

@@ -107,6 +107,11 @@ impl Rig {
         self.folder.join("share")
     }
 
+    /// Returns a folder on a disk of 64 MiB that the head and all nodes have in common. This process does not see what is in it.
+    pub fn small(&self) -> Utf8PathBuf {
+        self.folder.join("small")
+    }
+
     /// Returns where a node's own files are: `home/`, `bin/`, `gpus/`, its logs. The node itself sees them in [`Rig::own`].
     pub fn node_folder(&self, node: &str) -> Utf8PathBuf {
         self.folder.join("nodes").join(node)

@@ -103,7 +103,7 @@ impl Teller {
         let (attempt, accumulation) = (job.attempt.number, job.recipe.train.grad_accum as u64);
         let start_step = job.attempt.start_step;
         let open = |path: Utf8PathBuf| {
-            LineAppender::open(&path).inspect_err(|error| eprintln!("cannot open {path}: {error}")).ok()
+            LineAppender::open(&path).inspect_err(|error| note!("cannot open {path}: {error}")).ok()
         };
         let mut teller = Self {
             id: job.id.clone(),
@@ -229,6 +229,6 @@ impl Teller {
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
     if let Err(error) = file.append(line) {
-        eprintln!("cannot append to {}: {error}", file.path());
+        note!("cannot append to {}: {error}", file.path());
     }
 }

@@ -3,6 +3,13 @@
 //! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
 //! reaches all of them; when one fails, the others cannot go on, and are ended too.
 
+/// Says something in the supervisor's log. `eprintln!` would panic where that cannot be written, as on a full disk.
+macro_rules! note {
+    ($($words:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($words)*)));
+    }};
+}
+
 mod follow;
 mod job;
 mod peers;
@@ -40,6 +47,8 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// The same where another node is gone: nothing that needs it can be saved, so there is little to wait for.
 const LOST_GRACE: Duration = Duration::from_secs(2);
+/// How long a supervisor whose ranks have ended tries to write down how: a disk that is full may be cleared.
+const WRITING: Duration = Duration::from_secs(600);
 /// How long to wait for another node to say why it failed.
 const HEARSAY: Duration = Duration::from_secs(3);
 
@@ -189,8 +198,31 @@ fn supervise_with(
         // Normally gone with the last rank; one that was killed leaves it.
         let _ = fs::remove_file(store);
     }
-    job.run.write_exit(&exit)?;
+    write_exit(job, &exit, wakes);
     Ok(exit)
+}
+
+/// Writes how the node ended. Where that fails, as on a full disk, it is tried again for a while, unless somebody asks to end:
+/// nothing else tells it to whoever looks later.
+fn write_exit(job: &Job, exit: &ExitFile, wakes: &Receiver<i32>) {
+    let deadline = Instant::now() + WRITING;
+    let mut is_told = false;
+    loop {
+        let Err(error) = job.run.write_exit(exit) else { return };
+        if !is_told {
+            note!("{error}; tried again for {} s", WRITING.as_secs());
+        }
+        is_told = true;
+        let pause = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < pause {
+            if arrived(wakes, Some(pause)).iter().any(|signal| [SIGTERM, SIGINT].contains(signal)) {
+                return;
+            }
+        }
+        if Instant::now() >= deadline {
+            return;
+        }
+    }
 }
 
 /// Waits for a signal, or until `deadline`, and returns all there are.
@@ -258,7 +290,7 @@ fn record_failure(run: &RunDir, attempt: u32, node: &NodeId, failure: &Failure) 
         ranks: Vec::new(),
     };
     if let Err(error) = run.write_exit(&exit) {
-        eprintln!("{error}");
+        note!("{error}");
     }
 }
 
@@ -271,7 +303,7 @@ struct NodeEvents<'a> {
 impl<'a> NodeEvents<'a> {
     fn open(job: &'a Job) -> Self {
         let path = job.run.node_events(&job.node);
-        let file = LineAppender::open(&path).inspect_err(|error| eprintln!("cannot open {path}: {error}")).ok();
+        let file = LineAppender::open(&path).inspect_err(|error| note!("cannot open {path}: {error}")).ok();
         Self { job, file }
     }
 
@@ -280,7 +312,7 @@ impl<'a> NodeEvents<'a> {
         let Some(file) = &mut self.file else { return };
         let event = Event::new(now_s(), self.job.attempt.number, None, kind).by_node(self.job.node.clone());
         if let Err(error) = file.append(&event) {
-            eprintln!("cannot log an event to {}: {error}", file.path());
+            note!("cannot log an event to {}: {error}", file.path());
         }
     }
 }

@@ -109,7 +109,7 @@ impl Ranks {
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
             rank.sent = Some(number);
             if let Err(error) = kill(Pid::from_raw(rank.child.id() as i32), signal) {
-                eprintln!("cannot send {signal} to rank {}: {error}", rank.place.rank);
+                note!("cannot send {signal} to rank {}: {error}", rank.place.rank);
             }
         }
     }
@@ -123,7 +123,7 @@ impl Ranks {
                     rank.ended = Some((How { code: status.code(), signal: status.signal() }, now_s()));
                 }
                 Err(error) => {
-                    eprintln!("cannot wait for rank {}: {error}", rank.place.rank);
+                    note!("cannot wait for rank {}: {error}", rank.place.rank);
                     rank.ended = Some((How { code: None, signal: None }, now_s()));
                 }
             }

@@ -267,6 +267,49 @@ fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
 }
 
 #[test]
+fn how_it_ended_is_written_once_that_is_possible() {
+    let scene = scene(1);
+    let exit_file = scene.job.run.exit_toml(&scene.job.node, 3);
+    // A folder that is not empty in the place of a file: nothing can be renamed to it, root or not.
+    fs::create_dir_all(exit_file.join("in the way")).unwrap();
+    let (ended, obstacle) = (scene.job.run.root.join("ended"), exit_file.clone());
+    thread::spawn(move || {
+        let deadline = Instant::now() + PATIENCE;
+        while !ended.exists() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        fs::remove_dir_all(obstacle).unwrap();
+    });
+    let exit = scene.supervise("touch $RUN/ended; exit 7", LONG);
+    assert_eq!((exit.reason, exit.ranks[0].code), (ExitReason::Failed, Some(7)));
+}
+
+#[test]
+fn whoever_cannot_write_how_it_ended_still_ends_when_it_is_asked_to() {
+    let scene = scene(1);
+    fs::create_dir_all(scene.job.run.exit_toml(&scene.job.node, 3).join("in the way")).unwrap();
+    let script = "trap '' TERM; touch $RUN/ready; while [ ! -e $RUN/asked ]; do sleep 0.01; done; exit 7";
+    let (told, root) = (scene.told.clone(), scene.job.run.root.clone());
+    thread::spawn(move || {
+        while !root.join("ready").exists() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        fs::write(root.join("asked"), "").unwrap();
+        // Whether its rank has ended by then or not.
+        while told.send(SIGTERM).is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let command = |_: &cluster::RankPlace| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("RUN", &scene.job.run.root);
+        command
+    };
+    let exit = supervise_with(&scene.job, command, &scene.wakes, None, LONG).unwrap();
+    assert_eq!(exit.ranks[0].code, Some(7));
+}
+
+#[test]
 fn a_panic_is_told_by_its_message() {
     let scene = scene(1);
     let script = "echo \"thread 'main' panicked at src/x.rs:1:2:\" >&2

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use camino::Utf8Path;
 use nix::sys::signal::Signal;
+use nix::sys::statvfs::statvfs;
 use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events, recent_metrics};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
@@ -103,7 +104,17 @@ pub fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure
     }
     let said = says(rank);
     let why = if said.is_empty() { format!("{how}; it said nothing") } else { format!("{how}; it said: {said}") };
+    if disk_is_full(&job.run.root) {
+        let fix =
+            "make room there (`df`, `vidtui checkpoints` lists what was saved), then resume from the last checkpoint";
+        return Failure::new(format!("{who} failed"), format!("{why}; the disk of {} is full", job.run.root), fix);
+    }
     Failure::new(format!("{who} failed"), why, read_log)
+}
+
+/// Tells whether a disk has no room for what a rank would say or save.
+fn disk_is_full(dir: &Utf8Path) -> bool {
+    statvfs(dir.as_std_path()).is_ok_and(|disk| disk.blocks_available() == 0)
 }
 
 /// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
