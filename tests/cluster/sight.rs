@@ -84,6 +84,21 @@ fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it
 }
 
 #[test]
+fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
+    let Some(place) = Place::without_trainer(2) else { return };
+    let recipe = place.rig.share().join("wait.toml");
+    let text = "trainer = 'command'\n[command]\nrun = ['sleep', '600']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n";
+    fs::write(&recipe, text).unwrap();
+    place.rig.verb("slow node02 500").unwrap();
+    let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
+    assert!(place.does("status latest").contains("running"), "{run}");
+    let table = place.does("nodes latest");
+    assert!(table.contains("2 nodes, 2 up"), "{table}");
+    place.does("kill latest --yes");
+    assert!(place.rig.nodes().iter().all(|node| place.count_on(node, "sleep 600|vidtui supervise") == 0));
+}
+
+#[test]
 fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_room() {
     let Some(mut place) = Place::without_trainer(2) else { return };
     let small = place.rig.small();

@@ -78,7 +78,7 @@ fn a_node_with_another_key_or_without_ours_is_not_logged_in_to() {
 
 #[test]
 fn a_bad_network_is_slow_but_works() {
-    assert_logins(&[("loss node02 10", ""), ("heal node02", "")]);
+    assert_logins(&[("loss node02 10", ""), ("heal node02", ""), ("slow node02 500", ""), ("heal node02", "")]);
 }
 
 #[test]

@@ -34,7 +34,16 @@ verb_loss() { ## NODE PERCENT       loses packets on their way in
     [[ ${2:-} =~ ^[0-9]{1,2}$ ]] || die "loss wants a percentage"
     filter "$1" "add rule inet fault in numgen random mod 100 < $2 drop" ""
 }
+verb_slow() { ## NODE MILLISECONDS  lets its SSH server and sessions go on only once in so many milliseconds
+    [[ ${2:-} =~ ^[0-9]{1,5}$ ]] || die "slow wants milliseconds"
+    local pause
+    printf -v pause '%d.%03d' $(($2 / 1000)) $(($2 % 1000))
+    touch "$RIG/nodes/$1/slow"
+    inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -x sshd; sleep $pause; pkill -CONT -x sshd; sleep 0.2; done" \
+        </dev/null >/dev/null 2>&1 &
+}
 verb_heal() { ## NODE               undoes all of the above
+    rm -f "$RIG/nodes/$1/slow"
     ip link set "v$1" up
     ip netns exec "$1" nft 'delete table inet fault' 2>/dev/null || :
 }
