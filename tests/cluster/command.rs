@@ -8,7 +8,7 @@ use rundir::RunDir;
 
 use crate::place::{Place, losses, samples};
 
-/// Trains to step 12 and saves every 5. The first time it hangs at step 8. On every node but the first it only waits for
+/// Trains to step STEPS and saves every 5; the first time PACE says how fast. On every node but the first it only waits for
 /// that one to be done.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 set -eu
@@ -25,10 +25,10 @@ if [ $GROUP_RANK != 0 ]; then
     exit
 fi
 echo "***** Running training *****"
-while [ $step -lt 12 ]; do
+while [ $step -lt STEPS ]; do
     step=$((step + 1))
-    printf '\rSteps:  %d%%|##   | %d/12 [00:01<00:09,  0.05s/it, loss=0.%d, lr=1e-5]' $((8 * step)) $step $((50 - step))
-    [ -n "$resumed" ] || [ $step != 8 ] || exec sleep 600
+    printf '\rSteps:  %d%%|##   | %d/STEPS [00:01<00:09,  0.05s/it, loss=0.%d, lr=1e-5]' $((100 * step / STEPS)) $step $((999 - step))
+    [ -n "$resumed" ] || PACE
     if [ $((step % 5)) = 0 ]; then
         mkdir -p "$output/checkpoint-$step"
         for name in pytorch_model.bin optimizer.bin scheduler.bin random_states_0.pkl; do
@@ -53,15 +53,18 @@ resume = ["--resume_from_checkpoint", "{checkpoint}"]
 secrets = "keys.env"
 
 [train]
-steps = 12
+steps = STEPS
 "#;
 
+/// How a program goes that hangs at step 8.
+const HANGS: &str = "[ $step != 8 ] || exec sleep 600";
+
 /// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
-fn own(place: &Place, nodes: usize) -> String {
+pub fn own(place: &Place, nodes: usize, steps: u64, pace: &str) -> String {
     let share = place.rig.share();
     fs::create_dir_all(share.join("code")).unwrap();
     let write = |name: &str, mode: u32, text: &str| {
-        fs::write(share.join(name), text).unwrap();
+        fs::write(share.join(name), text.replace("STEPS", &steps.to_string()).replace("PACE", pace)).unwrap();
         fs::set_permissions(share.join(name), fs::Permissions::from_mode(mode)).unwrap();
     };
     write("code/train.sh", 0o755, TRAINER);
@@ -87,7 +90,7 @@ fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {
 #[test]
 fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkpoint() {
     let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2);
+    let recipe = own(&place, 2, 12, HANGS);
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
     let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {nodes}"))));
     place.until_step(&run, 1, 8);
@@ -116,7 +119,7 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
 #[test]
 fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
     let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2);
+    let recipe = own(&place, 2, 12, HANGS);
     let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node01,node02"));
     place.until_step(&RunDir::new(place.runs.join(run)), 1, 8);
     place.rig.verb("smi node01 hang").unwrap();
@@ -133,7 +136,7 @@ fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
 #[test]
 fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = own(&place, 2);
+    let recipe = own(&place, 2, 12, HANGS);
     let job = place.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
     let check = place.does(&format!("check {recipe} --slurm {job}"));

@@ -3,11 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
 mod command;
+mod console;
 mod faults;
 mod life;
 mod place;
 mod power;
 mod preflight;
+#[path = "../console/pty.rs"]
+#[expect(dead_code, reason = "the tests of the console use the rest")]
+mod pty;
 mod sight;
 mod slurm;
 mod start;

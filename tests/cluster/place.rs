@@ -11,7 +11,7 @@ use cluster::NodeId;
 use rig::{Options, Rig};
 use rundir::{MetricSample, RunDir, Tail};
 
-const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
+pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
 /// Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
