@@ -89,9 +89,17 @@ pub struct Refused {
     pub fix: String,
 }
 
+/// The first step.
+pub(crate) const DIALLING: &str = "connecting";
+
 impl Refused {
     pub(crate) fn new(step: &str, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { step: step.into(), why: why.into(), fix: fix.into() }
+    }
+
+    /// Whether nobody answered at all.
+    pub(crate) fn is_out_of_reach(&self) -> bool {
+        self.step == DIALLING
     }
 }
 

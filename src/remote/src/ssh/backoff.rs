@@ -20,8 +20,13 @@ impl Backoff {
 
     /// Returns the next pause.
     pub fn next(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).min(self.longest);
+        self.next_within(self.longest)
+    }
+
+    /// Returns the next pause, if that is about as long as this at most.
+    pub fn next_within(&mut self, longest: Duration) -> Duration {
+        let pause = self.next.min(longest);
+        self.next = (self.next * 2).min(self.longest);
         self.drawn += 1;
         // The system seeds every hasher; 1024 steps between three quarters and five quarters are random enough.
         let share = (self.random.hash_one(self.drawn) % 1024) as f64 / 1024.0;
@@ -45,6 +50,8 @@ mod tests {
             let pause = backoff.next().as_secs_f64();
             assert!((0.75 * whole..=1.25 * whole).contains(&pause), "{pause} for {whole}");
         }
+        assert!(backoff.next_within(Duration::from_secs(2)) <= Duration::from_millis(2500));
+        assert!(backoff.next() >= Duration::from_secs(6), "the others are no shorter for it");
         backoff.reset();
         assert!(backoff.next() <= Duration::from_millis(1250));
         let firsts: Vec<Duration> =

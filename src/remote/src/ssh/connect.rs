@@ -18,6 +18,7 @@ use super::Refused;
 use super::backoff::Backoff;
 use super::config::{Settings, SshOptions, UnknownKeys};
 use super::known_hosts::{self, Verdict};
+use crate::error::DIALLING;
 
 /// How many nodes are connected to at once: more would only wait for this machine's processor.
 const AT_ONCE: usize = 32;
@@ -67,7 +68,7 @@ fn number(error: &ssh2::Error) -> i32 {
 
 fn dial(settings: &Settings, typed: &str) -> Result<TcpStream, Refused> {
     let (host, port) = (settings.host.as_str(), settings.port);
-    let refused = |why: String, fix: String| Refused::new("connecting", why, fix);
+    let refused = |why: String, fix: String| Refused::new(DIALLING, why, fix);
     let addresses = (host, port).to_socket_addrs().map_err(|error| {
         refused(format!("{host} has no address: {error}"), format!("check the name; try `{typed}`"))
     })?;

@@ -41,6 +41,10 @@ const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(1);
 /// Pauses before a node that could not be reached is tried again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
+/// The longest of them where nobody answered: it costs little to knock, and one that is back shall not be away for longer. A
+/// server that answers and refuses may count.
+const SOON: Duration = Duration::from_secs(5);
+
 /// The stack of a thread; libssh2 and OpenSSL need a tenth of it.
 const STACK: usize = 512 << 10;
 
@@ -177,7 +181,8 @@ impl Actor {
             match self.connect() {
                 Err(why) => {
                     self.refuse_all(&why);
-                    refused = Some((why, Instant::now() + self.backoff.next()));
+                    let pause = self.backoff.next_within(if why.is_out_of_reach() { SOON } else { AGAIN.1 });
+                    refused = Some((why, Instant::now() + pause));
                 }
                 Ok(link) => {
                     refused = None;
