@@ -134,7 +134,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             say(Action::NewRun, "start its stage again".to_owned());
         }
     }
-    if row.findings.iter().any(|finding| finding.rule == Rule::SlowStep) {
+    if may_hang(row) {
         say(Action::Stacks, "collect stacks".to_owned());
     }
     match kind {
@@ -153,7 +153,6 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         }
         StateKind::Running | StateKind::Starting | StateKind::Saving => say(Action::Stop, "save and stop".to_owned()),
         StateKind::Stalled => {
-            say(Action::Stacks, "collect stacks".to_owned());
             say(Action::Logs, "read the logs".to_owned());
             say(Action::Stop, "try to save and stop".to_owned());
             say(Action::Kill, "kill".to_owned());
@@ -162,6 +161,11 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         _ => {}
     }
     steps
+}
+
+/// Returns whether nothing is heard of its steps: where its ranks are is the question then.
+pub fn may_hang(row: &RunRow) -> bool {
+    StateKind::of(&row.state) == StateKind::Stalled || row.findings.iter().any(|found| found.rule == Rule::SlowStep)
 }
 
 /// Returns where a run came from, in words.

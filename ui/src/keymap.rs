@@ -263,7 +263,7 @@ const RUNS: &[Binding] = with_motion![
     bind(
         &[Key::ch('t')],
         Action::Stacks,
-        "",
+        "stacks",
         "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
     ),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "watch the nodes that the run is on"),
@@ -318,7 +318,7 @@ const RUN: &[Binding] = &[
     bind(
         &[Key::ch('t')],
         Action::Stacks,
-        "",
+        "stacks",
         "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
     ),
     bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),

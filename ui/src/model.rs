@@ -270,7 +270,8 @@ impl Model {
     /// Moves the clock, and marks the picture as old if a text on it depends on that.
     pub(crate) fn tick(&mut self, now: f64) {
         let before = std::mem::replace(&mut self.now, now);
-        if self.notice.as_ref().is_some_and(|notice| now - notice.since_s > NOTICE_S) {
+        // A clock that was put back must not keep it for longer either.
+        if self.notice.as_ref().is_some_and(|notice| !(0.0..=NOTICE_S).contains(&(now - notice.since_s))) {
             self.notice = None;
             self.dirty = true;
         }

@@ -297,6 +297,11 @@ fn a_notice_goes_away() {
     assert!(ui.model.notice.is_some());
     ui.send(Msg::Tick(NOW + 30.0));
     assert!(ui.model.notice.is_none());
+    ui.press("s");
+    assert!(ui.model.notice.is_some());
+    // The clock was an hour ahead, and is put right.
+    ui.send(Msg::Tick(NOW - 3600.0));
+    assert!(ui.model.notice.is_none());
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The last line: the keys that do something now, straight from the key table.
 
+use crate::advice;
 use crate::commands;
 use crate::effect::Watch;
 use crate::fleet::Sort;
@@ -20,6 +21,8 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
         // With one chart on the screen, its own keys come first.
         own.sort_by_key(|binding| !is_chart_action(binding.action));
     }
+    // It is shown only when it is what to do first.
+    own.sort_by_key(|binding| binding.action != Action::Stacks);
     let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(binding)).sum::<usize>();
     let mut room = usize::from(area.width).saturating_sub(width(&last));
@@ -73,6 +76,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
     }
     match binding.action {
         Action::Resume | Action::Stop | Action::Kill => commands::check(model, binding.action).is_ok(),
+        // Of any run that lives; worth offering when it hangs, or may.
+        Action::Stacks => commands::check(model, binding.action).is_ok_and(advice::may_hang),
         // Possible from any checkpoint, but only worth offering at the end.
         Action::NextStage => {
             commands::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
