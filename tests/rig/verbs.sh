@@ -119,7 +119,9 @@ verb_gpu() { ## NODE INDEX FIELD VALUE   changes what nvidia-smi says of a GPU: 
 verb_xid() { ## NODE NUMBER         adds an error of the NVIDIA driver to what `dmesg` says
     local folder=$RIG/nodes/$1
     [[ ${2:-} =~ ^[0-9]+$ ]] || die "xid wants a number, such as 79"
-    echo "NVRM: Xid (PCI:0000:19:00): $2, pid='<unknown>', name=<unknown>" >>"$folder/gpus/dmesg"
+    local up
+    read -r up _ </proc/uptime
+    echo "[$up] NVRM: Xid (PCI:0000:19:00): $2, pid='<unknown>', name=<unknown>" >>"$folder/gpus/dmesg"
     printf '#!/bin/sh\n/bin/dmesg "$@"\ncat "%s"\n' "$folder/gpus/dmesg" >"$folder/bin/dmesg"
     chmod +x "$folder/bin/dmesg"
 }
