@@ -107,7 +107,7 @@ fn follow(folder: &Utf8Path) -> usize {
                 let error = relative(&walk.grad_latent.expect("the latent asked for a gradient"), recorded, 0.0);
                 assert!(error < 1e-4, "{folder} {keep:?}: the latent's gradient differs by {error:e}");
             }
-            None => println!("skipped: {folder} has no out.grad_latent"),
+            None => println!("left out: {folder} has no out.grad_latent"),
         }
         let recorded = || case.iter().filter_map(|(k, v)| Some((k.strip_prefix("out.grad.")?, v)));
         // Without rotation a constant added to every key changes nothing: that bias has the gradient zero, and what
@@ -123,7 +123,7 @@ fn follow(folder: &Utf8Path) -> usize {
             count += 1;
         }
         for name in units.grads.keys().filter(|name| !case.contains_key(&format!("out.grad.{name}"))) {
-            println!("skipped: {folder} has no out.grad.{name}");
+            println!("left out: {folder} has no out.grad.{name}");
         }
         println!("{folder} {keep:?}: {count} gradients, worst {:e} ({})", worst.0, worst.1);
         compared += count;

@@ -27,7 +27,7 @@ fn operator(path: &Utf8Path) -> usize {
     let case = load(path);
     let Some(form) = ["f64_eps1e-6", "f32_eps1e-6"].into_iter().find(|form| case.contains_key(&format!("out.{form}")))
     else {
-        println!("skipped: {path} has nothing for the ε that we use, 1e-6");
+        println!("left out: {path} has nothing for the ε that we use, 1e-6");
         return 0;
     };
     let size = case["XK"].size();
@@ -35,7 +35,7 @@ fn operator(path: &Utf8Path) -> usize {
     // Every row of the recorded matrix holds the tokens' rates, so the gradient of a rate is its column's sum.
     let rates = case["eta"].select(3, 0);
     if (&case["eta"] - rates.unsqueeze(3)).abs().max().double_value(&[]) > 0.0 {
-        println!("skipped: {path} has tokens with a learning rate for each query, which no kernel computes");
+        println!("left out: {path} has tokens with a learning rate for each query, which no kernel computes");
         return 0;
     }
     // [B, H, NC, b, F] is N sequences of NC·b tokens.
@@ -100,7 +100,7 @@ const SEMANTICS: [(&str, LrAlignment); 2] = [("aligned", LrAlignment::Aligned), 
 fn semantics(path: &Utf8Path, case: &Tensors, number: &str) -> Vec<(&'static str, LrAlignment)> {
     let recorded = |prefix: &str| case.contains_key(&format!("{prefix}.{number}"));
     for (prefix, _) in SEMANTICS.iter().filter(|(prefix, _)| !recorded(prefix)) {
-        println!("skipped: {path} has no {prefix}.{number}");
+        println!("left out: {path} has no {prefix}.{number}");
     }
     SEMANTICS.into_iter().filter(|(prefix, _)| recorded(prefix)).collect()
 }
@@ -181,7 +181,7 @@ fn layer(path: &Utf8Path) -> usize {
         let mut worst: f64 = 0.0;
         for ((name, _), got) in wanted.iter().zip(Tensor::run_backward(&[scalar], &leaves, false, false)) {
             let Some(want) = case.get(&format!("{prefix}.grad.{name}")) else {
-                println!("skipped: {path} has no {prefix}.grad.{name}");
+                println!("left out: {path} has no {prefix}.grad.{name}");
                 continue;
             };
             let error = relative(&got.view(want.size().as_slice()), want, 0.0);
@@ -218,7 +218,7 @@ fn sequence_block(path: &Utf8Path) -> usize {
             assert!(error < 1e-5, "{path}: attention differs by {error:e}");
             compared += 1;
         } else {
-            println!("skipped: {path} has no attn_out_text_then_vid");
+            println!("left out: {path} has no attn_out_text_then_vid");
         }
         let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("nobody to lose");
         let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
@@ -291,7 +291,7 @@ fn network(path: &Utf8Path) -> usize {
             let recorded = format!("{prefix}.grad.dit.");
             let grads: Vec<_> = case.iter().filter_map(|(k, v)| Some((k.strip_prefix(&recorded)?, v))).collect();
             for name in whole.grads.keys().filter(|name| !case.contains_key(&format!("{recorded}{name}"))) {
-                println!("skipped: {path} has no {recorded}{name}");
+                println!("left out: {path} has no {recorded}{name}");
             }
             let floor = grads.iter().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
             let mut worst: f64 = 0.0;
@@ -329,7 +329,7 @@ fn rotary_tables(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (name, cos) in case.iter().filter_map(|(key, cos)| Some((key.strip_suffix(".cos")?, cos))) {
         let Some((_, grid)) = about.iter().find(|(start, _)| name.starts_with(start.as_str())) else {
-            println!("skipped: {path} does not say of which grid {name} is");
+            println!("left out: {path} does not say of which grid {name} is");
             continue;
         };
         let size = |key: &str| {
@@ -404,7 +404,7 @@ fn diffusion_tables(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (name, want) in load(path) {
         let Some(got) = diffusion_table(&name) else {
-            println!("skipped: {name} of {path} is no table that we know");
+            println!("left out: {name} of {path} is no table that we know");
             continue;
         };
         assert_eq!(got.size(), want.size(), "{path}: {name}");
@@ -428,7 +428,7 @@ fn sampler_trace(path: &Utf8Path) -> usize {
     let case = load(path);
     let about = metadata(path);
     if !about.get("net").is_some_and(|net| net.starts_with("0.3*tanh(x)+0.05*mean(c)+1e-4*t")) {
-        println!("skipped: {path} was made with another network: {:?}", about.get("net"));
+        println!("left out: {path} was made with another network: {:?}", about.get("net"));
         return 0;
     }
     let want = &case["x_after_each_step"];

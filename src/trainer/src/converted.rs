@@ -112,7 +112,7 @@ fn follow(folder: &Utf8Path) -> usize {
         .filter_map(|name| Some((name.strip_prefix("out.grad.")?, tensor(&recorded, name))))
         .collect();
     for name in grads.keys().filter(|name| !wanted.contains_key(name.as_str())) {
-        println!("skipped: {folder} has no out.grad.{name}");
+        println!("left out: {folder} has no out.grad.{name}");
     }
     // Rounding alone is recorded where the gradient is zero: see the test of `dit` on the same numbers.
     let floor = wanted.values().map(|t| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
@@ -123,7 +123,7 @@ fn follow(folder: &Utf8Path) -> usize {
             let got = walk.grad_latent.expect("the latent asked for a gradient");
             errors.push((relative(&got, &tensor(&recorded, "out.grad_latent"), 0.0), "the latent"));
         }
-        false => println!("skipped: {folder} has no out.grad_latent"),
+        false => println!("left out: {folder} has no out.grad_latent"),
     }
     if let Some(worst) = errors.iter().max_by(|a, b| a.0.total_cmp(&b.0)) {
         assert!(worst.0 < 1e-4, "{folder}: the gradient of {} differs by {:e}", worst.1, worst.0);

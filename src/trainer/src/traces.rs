@@ -276,7 +276,7 @@ fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f
         }
         None => {
             println!("{what}: worst loss {worst:e}");
-            println!("skipped: {} has no param.final.*", what.path);
+            println!("left out: {} has no param.final.*", what.path);
         }
     }
 }
@@ -356,7 +356,7 @@ fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat
         let trace = Trace::open(path);
         for (mesh, grad_accum) in trace.meshes().into_iter().filter(|(mesh, _)| wanted(mesh)) {
             if let Some(why) = trace.unfit(mesh, grad_accum) {
-                println!("skipped: {path} on {mesh}, accumulation {grad_accum}: {why}");
+                println!("left out: {path} on {mesh}, accumulation {grad_accum}: {why}");
                 continue;
             }
             let again = |remat: &Remat| Again { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
