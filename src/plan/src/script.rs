@@ -43,7 +43,7 @@ pub fn script(
     let id = quote(run.as_str());
     let meeting = master.map_or(String::new(), |Master { address, port }| {
         format!(
-            "\n# Where the ranks of all nodes meet: rank 0 listens there. Start all nodes within a minute.\n\
+            "\n# Where the ranks of all nodes meet: rank 0 listens there. Start all nodes within three minutes.\n\
              export MASTER_ADDR={}\nexport MASTER_PORT={port}\n",
             quote(address)
         )

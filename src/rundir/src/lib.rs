@@ -66,7 +66,7 @@ pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
 pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
-pub use state::{Liveness, Load, RunFacts, RunState, derive};
+pub use state::{Liveness, Load, RunFacts, RunState, START_GRACE, derive};
 pub use summary::{RunSummary, list_runs};
 pub use summed_file::SummedFile;
 pub use tail::{Batch, Tail};

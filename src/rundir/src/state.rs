@@ -5,6 +5,7 @@ use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER,
 use cluster::slurm::JobSight;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
 const STALL_MIN_S: f64 = 30.0;
@@ -20,10 +21,10 @@ const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
 const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less of a processor than this waits for something. One that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
-/// How long the process files of a new attempt may take to appear: between `attempt.toml` and those lie connections to
+/// How long a new attempt may take until all its processes are there, and their files: between `attempt.toml` and those lie connections to
 /// hundreds of nodes, libtorch from a cold disk that all of them share (minutes, for 2 GB), and that disk's caches of
 /// what is in a folder (up to a minute with NFS). A supervisor that ends sooner leaves word, and nobody waits for it.
-const START_GRACE_S: f64 = 180.0;
+pub const START_GRACE: Duration = Duration::from_secs(180);
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -314,7 +315,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
         return ended;
     }
     let silent_so_far = facts.last_event.is_none() && facts.last_metric.is_none();
-    if facts.is_incomplete && silent_so_far && now - attempt.started_s < START_GRACE_S {
+    if facts.is_incomplete && silent_so_far && now - attempt.started_s < START_GRACE.as_secs_f64() {
         return RunState::Starting;
     }
     let why = match facts.last_metric {

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{ExitReason, Failure, LOST_PEER, RunDir};
+use rundir::{ExitReason, Failure, LOST_PEER, RunDir, START_GRACE};
 
 use crate::job::Job;
 use crate::killed;
@@ -24,10 +24,6 @@ use crate::killed;
 const BEAT: Duration = Duration::from_secs(1);
 /// How long one may be silent. A loaded node is late by a second or two; one that is late by ten would be of no use.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long supervisors wait for each other to start. A launch starts all of them at once, but a node may be slow to log in to,
-/// and libtorch comes from a cold disk. One that has written its process file has started, and is missed as soon as one that
-/// falls silent.
-const MEET: Duration = Duration::from_secs(60);
 /// The pseudo signal that wakes the supervisor's loop when there is news.
 const NEWS: i32 = 0;
 
@@ -135,9 +131,10 @@ impl Peers {
             })?;
             thread::spawn(move || this.listen(&listener));
             let missing = peers.clone();
-            thread::spawn(move || missing.miss(MEET));
+            // One that has written its process file has started, and is missed as soon as one that falls silent.
+            thread::spawn(move || missing.miss(START_GRACE));
         } else {
-            thread::spawn(move || this.follow(MEET));
+            thread::spawn(move || this.follow(START_GRACE));
         }
         let beating = peers.clone();
         thread::spawn(move || {
