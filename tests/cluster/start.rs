@@ -67,6 +67,9 @@ fn a_node_that_dies_right_after_the_launch_takes_the_other_with_it() {
     let Some(place) = Place::without_trainer(2) else { return };
     let recipe = recipe(&place, &["node01", "node02"]);
     let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {TWO}"))));
+    // One that has not begun has longer to come.
+    let has_begun = |node: &str| run.read_pid(&NodeId::new(node).unwrap(), 1).unwrap().is_some();
+    place.until("both have begun", || has_begun("node01") && has_begun("node02"));
     let moment_s = now_s();
     place.rig.verb("poweroff node02").unwrap();
     place.until("node01 has ended", || run.read_exit(&NodeId::new("node01").unwrap(), 1).unwrap().is_some());
