@@ -32,7 +32,7 @@ pub struct Fleet {
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
     /// Which logins by this machine's name lead here, as far as that can be found out.
-    here_by: Mutex<BTreeMap<Login, Option<bool>>>,
+    here_by: Mutex<BTreeMap<Login, (Instant, Option<bool>)>>,
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
     slurm: SlurmQueue,
@@ -110,8 +110,18 @@ impl Fleet {
         if login.node != self.here.node {
             return Some(false);
         }
-        let mut known = self.here_by.lock().unwrap_or_else(PoisonError::into_inner);
-        *known.entry(login.clone()).or_insert_with(|| self.ssh(login).leads_here())
+        let known = || self.here_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = known().get(login).copied();
+        // A name that nothing resolved may be resolved later.
+        if let Some((at, found)) = last
+            && (found.is_some() || at.elapsed() < STALE)
+        {
+            return found;
+        }
+        // Nobody waits for the lock meanwhile: the answer may take a name server's patience.
+        let found = self.ssh(login).leads_here();
+        known().insert(login.clone(), (Instant::now(), found));
+        found
     }
 
     /// Tries to reach nodes, all at once, and says which can be.
