@@ -301,6 +301,8 @@ impl<'a> Ending<'a> {
         if error.is_blind() {
             self.blind = Some(error);
         } else {
+            // It is in sight again.
+            self.blind = None;
             self.report.failure = Some(error.failure(&*self.what));
         }
     }

@@ -408,16 +408,16 @@ impl Transport for Stuck {
     }
 }
 
-/// A node that does not answer so many times, and then says that all is gone.
-struct Away(NodeId, u32);
+/// A node that does not answer so many times, and then says that all is gone, or why what is there is not ours.
+struct Away(NodeId, u32, Option<&'static str>);
 
 impl Away {
     fn answer<T>(&mut self, answer: T) -> Result<T, RemoteError> {
+        let (node, action) = (self.0.clone(), "list its processes".to_owned());
         if self.1 == 0 {
-            return Ok(answer);
+            return self.2.map_or(Ok(answer), |why| Err(RemoteError::NotOurs { node, why: why.to_owned() }));
         }
         self.1 -= 1;
-        let (node, action) = (self.0.clone(), "list its processes".to_owned());
         Err(RemoteError::Silent { node, action, after: Duration::from_secs(20) })
     }
 }
@@ -454,13 +454,26 @@ impl Transport for Away {
 }
 
 #[test]
+fn a_node_that_answers_again_is_not_called_silent() {
+    let leader = Leader::start(IDLE);
+    let node = NodeId::new("ml-64-001").unwrap();
+    let target = NodeKill { node: node.clone(), ..leader.target() };
+    let mut away: Vec<Box<dyn Transport>> = vec![Box::new(Away(node, 1, Some("the machine was started anew")))];
+    let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
+    let report = execute_kill(&leader.plan(KillHow::Kill, target), &mut away, &patience, &mut |_| {});
+    assert!(report.unseen().is_empty(), "{report:?}");
+    let failure = report.failure(RUN).unwrap();
+    assert!(failure.why.contains("the machine was started anew"), "{failure}");
+}
+
+#[test]
 fn nodes_that_do_not_answer_are_all_named_and_asked_again_until_they_do() {
     let leader = Leader::start(IDLE);
     let names = ["ml-64-001", "ml-64-002", "ml-64-003"].map(|name| NodeId::new(name).unwrap());
     let mut plan = leader.plan(KillHow::Kill, leader.target());
     plan.nodes = names.iter().map(|node| NodeKill { node: node.clone(), ..leader.target() }).collect();
     // A phase asks once each: the second needs one more round, the third two.
-    let away = [0, 3, 5].into_iter().zip(&names).map(|(times, node)| Box::new(Away(node.clone(), times)));
+    let away = [0, 3, 5].into_iter().zip(&names).map(|(times, node)| Box::new(Away(node.clone(), times, None)));
     let mut away: Vec<Box<dyn Transport>> = away.map(|away| away as Box<dyn Transport>).collect();
     let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
     let mut report = execute_kill(&plan, &mut away, &patience, &mut |_| {});
