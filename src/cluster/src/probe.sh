@@ -23,10 +23,10 @@ frame() {
             listed=$(timeout -k 2 20 nvidia-smi "$apps" "$format" 2>&1)
             printf '#apps\n%s\n\n#exit %s\n' "$listed" $?
             processes
-            # Errors stay in the kernel's log: once a minute is soon enough.
-            [ $((number % 12)) != 1 ] || xids
             ;;
     esac
+    # Where there is no nvidia-smi, no driver says anything.
+    [ $status = 127 ] || xids
     read -r up _ </proc/uptime
     echo "#end $number $up"
 }
@@ -45,7 +45,9 @@ END
     grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'
 }
 # Both say for how long the node had been up when something happened. On many nodes, users may read neither.
+# Errors stay in the kernel's log: once a minute is soon enough.
 xids() {
+    [ $((number % 12)) = 1 ] || return 0
     echo '#xids'
     { dmesg 2>/dev/null || timeout -k 1 5 journalctl -k -b -o short-monotonic --no-pager 2>/dev/null || echo denied; } |
         grep -aE 'NVRM: Xid|^denied' | tail -n 50
@@ -67,7 +69,8 @@ frames() {
             asking=$!
         elif [ $((${up%.*} - began)) -gt "$hung" ]; then
             begin
-            printf '%s\n#gpus\n\n#exit 124\n#end %s %s\n' "$(host)" $number "$up" || exit
+            # Why it hangs, that log may tell.
+            printf '%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$(host)" "$(xids)" $number "$up" || exit
         fi
         sleep "$first"
         first=$every

@@ -113,12 +113,15 @@ fn a_frame_that_hangs_is_waited_for() {
 /// Runs the script with these in place of programs, and returns its frames until there are enough.
 fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
     use std::io::Read;
-    use std::os::unix::fs::PermissionsExt;
     let bin = tempfile::tempdir().unwrap();
     for (name, text) in programs {
-        let path = bin.path().join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: one that another test starts meanwhile would hold a file open that this one writes,
+        // and what is open for writing cannot be executed.
+        let write = std::process::Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
+            .args([bin.path().join(name).as_os_str(), text.as_ref()])
+            .status();
+        assert!(write.unwrap().success());
     }
     let pace = Pace { hung_s: 1, ..Pace::every_s(0.05) };
     let mut child = std::process::Command::new("sh")
@@ -174,6 +177,16 @@ fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
     let refused = [smi, ("dmesg", "exit 1"), ("journalctl", "exit 1")];
     let frame = &made_with(&refused, |frames| !frames.is_empty())[0];
     assert!(frame.xids.is_empty() && frame.xids_denied, "{frame:?}");
+}
+
+#[test]
+fn errors_in_the_kernels_log_are_told_while_an_nvidia_smi_hangs() {
+    let stuck = ("timeout", "while [ -e $BIN/timeout ]; do sleep 0.05; done");
+    let log = ("dmesg", "echo '[ 1.500000] NVRM: Xid (PCI:0000:19:00): 79, pid=1'");
+    let frames = made_with(&[stuck, log], |frames| frames.iter().any(|frame| !frame.xids.is_empty()));
+    let frame = frames.iter().find(|frame| !frame.xids.is_empty()).unwrap();
+    assert_eq!((frame.xids[0].xid.number, &frame.troubles[..]), (79, &[SmiTrouble::TimedOut][..]), "{frame:?}");
+    assert!(frames.iter().filter(|frame| !frame.xids.is_empty()).count() * 12 <= frames.len(), "{frames:?}");
 }
 
 #[test]
