@@ -405,12 +405,8 @@ impl Desk {
         if !plan.is_command() {
             crate::checks::dataset(&plan.run.recipe()?)?;
         }
-        let mut logins = plan.attempt.logins.clone();
-        // Whether the attempt before has ended is asked once more, also of nodes that the next one leaves out.
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
-        logins.extend(last.into_iter().flat_map(|last| last.logins));
-        logins.sort();
-        logins.dedup_by(|a, b| a.node == b.node);
+        let logins = with_those_left_out(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
         remote::execute_launch(plan, &mut self.transports(&logins)?, progress)
     }
 
@@ -705,6 +701,13 @@ pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
     format!("stacks of {processes} are in {folder}{without}")
 }
 
+/// The logins of an attempt, and those of the attempt before to nodes that this one leaves out: whether it has ended there is
+/// asked once more.
+fn with_those_left_out(logins: &[Login], before: Vec<Login>) -> Vec<Login> {
+    let is_left_out = |old: &Login| logins.iter().all(|login| login.node != old.node);
+    logins.iter().cloned().chain(before.into_iter().filter(is_left_out)).collect()
+}
+
 /// This program's file, which the scripts of Slurm jobs call.
 fn own_file() -> Result<Utf8PathBuf, Failure> {
     let path = std::env::current_exe().map_err(|error| error.to_string());
@@ -726,4 +729,21 @@ fn git_commit(folder: &Utf8Path) -> Option<String> {
     }
     let packed = std::fs::read_to_string(git.join("packed-refs")).ok()?;
     packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_of_the_attempt_before_is_logged_in_to_as_this_one_says() {
+        let login = |node, user: Option<&str>| Login {
+            node: NodeId::new(node).unwrap(),
+            user: user.map(ToOwned::to_owned),
+            port: None,
+        };
+        let before = vec![login("ml-1", None), login("ml-2", None)];
+        let ways = with_those_left_out(&[login("ml-1", Some("ada"))], before);
+        assert_eq!(ways, [login("ml-1", Some("ada")), login("ml-2", None)]);
+    }
 }
