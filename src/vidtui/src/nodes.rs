@@ -138,15 +138,18 @@ fn with_logins(place: Place) -> Vec<(Listed, Login)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn while_an_nvidia_smi_hangs_no_other_is_started() {
         let bin = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
-            let path = bin.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // Written by another process: one that another test starts meanwhile would hold a file open that this one writes,
+            // and what is open for writing cannot be executed.
+            let write = std::process::Command::new("sh")
+                .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
+                .args([bin.path().join(name).as_os_str(), text.as_ref()])
+                .status();
+            assert!(write.unwrap().success());
         };
         let asked = |seen: &str| {
             write("ps", &format!("printf '{seen}'"));
