@@ -111,7 +111,8 @@ fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
         console.resize(size).press("?\x1b");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    console.resize((80, 24)).shows(&["No runs yet"]);
+    // The last tab has no room in 40 columns.
+    console.resize((80, 24)).shows(&["4 Convert", "No runs yet"]);
 }
 
 #[test]

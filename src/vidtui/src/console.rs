@@ -17,7 +17,7 @@ use crate::watches::{Stop, Watcher};
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rundir::Failure;
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -109,7 +109,6 @@ pub fn replay(
     let (width, height) = screen.size().map_err(cannot_open)?;
     let model = Model::new(header.setup(Size { width, height }));
     read_keys(queue.clone(), |event| match event {
-        Event::Resize(width, height) => Some(Item::Msg(Msg::Resize(Size { width, height }))),
         Event::Key(key) if matches!(key.code, KeyCode::Char('q' | 'c') | KeyCode::Esc) => Some(Item::Gone),
         _ => None,
     });
@@ -175,6 +174,7 @@ impl Console {
                         screen.retake().map_err(cannot_draw)?;
                         self.redraw_all(screen)?;
                     }
+                    Item::Signal(SIGWINCH) => self.redraw_all(screen)?,
                     Item::Signal(signal) => return Ok(End::Signal(signal)),
                     Item::Gone => return Ok(End::Gone),
                 }
@@ -239,11 +239,11 @@ impl Console {
 /// Turns signals into items of the queue. One that is to end the program is obeyed here when the loop does not: it has
 /// ended, or this is the second time of asking.
 fn watch_signals(queue: Arc<Queue<Item>>) -> io::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGCONT])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGCONT, SIGWINCH])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         let mut asked_to_end = false;
         for signal in signals.forever() {
-            let ends = signal != SIGCONT;
+            let ends = !matches!(signal, SIGCONT | SIGWINCH);
             let heard = queue.push_urgent(Item::Signal(signal)).is_ok();
             if ends && (asked_to_end || !heard) {
                 terminal::restore();
@@ -284,10 +284,10 @@ fn read_keys(queue: Arc<Queue<Item>>, item_of: fn(Event) -> Option<Item>) {
     });
 }
 
-/// The message that a terminal event stands for; keys that the console does not know are dropped.
+/// The message that a terminal event stands for; keys that the console does not know are dropped. That the size has changed,
+/// a signal says: when a key comes with it, crossterm may keep it for itself.
 fn message_of(event: Event) -> Option<Msg> {
     match event {
-        Event::Resize(width, height) => Some(Msg::Resize(Size { width, height })),
         Event::Paste(text) => Some(Msg::Paste(text)),
         Event::Key(key) if key.kind != KeyEventKind::Release => {
             let code = match key.code {
