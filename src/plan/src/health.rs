@@ -72,6 +72,7 @@ pub enum Rule {
     LossSpike,
     DiskFilling,
     CheckpointFailed,
+    CheckpointDamaged,
     CheckpointStale,
     Straggler,
     Throttled,

@@ -96,6 +96,8 @@ pub struct RunFacts {
     pub exits: Vec<ExitFile>,
     /// The last thing that happened.
     pub last_event: Option<Event>,
+    /// The step that its newest attempt said it goes on from, which is not the planned one where that was damaged.
+    pub resumed_from: Option<u64>,
     /// The steps of the recipe.
     pub steps_total: u64,
     /// Whether a program of the user's own trains.
@@ -169,6 +171,7 @@ impl RunFacts {
             EventKind::EvaluationStarted => self.evaluating_since = Some(event.t),
             EventKind::EvaluationEnded => self.evaluating_since = None,
             EventKind::Stopping { .. } => self.stopping = true,
+            EventKind::Resumed { from_step, .. } => self.resumed_from = Some(from_step),
             _ => {}
         }
         if self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
@@ -189,6 +192,11 @@ impl RunFacts {
         if self.evaluating_since.is_some_and(|since| since < sample.t) {
             self.evaluating_since = None;
         }
+    }
+
+    /// The steps done when its newest attempt began: what it said itself, else what was planned.
+    pub fn start_step(&self) -> u64 {
+        self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)
     }
 
     /// How long it may say nothing before that is alarming, in seconds.

@@ -40,13 +40,12 @@ impl RunSummary {
         let recent = &facts.newest.metrics;
         let state = derive(facts, now);
         let last = recent.last().cloned();
-        let start_step = facts.attempt.as_ref().map_or(0, |a| a.start_step);
         let current = last.as_ref().filter(|l| facts.attempt.as_ref().is_none_or(|a| a.number == l.attempt));
         let step = match current {
             Some(last) => last.step,
             // It ended without an error: whatever it did, it did all of it.
             None if facts.is_stepless && state == RunState::Finished => facts.steps_total,
-            None => start_step,
+            None => facts.start_step(),
         };
         let working = matches!(state, RunState::Running | RunState::Saving);
         let eta_s =

@@ -35,6 +35,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
         loss_spike,
         disk,
         checkpoint_failed,
+        checkpoint_damaged,
         checkpoint_stale,
         straggler,
     ];
@@ -208,6 +209,18 @@ fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::CheckpointFailed, Urgency::Act, Subject::Run, saw, failure.fix.clone()).since(t))
 }
 
+/// The attempt began before the checkpoint that it was to go on from.
+fn checkpoint_damaged(evidence: &Evidence<'_>) -> Option<Finding> {
+    let damaged = |event: &'_ Event| match &event.kind {
+        EventKind::CheckpointDamaged { step, why, back_to } => Some((event.t, *step, why.clone(), *back_to)),
+        _ => None,
+    };
+    let (t, step, why, back_to) = events(evidence).find_map(damaged)?;
+    let saw = format!("the checkpoint of step {step} is damaged: it went on from step {back_to} ({why})");
+    let fix = "look at the disk that holds its checkpoints; nothing but the steps between is lost";
+    Some(Finding::new(Rule::CheckpointDamaged, Urgency::Look, Subject::Run, saw, fix).since(t))
+}
+
 fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
     let facts = evidence.facts;
     if let Some(since_s) = facts.checkpointing_since {
@@ -226,7 +239,7 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let interval = evidence.checkpoint_interval;
     let (step, _) = facts.last_metric?;
-    let start = facts.attempt.as_ref().map_or(0, |attempt| attempt.start_step);
+    let start = facts.start_step();
     let saved = evidence.checkpoint.map_or(start, |checkpoint| checkpoint.step.max(start));
     let behind = step.saturating_sub(saved);
     if interval == 0 || behind <= STALE_INTERVALS * interval {

@@ -1,7 +1,7 @@
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::{Frame, HostSample};
 use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
-use rundir::{EventKind, Failure, History, Liveness, Load, derive};
+use rundir::{EventKind, Failure, History, Liveness, Load, RunId, derive};
 
 use super::*;
 use crate::fixtures;
@@ -352,6 +352,11 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
         let event = Event::new(case.now_s() - 20.0, 1, Some(40), EventKind::CheckpointFailed { failure });
         case.events.push(event);
     });
+    add("damaged checkpoint", &|case| {
+        let why = "checkpoint file rank-00001.safetensors is damaged: its checksum is 1, its manifest says 2".into();
+        let kind = EventKind::CheckpointDamaged { step: 40, why, back_to: 20 };
+        case.events.push(Event::new(case.now_s() - 90.0, 1, Some(20), kind));
+    });
     add("stale checkpoint", &|case| case.facts.last_metric = Some((110, case.now_s())));
     add("long checkpoint", &|case| {
         case.state = RunState::Saving;
@@ -442,6 +447,21 @@ fn what_is_over_and_comes_again_is_new() {
     assert_eq!(since(&[Rule::DiskFilling, Rule::ClockSkew], 20.0), [10.0, 20.0]);
     assert_eq!(since(&[Rule::ClockSkew], 30.0), [20.0]);
     assert_eq!(since(&[Rule::DiskFilling], 40.0), [40.0]);
+}
+
+#[test]
+fn a_checkpoint_is_late_by_the_steps_since_the_one_that_the_attempt_went_on_from() {
+    let mut case = Case::new();
+    let attempt = case.facts.attempt.as_mut().unwrap();
+    attempt.start_step = 200;
+    let number = attempt.number;
+    case.facts.last_metric = Some((250, case.now_s()));
+    assert_eq!(case.found(), Vec::<String>::new());
+    let of_run = RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
+    let event = Event::new(case.now_s() - 90.0, number, Some(160), EventKind::Resumed { from_step: 160, of_run });
+    case.facts.see_event(&event);
+    let found = case.found().join("\n");
+    assert!(found.contains("CheckpointStale") && found.contains("90 steps"), "{found}");
 }
 
 #[test]
