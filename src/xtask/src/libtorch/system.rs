@@ -80,7 +80,7 @@ pub fn require(needs: &[&[Need]]) -> Result<()> {
         let why = format!("apt-get installed {}, and that is still not on PATH", packages(&missing));
         Failure::new(format!("cannot go on without {}", names(&missing)), why, "put it on PATH")
     });
-    if missing.iter().any(|need| need.lost.is_none()) {
+    if !required(&missing).is_empty() {
         return Err(failure);
     }
     println!("{failure}");
@@ -113,8 +113,23 @@ fn install(missing: &[&Need]) -> Result<()> {
     };
     // A fresh container has no package lists, an old one has stale ones.
     apt(&["update", "-q"])?;
-    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    apt(&[&["install", "-y", "-q", "--no-install-recommends"], &packages[..]].concat())
+    let get = |needs: &[&Need]| {
+        let packages: Vec<&str> = needs.iter().map(|need| need.package).collect();
+        apt(&[&["install", "-y", "-q", "--no-install-recommends"], &packages[..]].concat())
+    };
+    let tried = get(missing);
+    let required = required(missing);
+    if tried.is_err() && !required.is_empty() && required.len() < missing.len() {
+        // A package that cannot be had keeps apt-get from all the others; what came of this is seen by looking again.
+        println!("trying again with what cannot be done without: {}", names(&required));
+        let _ = get(&required);
+    }
+    tried
+}
+
+/// Those that cannot be done without.
+fn required<'a>(needs: &[&'a Need]) -> Vec<&'a Need> {
+    needs.iter().copied().filter(|need| need.lost.is_none()).collect()
 }
 
 fn missing<'a>(needs: &[&'a [Need]]) -> Vec<&'a Need> {
@@ -142,6 +157,7 @@ mod tests {
         let missing = missing(&[THERE, NOT, SPARED]);
         assert_eq!(names(&missing), "a dream, a wish, a bird");
         assert_eq!(packages(&missing), "dream wish bird");
+        assert_eq!(packages(&required(&missing)), "dream wish");
         assert!(self::missing(&[THERE, THERE]).is_empty());
     }
 }
