@@ -3,6 +3,9 @@
 //! DPM++ 2M SDE for the schedule with zero terminal SNR, as ttt-video-dit samples (`cogvideo/utils.py`, its `VPSDEDPMPP2M`;
 //! Lu et al. 2022, "DPM-Solver++", 2M in its stochastic form). Nothing here is random or knows a network: noise and
 //! predictions come from the caller.
+//!
+//! It is there to see what a network has learned, in evaluations; training does not use it. Tests hold it to a walk recorded
+//! from the reference, step by step.
 
 use crate::diffusion::{Schedule, TIMESTEPS};
 use std::f64::consts::PI;
@@ -46,8 +49,12 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Spreads the steps over the timesteps of training; at least two, since the first has no signal.
+    /// Spreads the steps over the timesteps of training.
+    ///
+    /// # Panics
+    /// With fewer than two steps: the first has no signal, and the last gives the sample.
     pub fn new(steps: usize, guidance: Guidance) -> Self {
+        assert!(steps >= 2, "sampling takes at least 2 steps, not {steps}");
         let last = (TIMESTEPS - 1) as f64;
         let timesteps: Vec<i64> =
             (0..steps).map(|i| (last * (steps - i) as f64 / steps as f64).floor() as i64).collect();
