@@ -154,7 +154,8 @@ impl Checkpoint {
     /// Sizes are checked, checksums are not: that is [`Checkpoint::verify_checksums`], which reads everything.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format.
+    /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format, and
+    /// [`Error::Io`] when the file system did not answer, which says nothing about the checkpoint.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
         let manifest = match Manifest::read(dir) {
@@ -180,7 +181,7 @@ impl Checkpoint {
             return Err(incomplete("its manifest does not list state.toml".into()));
         }
         for file in &manifest.files {
-            check_file(dir, file).map_err(incomplete)?;
+            check_file(dir, file)?;
         }
         manifest.check_slices().map_err(incomplete)?;
         let bytes = manifest.files.iter().map(|f| f.bytes).sum();
@@ -241,17 +242,21 @@ fn shown(within: &TensorBox) -> String {
     ranges.collect::<Vec<_>>().join(" × ")
 }
 
-fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), String> {
+fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
     let name = &file.name;
+    let incomplete = |why: String| Err(Error::Incomplete { dir: dir.to_owned(), why });
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
-        return Err(format!("its manifest names a file outside of it: '{name}'"));
+        return incomplete(format!("its manifest names a file outside of it: '{name}'"));
     }
-    match fs::metadata(dir.join(name)) {
-        Ok(meta) if !meta.is_file() => Err(format!("{name} is not a file")),
-        Ok(meta) if meta.len() != file.bytes => Err(format!("{name} has {} of {} bytes", meta.len(), file.bytes)),
+    let path = dir.join(name);
+    match fs::metadata(&path) {
+        Ok(meta) if !meta.is_file() => incomplete(format!("{name} is not a file")),
+        Ok(meta) if meta.len() != file.bytes => {
+            incomplete(format!("{name} has {} of {} bytes", meta.len(), file.bytes))
+        }
         Ok(_) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(format!("{name} is missing")),
-        Err(e) => Err(format!("{name}: {e}")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => incomplete(format!("{name} is missing")),
+        Err(e) => Err(Error::io("look at", &path, e)),
     }
 }
 
@@ -423,6 +428,17 @@ mod tests {
         fs::remove_file(run.step_dir(40).join("manifest.toml")).unwrap();
         assert_eq!(why(&run, 40), "it has no manifest.toml: saving it did not end");
         assert_eq!(why(&run, 41), "it has no manifest.toml: saving it did not end");
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_answer_is_no_damage() {
+        let (_keep, run) = temp();
+        save(&run, 40, 1);
+        let file = run.step_dir(40).join("rank-00001.safetensors");
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
+        assert!(matches!(&error, Error::Io { action: "look at", path, .. } if *path == file), "{error}");
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub use id::RunId;
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{
-    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_without, to_prune,
+    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_before, to_prune,
 };
 pub use metrics::MetricSample;
 pub use moments::{Moment, Moments, Spread};

@@ -126,14 +126,18 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
 /// If a person went back with `resume --step`, checkpoints of earlier attempts beyond that step belong to the line that
 /// was left, and are passed over as long as there is another.
 pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
-    latest_without(run, &[])
+    latest_of(run, |_| true)
 }
 
-/// As [`latest`], of those that are not of `damaged` steps: what is damaged is known before it can be marked, and where it
-/// cannot be marked.
-pub fn latest_without(run: &RunDir, damaged: &[u64]) -> Option<CheckpointSummary> {
+/// As [`latest`], of those before a step that is damaged: what is damaged is known before it can be marked, and where it
+/// cannot be marked; and going back never leads ahead.
+pub fn latest_before(run: &RunDir, damaged: u64) -> Option<CheckpointSummary> {
+    latest_of(run, |step| step < damaged)
+}
+
+fn latest_of(run: &RunDir, wanted: impl Fn(u64) -> bool) -> Option<CheckpointSummary> {
     let mut complete: Vec<_> = checkpoints(run).ok()?.iter().filter_map(|e| e.complete().cloned()).collect();
-    complete.retain(|checkpoint| !damaged.contains(&checkpoint.step));
+    complete.retain(|checkpoint| wanted(checkpoint.step));
     let numbers = run.attempt_numbers().unwrap_or_default();
     let starts: Vec<(u32, u64)> =
         numbers.into_iter().filter_map(|n| Some((n, run.read_attempt(n).ok()?.start_step))).collect();
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_damaged_one_the_newest_is_the_one_before_it_on_the_same_line() {
+    fn before_a_damaged_one_is_the_newest_on_the_same_line_and_never_one_ahead() {
         let (_keep, run) = temp();
         for step in [10, 20, 40] {
             save(&run, step, 1);
@@ -233,9 +237,10 @@ mod tests {
         save(&run, 30, 2);
         write_attempt(&run, 2, 20);
         write_attempt(&run, 3, 30);
-        let step = |damaged: &[u64]| latest_without(&run, damaged).map(|c| c.step);
-        assert_eq!((step(&[]), step(&[30]), step(&[20, 30])), (Some(30), Some(20), Some(10)));
-        assert_eq!(step(&[10, 20, 30, 40]), None);
+        assert_eq!(latest(&run).unwrap().step, 30);
+        let before = |damaged| latest_before(&run, damaged).map(|c| c.step);
+        // 40 is of the line that was left.
+        assert_eq!((before(30), before(20), before(10)), (Some(20), Some(10), None));
     }
 
     #[test]

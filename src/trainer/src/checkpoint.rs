@@ -4,7 +4,7 @@
 //! where. Loading asks the manifest for the pieces that this rank owns now, so any mesh reads what any other wrote.
 
 use crate::data::kind;
-use crate::exchange::agree;
+use crate::exchange::{agree, agree_on};
 use crate::fault;
 use crate::optim::{Moment, Moments};
 use c10d::Group;
@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use weights::{Header, read_range};
 
@@ -115,7 +116,9 @@ impl Spare {
     /// Waits for what is being made.
     fn get(&mut self) -> c10d::Result<&mut VecDeque<Tensor>> {
         if let Some(making) = self.making.take() {
-            self.ready = making.join().expect("making memory does not panic")?;
+            let panicked =
+                |_| Err(c10d::Error::Torch { doing: "get memory for saving".into(), why: "it panicked".into() });
+            self.ready = making.join().unwrap_or_else(panicked)?;
         }
         Ok(&mut self.ready)
     }
@@ -135,11 +138,17 @@ fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
     if values.device() != Device::Cpu {
         return cuda::pinned(values);
     }
-    let memory = values.empty_like();
-    // The system gives a page when it is first written to. Few at a time, which libtorch does without helpers: they would
-    // take the cores that train.
-    memory.split(16 * 1024, 0).into_iter().for_each(|mut part| drop(part.zero_()));
-    Ok(memory)
+    let make = || {
+        let memory = values.f_empty_like()?;
+        // The system gives a page when it is first written to. Few at a time, which libtorch does without helpers: they
+        // would take the cores that train.
+        memory.f_split(16 * 1024, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
+        Ok(memory)
+    };
+    make().map_err(|error: tch::TchError| c10d::Error::Torch {
+        doing: format!("get memory for {:?}", values.size()),
+        why: error.to_string(),
+    })
 }
 
 /// Copies a tensor to the next memory: tensors come in the same order every time.
@@ -147,14 +156,12 @@ fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
 /// What is on a GPU is on its way when this returns.
 fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> {
     let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-    let memory = memory.pop_front().filter(fits);
-    if values.device() != Device::Cpu {
-        let to = memory.map_or_else(|| memory_like(values), Ok)?;
+    let mut to = memory.pop_front().filter(fits).map_or_else(|| memory_like(values), Ok)?;
+    if values.device() == Device::Cpu {
+        tch::no_grad(|| to.copy_(values));
+    } else {
         cuda::copy(&to, values)?;
-        return Ok(to);
     }
-    let Some(mut to) = memory else { return Ok(values.copy()) };
-    tch::no_grad(|| to.copy_(values));
     Ok(to)
 }
 
@@ -325,14 +332,46 @@ pub enum Found<T> {
     Damaged(Failure),
 }
 
+/// How long a rank looks for a checkpoint that rank 0 sees: what a shared file system shows may lag behind on other nodes.
+const LAG: Duration = Duration::from_secs(5);
+
+/// Opens a checkpoint on every rank. What rank 0 sees counts: of what another alone does not see, nothing is damaged.
+/// A collective.
+fn open(world: &Group, dir: &Utf8Path) -> Result<Found<Checkpoint>, Failure> {
+    let rank = world.rank();
+    let first = (rank == 0).then(|| Checkpoint::open(dir)).transpose();
+    let first = match on_every_rank(world, first)? {
+        Found::Whole(checkpoint) => checkpoint,
+        Found::Damaged(damage) => return Ok(Found::Damaged(damage)),
+    };
+    let seen = first.map_or_else(|| see(dir, rank), Ok);
+    agree_on(world, seen).map(Found::Whole)
+}
+
+/// Opens a checkpoint that rank 0 has opened.
+fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
+    let began = Instant::now();
+    loop {
+        match Checkpoint::open(dir) {
+            Ok(checkpoint) => return Ok(checkpoint),
+            Err(_) if began.elapsed() < LAG => std::thread::sleep(LAG / 50),
+            Err(error) => {
+                let Failure { why, .. } = error.into();
+                let fix = format!("look at {dir} and its disk on the node of rank {rank}, then resume again");
+                return Err(Failure::new(format!("rank {rank} cannot see {dir}, which rank 0 sees"), why, fix));
+            }
+        }
+    }
+}
+
 /// Fills this rank's shards from the checkpoint in a folder. A collective.
 ///
 /// # Errors
-/// When a file cannot be read, or the checkpoint lacks a tensor or has it in another shape.
+/// When a file cannot be read, this rank does not see what rank 0 sees, or the checkpoint lacks a tensor or has it in another shape.
 pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
-    let checkpoint = match on_every_rank(world, Checkpoint::open(dir))? {
+    let checkpoint = match open(world, dir)? {
         Found::Whole(checkpoint) => checkpoint,
         damaged @ Found::Damaged(_) => return Ok(damaged),
     };

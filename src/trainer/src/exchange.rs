@@ -42,3 +42,16 @@ pub fn agree<T: Serialize + DeserializeOwned>(group: &Group, mine: Result<T, Fai
     let all = all_gather(group, &mine).map_err(crate::rank::peer_lost)?;
     all.into_iter().collect()
 }
+
+/// This rank's value when every rank has one, else the first failure of any. A collective.
+///
+/// # Errors
+/// As [`agree`].
+pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure> {
+    let (value, told) = match mine {
+        Ok(value) => (Some(value), Ok(())),
+        Err(failure) => (None, Err(failure)),
+    };
+    agree(group, told)?;
+    Ok(value.expect("all ranks agreed, so this one has a value"))
+}

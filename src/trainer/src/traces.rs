@@ -31,6 +31,9 @@ use weights::Header;
 /// What a process that is one rank is told: the folder with its runs, and its number.
 const RANK: &str = "VIDTUI_TRACES_RANK";
 
+/// What a rank says of a run once it has compared it, before how far off it was.
+const COMPARED: &str = "worst loss";
+
 /// How long ranks wait for each other on a machine that has other things to do.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -271,11 +274,11 @@ fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f
     }
     match distance {
         Some(distance) => {
-            println!("{what}: worst loss {worst:e}, final weights {distance:e}");
+            println!("{what}: {COMPARED} {worst:e}, final weights {distance:e}");
             assert!(distance < 1e-3, "{what}: final weights are off by {distance:e}");
         }
         None => {
-            println!("{what}: worst loss {worst:e}");
+            println!("{what}: {COMPARED} {worst:e}");
             println!("left out: {} has no param.final.*", what.path);
         }
     }
@@ -327,6 +330,13 @@ fn run_in_processes(runs: &[Again]) {
     let failed = ranks.iter().zip(done).filter(|(_, done)| !done).map(|(rank, _)| log(rank));
     let failed = failed.collect::<Vec<_>>().join("\n");
     assert!(failed.is_empty(), "{failed}");
+    // A test program that finds no test of the name ends well, too.
+    for rank in &ranks {
+        let said = log(rank);
+        for what in runs {
+            assert!(said.contains(&format!("{what}: {COMPARED}")), "{what} was not compared: {said}");
+        }
+    }
 }
 
 #[test]

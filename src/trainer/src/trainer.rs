@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{self, Found, Restore, Saved, Sharded, Spare, Writing};
 use crate::data::Data;
-use crate::exchange::agree;
+use crate::exchange::{agree, agree_on};
 use crate::init;
 use crate::log::{RunLog, now_s};
 use crate::optim::Moments;
@@ -11,7 +11,7 @@ use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::spikes::Spikes;
 use crate::step::{Outcome, Step, compute_kind};
-use crate::wishes::{Deadline, Why, Wishes};
+use crate::wishes::{Deadline, Why, Wishes, save_s_after};
 use camino::Utf8Path;
 use dist::fsdp::Fsdp;
 use dist::mesh::MeshGroups;
@@ -92,9 +92,9 @@ impl Trainer {
         recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
         let signals = Signals::watch()
             .map_err(|e| Failure::new("cannot watch for signals", e.to_string(), "check the limits of this node"))?;
-        let data = agree_on(&groups, Data::open(&recipe))?;
+        let data = agree_on(&groups.world, Data::open(&recipe))?;
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
-        let log = agree_on(&groups, log.transpose())?;
+        let log = agree_on(&groups.world, log.transpose())?;
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
         let progress = Progress {
@@ -110,7 +110,8 @@ impl Trainer {
         let forward_flops = recipe.cost().forward_flops;
         let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
         // Rank 0 alone looks at the clock.
-        let measured_s = log.as_ref().and_then(|_| last_save_s(&run));
+        let measured_s =
+            log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
         let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
         let deadline = Deadline::new(recipe.run.time_limit, save_s);
         let mut trainer = Trainer {
@@ -158,7 +159,7 @@ impl Trainer {
             StartFrom::Checkpoint { run, step } => {
                 let (state, mesh) = self.restore(&run, step)?;
                 let checked = self.check_data(&state);
-                agree_on(self.fsdp.groups(), checked)?;
+                agree_on(&self.fsdp.groups().world, checked)?;
                 self.progress.samples = state.samples_seen;
                 self.progress.seed = state.seed;
                 self.event(EventKind::Resumed { from_step: state.step, of_run: run });
@@ -192,18 +193,15 @@ impl Trainer {
     fn restore(&mut self, run: &RunId, step: u64) -> Result<(TrainState, Mesh), Failure> {
         let root = self.run.root.parent().unwrap_or(Utf8Path::new("."));
         let dir = if *run == self.id { self.run.clone() } else { RunDir::of(root, run) };
-        let (mut step, mut damaged) = (step, Vec::new());
+        let mut step = step;
         let checkpoint = loop {
             match self.load(&dir.step_dir(step), Restore::Everything)? {
                 Found::Whole(checkpoint) => break checkpoint,
                 Found::Damaged(damage) if *run != self.id || self.attempt.asked_step.is_some() => return Err(damage),
-                Found::Damaged(damage) => {
-                    damaged.push(step);
-                    step = self.go_back(&damaged, damage)?;
-                }
+                Found::Damaged(damage) => step = self.go_back(step, damage)?,
             }
         };
-        let state = agree_on(self.fsdp.groups(), checkpoint.state().map_err(Failure::from))?;
+        let state = agree_on(&self.fsdp.groups().world, checkpoint.state().map_err(Failure::from))?;
         self.moments.steps = state.adam_step;
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
@@ -211,12 +209,12 @@ impl Trainer {
         Ok((state, checkpoint.manifest.mesh))
     }
 
-    /// The step before the last of these damaged ones, which every rank takes then. A collective.
-    fn go_back(&mut self, damaged: &[u64], damage: Failure) -> Result<u64, Failure> {
+    /// The step of the checkpoint before a damaged one, which every rank takes then. A collective.
+    fn go_back(&mut self, step: u64, damage: Failure) -> Result<u64, Failure> {
         // One rank looks: what a shared file system shows may lag behind on other nodes.
-        let newest = self.log.as_ref().and_then(|_| rundir::latest_without(&self.run, damaged));
+        let newest = self.log.as_ref().and_then(|_| rundir::latest_before(&self.run, step));
         let told = agree(&self.fsdp.groups().world, Ok(newest.map(|checkpoint| checkpoint.step)))?;
-        let (Some(&step), Some(&Some(back_to))) = (damaged.last(), told.first()) else { return Err(damage) };
+        let Some(&Some(back_to)) = told.first() else { return Err(damage) };
         let why = format!("{}: {}", damage.what, damage.why);
         self.event_at(back_to, EventKind::CheckpointDamaged { step, why, back_to });
         Ok(back_to)
@@ -516,19 +514,9 @@ impl Trainer {
     }
 }
 
-/// Seconds that the last save of an earlier attempt took.
-fn last_save_s(run: &RunDir) -> Option<f64> {
+/// Seconds that each save of earlier attempts took.
+fn saves_s(run: &RunDir) -> Vec<f64> {
     let saved =
         |event: &Event| if let EventKind::CheckpointSaved { seconds, .. } = event.kind { Some(seconds) } else { None };
-    rundir::read_events(run).ok()?.iter().rev().find_map(saved)
-}
-
-/// This rank's value when every rank has one, else the first failure of any. A collective.
-fn agree_on<T>(groups: &MeshGroups, mine: Result<T, Failure>) -> Result<T, Failure> {
-    let (value, told) = match mine {
-        Ok(value) => (Some(value), Ok(())),
-        Err(failure) => (None, Err(failure)),
-    };
-    agree(&groups.world, told)?;
-    Ok(value.expect("all ranks agreed, so this one has a value"))
+    rundir::read_events(run).unwrap_or_default().iter().filter_map(saved).collect()
 }

@@ -103,6 +103,16 @@ impl Deadline {
     }
 }
 
+/// Seconds to expect of the first save of an attempt, after those of earlier ones, the newest first.
+///
+/// One alone that was slow, as on a network disk that hung, must not take the time of an attempt that trains: beyond a
+/// quarter of the limit it counts only as far as the one before it was slow too.
+pub fn save_s_after(mut earlier: impl Iterator<Item = f64>, limit: TimeLimit) -> Option<f64> {
+    let (newest, before) = (earlier.next()?, earlier.next().unwrap_or(0.0));
+    let most = limit.seconds().map_or(f64::INFINITY, |s| s as f64 / 4.0);
+    Some(newest.min(most.max(before)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +123,16 @@ mod tests {
             assert_eq!(Why::of_number(Why::to_number(why)), why);
         }
         assert!(ALL.is_sorted());
+    }
+
+    #[test]
+    fn one_slow_save_takes_no_more_than_a_quarter_of_the_next_attempt() {
+        let after = |earlier: &[f64], limit: &str| save_s_after(earlier.iter().copied(), limit.parse().unwrap());
+        assert_eq!(after(&[], "10m"), None);
+        assert_eq!(after(&[100.0, 5.0], "10m"), Some(100.0));
+        assert_eq!((after(&[1000.0], "10m"), after(&[1000.0, 5.0, 900.0], "10m")), (Some(150.0), Some(150.0)));
+        assert_eq!(after(&[1000.0, 900.0], "10m"), Some(900.0));
+        assert_eq!(after(&[1000.0, 5.0], "none"), Some(1000.0));
     }
 
     #[test]

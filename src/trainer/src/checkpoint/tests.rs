@@ -77,6 +77,40 @@ fn the_first_save_copies_to_memory_that_was_made_ahead() {
     assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
 }
 
+/// Runs two ranks as threads, and gives what came of each.
+fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
+    let (recipe, limit) = (recipe(2), Duration::from_secs(120));
+    let rank = |rank: usize| {
+        let store = Store::file(folder.join("store").as_std_path(), 2, limit).unwrap();
+        let groups = MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap();
+        go(rank, Rank::new(recipe.clone(), groups, 1.5))
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        [0, 1].map(|number| scope.spawn(move || rank(number))).map(|thread| thread.join().unwrap()).into()
+    })
+}
+
+#[test]
+fn what_one_rank_alone_cannot_see_is_a_failure_and_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Utf8Path::from_path(folder.path()).unwrap();
+    let run = RunDir::new(path.join("run"));
+    // What each rank is told of the same checkpoint, when its node shows it another folder.
+    let told = |dirs: [&Utf8Path; 2]| {
+        on_two_ranks(path, |rank, state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
+    };
+    on_two_ranks(path, |_, rank| rank.save(&run));
+    let (whole, unseen) = (run.step_dir(1), run.step_dir(2));
+    for failure in told([&whole, &unseen]).into_iter().map(Result::unwrap_err) {
+        assert_eq!(failure.what, format!("rank 1 cannot see {unseen}, which rank 0 sees"));
+        assert!(failure.why.contains("manifest.toml"), "{failure}");
+    }
+    for found in told([&unseen, &whole]) {
+        assert!(matches!(found, Ok(Found::Damaged(_))), "{found:?}");
+    }
+}
+
 /// In the environment of the process that loads: the run.
 const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
 
@@ -91,17 +125,7 @@ fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
     let run = RunDir::new(path.join("run"));
-    let (recipe, limit) = (recipe(2), Duration::from_secs(120));
-    std::thread::scope(|scope| {
-        for rank in 0..2 {
-            let (recipe, store, run) = (recipe.clone(), path.join("store"), &run);
-            scope.spawn(move || {
-                let store = Store::file(store.as_std_path(), 2, limit).unwrap();
-                let groups = MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap();
-                Rank::new(recipe, groups, 1.5).save(run);
-            });
-        }
-    });
+    on_two_ranks(&path, |_, rank| rank.save(&run));
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["--exact", "--nocapture", THIS]).env(CHILD, &run.root).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
