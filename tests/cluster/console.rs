@@ -1,9 +1,10 @@
 //! A person at the console, over a run on two nodes.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use rundir::RunDir;
 
 use crate::command::own;
@@ -14,12 +15,65 @@ const STEPS: u64 = 400;
 
 /// Opens the console on the head.
 fn open(place: &Place) -> Pty {
+    open_with(place, &[])
+}
+
+/// The same, with these variables.
+fn open_with(place: &Place, variables: &[(&str, &str)]) -> Pty {
     let hostfile = place.rig.hostfile();
     let mut words = place.rig.prefix();
     words.extend([VIDTUI, "--runs", place.runs.as_str(), "--hostfile", hostfile.as_str()].map(str::to_owned));
     let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
     let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
-    Pty::start((140, 40), &words[0], &args, &[("VIDTUI_TRAIN", place.trainer.as_str())], &root)
+    let variables = [&[("VIDTUI_TRAIN", place.trainer.as_str())], variables].concat();
+    Pty::start((140, 40), &words[0], &args, &variables, &root)
+}
+
+/// The library that makes up the time of a program.
+fn faketime() -> Option<Utf8PathBuf> {
+    let folders = Utf8Path::new("/usr/lib").read_dir_utf8().ok()?.filter_map(|folder| folder.ok());
+    folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
+}
+
+#[test]
+fn a_console_whose_clock_jumps_by_hours_sees_the_run_as_it_is_and_ends_nothing() {
+    let Some(place) = Place::without_trainer(2) else { return };
+    let Some(library) = faketime() else {
+        println!("skipped: there is no faketime to make a clock jump with (Debian: apt-get install faketime)");
+        return;
+    };
+    let recipe = own(&place, 2, STEPS, "sleep 0.5");
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --hostfile {}", place.rig.hostfile()))));
+    place.until_step(&run, 1, 4);
+
+    let clock = place.rig.share().join("clock");
+    fs::write(&clock, "+0").unwrap();
+    let variables = [
+        ("LD_PRELOAD", library.as_str()),
+        ("FAKETIME_TIMESTAMP_FILE", clock.as_str()),
+        ("FAKETIME_NO_CACHE", "1"),
+        // A clock that is set moves neither what has passed since the start nor the times of files.
+        ("DONT_FAKE_MONOTONIC", "1"),
+        ("NO_FAKE_STAT", "1"),
+    ];
+    let now_s = || -> f64 {
+        let output = place.rig.command("date").arg("+%s").envs(variables).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    };
+    let mut console = open_with(&place, &variables);
+    console.shows(&["own", "running"]).press(ENTER).shows(&["Loss", "running"]);
+    let true_s = now_s();
+    for (jump, by_s) in [("+3h", 10_800.0), ("-3h", -10_800.0)] {
+        fs::write(&clock, jump).unwrap();
+        assert!((now_s() - true_s - by_s).abs() < 600.0, "the clock did not jump by {jump}");
+        let seen = samples(&run).len();
+        place.until("it trains on, and its nodes told of themselves", || samples(&run).len() > seen + 24);
+        console.shows(&["running"]).shows_no("stalled").shows_no("crashed").shows_no("lost");
+    }
+    console.press("q");
+    assert_eq!(console.ended(), 0);
+    place.does("kill latest --yes");
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
 }
 
 #[test]

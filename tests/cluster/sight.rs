@@ -98,9 +98,8 @@ fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
     fs::write(&recipe, text).unwrap();
     place.rig.verb("slow node02 500").unwrap();
     let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
-    assert!(place.does("status latest").contains("running"), "{run}");
-    let table = place.does("nodes latest");
-    assert!(table.contains("2 nodes, 2 up"), "{table}");
+    place.until(&format!("{run} runs"), || place.does("status latest").contains("running"));
+    place.until("both nodes are up", || place.does("nodes latest").contains("2 nodes, 2 up"));
     place.does("kill latest --yes");
     assert!(place.rig.nodes().iter().all(|node| place.count_on(node, "sleep 600|vidtui supervise") == 0));
 }

@@ -69,7 +69,8 @@ fn to_node(
     ask(&action, format!("mkdir -p -- {folder} && : >{temp}"), Vec::new())?;
     let mut done = 0;
     for piece in bytes.chunks(PIECE) {
-        ask(&action, format!("cat >>{temp}"), piece.to_vec())?;
+        // Where the disk is full it hears us out: a channel that closes while we write to it may take the session with it.
+        ask(&action, format!("cat >>{temp} || {{ cat >/dev/null; exit 1; }}"), piece.to_vec())?;
         done += piece.len();
         progress(format!("{node}: {} of {} of the trainer", size(done as u64), size(bytes.len() as u64)));
     }

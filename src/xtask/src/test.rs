@@ -9,7 +9,7 @@ use crate::process::{cargo, command, not_started, run as run_command, works};
 use crate::workspace::root;
 
 /// What the tests need besides libtorch.
-pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER];
+pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER, system::CLOCK];
 
 const SEE_ABOVE: &str = "the first failure above says why";
 

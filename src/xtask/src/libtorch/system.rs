@@ -42,6 +42,12 @@ pub const OPENSSL: &[Need] = &[
 pub const DECODER: &[Need] =
     &[Need { lost: Some("tests on the demo's clip"), ..Need::new("ffmpeg", "ffmpeg", &[("ffmpeg", &["-version"])]) }];
 
+/// What the test of a clock that jumps makes it jump with.
+pub const CLOCK: &[Need] = &[Need {
+    lost: Some("test of a clock that jumps"),
+    ..Need::new("faketime", "faketime", &[("faketime", &["--version"])])
+}];
+
 /// What makes the Python environment of the benches.
 pub const VENV: &[Need] = &[Need {
     lost: Some("what runs diffusers"),
