@@ -256,6 +256,8 @@ impl RunUnderTest {
                 .env("MASTER_PORT", "0")
                 .env(supervise::STORE_VARIABLE, &store)
                 .env("RUST_BACKTRACE", "0")
+                // What is freed goes back to the system at once: what is resident is what is held.
+                .env("MALLOC_MMAP_THRESHOLD_", "1048576")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())

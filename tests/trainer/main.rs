@@ -321,7 +321,7 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
 
 /// Foreseen: weights, gradients and moments, from the same formulas as `vidtui check`. Measured: what more of the process is
 /// resident with 6 more blocks of 3 million parameters, so that libtorch and all that does not grow with the model cancel. A
-/// quarter is left for what the allocator keeps and for the activations of 28 tokens.
+/// tenth is left for the activations of 28 tokens.
 #[test]
 fn a_models_state_takes_the_memory_that_is_foreseen() {
     let scene = Scene::new();
@@ -338,6 +338,6 @@ fn a_models_state_takes_the_memory_that_is_foreseen() {
             (held(name, 2, mesh, trainable), held(name, 8, mesh, trainable));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         assert!(foreseen > 0.12, "{foreseen}");
-        assert!((measured / foreseen - 1.0).abs() < 0.25, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
+        assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
     }
 }
