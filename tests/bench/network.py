@@ -14,13 +14,14 @@ import time
 
 import torch
 import torch.nn.functional as nnf
+from inner_loop import EPS, mini_batch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 threads, steps = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-LAYERS, HEADS, HEAD, SEGMENTS, TEXT, BATCH, BASE_LR, EPS = 6, 8, 64, 3, 64, 64, 0.1, 1e-6
+LAYERS, HEADS, HEAD, SEGMENTS, TEXT, BATCH, BASE_LR = 6, 8, 64, 3, 64, 64, 0.1
 WIDTH, HIDDEN, TIME, FRAMES, SIDE = HEADS * HEAD, 4 * HEAD, 512, 12 * SEGMENTS + 1, 8
 PATCHES = SIDE * SIDE
 ALL_TEXT = SEGMENTS * TEXT
@@ -47,16 +48,6 @@ def rotated(x, turns):
 
 def heads(x):
     return x.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-
-
-def gelu_slope(z):
-    t = torch.tanh(0.79788456 * z * (1 + 0.044715 * z * z))
-    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * (0.79788456 + 0.1070322243 * z * z)
-
-
-def normalized(z):
-    deviation = (z.var(-1, unbiased=False, keepdim=True) + EPS).sqrt()
-    return (z - z.mean(-1, keepdim=True)) / deviation, deviation
 
 
 # Where each token of [text, video] stands when segments take turns, and back.
@@ -97,18 +88,8 @@ class Ttt(nn.Module):
         w1, b1, w2, b2 = self.w1, self.b1, self.w2, self.b2
         outs = []
         for qi, ki, target_i, eta_i in zip(*parts, strict=True):
-            z1 = ki @ w1 + b1
-            h = nnf.gelu(z1, approximate="tanh")
-            hat, deviation = normalized(h @ w2 + b2)
-            g = (gain * hat + bias - target_i) * gain
-            g2 = (g - g.mean(-1, keepdim=True) - hat * (g * hat).mean(-1, keepdim=True)) / deviation
-            g1 = (g2 @ w2.transpose(-1, -2)) * gelu_slope(z1)
-            w1 = w1 - (eta_i * ki).transpose(-1, -2) @ g1
-            b1 = b1 - (eta_i * g1).sum(-2, keepdim=True)
-            w2 = w2 - (eta_i * h).transpose(-1, -2) @ g2
-            b2 = b2 - (eta_i * g2).sum(-2, keepdim=True)
-            hat, _ = normalized(nnf.gelu(qi @ w1 + b1, approximate="tanh") @ w2 + b2)
-            outs.append(qi + gain * hat + bias)
+            out, w1, b1, w2, b2 = mini_batch(qi, ki, target_i, eta_i, gain, bias, w1, b1, w2, b2)
+            outs.append(out)
         out = torch.cat(outs, 2).transpose(1, 2).flatten(2)
         return self.wo(self.post_norm(out))[:, BACK]
 

@@ -12,44 +12,20 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as nnf
+from inner_loop import mini_batch
 from torch.utils.checkpoint import checkpoint
 
 threads, rounds = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-HEADS, WIDTH, BATCH, BATCHES, GROUP, EPS = 8, 64, 64, 64, 16, 1e-6
-
-
-def gelu_slope(z):
-    t = torch.tanh(0.79788456 * z * (1 + 0.044715 * z * z))
-    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * (0.79788456 + 0.1070322243 * z * z)
-
-
-def normalized(z):
-    deviation = (z.var(-1, unbiased=False, keepdim=True) + EPS).sqrt()
-    return (z - z.mean(-1, keepdim=True)) / deviation, deviation
-
-
-def mini_batch(q, k, target, eta, gamma, beta, w1, b1, w2, b2):
-    z1 = k @ w1 + b1
-    x = nnf.gelu(z1, approximate="tanh")
-    hat, deviation = normalized(x @ w2 + b2)
-    g = (gamma * hat + beta - target) * gamma
-    g2 = (g - g.mean(-1, keepdim=True) - hat * (g * hat).mean(-1, keepdim=True)) / deviation
-    g1 = (g2 @ w2.transpose(-1, -2)) * gelu_slope(z1)
-    w1 = w1 - (eta * k).transpose(-1, -2) @ g1
-    b1 = b1 - (eta * g1).sum(-2, keepdim=True)
-    w2 = w2 - (eta * x).transpose(-1, -2) @ g2
-    b2 = b2 - (eta * g2).sum(-2, keepdim=True)
-    hat, _ = normalized(nnf.gelu(q @ w1 + b1, approximate="tanh") @ w2 + b2)
-    return q + gamma * hat + beta, w1, b1, w2, b2
+HEADS, WIDTH, BATCH, BATCHES, GROUP = 8, 64, 64, 64, 16
 
 
 def group(q, k, target, eta, gamma, beta, w1, b1, w2, b2):
     outs = []
-    for i in range(q.shape[1]):
-        out, w1, b1, w2, b2 = mini_batch(q[:, i], k[:, i], target[:, i], eta[:, i], gamma, beta, w1, b1, w2, b2)
+    # Taken apart at once: the gradient of a slice would be as large as the whole, for each mini-batch.
+    for qi, ki, target_i, eta_i in zip(*(each.unbind(1) for each in (q, k, target, eta)), strict=True):
+        out, w1, b1, w2, b2 = mini_batch(qi, ki, target_i, eta_i, gamma, beta, w1, b1, w2, b2)
         outs.append(out)
     return torch.stack(outs, 1), w1, b1, w2, b2
 

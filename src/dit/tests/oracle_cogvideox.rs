@@ -166,7 +166,7 @@ fn a_model_in_one_file_beside_a_variant_with_twice_the_samples_and_least_said_is
         std::fs::create_dir(&transformer).unwrap();
         let all = all_weights(&from.join("transformer"));
         write(&transformer.join("diffusion_pytorch_model.safetensors"), &all, Default::default());
-        let half = all.iter().map(|(name, t)| (name.clone(), t.zeros_like().to_kind(Kind::Half))).collect();
+        let half: Tensors = all.iter().map(|(name, t)| (name.clone(), t.zeros_like().to_kind(Kind::Half))).collect();
         write(&transformer.join("diffusion_pytorch_model.fp16.safetensors"), &half, Default::default());
         // What diffusers has a default for.
         let text = std::fs::read(from.join("transformer/config.json")).unwrap();
@@ -228,7 +228,8 @@ fn numbers_in_half_precision_are_read_as_fp32() {
     let path = Utf8Path::from_path(keep.path()).unwrap().join("half.safetensors");
     let numbers = Tensor::from_slice(&[0.5f32, -3.0, 1024.0]);
     let kinds = [("f16", Kind::Half), ("bf16", Kind::BFloat16), ("f32", Kind::Float)];
-    write(&path, &kinds.map(|(name, kind)| (name.to_owned(), numbers.to_kind(kind))).into(), Default::default());
+    let tensors = Tensors::from(kinds.map(|(name, kind)| (name.to_owned(), numbers.to_kind(kind))));
+    write(&path, &tensors, Default::default());
     for (name, tensor) in load(&path) {
         assert_eq!((tensor.kind(), &tensor), (Kind::Float, &numbers), "{name}");
     }

@@ -33,12 +33,18 @@ pub struct Newest {
 /// Follows the newest lines of many runs, for whoever asks.
 #[derive(Debug, Default)]
 pub struct Following {
-    runs: Mutex<BTreeMap<RunDir, Followed>>,
+    runs: Mutex<BTreeMap<RunDir, Run>>,
 }
 
 #[derive(Debug)]
-struct Followed {
+struct Run {
     asked: Instant,
+    /// With a lock of its own: a file system that hangs holds up its runs alone.
+    followed: Arc<Mutex<Followed>>,
+}
+
+#[derive(Debug, Default)]
+struct Followed {
     metrics: Option<Tail<MetricSample>>,
     events: BTreeMap<Utf8PathBuf, Tail<Event>>,
     newest: Arc<Newest>,
@@ -50,17 +56,22 @@ impl Following {
     /// # Errors
     /// [`Error::Io`]; missing files are empty, bad lines are passed over.
     pub fn newest<'a>(&self, run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Arc<Newest>, Error> {
-        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        runs.retain(|_, followed| followed.asked.elapsed() < FORGET);
-        let unknown =
-            || Followed { asked: Instant::now(), metrics: None, events: BTreeMap::new(), newest: Arc::default() };
-        let followed = runs.entry(run.clone()).or_insert_with(unknown);
-        followed.asked = Instant::now();
+        let followed = self.followed(run);
+        let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
         followed.poll_metrics(&run.metrics())?;
         for path in std::iter::once(run.events()).chain(nodes.into_iter().map(|node| run.node_events(node))) {
             followed.poll_events(path)?;
         }
         Ok(followed.newest.clone())
+    }
+
+    fn followed(&self, run: &RunDir) -> Arc<Mutex<Followed>> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.retain(|_, known| known.asked.elapsed() < FORGET);
+        let asked = Instant::now();
+        let known = runs.entry(run.clone()).or_insert_with(|| Run { asked, followed: Arc::default() });
+        known.asked = asked;
+        known.followed.clone()
     }
 }
 
@@ -174,5 +185,23 @@ mod tests {
         std::fs::write(run.metrics(), "").unwrap();
         LineAppender::open(&run.metrics()).unwrap().append(&line(1, 2)).unwrap();
         assert_eq!(newest().metrics, [line(1, 2)]);
+    }
+
+    #[test]
+    fn a_run_whose_disk_hangs_holds_up_no_other() {
+        let ((_keep, hangs), (_too, other)) = (temp(), temp());
+        // Opening it waits for somebody who writes.
+        let made = std::process::Command::new("mkfifo").arg(hangs.metrics()).status().unwrap();
+        assert!(made.success());
+        let following = Following::default();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| following.newest(&hangs, []));
+            while following.followed(&hangs).try_lock().is_ok() {
+                assert!(!reader.is_finished(), "it did not wait");
+                std::thread::yield_now();
+            }
+            assert_eq!(*following.newest(&other, []).unwrap(), Newest::default());
+            drop(std::fs::OpenOptions::new().write(true).open(hangs.metrics()).unwrap());
+        });
     }
 }

@@ -22,6 +22,9 @@ mod signals;
 mod spikes;
 mod step;
 #[cfg(test)]
+#[path = "../../../tests/oracle/tensor_file.rs"]
+mod tensor_file;
+#[cfg(test)]
 mod traces;
 mod trainer;
 mod wishes;

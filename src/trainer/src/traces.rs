@@ -8,6 +8,7 @@ use crate::optim::Moments;
 use crate::oracle;
 use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::step::{Outcome, Step};
+use crate::tensor_file::write;
 use crate::wishes::Wishes;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -19,7 +20,6 @@ use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
     RematMode, RunSettings, Train, Trainable,
 };
-use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -425,7 +425,7 @@ fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
     about.insert("config".into(), config.to_string());
     about.insert("steps".into(), steps.to_string());
     about.insert("groups".into(), r#"["other_wd", "ttt_wd", "other_no_wd", "ttt_no_wd"]"#.into());
-    write(to, &tensors, &about);
+    write(to, &tensors, about.clone());
     let trace = Trace::open(to);
     let (outcomes, _) = rank(&trace, &trace.recipe(ALONE, 1, NONE), MeshGroups::alone());
     let column = |of: fn(&Outcome) -> f64| Tensor::from_slice(&outcomes.iter().map(of).collect::<Vec<_>>());
@@ -433,26 +433,7 @@ fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
     tensors.insert("out.loss".into(), column(|o| o.loss));
     tensors.insert("out.grad_norm_before_clip".into(), column(|o| o.grad_norm));
     tensors.insert("out.lr_used_per_step".into(), Tensor::stack(&[&rest, &ttt, &rest, &ttt], 1));
-    write(to, &tensors, &about);
-}
-
-fn write(path: &Utf8Path, tensors: &BTreeMap<String, Tensor>, about: &HashMap<String, String>) {
-    let bytes = |tensor: &Tensor| {
-        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-        tensor.contiguous().copy_data_u8(&mut bytes, tensor.numel());
-        bytes
-    };
-    let data: Vec<(&String, &Tensor, Vec<u8>)> = tensors.iter().map(|(name, t)| (name, t, bytes(t))).collect();
-    let views = data.iter().map(|(name, tensor, data)| {
-        let dtype = match tensor.kind() {
-            Kind::Float => safetensors::Dtype::F32,
-            Kind::Double => safetensors::Dtype::F64,
-            Kind::Int64 => safetensors::Dtype::I64,
-            other => panic!("{name} is {other:?}"),
-        };
-        (*name, TensorView::new(dtype, tensor.size().iter().map(|&d| d as usize).collect(), data).unwrap())
-    });
-    std::fs::write(path, safetensors::serialize(views, Some(about.clone())).unwrap()).unwrap();
+    write(to, &tensors, about);
 }
 
 #[test]

@@ -4,12 +4,15 @@
 
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
+#[path = "../../../../tests/oracle/tensor_file.rs"]
+mod tensor_file;
 
 use camino::Utf8Path;
-use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
+
+pub use tensor_file::write;
 
 /// Tensors by name.
 pub type Tensors = HashMap<String, Tensor>;
@@ -48,30 +51,6 @@ pub fn metadata(path: &Utf8Path) -> About {
     header.metadata().clone().unwrap_or_default()
 }
 
-/// Writes a safetensors file.
-pub fn write(path: &Utf8Path, tensors: &Tensors, about: About) {
-    let bytes = |tensor: &Tensor| {
-        let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-        tensor.contiguous().copy_data_u8(&mut bytes, tensor.numel());
-        bytes
-    };
-    let data: Vec<(&String, &Tensor, Vec<u8>)> = tensors.iter().map(|(name, t)| (name, t, bytes(t))).collect();
-    let views = data.iter().map(|(name, tensor, data)| {
-        let dtype = match tensor.kind() {
-            Kind::Float => Dtype::F32,
-            Kind::Double => Dtype::F64,
-            Kind::Half => Dtype::F16,
-            Kind::BFloat16 => Dtype::BF16,
-            Kind::Int64 => Dtype::I64,
-            other => panic!("{name} is {other:?}"),
-        };
-        let shape = tensor.size().iter().map(|&s| s as usize).collect();
-        (*name, TensorView::new(dtype, shape, data).unwrap_or_else(|e| panic!("{name}: {e}")))
-    });
-    let file = safetensors::serialize(views, Some(about)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    std::fs::write(path, file).unwrap_or_else(|e| panic!("{path}: {e}"));
-}
-
 /// What becomes of a recorded tensor when every sample is there twice.
 pub enum Twice {
     /// A number for each sample: the samples again.
@@ -95,7 +74,7 @@ pub fn write_twice(from: &Utf8Path, to: &Utf8Path, what: impl Fn(&str) -> Twice)
         };
         Some((name, tensor))
     };
-    write(to, &load(from).into_iter().filter_map(change).collect(), metadata(from));
+    write(to, &load(from).into_iter().filter_map(change).collect::<Tensors>(), metadata(from));
 }
 
 /// `‖got - want‖ / max(‖want‖, floor)`

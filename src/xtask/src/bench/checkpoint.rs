@@ -54,21 +54,16 @@ pub fn rows() -> Result<Vec<Row>> {
     let note = |a: &str, x: fn(&Round) -> f64, b: &str, y: fn(&Round) -> f64| {
         format!("{a} {:.2} s, {b} {:.2} s", median(&ratios(x)), median(&ratios(y)))
     };
+    let stall = |what: &str, of: fn(&Round) -> f64| Row {
+        what: format!("checkpoint of 1 GB: {what} / synchronous save"),
+        unit: "×",
+        rounds: rounds.iter().map(|round| of(round) / round.save).collect(),
+        at_most: 0.10,
+        note: note("stall", of, "save", |r| r.save),
+    };
     Ok(vec![
-        Row {
-            what: "checkpoint of 1 GB: first stall / synchronous save".into(),
-            unit: "×",
-            rounds: ratios(|r| r.first_stall / r.save),
-            at_most: 0.10,
-            note: note("stall", |r| r.first_stall, "save", |r| r.save),
-        },
-        Row {
-            what: "checkpoint of 1 GB: stall / synchronous save".into(),
-            unit: "×",
-            rounds: ratios(|r| r.stall / r.save),
-            at_most: 0.10,
-            note: note("stall", |r| r.stall, "save", |r| r.save),
-        },
+        stall("first stall", |r| r.first_stall),
+        stall("stall", |r| r.stall),
         Row {
             what: "checkpoint of 1 GB: load / cat".into(),
             unit: "×",
