@@ -14,84 +14,15 @@ import time
 
 import torch
 import torch.nn.functional as nnf
-from inner_loop import EPS, mini_batch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from ttt_layer import EPS, FRAMES, HEAD, PATCHES, SEGMENTS, SIDE, WIDTH, Ttt, angles, heads, rotated
 
 threads, steps = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-LAYERS, HEADS, HEAD, SEGMENTS, TEXT, BATCH, BASE_LR = 6, 8, 64, 3, 64, 64, 0.1
-WIDTH, HIDDEN, TIME, FRAMES, SIDE = HEADS * HEAD, 4 * HEAD, 512, 12 * SEGMENTS + 1, 8
-PATCHES = SIDE * SIDE
+LAYERS, TEXT, TIME = 6, 64, 512
 ALL_TEXT = SEGMENTS * TEXT
-
-
-def angles(frames):
-    """Returns the rotation of each token and pair: a quarter of a head turns with time, the rest with row and column."""
-    sizes = [HEAD // 4, 3 * HEAD // 8, 3 * HEAD // 8]
-    grids = torch.meshgrid(torch.arange(frames), torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
-    parts = [
-        grid.reshape(-1, 1) * 10000.0 ** (-2 * torch.arange(size // 2) / size)
-        for grid, size in zip(grids, sizes, strict=True)
-    ]
-    turned = torch.cat(parts, 1)
-    return torch.polar(torch.ones_like(turned), turned)
-
-
-def rotated(x, turns):
-    """Rotates the last tokens of [B, N, L, H]: those before are text."""
-    text = x.shape[2] - turns.shape[0]
-    pairs = torch.view_as_complex(x[:, :, text:].unflatten(-1, (-1, 2)).contiguous())
-    return torch.cat([x[:, :, :text], torch.view_as_real(pairs * turns).flatten(-2)], 2)
-
-
-def heads(x):
-    return x.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
-
-
-# Where each token of [text, video] stands when segments take turns, and back.
-ORDER = []
-for segment in range(SEGMENTS):
-    first = 0 if segment == 0 else 12 * segment + 1
-    ORDER += range(segment * TEXT, (segment + 1) * TEXT)
-    ORDER += range(ALL_TEXT + first * PATCHES, ALL_TEXT + (12 * segment + 13) * PATCHES)
-ORDER = torch.tensor(ORDER)
-BACK = ORDER.argsort()
-
-
-class Ttt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.post_norm = nn.LayerNorm(WIDTH, eps=EPS)
-        self.lr_weight = nn.Parameter(torch.randn(HEADS, 1, WIDTH) * 0.02)
-        self.lr_bias = nn.Parameter(torch.zeros(HEADS, 1))
-        self.gain = nn.Parameter(torch.ones(HEADS, HEAD))
-        self.bias = nn.Parameter(torch.zeros(HEADS, HEAD))
-        self.w1 = nn.Parameter(torch.randn(HEADS, HEAD, HIDDEN) * 0.02)
-        self.b1 = nn.Parameter(torch.zeros(HEADS, 1, HIDDEN))
-        self.w2 = nn.Parameter(torch.randn(HEADS, HIDDEN, HEAD) * 0.02)
-        self.b2 = nn.Parameter(torch.zeros(HEADS, 1, HEAD))
-        self.turns = angles(FRAMES)
-
-    def forward(self, x):
-        gain, bias = self.gain.unsqueeze(1), self.bias.unsqueeze(1)
-        q, k = (rotated(nnf.normalize(heads(w(x)), dim=-1), self.turns) for w in (self.wq, self.wk))
-        apart = heads(self.wv(x)) - k
-        target = gain * (apart - apart.mean(-1, keepdim=True)) / (apart.std(-1, keepdim=True) + 1e-8) + bias
-        eta = BASE_LR / (HEAD * BATCH) * torch.sigmoid(
-            torch.einsum("bld,nd->bnl", x, self.lr_weight.squeeze(1)) + self.lr_bias
-        ).unsqueeze(-1)
-        # Taken apart at once: the gradient of a slice would be as large as the whole, for each mini-batch.
-        parts = [each[:, :, ORDER].unflatten(2, (-1, BATCH)).unbind(2) for each in (q, k, target, eta)]
-        w1, b1, w2, b2 = self.w1, self.b1, self.w2, self.b2
-        outs = []
-        for qi, ki, target_i, eta_i in zip(*parts, strict=True):
-            out, w1, b1, w2, b2 = mini_batch(qi, ki, target_i, eta_i, gain, bias, w1, b1, w2, b2)
-            outs.append(out)
-        out = torch.cat(outs, 2).transpose(1, 2).flatten(2)
-        return self.wo(self.post_norm(out))[:, BACK]
 
 
 class Gates(nn.Module):
@@ -117,7 +48,7 @@ class Block(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.q_norm, self.k_norm = (nn.LayerNorm(HEAD, eps=EPS) for _ in range(2))
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU("tanh"), nn.Linear(4 * WIDTH, WIDTH))
-        self.ttt = Ttt()
+        self.ttt = Ttt(TEXT)
         self.onward, self.back = Gates(), Gates()
         self.turns = angles(13)
 

@@ -1,9 +1,10 @@
-"""PyTorch's side of the TTT benchmark: the inner loop of a TTT-MLP layer in eager mode with autograd.
+"""PyTorch's side of the TTT benchmark: a TTT-MLP layer in eager mode with autograd.
 
 usage: ttt.py THREADS ROUNDS
 
 One Python loop over mini-batches, in checkpointed groups of 16 as the reference trains. Prints one JSON object: seconds
-of each forward plus backward pass, and the peak resident memory in GiB.
+of each forward plus backward pass, by how much the peak resident memory grew, in GiB, and the norms of the output and of the
+gradients of the input and of every parameter.
 """
 
 import json
@@ -12,47 +13,44 @@ import sys
 import time
 
 import torch
-from inner_loop import mini_batch
-from torch.utils.checkpoint import checkpoint
+from ttt_layer import FRAMES, PATCHES, SEGMENTS, WIDTH, Ttt
 
 threads, rounds = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
-torch.manual_seed(0)
-HEADS, WIDTH, BATCH, BATCHES, GROUP = 8, 64, 64, 64, 16
+# So many tokens of text that there are 64 mini-batches.
+TEXT = 576
 
 
-def group(q, k, target, eta, gamma, beta, w1, b1, w2, b2):
-    outs = []
-    # Taken apart at once: the gradient of a slice would be as large as the whole, for each mini-batch.
-    for qi, ki, target_i, eta_i in zip(*(each.unbind(1) for each in (q, k, target, eta)), strict=True):
-        out, w1, b1, w2, b2 = mini_batch(qi, ki, target_i, eta_i, gamma, beta, w1, b1, w2, b2)
-        outs.append(out)
-    return torch.stack(outs, 1), w1, b1, w2, b2
+def fill(tensor, number, width, centre=0.0):
+    """Sets what `layer_speed.rs` sets too: hashes of the places of numbers, evenly spread around a centre."""
+    first = number * 10_000_019
+    # In parts: the peak of memory before the first pass must be what stays.
+    for part in tensor.view(-1).split(1 << 16):
+        i = torch.arange(first, first + len(part))
+        part.copy_(((i * i * 2654435761) % 2**32).double() / 2**32 * width + (centre - width / 2))
+        first += len(part)
 
 
-def leaf(*shape, scale=1.0):
-    return (torch.randn(*shape) * scale).requires_grad_()
-
-
-q, k, target = (leaf(HEADS, BATCHES, BATCH, WIDTH, scale=0.125) for _ in range(3))
-eta = (torch.rand(HEADS, BATCHES, BATCH, 1) * 2e-5).requires_grad_()
-gamma, beta = leaf(HEADS, 1, WIDTH), leaf(HEADS, 1, WIDTH)
-state = [leaf(HEADS, WIDTH, 4 * WIDTH, scale=0.02), leaf(HEADS, 1, 4 * WIDTH, scale=0.02)]
-state += [leaf(HEADS, 4 * WIDTH, WIDTH, scale=0.02), leaf(HEADS, 1, WIDTH, scale=0.02)]
-leaves = [q, k, target, eta, gamma, beta, *state]
-grad = torch.randn(HEADS, BATCHES, BATCH, WIDTH)
+layer = Ttt(TEXT, group=16)
+# In the order of the trainer's table.
+parameters = [p for each in (layer.wq, layer.wk, layer.wv, layer.wo) for p in (each.weight, each.bias)]
+parameters += [layer.lr_weight, layer.lr_bias, layer.gain, layer.bias, layer.post_norm.weight, layer.post_norm.bias]
+parameters += [layer.w1, layer.b1, layer.w2, layer.b2]
+x, pull = (torch.empty(1, SEGMENTS * TEXT + FRAMES * PATCHES, WIDTH) for _ in range(2))
+with torch.no_grad():
+    fill(x, 0, 2.0)
+    fill(pull, 1, 2.0)
+    for number, parameter in enumerate(parameters, 2):
+        fill(parameter, number, 0.07, 1.0 if parameter is layer.gain or parameter is layer.post_norm.weight else 0.0)
+leaves = [x.requires_grad_(), *parameters]
 before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seconds = []
 for _ in range(rounds):
     start = time.perf_counter()
-    outs, now = [], state
-    for i in range(0, BATCHES, GROUP):
-        part = slice(i, i + GROUP)
-        out, *now = checkpoint(
-            group, q[:, part], k[:, part], target[:, part], eta[:, part], gamma, beta, *now, use_reentrant=False
-        )
-        outs.append(out)
-    torch.autograd.grad(torch.cat(outs, 1), leaves, grad)
+    out = layer(x)
+    grads = torch.autograd.grad(out, leaves, pull)
     seconds.append(time.perf_counter() - start)
+    norms = [each.norm().item() for each in (out, *grads)]
+    del out, grads
 peak_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 2**20
-print(json.dumps({"step_s": seconds, "peak_gib": peak_gib}))
+print(json.dumps({"step_s": seconds, "peak_gib": peak_gib, "norms": norms}))

@@ -1,4 +1,4 @@
-//! The inner loop of a TTT-MLP layer, ours against PyTorch's.
+//! A TTT-MLP layer, ours against PyTorch's.
 
 use serde_json::Value;
 
@@ -13,43 +13,88 @@ const THREADS: &str = "2";
 /// Passes of one round; the first, which warms up, does not count.
 const PASSES: &str = "5";
 
-/// Seconds of the median pass, and the growth of peak memory in GiB.
-type Figures = (f64, f64);
+/// How far norms may be apart: both sum up in fp32, each in its own order.
+const APART: f64 = 1e-3;
 
-/// Measures forward plus backward: 8 heads of width 64, 64 mini-batches of 64 tokens, fp32.
+/// What one side says of its passes.
+#[derive(Debug)]
+struct Figures {
+    /// Seconds of the median one.
+    step_s: f64,
+    /// Growth of peak memory.
+    peak_gib: f64,
+    /// Of the output, and of the gradients of the input and of each parameter.
+    norms: Vec<f64>,
+}
+
+/// Measures a whole layer, forward plus backward: 8 heads of width 64, 64 mini-batches of 64 tokens, fp32.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
     run_command(
-        &mut cargo(["build", "--release", "--package", "kernels", "--example", "ttt_speed"]),
+        &mut cargo(["build", "--release", "--package", "dit", "--example", "layer_speed"]),
         "see the compiler's errors above",
     )?;
-    let script = root().join("tests/bench/ttt.py");
+    let (recipe, script) = (root().join("tests/bench/ttt-47m.toml"), root().join("tests/bench/ttt.py"));
+    // So long a text that there are 64 mini-batches. The data are never read.
+    let ours_args = [recipe.as_str(), THREADS, PASSES, "model.text_len=576", "data.index=none"];
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
-        println!("TTT-MLP inner loop: round {round} of {ROUNDS}");
-        let ours = figures(&mut command(release_dir().join("examples/ttt_speed"), [THREADS, PASSES]))?;
+        println!("TTT-MLP layer: round {round} of {ROUNDS}");
+        let ours = figures(&mut command(release_dir().join("examples/layer_speed"), ours_args))?;
         let theirs = figures(&mut command(bin.join("python"), [script.as_str(), THREADS, PASSES]))?;
+        same_layer(&ours.norms, &theirs.norms)?;
         rounds.push((ours, theirs));
     }
     let row = |what: &str, unit: &'static str, pick: fn(&Figures) -> f64| {
-        let each = |side: fn(&(Figures, Figures)) -> Figures| {
-            median(&rounds.iter().map(|round| pick(&side(round))).collect::<Vec<_>>())
+        let each = |side: fn(&(Figures, Figures)) -> &Figures| {
+            median(&rounds.iter().map(|round| pick(side(round))).collect::<Vec<_>>())
         };
         Row {
-            what: format!("TTT-MLP inner loop, 2 threads: {what}"),
+            what: format!("TTT-MLP layer, 2 threads: {what}"),
             unit: "×",
             rounds: rounds.iter().map(|(ours, theirs)| pick(ours) / pick(theirs)).collect(),
             at_most: 0.5,
-            note: format!("ours {:.3} {unit}, theirs {:.3} {unit}", each(|r| r.0), each(|r| r.1)),
+            note: format!("ours {:.3} {unit}, theirs {:.3} {unit}", each(|r| &r.0), each(|r| &r.1)),
         }
     };
-    Ok(vec![row("time", "s", |f| f.0), row("growth of peak memory", "GiB", |f| f.1)])
+    Ok(vec![row("time", "s", |f| f.step_s), row("growth of peak memory", "GiB", |f| f.peak_gib)])
+}
+
+/// Holds the two layers to having computed the same thing.
+fn same_layer(ours: &[f64], theirs: &[f64]) -> Result<()> {
+    let close = |(a, b): (&f64, &f64)| (a - b).abs() <= APART * b.abs();
+    if !ours.is_empty() && ours.len() == theirs.len() && ours.iter().zip(theirs).all(close) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "the two layers do not compute the same",
+        format!("norms of output and gradients are {ours:?} here and {theirs:?} in PyTorch"),
+        "compare src/dit/src/ttt.rs with tests/bench/ttt_layer.py",
+    ))
 }
 
 fn figures(program: &mut std::process::Command) -> Result<Figures> {
     let printed = output(program, "run it by hand")?.stdout;
     let said: Value = serde_json::from_slice(&printed)
         .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))?;
-    let seconds: Vec<f64> = said["step_s"].as_array().into_iter().flatten().skip(1).filter_map(Value::as_f64).collect();
-    Ok((median(&seconds), said["peak_gib"].as_f64().unwrap_or(f64::NAN)))
+    let numbers = |key: &str| said[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect::<Vec<_>>();
+    let seconds: Vec<f64> = numbers("step_s").into_iter().skip(1).collect();
+    Ok(Figures {
+        step_s: median(&seconds),
+        peak_gib: said["peak_gib"].as_f64().unwrap_or(f64::NAN),
+        norms: numbers("norms"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_that_give_other_numbers_are_not_compared() {
+        assert!(same_layer(&[10.0, 2.0], &[10.001, 2.0]).is_ok());
+        assert!(same_layer(&[10.0, 2.0], &[10.0, 2.1]).is_err());
+        assert!(same_layer(&[10.0], &[10.0, 2.0]).is_err());
+        assert!(same_layer(&[f64::NAN], &[f64::NAN]).is_err());
+    }
 }
