@@ -1,0 +1,55 @@
+//! What a plan needs to know from outside: the time, dice, the user, the commit, the programs.
+
+use super::Desk;
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::unistd::{Uid, User};
+use plan::{Context, Place};
+use recipe::Trainer;
+use rundir::Failure;
+use std::hash::{BuildHasher, RandomState};
+
+impl Desk {
+    /// What a plan needs from outside.
+    pub fn context(&self, place: Place, trainer: Trainer) -> Result<Context, Failure> {
+        let user = User::from_uid(Uid::effective()).ok().flatten();
+        let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
+        Ok(Context {
+            now_s: crate::console::now_s(),
+            // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
+            random: RandomState::new().hash_one(std::process::id()) as u32,
+            by: format!("{user}@{}", self.fleet.here().node),
+            runs_root: self.runs.clone(),
+            git_commit: git_commit(&self.here),
+            trainer: program(trainer)?,
+            program: own_file()?,
+            place,
+        })
+    }
+}
+
+/// The program that supervises: the trainer itself, or this one where the trainer is a command.
+pub fn program(trainer: Trainer) -> Result<plan::Trainer, Failure> {
+    match trainer {
+        Trainer::Embedded => remote::find_trainer(),
+        Trainer::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
+    }
+}
+
+/// This program's file, which the scripts of Slurm jobs call.
+fn own_file() -> Result<Utf8PathBuf, Failure> {
+    let path = std::env::current_exe().map_err(|error| error.to_string());
+    let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
+    path.map_err(|why| Failure::new("cannot tell where this program is", why, "check that /proc is mounted"))
+}
+
+/// The commit that the folder, or one above it, has checked out; read from git's files, so that git need not exist.
+fn git_commit(folder: &Utf8Path) -> Option<String> {
+    let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.is_dir())?;
+    let head = std::fs::read_to_string(git.join("HEAD")).ok()?;
+    let Some(reference) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
+    if let Ok(commit) = std::fs::read_to_string(git.join(reference)) {
+        return Some(commit.trim().to_owned());
+    }
+    let packed = std::fs::read_to_string(git.join("packed-refs")).ok()?;
+    packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
+}

@@ -1,0 +1,70 @@
+//! Stops and kills: planned, done, and said in one line.
+
+use super::Desk;
+use cluster::NodeId;
+use plan::{KillHow, KillPlan};
+use remote::{KillProgress, KillReport, Patience, Transport};
+use rundir::{Failure, RunDir};
+use std::time::Duration;
+
+impl Desk {
+    /// Plans which processes to signal; signals nothing.
+    pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
+        let run = dir.read_run()?;
+        let attempt = dir.latest_attempt()?;
+        let job = attempt.as_ref().and_then(|attempt| self.fleet.see_job(attempt, self.patience));
+        // Those of a job are Slurm's to look for.
+        let files = match job {
+            Some(_) => remote::pid_files(dir)?,
+            None => self.fleet.pid_files(dir, self.patience)?,
+        };
+        plan::kill(&run.id, dir, how, &files, job.as_ref())
+    }
+
+    /// Signals what a plan says.
+    pub fn signal(
+        &self,
+        plan: &KillPlan,
+        patience: &Patience,
+        progress: &mut dyn FnMut(KillProgress),
+    ) -> Result<KillReport, Failure> {
+        let report = remote::execute_kill(plan, &mut self.ways_to_end(plan)?, patience, progress);
+        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
+    }
+
+    /// Kills what a plan says, and asks nodes that do not answer again until they do or `is_given_up`; `waits` is told which.
+    pub fn kill(
+        &self,
+        plan: &KillPlan,
+        waits: &mut dyn FnMut(String),
+        progress: &mut dyn FnMut(KillProgress),
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<KillReport, Failure> {
+        let (mut transports, patience) = (self.ways_to_end(plan)?, Patience::default());
+        let mut report = remote::execute_kill(plan, &mut transports, &patience, progress);
+        let waits = &mut |nodes: &[&NodeId], pause: Duration| {
+            let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+            let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
+            let verb = if nodes.len() == 1 { "does" } else { "do" };
+            waits(format!("{names} {verb} not answer, asked again in {pause_s:.0} s"));
+        };
+        remote::go_on_killing(plan, &mut report, &mut transports, &patience, waits, progress, is_given_up);
+        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
+    }
+
+    fn ways_to_end(&self, plan: &KillPlan) -> Result<Vec<Box<dyn Transport>>, Failure> {
+        self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.logins))
+    }
+}
+
+/// How a kill went, in one line: `3 processes ended on devbox`.
+pub fn report_in_words(report: &KillReport) -> String {
+    if let Some(job) = &report.job {
+        return job.text.clone();
+    }
+    let of_node = |node: &remote::NodeReport| {
+        let gone = node.signalled.saturating_sub(node.left.len());
+        format!("{} ended on {}", ui::words::counted(gone, "process"), node.node)
+    };
+    report.nodes.iter().map(of_node).collect::<Vec<_>>().join(", ")
+}

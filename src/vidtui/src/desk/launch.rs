@@ -1,0 +1,139 @@
+//! Launches, resumes and next stages: planned with what is known here, and done as planned.
+
+use super::{Desk, Fitting, Init, Subject, curriculum};
+use crate::args::NodesArgs;
+use crate::refusal::Refusal;
+use plan::{LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest};
+use recipe::Trainer;
+use rundir::{Attempt, Failure, Login, RunDir};
+
+/// A launch as it is wished for.
+pub struct Wish<'a> {
+    /// What to train.
+    pub subject: &'a Subject,
+    /// Number of ranks on this machine; as many as the mesh has, when nobody said.
+    pub ranks: Option<usize>,
+    /// The nodes, when it is not this machine.
+    pub nodes: &'a NodesArgs,
+    /// The name of the run; the recipe's, when nobody said.
+    pub name: Option<&'a str>,
+    /// Where the weights come from; as the stage says, when nobody said.
+    pub init: Init<'a>,
+    /// What [`Desk::fit`] changed, for people.
+    pub fitted: Option<String>,
+}
+
+impl Desk {
+    /// Plans a launch; starts nothing.
+    pub fn plan_launch(&self, wish: &Wish<'_>) -> Result<LaunchPlan, Refusal> {
+        let recipe = &wish.subject.resolved().recipe;
+        let stage = wish.subject.stage();
+        let init = self.weights_of(wish)?;
+        let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?, recipe.trainer)?;
+        let request = LaunchRequest { recipe, name: wish.name, stage, init };
+        let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
+        plan.warnings.extend(wish.fitted.clone());
+        let NodesArgs { waive, push, .. } = self.wanted(wish.nodes).clone();
+        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
+    }
+
+    /// Plans to continue a run; starts nothing.
+    pub fn plan_resume(
+        &self,
+        dir: &RunDir,
+        ranks: Option<usize>,
+        nodes: &NodesArgs,
+        options: ResumeOptions,
+    ) -> Result<LaunchPlan, Refusal> {
+        let (summary, facts) = self.summary(dir)?;
+        let checkpoints = rundir::checkpoints(dir)?;
+        let nodes = self.wanted(nodes);
+        let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
+        let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
+        let (place, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
+            Some(Attempt { number, slurm: Some(slurm), .. }) => {
+                (Place::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
+            }
+            Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
+            _ => (self.place(ranks, nodes, world)?, Vec::new()),
+        };
+        let context = self.context(place, summary.run.recipe()?.trainer)?;
+        let latest = summary.checkpoint.as_ref();
+        let request =
+            ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
+        let plan = plan::resume(&request, &context).map_err(|failure| match &away[..] {
+            [] => failure,
+            away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
+        })?;
+        let warnings = away.into_iter().chain(plan.warnings).collect();
+        Ok(LaunchPlan { waived: nodes.waive.clone(), push: nodes.push || plan.push, warnings, ..plan })
+    }
+
+    /// Plans the stage after a run's; starts nothing.
+    pub fn plan_next(
+        &self,
+        dir: &RunDir,
+        ranks: Option<usize>,
+        nodes: &NodesArgs,
+        sets: &[String],
+        fitting: Fitting,
+    ) -> Result<LaunchPlan, Refusal> {
+        let (summary, facts) = self.summary(dir)?;
+        let Some(path) = &summary.run.curriculum else {
+            let why = "it was launched from a recipe file, not as a stage of a curriculum";
+            let fix = format!("launch what is to follow with --init {}", dir.root);
+            return Err(Refusal::request(Failure::new(format!("nothing follows {}", summary.run.id), why, fix)));
+        };
+        let mut curriculum = curriculum(path, sets)?;
+        let next = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));
+        let next = next.map(|next| next.name.clone());
+        let stage = curriculum.stages.iter_mut().find(|stage| Some(&stage.name) == next.as_ref());
+        let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
+        let following = next.as_deref().and_then(|next| curriculum.stage(next));
+        let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
+        let trainer = following.map_or(Trainer::Embedded, |stage| stage.resolved.recipe.trainer);
+        let context = self.context(self.place(ranks, nodes, world)?, trainer)?;
+        let latest = summary.checkpoint.as_ref();
+        let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
+        let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
+        let mut plan = plan::next(&request, &context).map_err(refuse)?;
+        plan.warnings.extend(fitted);
+        let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
+        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
+    }
+
+    /// Starts what a plan says, after every check that has to do with files.
+    pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
+        if !plan.is_command() {
+            crate::checks::dataset(&plan.run.recipe()?)?;
+        }
+        let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
+        let logins = with_those_left_out(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
+        remote::execute_launch(plan, &mut self.transports(&logins)?, progress)
+    }
+}
+
+/// The logins of an attempt, and those of the attempt before to nodes that this one leaves out: whether it has ended there is
+/// asked once more.
+fn with_those_left_out(logins: &[Login], before: Vec<Login>) -> Vec<Login> {
+    let is_left_out = |old: &Login| logins.iter().all(|login| login.node != old.node);
+    logins.iter().cloned().chain(before.into_iter().filter(is_left_out)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::NodeId;
+
+    #[test]
+    fn a_node_of_the_attempt_before_is_logged_in_to_as_this_one_says() {
+        let login = |node, user: Option<&str>| Login {
+            node: NodeId::new(node).unwrap(),
+            user: user.map(ToOwned::to_owned),
+            port: None,
+        };
+        let before = vec![login("ml-1", None), login("ml-2", None)];
+        let ways = with_those_left_out(&[login("ml-1", Some("ada"))], before);
+        assert_eq!(ways, [login("ml-1", Some("ada")), login("ml-2", None)]);
+    }
+}

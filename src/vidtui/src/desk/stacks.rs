@@ -1,0 +1,41 @@
+//! The stacks of a run's processes, collected into its folder.
+
+use super::Desk;
+use camino::Utf8Path;
+use remote::NodeStacks;
+use rundir::{Failure, RunDir};
+
+impl Desk {
+    /// Writes where the processes of a run are into its folder.
+    pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
+        let run = dir.read_run()?.id;
+        let attempt = dir.latest_attempt()?;
+        let mut files = Vec::new();
+        for (node, _) in attempt.iter().flat_map(|attempt| attempt.placement.by_node()) {
+            files.extend(dir.read_pid(node, attempt.as_ref().map_or(0, |attempt| attempt.number))?);
+        }
+        let mut nodes = self.transports(&attempt.map_or_else(Vec::new, |attempt| attempt.logins))?;
+        let stacks = remote::collect_stacks(&run, dir, crate::console::now_s(), &files, &mut nodes)?;
+        match stacks.iter().all(|node| node.result.is_err()) {
+            true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
+                Failure::new(
+                    format!("cannot collect the stacks of {run}"),
+                    "it has no nodes",
+                    "look at its attempt.toml",
+                )
+            })),
+            false => Ok(stacks),
+        }
+    }
+}
+
+/// What became of collecting stacks, in one line.
+pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
+    let written: Vec<_> = stacks.iter().filter_map(|node| node.result.as_ref().ok()).collect();
+    let processes = ui::words::counted(written.iter().map(|(_, count)| count).sum(), "process");
+    let folder = written.first().and_then(|(path, _)| path.parent()).map_or("", Utf8Path::as_str);
+    let away: Vec<String> =
+        stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
+    let without = if away.is_empty() { String::new() } else { format!("; nothing from {}", away.join(", ")) };
+    format!("stacks of {processes} are in {folder}{without}")
+}

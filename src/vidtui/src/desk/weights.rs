@@ -1,0 +1,62 @@
+//! Where the weights of a launch come from.
+
+use super::{Desk, Wish};
+use crate::refusal::Refusal;
+use plan::Weights;
+use recipe::{Curriculum, StageSpec, StageStart};
+use rundir::{Failure, Lineage, RunDir, RunId};
+
+/// Where the weights of a launch come from.
+pub enum Init<'a> {
+    /// As the stage says; random without a stage.
+    ByStage,
+    /// From a step folder, or the newest checkpoint of a run.
+    Given(&'a str),
+    /// From the newest checkpoint of this run.
+    Run(&'a RunId),
+}
+
+impl<'a> From<Option<&'a str>> for Init<'a> {
+    fn from(given: Option<&'a str>) -> Self {
+        given.map_or(Self::ByStage, Self::Given)
+    }
+}
+
+impl Desk {
+    /// Finds the weights that a launch begins from; none when they are random.
+    pub fn weights_of(&self, wish: &Wish<'_>) -> Result<Option<Weights>, Refusal> {
+        Ok(match (&wish.init, wish.subject.stage()) {
+            (Init::Given(given), _) => Some(remote::find_weights(given, &self.runs)?),
+            (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
+            (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
+                StageStart::Random => None,
+                StageStart::Path(path) => Some(remote::find_weights(path.as_str(), &self.runs)?),
+                StageStart::Previous => Some(self.weights_of_stage_before(curriculum, stage)?),
+            },
+            (Init::ByStage, None) => None,
+        })
+    }
+
+    /// The newest complete checkpoint of a run, as weights for another.
+    fn newest_weights(&self, dir: &RunDir) -> Result<Weights, Failure> {
+        let run = dir.read_run()?;
+        let Some(checkpoint) = rundir::latest(dir) else {
+            let what = format!("cannot start from {}", run.id);
+            let fix = format!("let it reach a checkpoint: vidtui resume {}", run.id);
+            return Err(Failure::new(what, "it has no complete checkpoint", fix));
+        };
+        Ok(Weights { path: checkpoint.dir, lineage: Some(Lineage { run: run.id, step: checkpoint.step }) })
+    }
+
+    fn weights_of_stage_before(&self, curriculum: &Curriculum, spec: &StageSpec) -> Result<Weights, Failure> {
+        let (runs, _) = self.summaries();
+        match plan::parent_of(curriculum, &spec.name, &runs) {
+            Some(parent) => self.newest_weights(&parent.dir),
+            None => Err(Failure::new(
+                format!("cannot launch stage {}", spec.name),
+                format!("it starts from the stage before it, and no run in {} has a checkpoint of that", self.runs),
+                "train the stage before it first, or name a checkpoint: --init PATH",
+            )),
+        }
+    }
+}
