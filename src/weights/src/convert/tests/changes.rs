@@ -1,0 +1,92 @@
+//! What a conversion changes on request: channels, layers, types.
+
+use super::*;
+use crate::convert::model::word;
+use crate::fixtures::temp;
+use crate::source::TTT_FILE;
+use crate::{Header, cast};
+
+#[test]
+fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
+    let (_keep, folder) = temp();
+    let place = folder.join("grown");
+    let mut request = ConvertRequest::new(small(), &place, Form::Internal);
+    request.in_channels = Some(9);
+    let plan = plan_conversion(&request).unwrap();
+    let note = "patch_embed.video.weight grew from 4 to 9 input channels, the new ones zero";
+    assert!(plan.report.notes.iter().any(|said| said == note), "{:?}", plan.report.notes);
+    plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
+    let (_, shape, ours) = of(&place).remove("patch_embed.video.weight").unwrap();
+    let (_, was, theirs) = of(&small()).remove("patch_embed.proj.weight").unwrap();
+    assert_eq!((&was[..], &shape[..]), (&[64, 4, 2, 2][..], &[64, 9, 2, 2][..]));
+    for (ours, theirs) in ours.chunks(9 * 16).zip(theirs.chunks(4 * 16)) {
+        assert_eq!(&ours[..64], theirs);
+        assert!(ours[64..].iter().all(|b| *b == 0));
+    }
+    // CogVideoX 1.5: a linear layer over patches of two frames, channel by channel too.
+    let model = "../../tests/fixtures/oracle/cogvideox/cogvideox15_5b_tiny";
+    let place = folder.join("grown in time");
+    let in_time = ConvertRequest { in_channels: Some(8), ..ConvertRequest::new(model, &place, Form::Internal) };
+    go(&in_time).unwrap();
+    let (_, shape, ours) = of(&place).remove("patch_embed.video.weight").unwrap();
+    let (_, was, theirs) = of(model.into()).remove("patch_embed.proj.weight").unwrap();
+    assert_eq!((&was[..], &shape[..]), (&[32, 4 * 8][..], &[32, 8 * 8][..]));
+    for (ours, theirs) in ours.chunks(8 * 8 * 4).zip(theirs.chunks(4 * 8 * 4)) {
+        assert_eq!(&ours[..128], theirs);
+        assert!(ours[128..].iter().all(|b| *b == 0));
+    }
+    request.in_channels = Some(3);
+    assert!(plan_conversion(&request).unwrap_err().why.contains("it has 4 input channels, 3 were asked for"));
+}
+
+#[test]
+fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
+    let (_keep, folder) = temp();
+    for (layer, count) in [(Layer::TttMlp, 22), (Layer::TttLinear, 20)] {
+        let [inner, again, outer, back] =
+            ["inner", "again", "outer", "back"].map(|n| folder.join(format!("{}-{n}", word(layer))));
+        let request = ConvertRequest { layer: Some(layer), ..ConvertRequest::new(small(), &inner, Form::Internal) };
+        let plan = plan_conversion(&request).unwrap();
+        assert_eq!(plan.report.initialized.len(), count * plan.model.as_ref().unwrap().num_layers);
+        assert!(plan.report.initialized.iter().all(|row| row.target.contains(".ttt.")));
+        go(&request).unwrap();
+        go(&ConvertRequest { target: again.clone(), ..request.clone() }).unwrap();
+        assert!(of(&inner) == of(&again), "the same seed makes the same values");
+        let gate = &of(&inner)["blocks.1.ttt.gate.backward.text"];
+        assert!(gate.2.chunks(4).all(|b| b == 0.1f32.to_le_bytes()));
+
+        go(&ConvertRequest::new(&inner, &outer, Form::Diffusers)).unwrap();
+        assert_eq!(names(&outer), ["config.json", "diffusion_pytorch_model.safetensors", "ttt.safetensors"]);
+        let note = &Header::read(&outer.join(TTT_FILE)).unwrap().metadata["note"];
+        assert!(note.contains("diffusers has no place for"));
+        assert!(of(&outer).into_iter().filter(|(n, _)| !n.contains(".ttt.")).eq(of(&small())));
+        go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
+        assert!(of(&inner) == of(&back));
+        // Without them they are left over, and must be waived.
+        let without = ConvertRequest {
+            layer: Some(Layer::None),
+            ..ConvertRequest::new(&inner, folder.join("x"), Form::Internal)
+        };
+        let failure = go(&without).unwrap_err();
+        assert!(failure.why.contains("have no place in the target"), "{failure}");
+        let waived = ConvertRequest { allow_unused: vec!["blocks.*".into()], force: true, ..without };
+        go(&waived).unwrap();
+    }
+}
+
+#[test]
+fn parameters_are_rounded_on_request() {
+    let (_keep, folder) = temp();
+    let (short, long) = (folder.join("short"), folder.join("long"));
+    let request = ConvertRequest { dtype: Some(Dtype::BF16), ..ConvertRequest::new(small(), &short, Form::Internal) };
+    assert_eq!(plan_conversion(&request).unwrap().report.notes[0], "64 tensors rounded from F32 to BF16");
+    go(&request).unwrap();
+    assert!(of(&short).values().all(|(dtype, ..)| *dtype == Dtype::BF16));
+    go(&ConvertRequest { dtype: Some(Dtype::F32), ..ConvertRequest::new(&short, &long, Form::Diffusers) }).unwrap();
+    let (rounded, exact) = (of(&long), of(&small()));
+    for (name, (_, _, bytes)) in &exact {
+        for (a, b) in cast::values(Dtype::F32, bytes).zip(cast::values(Dtype::F32, &rounded[name].2)) {
+            assert!((a - b).abs() <= a.abs() / 256.0, "{name}: {a} became {b}");
+        }
+    }
+}

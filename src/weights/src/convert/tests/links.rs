@@ -1,0 +1,66 @@
+//! Files taken over as links instead of copies.
+
+use super::*;
+use crate::fixtures::temp;
+use rundir::Checkpoint;
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+
+#[test]
+fn files_that_would_be_copied_byte_for_byte_are_taken_over_where_that_is_asked_for() {
+    let (_keep, folder) = temp();
+    let shards = folder.join("shards");
+    go(&ConvertRequest { shard_bytes: Some(300_000), ..ConvertRequest::new(small(), &shards, Form::Diffusers) })
+        .unwrap();
+    let count = names(&shards).iter().filter(|name| name.ends_with(".safetensors")).count() as u64;
+    assert!(count > 1);
+    // As in a cache, where a shard is a link to a blob.
+    let first = shards.join(names(&shards).into_iter().find(|name| name.ends_with(".safetensors")).unwrap());
+    fs::rename(&first, folder.join("blob")).unwrap();
+    std::os::unix::fs::symlink("../blob", &first).unwrap();
+    let links = |target: &Utf8Path| {
+        let files = target.read_dir_utf8().unwrap().map(|file| file.unwrap().path().symlink_metadata().unwrap());
+        files.filter(|meta| meta.is_file() && meta.nlink() == 2).count() as u64
+    };
+    let place = folder.join("inner");
+    let request = ConvertRequest { link: true, ..ConvertRequest::new(&shards, &place, Form::Internal) };
+    let plan = plan_conversion(&request).unwrap();
+    assert_eq!((plan.bytes(), plan.file_count()), (0, 0));
+    assert!(plan.report.notes.last().unwrap().starts_with(&format!("{count} of the source's files are taken over")));
+    let mut last = None;
+    let mut see = |progress| {
+        last = Some(progress);
+        ControlFlow::Continue(())
+    };
+    plan.execute(false, NOW_S, 7, &mut see).unwrap();
+    assert!(last.is_some_and(|last: Progress| last.doing == Doing::Checking && last.done == last.total));
+    assert_eq!(links(&place), count);
+    // The same tensors as copied, and the same model back.
+    let copied = folder.join("copied");
+    go(&ConvertRequest::new(small(), &copied, Form::Internal)).unwrap();
+    assert!(of(&place) == of(&copied));
+    Checkpoint::open(&place).unwrap().verify_checksums().unwrap();
+    go(&ConvertRequest::new(&place, folder.join("back"), Form::Diffusers)).unwrap();
+    assert!(of(&folder.join("back")) == of(&small()));
+    // A shard with a tensor that changes is written, and so are layers that are added.
+    let grown = ConvertRequest { in_channels: Some(8), layer: Some(Layer::TttLinear), force: true, ..request.clone() };
+    assert_eq!(go(&grown).unwrap().files as u64, count);
+    assert_eq!(links(&place), count - 1);
+    go(&ConvertRequest { link: false, target: folder.join("grown"), ..grown }).unwrap();
+    assert!(of(&place) == of(&folder.join("grown")));
+    // Nothing is left to take over when every number is rounded.
+    let short = ConvertRequest { dtype: Some(Dtype::BF16), force: true, ..request.clone() };
+    assert!(plan_conversion(&short).unwrap().report.notes.last().unwrap().starts_with("no file can be taken over"));
+    go(&short).unwrap();
+    assert_eq!(links(&place), 0);
+    // Who writes into the source writes into the checkpoint, and the checksums show it.
+    go(&ConvertRequest { force: true, ..request.clone() }).unwrap();
+    let blob = folder.join("blob");
+    let mut file = fs::OpenOptions::new().write(true).open(&blob).unwrap();
+    file.seek(SeekFrom::End(-1)).unwrap();
+    file.write_all(&[77]).unwrap();
+    Checkpoint::open(&place).unwrap().verify_checksums().unwrap_err();
+    let outward = ConvertRequest { to: Form::Diffusers, target: folder.join("x"), ..request };
+    assert!(go(&outward).unwrap_err().why.contains("only the files of a diffusers model can be taken over"));
+}

@@ -1,0 +1,49 @@
+//! Checkpoints that several ranks saved, as sources.
+
+use super::*;
+use crate::fixtures::temp;
+use std::fs;
+
+#[test]
+fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
+    assert_eq!(plan.report.notes, ["1 tensor of the state of training stays behind"]);
+    for (source, target) in [(run.clone(), "of-run"), (run.join("checkpoints/step-00000040"), "of-step")] {
+        go(&ConvertRequest::new(source, folder.join(target), Form::Diffusers)).unwrap();
+        assert!(of(&folder.join(target)) == of(&small()));
+    }
+}
+
+#[test]
+fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let file = run.join("checkpoints/step-00000040/rank-00001.safetensors");
+    let mut data = fs::read(&file).unwrap();
+    *data.last_mut().unwrap() ^= 1;
+    fs::write(&file, data).unwrap();
+    let failure = go(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap_err();
+    assert!(failure.to_string().contains("rank-00001.safetensors"), "{failure}");
+    assert!(!folder.join("x").exists() && !folder.join(".x.part").exists());
+}
+
+#[test]
+fn a_checkpoint_is_checked_to_its_end_before_what_was_made_of_it_is_in_its_place() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let place = folder.join("x");
+    let plan = plan_conversion(&ConvertRequest::new(&run, &place, Form::Diffusers)).unwrap();
+    let mut last = None;
+    let mut see = |progress| {
+        assert!(!place.exists());
+        last = Some(progress);
+        ControlFlow::Continue(())
+    };
+    plan.execute(false, NOW_S, 7, &mut see).unwrap();
+    let ranks: u64 = plan.source.checkpoint.unwrap().manifest.files.iter().map(|file| file.bytes).sum();
+    let state = fs::metadata(run.join("checkpoints/step-00000040/state.toml")).unwrap().len();
+    let total = ranks - state;
+    assert_eq!(last, Some(Progress { doing: Doing::Checking, done: total, total }));
+}

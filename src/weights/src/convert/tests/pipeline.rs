@@ -1,0 +1,88 @@
+//! What a pipeline's folder says beside its tensors, and how it may be laid out.
+
+use super::*;
+use crate::fixtures::temp;
+use std::fs;
+
+#[test]
+fn the_vaes_scale_and_the_text_length_travel_along() {
+    let (_keep, folder) = temp();
+    let pipeline = folder.join("pipeline");
+    copy_folder(&small(), &pipeline.join("transformer"));
+    fs::write(pipeline.join("model_index.json"), "{}").unwrap();
+    let convert = |source: &Utf8Path, target: &str| {
+        let plan = plan_conversion(&ConvertRequest::new(source, folder.join(target), Form::Internal)).unwrap();
+        plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
+        (plan.report.notes.join("; "), fs::read_to_string(folder.join(target).join("model.toml")).unwrap())
+    };
+    let (notes, toml) = convert(&pipeline, "without");
+    assert!(notes.contains("set model.latent_scale to the VAE's scaling_factor"), "{notes}");
+    assert!(!toml.contains("latent_scale"), "{toml}");
+    fs::create_dir_all(pipeline.join("vae")).unwrap();
+    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
+    for (source, target) in [(pipeline.clone(), "whole"), (pipeline.join("transformer"), "part")] {
+        let (notes, toml) = convert(&source, target);
+        assert_eq!(notes, "");
+        assert!(toml.contains("latent_scale = 0.7") && toml.contains("text_len = 6"), "{toml}");
+        // The file is what its first line says: a recipe may begin with it.
+        let recipe = folder.join("recipe.toml");
+        let rest = "[data]\nindex = \"i.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\n";
+        fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
+        assert_eq!(recipe::load(&recipe, &[]).unwrap().recipe.model.latent_scale, 0.7);
+    }
+    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": "big"}"#).unwrap();
+    let failure = plan_conversion(&ConvertRequest::new(&pipeline, folder.join("x"), Form::Internal)).unwrap_err();
+    assert!(failure.why.contains("not a number above 0"), "{failure}");
+}
+
+#[test]
+fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
+    let (_keep, folder) = temp();
+    // As the cache of the Hugging Face hub has it: files are links to blobs named by their content.
+    let (snapshot, blobs) = (folder.join("snapshots/4f2a"), folder.join("blobs"));
+    fs::create_dir_all(snapshot.join("transformer")).unwrap();
+    fs::create_dir_all(snapshot.join("vae")).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    for (n, entry) in small().read_dir_utf8().unwrap().enumerate() {
+        let entry = entry.unwrap();
+        let blob = format!("{n}c0ffee");
+        fs::copy(entry.path(), blobs.join(&blob)).unwrap();
+        let link = snapshot.join("transformer").join(entry.file_name());
+        std::os::unix::fs::symlink(format!("../../../blobs/{blob}"), link).unwrap();
+    }
+    fs::write(snapshot.join("model_index.json"), "{}").unwrap();
+    fs::write(snapshot.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
+    // And a pipeline put together of links, one of them to a folder of another name.
+    let other = folder.join("other");
+    fs::create_dir(&other).unwrap();
+    fs::rename(snapshot.join("transformer"), snapshot.join("network")).unwrap();
+    std::os::unix::fs::symlink(snapshot.join("network"), other.join("transformer")).unwrap();
+    std::os::unix::fs::symlink(snapshot.join("vae"), other.join("vae")).unwrap();
+    std::os::unix::fs::symlink("network", snapshot.join("transformer")).unwrap();
+    let whole = bytes(&Source::open(&small()).unwrap().tensors);
+    for (n, source) in [snapshot.clone(), snapshot.join("transformer"), other.join("transformer")].iter().enumerate() {
+        let source = Source::open(source).unwrap();
+        assert_eq!((source.latent_scale_known, source.model().unwrap().latent_scale), (true, 0.7));
+        assert!(bytes(&source.tensors) == whole);
+        let target = folder.join(n.to_string());
+        go(&ConvertRequest::new(&source.found.path, &target, Form::Diffusers)).unwrap();
+        assert!(of(&target) == whole);
+        assert!(target.join("diffusion_pytorch_model.safetensors").symlink_metadata().unwrap().is_file());
+    }
+    // The folder itself has no pipeline around it.
+    assert!(Source::open(&snapshot.join("network")).is_ok_and(|source| !source.latent_scale_known));
+}
+
+#[test]
+fn what_diffusers_calls_the_size_of_a_model_with_patches_in_time_is_said_to_be_its_largest() {
+    let (_keep, folder) = temp();
+    let notes = |model: &str, to: Form| {
+        let source = Utf8Path::new("../../tests/fixtures/oracle/cogvideox").join(model);
+        plan_conversion(&ConvertRequest::new(source, folder.join("x"), to)).unwrap().report.notes.join("; ")
+    };
+    let said = notes("cogvideox15_5b_tiny", Form::Internal);
+    assert!(said.starts_with("20 × 20 is the largest latent that its positions allow, not one to train on"), "{said}");
+    assert!(said.contains("set model.latent_height, model.latent_width and model.latent_frames to"), "{said}");
+    assert!(!notes("cogvideox15_5b_tiny", Form::Diffusers).contains("largest latent"));
+    assert!(!notes("cogvideox_5b_tiny", Form::Internal).contains("largest latent"));
+}
