@@ -51,9 +51,23 @@ c10d::ReduceOp reduce_op(int op) {
   return op == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
 }
 
+// What a rank of a ring passes on: each part but the one it ends with, of a gather or a scattered sum; of a whole sum, which
+// is one after the other, twice as much.
+uint64_t ring_part(const c10d::Backend& backend, const at::Tensor& part) {
+  return static_cast<uint64_t>(backend.getSize() - 1) * part.nbytes();
+}
+
+uint64_t ring_sum(const c10d::Backend& backend, const at::Tensor& whole) {
+  return 2 * static_cast<uint64_t>(backend.getSize() - 1) * whole.nbytes() / static_cast<uint64_t>(backend.getSize());
+}
+
 // ---- differentiable collectives, by their Megatron names
 
-using Group = c10::intrusive_ptr<c10d::Backend>;
+// What a collective within a graph needs of its group.
+struct Group {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<Tally> sent;
+};
 
 template <typename F>
 void run_now(F&& begin) {
@@ -68,7 +82,8 @@ void run_now(F&& begin) {
 at::Tensor sum_over(const Group& group, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> sum{x.detach().clone(at::MemoryFormat::Contiguous)};
-  run_now([&] { return group->allreduce(sum); });
+  group.sent->summed += ring_sum(*group.backend, sum[0]);
+  run_now([&] { return group.backend->allreduce(sum); });
   return sum[0];
 }
 
@@ -76,15 +91,17 @@ at::Tensor gather_last(const Group& group, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   at::Tensor part = x.detach().contiguous();
   std::vector<int64_t> size = part.sizes().vec();
-  size.insert(size.begin(), group->getSize());
-  at::Tensor all = at::empty({group->getSize() * part.numel()}, part.options()), flat = part.view(-1);
-  run_now([&] { return group->_allgather_base(all, flat); });
+  const int64_t ranks = group.backend->getSize();
+  size.insert(size.begin(), ranks);
+  at::Tensor all = at::empty({ranks * part.numel()}, part.options()), flat = part.view(-1);
+  group.sent->gathered += ring_part(*group.backend, flat);
+  run_now([&] { return group.backend->_allgather_base(all, flat); });
   return at::cat(all.view(size).unbind(0), -1);
 }
 
 at::Tensor slice_last(const Group& group, const at::Tensor& x) {
-  const int64_t len = x.size(-1) / group->getSize();
-  return x.narrow(-1, group->getRank() * len, len).contiguous();
+  const int64_t len = x.size(-1) / group.backend->getSize();
+  return x.narrow(-1, group.backend->getRank() * len, len).contiguous();
 }
 
 enum class Collective { CopyTo, ReduceFrom, GatherFrom, ScatterTo };
@@ -93,7 +110,8 @@ template <Collective kind>
 struct Parallel : torch::autograd::Function<Parallel<kind>> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group) {
     // The graph keeps the group alive.
-    ctx->saved_data["group"] = c10::IValue::make_capsule(group);
+    ctx->saved_data["group"] = c10::IValue::make_capsule(group.backend);
+    ctx->saved_data["sent"] = c10::IValue::make_capsule(group.sent);
     switch (kind) {
       case Collective::CopyTo: return x.detach();
       case Collective::ReduceFrom: return sum_over(group, x);
@@ -104,7 +122,8 @@ struct Parallel : torch::autograd::Function<Parallel<kind>> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& grads) {
-    const Group group = c10::static_intrusive_pointer_cast<c10d::Backend>(ctx->saved_data["group"].toCapsule());
+    const Group group{c10::static_intrusive_pointer_cast<c10d::Backend>(ctx->saved_data["group"].toCapsule()),
+                      c10::static_intrusive_pointer_cast<Tally>(ctx->saved_data["sent"].toCapsule())};
     const auto grad = [&]() -> at::Tensor {
       switch (kind) {
         case Collective::CopyTo: return sum_over(group, grads[0]);
@@ -227,6 +246,7 @@ char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* tensor, int 
     std::vector<at::Tensor> tensors{*tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = reduce_op(op);
+    group->sent->summed += ring_sum(backend, *tensor);
     works.push_back(backend.allreduce(tensors, options));
   });
 }
@@ -235,6 +255,7 @@ char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* output,
                                    WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     at::Tensor to = *output, from = *input;
+    group->sent->gathered += ring_part(backend, from);
     works.push_back(backend._allgather_base(to, from));
   });
 }
@@ -246,6 +267,7 @@ char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, 
     at::Tensor to = *output, from = *input;
     c10d::ReduceScatterOptions options;
     options.reduceOp = reduce_op(op);
+    group->sent->scattered += ring_part(backend, to);
     works.push_back(backend._reduce_scatter_base(to, from, options));
   });
 }
@@ -264,6 +286,7 @@ char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const a
     for (int64_t step = 1; step < size; ++step) {
       const int64_t to = (rank + step) % size;
       std::vector<at::Tensor> part{input->narrow(0, to * len, len)};
+      group->sent->scattered += part[0].nbytes();
       works.push_back(backend.send(part, static_cast<int>(to), tag));
     }
   });
@@ -286,6 +309,13 @@ char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
   });
 }
 
+// What was begun since the group was joined: gathered, scattered, summed.
+void vidtui_group_sent(const GroupHandle* group, uint64_t* bytes) {
+  bytes[0] = group->sent->gathered;
+  bytes[1] = group->sent->scattered;
+  bytes[2] = group->sent->summed;
+}
+
 // Waits, then frees the handle whatever happened.
 char* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
@@ -297,12 +327,12 @@ char* vidtui_work_wait(WorkHandle* work) {
 // `kind` is 0 copy to, 1 reduce from, 2 gather from, 3 scatter to the group; the result is a new tensor.
 char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
   return guarded([&] {
-    const Group& backend = group->backend;
+    const Group ranks{group->backend, group->sent};
     switch (static_cast<Collective>(kind)) {
-      case Collective::CopyTo: *out = new at::Tensor(Parallel<Collective::CopyTo>::apply(*x, backend)); break;
-      case Collective::ReduceFrom: *out = new at::Tensor(Parallel<Collective::ReduceFrom>::apply(*x, backend)); break;
-      case Collective::GatherFrom: *out = new at::Tensor(Parallel<Collective::GatherFrom>::apply(*x, backend)); break;
-      case Collective::ScatterTo: *out = new at::Tensor(Parallel<Collective::ScatterTo>::apply(*x, backend)); break;
+      case Collective::CopyTo: *out = new at::Tensor(Parallel<Collective::CopyTo>::apply(*x, ranks)); break;
+      case Collective::ReduceFrom: *out = new at::Tensor(Parallel<Collective::ReduceFrom>::apply(*x, ranks)); break;
+      case Collective::GatherFrom: *out = new at::Tensor(Parallel<Collective::GatherFrom>::apply(*x, ranks)); break;
+      case Collective::ScatterTo: *out = new at::Tensor(Parallel<Collective::ScatterTo>::apply(*x, ranks)); break;
     }
   });
 }

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <torch/custom_class.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -20,11 +22,18 @@ struct StoreHandle {
   uint16_t port;
 };
 
+// Bytes that this rank passed on to others, by kind of collective, counted as rings send them.
+struct Tally : torch::CustomClassHolder {
+  std::atomic<uint64_t> gathered{0}, scattered{0}, summed{0};
+};
+
 struct GroupHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
   uint32_t next_tag;
   // Where the tensors of an NCCL group are.
   std::optional<at::Device> device;
+  // Graphs that hold a collective of the group count in it too.
+  c10::intrusive_ptr<Tally> sent = c10::make_intrusive<Tally>();
 };
 
 inline char* copy_text(const char* text) {

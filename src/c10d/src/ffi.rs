@@ -114,6 +114,7 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
+    pub fn vidtui_group_sent(group: *const GroupHandle, bytes: *mut u64);
     pub fn vidtui_work_wait(work: *mut WorkHandle) -> Status;
 
     pub fn vidtui_adamw(

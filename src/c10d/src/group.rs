@@ -21,6 +21,18 @@ pub enum Reduce {
     Avg,
 }
 
+/// Bytes that one rank of a group passed on, by kind of collective, counted as rings send them: of n ranks that share W bytes,
+/// each passes on (n-1)/n W for a gather or a scattered sum, and twice that for a whole sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sent {
+    /// Parts that became a whole on every rank.
+    pub gathered: u64,
+    /// Sums of which each rank got a part.
+    pub scattered: u64,
+    /// Sums that every rank got.
+    pub summed: u64,
+}
+
 /// A process group. Every rank in it must call the same collectives in the same order.
 ///
 /// A group of one rank has no network: its collectives are copies, complete at once.
@@ -132,6 +144,18 @@ impl Group {
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Returns what this rank passed on since it joined, also within graphs and their backward passes. Broadcasts and
+    /// barriers, which no step has, are not counted.
+    #[must_use]
+    pub fn sent(&self) -> Sent {
+        let Some(network) = &self.network else { return Sent::default() };
+        let mut bytes = [0; 3];
+        // SAFETY: the group is alive, and the shim writes three numbers.
+        unsafe { ffi::vidtui_group_sent(network.0.as_ptr(), bytes.as_mut_ptr()) };
+        let [gathered, scattered, summed] = bytes;
+        Sent { gathered, scattered, summed }
     }
 
     /// Reduces `tensor` over all ranks, in place.

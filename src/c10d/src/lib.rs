@@ -19,7 +19,7 @@ pub mod cuda;
 pub mod ops;
 
 pub use error::Error;
-pub use group::{Group, Reduce};
+pub use group::{Group, Reduce, Sent};
 pub use pending::Pending;
 pub use store::Store;
 

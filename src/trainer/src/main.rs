@@ -26,6 +26,8 @@ mod step;
 mod tensor_file;
 #[cfg(test)]
 mod traces;
+#[cfg(test)]
+mod traffic;
 mod trainer;
 mod wishes;
 

@@ -14,7 +14,8 @@ pub struct Traffic {
     /// Summing the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
     /// Summing tokens over `tp`: after each projection out of heads or hidden units, and the gradient before each
-    /// projection into them. With `remat.shard_inputs`, joining the inputs that were shared out, too.
+    /// projection into them; the statistics of norms over all heads; the gradients of norms within them. With `remat.shard_inputs`, joining the inputs that
+    /// were shared out, too.
     pub tensor_parallel: f64,
 }
 
@@ -35,6 +36,17 @@ impl Traffic {
         let group = recipe.remat.blocks_per_input(model.num_layers) as f64;
         let joined = if recipe.remat.shard_inputs { again / group } else { 0.0 };
         let tokens = recipe.micro_batch() as f64 * (model.seq_len() * model.dim()) as f64 * compute;
+        // The norm after each direction of a TTT layer is over the heads of all ranks: they gather each token's mean and variance
+        // in float32, and sum up the gradients of all that they gathered.
+        let statistics = if model.layer == Layer::None {
+            0.0
+        } else {
+            2.0 * (layers + again + 2.0 * layers)
+                * recipe.micro_batch() as f64
+                * (model.seq_len() * 2 * 4 * mesh.tp) as f64
+        };
+        // Every rank has the gain and bias of the norms of queries and keys, and applies them to heads of its own.
+        let head_norms = 2.0 * layers * (4 * model.head_dim) as f64 * compute;
         Traffic {
             all_gather: parts
                 * passed(mesh.dp_shard)
@@ -42,7 +54,9 @@ impl Traffic {
                 * (whole(units.root) + (layers + again) * whole(units.block)),
             reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
-            tensor_parallel: parts * passed(mesh.tp) * (2.0 * meetings * passes + joined) * tokens,
+            tensor_parallel: parts
+                * passed(mesh.tp)
+                * ((2.0 * meetings * passes + joined) * tokens + statistics + head_norms),
         }
     }
 
@@ -91,6 +105,8 @@ mod tests {
         assert_eq!(traffic.all_reduce, recipe.cost().memory.gradients as f64);
         // Two blocks: attention and MLP, in two passes forward, one of them again, and two back; samples of 64 tokens.
         let tokens = (2 * 64 * recipe.model.dim() * 2) as f64;
-        assert_eq!(traffic.tensor_parallel, 2.0 * 5.0 * tokens);
+        // And gain and bias of two norms of each block's heads, 64 wide.
+        let head_norms = (2 * 4 * 64 * 2) as f64;
+        assert_eq!(traffic.tensor_parallel, 2.0 * 5.0 * tokens + head_norms);
     }
 }

@@ -1,0 +1,119 @@
+//! What a step sends, held to what `vidtui check` foresees. The ranks of a mesh are threads, over gloo.
+
+use crate::init;
+use crate::optim::Moments;
+use crate::parallelize::{layouts, network, unit_tables};
+use crate::step::{Step, compute_kind};
+use crate::wishes::Wishes;
+use c10d::Store;
+use dist::fsdp::Fsdp;
+use dist::mesh::MeshGroups;
+use dit::diffusion::Schedule;
+use dit::embed::Inputs;
+use recipe::{Mesh, Recipe, Traffic};
+use std::time::Duration;
+use tch::{Device, Kind, Tensor};
+
+/// How long ranks wait for each other on a machine that has other things to do.
+const LIMIT: Duration = Duration::from_secs(300);
+
+const MESHES: [[usize; 3]; 4] = [[1, 2, 1], [2, 2, 1], [1, 1, 2], [1, 2, 2]];
+
+/// Two segments of 8 + 13 × 4 tokens that share a frame, in mini-batches of 4.
+const SEGMENTS: [&str; 6] = [
+    "model.layer=ttt_mlp",
+    "model.ttt_mini_batch=4",
+    "model.segments=2",
+    "model.text_len=8",
+    "model.latent_frames=25",
+    "remat.shard_inputs=true",
+];
+
+fn recipe([dp_replicate, dp_shard, tp]: [usize; 3], sets: &[&str]) -> Recipe {
+    let base = [
+        "model.num_layers=4",
+        "model.num_heads=4",
+        "model.time_embed_dim=32",
+        "model.text_dim=16",
+        "model.latent_height=4",
+        "model.latent_width=4",
+        "train.global_batch=8",
+        "train.threads=1",
+    ];
+    let mesh = [("dp_replicate", dp_replicate), ("dp_shard", dp_shard), ("tp", tp)]
+        .map(|(axis, n)| format!("mesh.{axis}={n}"));
+    let sets: Vec<String> = base.iter().chain(sets).map(|set| (*set).to_owned()).chain(mesh).collect();
+    let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    recipe::load(minimal.into(), &sets).unwrap_or_else(|e| panic!("{e}")).recipe
+}
+
+/// Takes one step as a rank of a mesh; returns what it sent.
+fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
+    let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
+    let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
+    init::randomize(&fsdp, &tables, m, 1);
+    let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+    let (network, schedule) = (network(recipe), Schedule::default());
+    let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
+    let ones = |shape: &[usize]| {
+        Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))
+    };
+    step.run_on(&mut fsdp, &mut moments, 0, Wishes::default(), |places| {
+        let samples = (places.end - places.start) as usize;
+        let latent = ones(&[samples, m.latent_frames, m.in_channels, m.latent_height, m.latent_width]);
+        let text = ones(&[samples, m.text_tokens(), m.text_dim]);
+        let timestep = Tensor::full([samples as i64], 500, (Kind::Int64, Device::Cpu));
+        Ok((Inputs { latent: latent.shallow_clone(), text, timestep }, latent))
+    })
+    .unwrap();
+    let groups = fsdp.groups();
+    let [shard, replicate, tp] = [&groups.shard, &groups.replicate, &groups.tp].map(|group| group.sent());
+    assert_eq!((replicate.gathered, replicate.scattered, tp.scattered), (0, 0, 0));
+    // Not foreseen, since it is all but nothing: the norms of gradients and of weights, a double each.
+    let ranks = recipe.mesh.tp as f64;
+    let norms = 2.0 * 2.0 * (ranks - 1.0) / ranks * 8.0;
+    Traffic {
+        all_gather: shard.gathered as f64,
+        reduce_scatter: shard.scattered as f64,
+        all_reduce: replicate.summed as f64,
+        tensor_parallel: (tp.gathered + tp.summed) as f64 - norms,
+    }
+}
+
+/// Takes one step on a mesh; returns what its first rank sent.
+fn sent_on(recipe: &Recipe) -> Traffic {
+    let folder = tempfile::tempdir().unwrap();
+    let (mesh, path): (Mesh, _) = (recipe.mesh, folder.path().join("store"));
+    std::thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let path = &path;
+            scope.spawn(move || {
+                let store = Store::file(path, mesh.world(), LIMIT).unwrap();
+                let groups = MeshGroups::join(&store, mesh, rank, Device::Cpu, LIMIT, Some("lo")).unwrap();
+                sent(recipe, groups)
+            })
+        };
+        let ranks: Vec<_> = (0..mesh.world()).map(rank).collect();
+        let sent: Vec<Traffic> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert!(sent.iter().all(|of_rank| *of_rank == sent[0]), "ranks differ: {sent:?}");
+        sent[0]
+    })
+}
+
+#[test]
+fn a_step_sends_what_is_foreseen_to_the_byte() {
+    let kinds: [&[&str]; 4] = [
+        &["train.dtype=float32"],
+        &["remat.mode=none", "train.grad_accum=2"],
+        &["train.trainable=qkvo", "remat.group=2"],
+        &SEGMENTS,
+    ];
+    for sets in kinds {
+        for mesh in MESHES {
+            let recipe = recipe(mesh, sets);
+            let foreseen = recipe.cost().traffic;
+            assert!(foreseen.total() > 0.0);
+            assert_eq!(sent_on(&recipe), foreseen, "{sets:?} on {mesh:?}");
+        }
+    }
+}
