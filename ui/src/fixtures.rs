@@ -85,7 +85,7 @@ pub fn stalled() -> RunRow {
         Subject::Run,
         "no step since step 83 (one usually takes 1.2 s), and its GPUs draw 960 W where they drew 5200 W",
     );
-    let fix = "collect the stacks of all ranks first (vidtui stacks RUN), then kill and resume it".into();
+    let fix = format!("collect the stacks of all ranks first (vidtui stacks {}), then kill and resume it", stage_1());
     let findings = vec![Finding { since_s: Some(NOW - 190.0), fix, ..hang }];
     RunRow { findings, ..row(stage_1(), "2s", RunState::Stalled { since_s: NOW - 190.0 }, 83) }
 }

@@ -171,7 +171,9 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     }
     let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };
     let refused = |why: String| {
-        Failure::new(what, why, "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones")
+        let run = dir.ancestors().nth(2).map(RunDir::new).filter(|run| run.run_toml().exists());
+        let fix = run.map_or("name others: --init PATH".into(), |run| other_checkpoint(&run));
+        Failure::new(what, why, fix)
     };
     let checkpoint = Checkpoint::open(&dir).map_err(|error| refused(error.to_string()))?;
     check_weights(what, &checkpoint.manifest, &plan.run.recipe()?)?;
@@ -189,10 +191,13 @@ fn command_weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
                 Some(CheckpointEntry::Incomplete { why, .. }) => why.clone(),
                 _ => "it is gone".into(),
             };
-            let fix = "choose another checkpoint: `vidtui checkpoints RUN` lists the complete ones";
-            Err(Failure::new(what, format!("{dir}: {why}"), fix))
+            Err(Failure::new(what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
         }
     }
+}
+
+fn other_checkpoint(run: &RunDir) -> String {
+    format!("choose another checkpoint: `vidtui checkpoints {}` lists the complete ones", run.name())
 }
 
 /// The step directory that the attempt starts from; none when it starts from random weights.
@@ -258,7 +263,7 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
         let newest = latest(&run).ok_or_else(|| {
-            let fix = "let it save one first: `vidtui resume RUN`".replace("RUN", run.name());
+            let fix = format!("let it save one first: `vidtui resume {}`", run.name());
             Failure::new(&*what, format!("run {path} has no complete checkpoint"), fix)
         })?;
         let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
