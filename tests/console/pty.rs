@@ -121,7 +121,7 @@ impl Pty {
     }
 
     /// Whether the program has read every key; the kernel knows.
-    fn has_read_everything(&self) -> bool {
+    pub fn has_read_everything(&self) -> bool {
         let mut open = std::fs::File::options();
         let terminal =
             open.read(true).custom_flags(OFlag::O_NOCTTY.bits()).open(self.master.tty_name().unwrap()).unwrap();

@@ -106,13 +106,32 @@ fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
     let place = Place::new();
     let console = open(&place);
     for size in [(1, 1), (7, 2), (300, 3), (2, 100), (40, 10)] {
-        // Help opens and closes; time for it is given and not waited for: of a key and a change of size that come together,
-        // crossterm tells one, and the other when more comes.
+        // Help opens and closes; time is given for that to be drawn, and not waited for: there may be nothing to see.
         console.resize(size).press("?\x1b");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     // The last tab has no room in 40 columns.
     console.resize((80, 24)).shows(&["4 Convert", "No runs yet"]);
+}
+
+#[test]
+fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
+    let place = Place::new();
+    let mut console = open(&place);
+    console.press("/").shows(&["Show runs with:"]);
+    for n in 0..200 {
+        let size = if n % 2 == 0 { (90, 30) } else { SIZE };
+        // Typed and taken back in turn, before the change and after it.
+        let key = if n % 4 < 2 { "x" } else { "\x7f" };
+        if n % 8 < 4 {
+            console.resize(size).press(key)
+        } else {
+            console.press(key).resize(size)
+        };
+        console.meanwhile("the key to be read", || console.has_read_everything());
+    }
+    console.press("y").shows(&["Show runs with: y"]).press(ESC).shows_no("Show runs with:").press("q");
+    assert_eq!(console.ended(), 0);
 }
 
 #[test]
