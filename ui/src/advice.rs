@@ -11,7 +11,10 @@ use crate::widgets::{capitalized, failure_lines};
 use crate::words::{StateKind, ranks, short_id};
 use plan::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
-use rundir::RunState;
+use rundir::{RunState, START_GRACE};
+
+/// Longer than processes need to appear, on nodes too.
+const USUAL_START_S: f64 = 10.0;
 
 /// Returns the lines: first what is going on, then the keys that lead on.
 pub fn lines(model: &Model, row: &RunRow, context: Context, width: usize) -> Vec<Line<'static>> {
@@ -44,6 +47,14 @@ pub fn lines(model: &Model, row: &RunRow, context: Context, width: usize) -> Vec
 }
 
 fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
+    if let Some((_, waiting)) = model.jobs.waiting_kill(&row.run) {
+        let waited = units::duration(model.now - waiting.since_s);
+        let text = format!(
+            "Its kill has waited for {waited}: {}. Until then it is neither resumed nor stopped.",
+            waiting.text
+        );
+        return text::wrap(&text::clean(&text), width).into_iter().map(Line::from).collect();
+    }
     if let Some(first) = row.findings.first() {
         return finding(model, row, first, width);
     }
@@ -53,6 +64,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         RunState::New => "It was prepared but never started.".to_owned(),
         // Its job says all there is to say.
         RunState::Queued => String::new(),
+        RunState::Starting if let Some(left_s) = awaited_s(model, row) => awaited(row, left_s),
         RunState::Starting => {
             format!("{} are starting. The first step takes longer than the others.", capitalized(&ranks(row.ranks)))
         }
@@ -83,6 +95,22 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     let job = row.job.as_ref().map(|job| slurm::sentence(job, model.now));
     let text = [text].into_iter().chain(job).filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
     text::wrap(&text, width).into_iter().map(Line::from).collect()
+}
+
+/// Returns for how long processes are awaited that may never come, once that takes longer than a start should.
+pub fn awaited_s(model: &Model, row: &RunRow) -> Option<f64> {
+    let left_s = row.start_awaited_until_s? - model.now;
+    let is_late = left_s < START_GRACE.as_secs_f64() - USUAL_START_S && model.jobs.busy_with(&row.run).is_none();
+    is_late.then_some(left_s.max(0.0))
+}
+
+fn awaited(row: &RunRow, left_s: f64) -> String {
+    let then = if row.checkpoint_step.is_some() { "can be resumed" } else { "its stage can be started again" };
+    format!(
+        "None of its processes is there yet: what starts it is slow, or has ended in between. They are awaited for {} more; then \
+         it counts as crashed, and {then}.",
+        units::duration(left_s)
+    )
 }
 
 /// The most urgent of what was found, what to do about it, and how much more there is.
@@ -124,7 +152,10 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             steps.push(hint(model, &key, &text));
         }
     };
-    if model.jobs.busy_with(&row.run) {
+    if model.jobs.waiting_kill(&row.run).is_some() {
+        say(Action::Kill, "give the kill up".to_owned());
+    }
+    if model.jobs.busy_with(&row.run).is_some() {
         return steps;
     }
     if !kind.is_active() && kind != StateKind::Finished && kind != StateKind::Unknown {

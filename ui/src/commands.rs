@@ -1,11 +1,13 @@
 //! What can be done to a run: whether it makes sense now, and the effect that asks for it.
 
+use crate::advice;
 use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::model::{Model, Screen};
 use crate::msg::RunRow;
 use crate::screens::logs;
+use crate::units;
 use crate::words::{StateKind, short_id};
 
 /// Returns why an action on the current run makes no sense now, as a sentence to show.
@@ -23,10 +25,22 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
     let word = kind.word();
-    let busy = model.jobs.busy_with(&row.run);
+    let busy =
+        model.jobs.busy_with(&row.run).filter(|_| matches!(action, Action::Resume | Action::Stop | Action::Kill));
+    match (action, model.jobs.waiting_kill(&row.run), busy) {
+        (Action::Kill, Some(_), _) => return Ok(row),
+        (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
+            let waited = units::duration(model.now - waiting.since_s);
+            return Err(format!("{name} waits for its kill, {waited} so far: K gives that up."));
+        }
+        (_, _, Some(intent)) => return Err(format!("Already {}: wait for that.", intent.text())),
+        _ => {}
+    }
     match action {
-        Action::Kill if model.jobs.waiting_kill(&row.run).is_some() => Ok(row),
-        Action::Resume | Action::Stop | Action::Kill if busy => Err(format!("Already on it: wait for {name}.")),
+        Action::Resume if let (Some(left_s), Some(_)) = (advice::awaited_s(model, row), row.checkpoint_step) => {
+            let left = units::duration(left_s);
+            Err(format!("{name} may still start: in {left} it can be resumed, if it has not."))
+        }
         Action::Resume if kind.is_active() => Err(format!("{name} is {word}: there is nothing to resume.")),
         Action::Resume if kind == StateKind::Finished => {
             Err(format!("{name} has done all its {} steps: there is nothing left to resume.", row.steps_total))
@@ -39,7 +53,9 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
             Err(format!("{name} is not running ({word})."))
         }
-        Action::Stacks if model.jobs.collecting(&row.run) => Err(format!("Already on it: wait for {name}.")),
+        Action::Stacks if model.jobs.collecting(&row.run) => {
+            Err(format!("Already collecting the stacks of {name}: wait for that."))
+        }
         Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word}).")),
         Action::NextStage => {
             let next = model.next_stage(row);
@@ -50,7 +66,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
                     Err(format!("{name} is {word}: let it finish, or stop it with s, before the next stage."))
                 }
                 (_, None) => Err(format!("{name} has no complete checkpoint for the next stage to start from.")),
-                _ if model.jobs.planning_stage() => Err("Already on it: the stage is being prepared.".to_owned()),
+                _ if model.jobs.planning_stage() => Err("Already preparing a stage: wait for that.".to_owned()),
                 _ => Ok(row),
             }
         }
@@ -77,7 +93,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             vec![Effect::Stop { job, run }]
         }
         Action::Kill => match model.jobs.waiting_kill(&run) {
-            Some(job) => vec![Effect::GiveUpKill { job }],
+            Some((job, _)) => vec![Effect::GiveUpKill { job }],
             None => {
                 let job = model.jobs.start(Intent::PlanKill(run.clone()));
                 vec![Effect::PlanKill { job, run }]

@@ -74,6 +74,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         job: None,
         is_command: false,
         is_stepless: false,
+        start_awaited_until_s: None,
     }
 }
 

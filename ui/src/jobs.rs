@@ -73,21 +73,30 @@ pub struct Jobs {
 }
 
 /// One job in flight.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Job {
     /// Why it was started.
     pub intent: Intent,
     /// What it said last.
     pub progress: Option<String>,
-    /// Whether it waits to try again, and can be given up.
-    pub waits: bool,
+    /// What it waits for again and again, so that it can be given up.
+    pub waiting: Option<Waiting>,
+}
+
+/// What a job waits for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// Since when, Unix seconds: that it tries again in between is no end of it.
+    pub since_s: f64,
+    /// For what, as it was said last.
+    pub text: String,
 }
 
 impl Jobs {
     pub(crate) fn start(&mut self, intent: Intent) -> JobId {
         self.next += 1;
         let job = JobId(self.next);
-        self.running.insert(job, Job { intent, progress: None, waits: false });
+        self.running.insert(job, Job { intent, progress: None, waiting: None });
         job
     }
 
@@ -95,16 +104,25 @@ impl Jobs {
         self.running.remove(&job).map(|job| job.intent)
     }
 
-    pub(crate) fn progress(&mut self, job: JobId, text: String, waits: bool) {
+    pub(crate) fn progress(&mut self, job: JobId, text: String) {
         if let Some(job) = self.running.get_mut(&job) {
-            (job.progress, job.waits) = (Some(text), waits);
+            job.progress = Some(text);
         }
     }
 
+    /// Takes in what a job waits for. Returns whether it begins to.
+    pub(crate) fn waits(&mut self, job: JobId, text: String, now: f64) -> bool {
+        let Some(job) = self.running.get_mut(&job) else { return false };
+        job.progress = Some(text.clone());
+        let before = job.waiting.take();
+        job.waiting = Some(Waiting { since_s: before.as_ref().map_or(now, |before| before.since_s), text });
+        before.is_none()
+    }
+
     /// Returns the kill of a run that waits for nodes.
-    pub fn waiting_kill(&self, run: &RunId) -> Option<JobId> {
-        let is_it = |job: &Job| job.waits && matches!(&job.intent, Intent::Kill(of) if of == run);
-        self.running.iter().find(|(_, job)| is_it(job)).map(|(id, _)| *id)
+    pub fn waiting_kill(&self, run: &RunId) -> Option<(JobId, &Waiting)> {
+        let is_kill = |job: &Job| matches!(&job.intent, Intent::Kill(of) if of == run);
+        self.running.iter().find_map(|(id, job)| Some((*id, job.waiting.as_ref().filter(|_| is_kill(job))?)))
     }
 
     /// Returns whether nothing is in flight.
@@ -117,9 +135,9 @@ impl Jobs {
         self.running.values().next_back()
     }
 
-    /// Returns whether something is already being done to a run.
-    pub fn busy_with(&self, run: &RunId) -> bool {
-        self.running.values().any(|job| job.intent.run() == Some(run))
+    /// Returns what is already being done to a run.
+    pub fn busy_with(&self, run: &RunId) -> Option<&Intent> {
+        self.running.values().map(|job| &job.intent).find(|intent| intent.run() == Some(run))
     }
 
     /// Returns whether the stacks of a run are already being collected.

@@ -189,6 +189,9 @@ pub struct RunRow {
     /// Whether nobody hears of its steps: a command's, whose log is not understood.
     #[serde(default)]
     pub is_stepless: bool,
+    /// Until when its processes are awaited, Unix seconds, while it counts as starting and there are none.
+    #[serde(default)]
+    pub start_awaited_until_s: Option<f64>,
 }
 
 /// News of one run.

@@ -68,6 +68,8 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         }
         return Vec::new();
     };
+    // What was refused before is answered now.
+    model.notice.take_if(|notice| notice.warns);
     match action {
         Action::Quit => {
             model.quitting = true;
@@ -164,11 +166,13 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
 
 fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
     if let JobMsg::Progress(text) = what {
-        model.jobs.progress(job, text, false);
+        model.jobs.progress(job, text);
         return Vec::new();
     }
     if let JobMsg::Waiting(text) = what {
-        model.jobs.progress(job, text, true);
+        if model.jobs.waits(job, text, model.now) {
+            model.notice = None;
+        }
         return Vec::new();
     }
     if let JobMsg::Converting { done, total } = what {

@@ -1,5 +1,6 @@
 //! The only place that writes cells.
 
+use crate::jobs::Job;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Model, Purpose, Screen};
@@ -102,9 +103,11 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Span::styled(cursor, theme.accent),
         ]));
     }
-    if let Some(job) = model.jobs.latest() {
+    // The answer to a key comes before what goes on anyway, and anything before what may wait for days.
+    let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.warns && job.waiting.is_none());
+    if let Some(job) = model.jobs.latest().filter(is_first) {
         let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
-        if job.waits {
+        if job.waiting.is_some() {
             text += &format!("; {} gives up", key_of(Context::Run, Action::Kill));
         }
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));

@@ -225,6 +225,14 @@ impl RunFacts {
         }
     }
 
+    /// Until when a run counts as starting whose attempt is there and of which nothing runs or was heard, Unix seconds: who
+    /// starts it may be slow, or have ended in between.
+    pub fn start_awaited_until_s(&self) -> Option<f64> {
+        let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
+        let is_silent = self.last_event.is_none() && self.last_metric.is_none();
+        is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
+    }
+
     /// When something last happened, Unix seconds; nothing before the first attempt.
     pub fn sign_s(&self) -> Option<f64> {
         self.attempt.as_ref().map(|attempt| self.last_sign_s(attempt))
@@ -322,8 +330,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     if let Some(ended) = facts.job.as_ref().and_then(|sight| ended_without_processes(sight, attempt)) {
         return ended;
     }
-    let silent_so_far = facts.last_event.is_none() && facts.last_metric.is_none();
-    if facts.is_incomplete && silent_so_far && now - attempt.started_s < START_GRACE.as_secs_f64() {
+    if facts.start_awaited_until_s().is_some_and(|until_s| now < until_s) {
         return RunState::Starting;
     }
     let why = match facts.last_metric {
@@ -423,6 +430,8 @@ mod tests {
         }
         assert_eq!(derive(&facts(Liveness::Unknown), 1009.0), RunState::Starting);
         assert!(matches!(derive(&facts(Liveness::Dead), 1181.0), RunState::Crashed(_)));
+        assert_eq!(facts(Liveness::Dead).start_awaited_until_s(), Some(1180.0));
+        assert_eq!(facts(Liveness::Alive).start_awaited_until_s(), None);
     }
 
     #[test]

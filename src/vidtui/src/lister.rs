@@ -110,6 +110,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         job: summary.job.clone(),
         is_command: run.is_command(),
         is_stepless: run.is_stepless(),
+        start_awaited_until_s: facts.start_awaited_until_s(),
     }
 }
 

@@ -173,7 +173,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.jobs.planning_stage() {
-        model.refuse("Already on it: the stage is being prepared.");
+        model.refuse("Already preparing a stage: wait for that.");
         return Vec::new();
     }
     let Some((curriculum, stage)) = selected(model) else {

@@ -46,6 +46,16 @@ fn a_kill_that_waits_for_nodes_says_which_and_is_given_up_by_the_same_key() {
     assert!(ui.press("K").is_empty(), "what is under way is not cut off");
     ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 4 s".into()));
     assert!(ui.screen().contains("Ml-[2-3] do not answer, asked again in 4 s; K gives up…"), "{}", ui.screen());
+    ui.send(Msg::Tick(NOW + 125.0));
+    ui.answer(*job, JobMsg::Progress("ml-2 and ml-3 are asked".into()));
+    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 30 s".into()));
+    for key in ["r", "s"] {
+        assert!(ui.press(key).is_empty());
+        let screen = ui.screen();
+        assert!(screen.contains("demo-2s-k7f2 waits for its kill, 2 min 05 s so far: K gives that up."), "{screen}");
+        assert!(screen.contains("Its kill has waited for 2 min 05 s: ml-[2-3] do not answer"), "{screen}");
+        assert!(screen.contains("K give the kill up"), "{screen}");
+    }
     let effects = ui.press("K");
     assert!(matches!(&effects[..], [Effect::GiveUpKill { job: given_up }] if given_up == job), "{effects:?}");
 }
@@ -81,6 +91,25 @@ fn a_second_press_while_the_first_is_under_way_does_nothing() {
     assert_eq!(ui.press("s").len(), 1);
     assert!(ui.press("s").is_empty());
     assert!(ui.press("K").is_empty());
+    assert!(ui.screen().contains("Already asking demo-2s-k7f2 to save and stop: wait for that."), "{}", ui.screen());
+}
+
+#[test]
+fn a_run_whose_processes_do_not_come_says_how_long_they_are_awaited_and_what_comes_then() {
+    let starting = |awaited_s: f64| {
+        let row = row(stage_1(), "2s", RunState::Starting, 0);
+        Ui::with_runs(vec![RunRow { start_awaited_until_s: Some(NOW + awaited_s), ..row }]).screen()
+    };
+    assert!(starting(175.0).contains("2 ranks are starting"), "a start may take some seconds");
+    let screen = starting(130.0);
+    assert!(screen.contains("None of its processes is there yet"), "{screen}");
+    assert!(screen.contains("awaited for 2 min 10 s more"), "{screen}");
+    assert!(screen.contains("its stage can be started again"), "{screen}");
+    let row = row(stage_1(), "2s", RunState::Starting, 97);
+    let mut ui = Ui::with_runs(vec![RunRow { start_awaited_until_s: Some(NOW + 130.0), ..row }]);
+    assert!(ui.screen().contains("can be resumed"), "{}", ui.screen());
+    assert!(ui.press("r").is_empty());
+    assert!(ui.screen().contains("may still start: in 2 min 10 s it can be resumed"), "{}", ui.screen());
 }
 
 #[test]
