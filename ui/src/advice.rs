@@ -46,6 +46,17 @@ pub fn lines(model: &Model, row: &RunRow, context: Context, width: usize) -> Vec
     lines
 }
 
+/// Leaves out what has no room before the last line, which holds the keys that lead on, and shows where.
+pub fn shortened(model: &Model, mut lines: Vec<Line<'static>>, rows: usize) -> Vec<Line<'static>> {
+    if rows > 0 && lines.len() > rows {
+        lines.drain(rows - 1..lines.len() - 1);
+        if let [.., before, _] = &mut lines[..] {
+            before.push_span(format!(" {}", model.symbols.ellipsis));
+        }
+    }
+    lines
+}
+
 fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     if let Some((_, waiting)) = model.jobs.waiting_kill(&row.run) {
         let waited = units::duration(model.now - waiting.since_s);

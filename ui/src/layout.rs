@@ -100,7 +100,8 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: b
         0..4 => 0,
         4..10 => 1,
         10..16 => 2,
-        _ => 5,
+        // Why a run failed is worth more than a large chart.
+        _ => (rest.height / 3).max(5),
     };
     let (advice, rest) = cut_top(rest, advice.min(most));
     let (_, rest) = cut_top(rest, u16::from(rest.height >= 17));

@@ -97,9 +97,11 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Purpose::ConvertMerge => "Add the LoRA adapter: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
+        // A long path loses its beginning, not the end that is being typed.
+        let room = usize::from(layout::areas(model.size).notice.width).saturating_sub(prompt.len() + 1);
         return Some(Line::from(vec![
             Span::styled(prompt, theme.accent),
-            Span::raw(input.text.clone()),
+            Span::raw(text::fit_end(&input.text, room, model.symbols.ellipsis)),
             Span::styled(cursor, theme.accent),
         ]));
     }

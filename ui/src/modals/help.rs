@@ -47,9 +47,7 @@ impl Dialog {
 
     /// Draws it.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let mut footer = hint(model, &key_of(Context::Help, Action::Cancel), "close");
-        footer.push(Span::raw("   "));
-        footer.extend(hint(model, &key_of(Context::Help, Action::Down), "scroll"));
+        let footer = hint(model, &key_of(Context::Help, Action::Cancel), "close");
         dialog::draw(model, buf, "Keys", model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
     }
 }

@@ -383,13 +383,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     };
     let areas = screen_areas(model, run);
     write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
-    let mut advice = advice_lines(model, run, usize::from(areas.advice.width));
-    let rows = usize::from(areas.advice.height);
-    if advice.len() > rows && rows > 0 {
-        // The last line holds the keys that lead on: it stays.
-        advice.drain(rows - 1..advice.len() - 1);
-    }
-    write_lines(model, buf, areas.advice, advice);
+    let advice = advice_lines(model, run, usize::from(areas.advice.width));
+    write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
     for (panel, area) in &areas.panels {
         run_panels::view(model, run, *panel, buf, *area);
     }

@@ -307,14 +307,15 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     }
     let dot = format!(" {} ", model.symbols.separator);
     let mut lines = vec![Line::styled(facts.join(&dot), model.theme.faint)];
-    lines.extend(advice::lines(model, row, Context::Runs, width));
+    let room = usize::from(below.height) - lines.len();
+    lines.extend(advice::shortened(model, advice::lines(model, row, Context::Runs, width), room));
     if let Some(failure) = unreadable.first() {
         let others = match unreadable.len() {
             1 => String::new(),
             n => format!(" ({} more like this)", n - 1),
         };
         let glyph = model.symbols.states[StateKind::Stalled as usize];
-        let text = format!("{glyph} {}: {}{others}", failure.what, failure.why);
+        let text = format!("{glyph} {}: {}{others}. What to do: {}", failure.what, failure.why, failure.fix);
         lines.push(Line::default());
         lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
     }

@@ -242,7 +242,11 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         }
     }
     match selected(model) {
-        Some((curriculum, stage)) => details(model, buf, below, curriculum, stage),
+        Some((curriculum, stage)) => {
+            let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
+            let unseen = unseen.filter(|row| matches!(row, Row::Stage(..))).count();
+            details(model, buf, below, curriculum, stage, unseen);
+        }
         None => {
             if let Some(Err(failure)) = curricula.first().map(|c| &c.stages) {
                 write_lines(model, buf, below, failure_lines(model, failure, usize::from(below.width)));
@@ -287,8 +291,16 @@ fn stage_line(
     Line::from(spans)
 }
 
-fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView) {
-    let below = panel(model, buf, area, &stage.name, Vec::new(), false);
+/// What a stage is, below the list, of which so many stages are `unseen` further down.
+fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView, unseen: usize) {
+    let more = match unseen {
+        0 => Vec::new(),
+        n => {
+            let text = format!("{} {} below", model.symbols.ellipsis, crate::words::counted(n, "stage"));
+            vec![Span::styled(text, model.theme.faint)]
+        }
+    };
+    let below = panel(model, buf, area, &stage.name, more, false);
     let (theme, symbols) = (&model.theme, &model.symbols);
     let width = usize::from(below.width);
     let dot = format!(" {} ", symbols.separator);

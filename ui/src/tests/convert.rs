@@ -132,3 +132,16 @@ fn the_dialog_of_weights_that_must_be_converted_leads_to_the_screen() {
     assert!(matches!(&effects[..], [Effect::PlanConvert { wish: asked, .. }] if *asked == wish));
     assert!(ui.model.modal.is_none());
 }
+
+#[test]
+fn the_end_of_a_path_that_is_being_typed_is_always_in_sight() {
+    let mut ui = Ui::new();
+    ui.press("4 Enter");
+    ui.type_in(&"/mnt/shared/models/of/a/long/name/".repeat(3));
+    ui.type_in("THE-END");
+    for width in [80, 40] {
+        ui.resize(width, 24);
+        let screen = ui.screen();
+        assert!(screen.contains("THE-END▏") && screen.contains("Convert: …"), "{screen}");
+    }
+}

@@ -369,3 +369,28 @@ fn messages_survive_a_recording() {
         assert_eq!(serde_json::to_string(&back).unwrap(), text);
     }
 }
+
+#[test]
+fn a_failure_that_is_too_long_for_the_screen_shows_where_it_was_cut_and_keeps_the_keys() {
+    let why = "the loader of rank 3 could not open a file ".repeat(20);
+    let failure = rundir::Failure::new("the run failed", why, "read the log");
+    let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure), 97));
+    for (width, height) in [(80, 24), (40, 12)] {
+        ui.resize(width, height);
+        let screen = ui.screen();
+        assert!(screen.contains(" …") && screen.contains("read the logs"), "{screen}");
+    }
+}
+
+#[test]
+fn stages_for_which_the_list_has_no_room_are_counted_until_they_are_in_sight() {
+    let mut many = curricula();
+    let stages = many[0].stages.as_mut().unwrap();
+    stages.extend(vec![stages[0].clone(); 12]);
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("2");
+    ui.send(Msg::Curricula(many));
+    assert!(ui.screen().contains("stages below"), "{}", ui.screen());
+    ui.press("G");
+    assert!(!ui.screen().contains("stages below"), "{}", ui.screen());
+}

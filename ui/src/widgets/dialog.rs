@@ -1,8 +1,10 @@
 //! A box in front of everything else.
 
+use crate::keymap::Action;
 use crate::layout;
-use crate::model::Model;
+use crate::model::{Model, keymap};
 use crate::msg::Size;
+use crate::widgets::key_bar::key_of;
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -74,7 +76,8 @@ pub fn draw(
     let scroll = scroll.min(lines.len() - visible);
     let mut bottom = format!("{bottom_left}{}{bottom_right}", horizontal.repeat(inner));
     if more {
-        let hint = format!(" lines {}-{} of {} ", scroll + 1, scroll + visible, lines.len());
+        let key = key_of(keymap(model), Action::Down);
+        let hint = format!(" lines {}-{} of {}: {key} ", scroll + 1, scroll + visible, lines.len());
         if hint.len() + 4 <= inner {
             let fill = horizontal.repeat(inner - hint.len() - 2);
             bottom = format!("{bottom_left}{fill}{hint}{horizontal}{horizontal}{bottom_right}");
