@@ -47,7 +47,8 @@ pub struct MetricSample {
     /// Seconds of clipping and the optimizer.
     #[serde(default, serialize_with = "millionth")]
     pub optimizer_s: f64,
-    /// Seconds that the step before was held up by saving; writing itself goes on beside the training.
+    /// Seconds that saving held training up, after the step before and in this one, whose `step_s` is without them; copying
+    /// and writing go on beside the training.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub checkpoint_s: f64,
     /// Samples per second, all ranks together.

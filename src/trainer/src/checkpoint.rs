@@ -33,7 +33,7 @@ pub struct Sharded<'a> {
     /// Parameters.
     pub fsdp: &'a Fsdp,
     /// Optimizer state.
-    pub moments: &'a Moments,
+    pub moments: &'a mut Moments,
     /// The parameter tables of the units.
     pub tables: &'a [Vec<ParamSpec>],
 }
@@ -105,9 +105,7 @@ impl Spare {
         let device = sharded.fsdp.groups().device;
         let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
         let make = move || {
-            if let Device::Cuda(gpu) = device {
-                cuda::set_device(gpu)?;
-            }
+            on(device)?;
             like.iter().map(memory_like).collect()
         };
         Spare { ready: VecDeque::new(), making: Some(std::thread::spawn(make)) }
@@ -133,6 +131,14 @@ impl Drop for Spare {
     }
 }
 
+/// Lets this thread use a device.
+fn on(device: Device) -> c10d::Result<()> {
+    if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
+}
+
+/// Elements that libtorch sets or copies at a time without helpers: they would take the cores that train.
+const WITHOUT_HELPERS: i64 = 16 * 1024;
+
 /// Memory on the host for a tensor's values; of what is on a GPU, page-locked.
 fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
     if values.device() != Device::Cpu {
@@ -140,9 +146,8 @@ fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
     }
     let make = || {
         let memory = values.f_empty_like()?;
-        // The system gives a page when it is first written to. Few at a time, which libtorch does without helpers: they
-        // would take the cores that train.
-        memory.f_split(16 * 1024, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
+        // The system gives a page when it is first written to.
+        memory.f_split(WITHOUT_HELPERS, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
         Ok(memory)
     };
     make().map_err(|error: tch::TchError| c10d::Error::Torch {
@@ -156,18 +161,17 @@ fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
 /// What is on a GPU is on its way when this returns.
 fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> {
     let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-    let mut to = memory.pop_front().filter(fits).map_or_else(|| memory_like(values), Ok)?;
+    let to = memory.pop_front().filter(fits).map_or_else(|| memory_like(values), Ok)?;
     if values.device() == Device::Cpu {
-        tch::no_grad(|| to.copy_(values));
+        let parts = |of: &Tensor| of.split(WITHOUT_HELPERS, 0).into_iter();
+        tch::no_grad(|| parts(&to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
     } else {
         cuda::copy(&to, values)?;
     }
     Ok(to)
 }
 
-/// A checkpoint that is being written while training goes on.
-///
-/// Its tensors are copies, so the next step may change the originals.
+/// A checkpoint that is being copied and written while training goes on.
 pub struct Writing {
     /// The state that it saves.
     pub state: TrainState,
@@ -208,11 +212,17 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     ))
 }
 
-/// Copies this rank's part of a checkpoint and starts writing it. A collective, short beside the writing.
+/// Starts to copy this rank's part of a checkpoint, and to write the copies. A collective, short beside either: the next
+/// forward and backward pass only read what is copied, and [`Moments::step`] waits until it is.
 ///
 /// # Errors
 /// When the staging folder cannot be made.
-pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut Spare) -> Result<Writing, Failure> {
+pub fn begin(
+    sharded: &mut Sharded<'_>,
+    run: &RunDir,
+    state: TrainState,
+    spare: &mut Spare,
+) -> Result<Writing, Failure> {
     let groups = sharded.fsdp.groups();
     let staging = Staging::new(run, state.step);
     let first = groups.world.rank() == 0;
@@ -223,12 +233,17 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
     };
     agree(&groups.world, if first { prepare() } else { Ok(()) })?;
     fault::reached("prepared", state.step);
-    // What goes wrong in copying is told when writing ends, where the ranks agree.
-    let copied = Copies::of(sharded, spare);
+    let (files, device, mut spare) = (to_save(sharded), groups.device, std::mem::take(spare));
     let (dir, step) = (staging.dir(), state.step);
-    fault::reached("copied", step);
+    let reading = sharded.moments.read_aside();
     let thread = std::thread::spawn(move || {
-        let arrived = copied.and_then(|copies| copies.arrived());
+        let copied = Copies::of(files, device, &mut spare);
+        // On a GPU the copies may still be on their way. What the optimizer is asked for from now on comes after them, since
+        // both are asked of the stream that all threads have in common.
+        drop(reading);
+        fault::reached("copied", step);
+        // What goes wrong in copying, too, is told when writing ends, where the ranks agree.
+        let arrived = copied.and_then(Copies::arrived);
         let files = arrived.map_err(|error| {
             let fix = "leave more of the node's memory free; the checkpoints before this one are untouched";
             Failure::new(format!("cannot save {dir}"), error.to_string(), fix)
@@ -245,7 +260,7 @@ pub fn begin(sharded: &Sharded<'_>, run: &RunDir, state: TrainState, spare: &mut
     Ok(Writing { state, staging, thread })
 }
 
-/// The files that a rank writes, each with copies of what is in it.
+/// The files that a rank writes, each with what is in it.
 type Files = Vec<(String, Vec<Piece>)>;
 
 /// What this rank saves, by file. Of replicas, only the first saves.
@@ -273,13 +288,13 @@ struct Copies {
 }
 
 impl Copies {
-    fn of(sharded: &Sharded<'_>, spare: &mut Spare) -> c10d::Result<Self> {
-        let (memory, mut files) = (spare.get()?, to_save(sharded));
+    fn of(mut files: Files, device: Device, spare: &mut Spare) -> c10d::Result<Self> {
+        on(device)?;
+        let memory = spare.get()?;
         for piece in files.iter_mut().flat_map(|(_, pieces)| pieces) {
             piece.values = copy(&piece.values, memory)?;
         }
-        let on_gpu = sharded.fsdp.groups().device != Device::Cpu;
-        Ok(Copies { files, done: on_gpu.then(Event::record).transpose()? })
+        Ok(Copies { files, done: (device != Device::Cpu).then(Event::record).transpose()? })
     }
 
     /// Waits until every copy is there.
@@ -369,6 +384,7 @@ fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 /// # Errors
 /// When a file cannot be read, this rank does not see what rank 0 sees, or the checkpoint lacks a tensor or has it in another shape.
 pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
+    sharded.moments.wait_for_reader();
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
     let checkpoint = match open(world, dir)? {

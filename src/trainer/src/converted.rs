@@ -50,8 +50,8 @@ fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
 fn walk(recipe: &Recipe, checkpoint: &Checkpoint, recorded: &Header) -> (Walk, BTreeMap<String, Tensor>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
-    let mut sharded = checkpoint::Sharded { fsdp: &fsdp, moments: &moments, tables: &tables };
+    let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+    let mut sharded = checkpoint::Sharded { fsdp: &fsdp, moments: &mut moments, tables: &tables };
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
     assert!(matches!(loaded, Found::Whole(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));

@@ -4,6 +4,9 @@ use c10d::ops::AdamW;
 use dist::flat::Which;
 use dist::fsdp::Fsdp;
 use recipe::{Family, Optimizer, ParamSpec};
+use std::convert::Infallible;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 use tch::Tensor;
 
 /// The learning rates of one step.
@@ -32,6 +35,14 @@ pub struct Moments {
     shards: Vec<ShardMoments>,
     /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
     pub steps: u64,
+    /// Closed once the thread that reads aside has read.
+    reading: Option<Receiver<Infallible>>,
+    held_up: Duration,
+}
+
+/// Held by a thread that reads weights and moments while training goes on: until it is dropped, nothing changes them.
+pub struct Reading {
+    _open: Sender<Infallible>,
 }
 
 struct ShardMoments {
@@ -91,11 +102,34 @@ impl Moments {
                 }
             })
             .collect();
-        Moments { shards, steps: 0 }
+        Moments { shards, steps: 0, reading: None, held_up: Duration::ZERO }
+    }
+
+    /// Lets another thread read weights and moments as they are now. Forward and backward passes go on meanwhile.
+    pub fn read_aside(&mut self) -> Reading {
+        self.wait_for_reader();
+        let (open, reading) = channel();
+        self.reading = Some(reading);
+        Reading { _open: open }
+    }
+
+    /// Waits until the thread that reads aside, if there is one, has read. What changes weights or moments begins with this.
+    pub fn wait_for_reader(&mut self) {
+        let Some(reading) = self.reading.take() else { return };
+        let start = Instant::now();
+        // Nothing is ever sent: the channel is closed when the reader is done, and also when it panics.
+        let _ = reading.recv();
+        self.held_up += start.elapsed();
+    }
+
+    /// Returns the seconds spent waiting for readers since the last call.
+    pub fn take_held_up_s(&mut self) -> f64 {
+        std::mem::take(&mut self.held_up).as_secs_f64()
     }
 
     /// Updates the master weights with their gradients times `grad_scale`.
     pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
+        self.wait_for_reader();
         self.steps += 1;
         for (shard, moments) in fsdp.shards().zip(&self.shards) {
             for segment in &moments.segments {

@@ -56,6 +56,8 @@ pub struct Outcome {
     pub reduce_s: f64,
     /// See `data_s`.
     pub optimizer_s: f64,
+    /// Seconds that the optimizer was held up by a save. They are in none of the others, nor in `step_s_by_rank`.
+    pub checkpoint_s: f64,
     /// Seconds of the step that were not spent waiting for other ranks, by rank.
     pub busy_s_by_rank: Vec<f64>,
     /// Seconds of the whole step, by rank.
@@ -161,7 +163,8 @@ impl Step<'_> {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_norm);
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
-        let step_s = start.elapsed().as_secs_f64();
+        let checkpoint_s = moments.take_held_up_s();
+        let step_s = start.elapsed().as_secs_f64() - checkpoint_s;
         let optimizer_s = (step_s - spent_s).max(0.0);
         let busy_s = (step_s - waited_s).max(0.0);
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
@@ -183,6 +186,7 @@ impl Step<'_> {
             backward_s,
             reduce_s,
             optimizer_s,
+            checkpoint_s,
             weight_norm,
             busy_s_by_rank: ranks.iter().map(|r| r.busy_s).collect(),
             step_s_by_rank: ranks.iter().map(|r| r.step_s).collect(),

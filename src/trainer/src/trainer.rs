@@ -75,7 +75,7 @@ struct Progress {
     saved: Option<u64>,
     /// Saves in a row that failed.
     failed_saves: u64,
-    /// Seconds that the last step was held up by saving.
+    /// Seconds that saving held training up between the last step and the next.
     checkpoint_s: f64,
     /// Seconds that the start took to load a checkpoint.
     load_s: f64,
@@ -232,8 +232,8 @@ impl Trainer {
         found
     }
 
-    fn sharded(&self) -> Sharded<'_> {
-        Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables }
+    fn sharded(&mut self) -> Sharded<'_> {
+        Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
@@ -350,7 +350,7 @@ impl Trainer {
         self.progress.samples += self.recipe.train.global_batch as u64;
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.saw_step(step_s);
-        self.record(&outcome, step_s);
+        self.record(&outcome, step_s - outcome.checkpoint_s);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
@@ -390,7 +390,7 @@ impl Trainer {
             forward_s: outcome.forward_s,
             backward_s: outcome.backward_s,
             optimizer_s: outcome.optimizer_s,
-            checkpoint_s: self.progress.checkpoint_s,
+            checkpoint_s: self.progress.checkpoint_s + outcome.checkpoint_s,
             samples_per_s,
             tokens_per_s: samples_per_s * model.seq_len() as f64,
             mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
@@ -450,8 +450,8 @@ impl Trainer {
             data_fingerprint: self.data.fingerprint().to_owned(),
             bad_steps: self.progress.bad_steps,
         };
-        let sharded = Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables };
-        match checkpoint::begin(&sharded, &self.run, state, &mut self.spare) {
+        let mut sharded = Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables };
+        match checkpoint::begin(&mut sharded, &self.run, state, &mut self.spare) {
             Ok(writing) => {
                 self.saving = Some(Saving { writing, started });
                 self.progress.saved = Some(step);

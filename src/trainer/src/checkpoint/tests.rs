@@ -29,23 +29,29 @@ impl Rank {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
         let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
-        let rank = Rank { recipe, tables, fsdp, moments };
+        let mut rank = Rank { recipe, tables, fsdp, moments };
         for mut piece in rank.pieces() {
             drop(tch::no_grad(|| piece.values.fill_(value)));
         }
         rank
     }
 
-    fn sharded(&self) -> Sharded<'_> {
-        Sharded { fsdp: &self.fsdp, moments: &self.moments, tables: &self.tables }
+    fn sharded(&mut self) -> Sharded<'_> {
+        Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
     }
 
-    fn pieces(&self) -> Vec<Piece> {
+    fn pieces(&mut self) -> Vec<Piece> {
         let sharded = self.sharded();
         weight_pieces(&sharded).into_iter().chain(moment_pieces(&sharded)).collect()
     }
 
-    fn save(&self, run: &RunDir) {
+    fn save(&mut self, run: &RunDir) {
+        let mut spare = Spare::default();
+        let writing = self.begin_save(run, &mut spare);
+        self.finish_save(writing, &mut spare);
+    }
+
+    fn begin_save(&mut self, run: &RunDir, spare: &mut Spare) -> Writing {
         let state = TrainState {
             step: 1,
             samples_seen: 1,
@@ -57,24 +63,58 @@ impl Rank {
             data_fingerprint: "x".into(),
             bad_steps: 0,
         };
+        begin(&mut self.sharded(), run, state, spare).unwrap()
+    }
+
+    fn finish_save(&self, writing: Writing, spare: &mut Spare) {
         let id = RunId::parse("2026-11-20T0340-load-test").unwrap();
         let saved = Saved { id: &id, attempt: 1, mesh: self.recipe.mesh, saved_s: 0.0 };
-        let mut spare = Spare::default();
-        let writing = begin(&self.sharded(), run, state, &mut spare).unwrap();
-        finish(&self.fsdp, writing, &saved, &mut spare).unwrap();
+        finish(&self.fsdp, writing, &saved, spare).unwrap();
     }
 }
 
 #[test]
 fn the_first_save_copies_to_memory_that_was_made_ahead() {
-    let rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
+    let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
     let sharded = rank.sharded();
     let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
     let mut spare = Spare::ahead(&sharded);
     let made = places(&mut spare.get().unwrap().iter());
-    let copies = Copies::of(&sharded, &mut spare).unwrap().arrived().unwrap();
+    let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare).unwrap().arrived().unwrap();
     assert!(made.len() > 3 * 40);
     assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
+}
+
+#[test]
+fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
+    let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
+    let numbers = |piece: &Piece| Vec::<f32>::try_from(&piece.values).unwrap();
+    for mut piece in rank.pieces() {
+        drop(tch::no_grad(|| piece.values.uniform_(0.0, 1.0)));
+    }
+    let before: Vec<Vec<f32>> = rank.pieces().iter().map(numbers).collect();
+    // Memory that comes only when the update is done, or seems to wait for the copies.
+    let (updated, update) = std::sync::mpsc::channel::<()>();
+    let making = std::thread::spawn(move || {
+        let _ = update.recv_timeout(Duration::from_secs(1));
+        Ok(VecDeque::new())
+    });
+    let mut spare = Spare { ready: VecDeque::new(), making: Some(making) };
+    let writing = rank.begin_save(&run, &mut spare);
+    for mut grad in rank.fsdp.shards().map(|shard| shard.grad.shallow_clone()) {
+        drop(tch::no_grad(|| grad.fill_(1.0)));
+    }
+    let rates = crate::optim::LearningRates { ttt: 0.1, rest: 0.1 };
+    rank.moments.step(&rank.fsdp, &rank.recipe.optimizer, rates, 1.0).unwrap();
+    drop(updated);
+    assert!(rank.moments.take_held_up_s() > 0.0);
+    assert!(rank.pieces().iter().map(numbers).ne(before.iter().cloned()), "the update changed nothing");
+    rank.finish_save(writing, &mut spare);
+    let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();
+    assert!(matches!(found, Found::Whole(_)), "{found:?}");
+    assert!(rank.pieces().iter().map(numbers).eq(before));
 }
 
 /// Runs two ranks as threads, and gives what came of each.
@@ -98,9 +138,9 @@ fn what_one_rank_alone_cannot_see_is_a_failure_and_no_damage() {
     let run = RunDir::new(path.join("run"));
     // What each rank is told of the same checkpoint, when its node shows it another folder.
     let told = |dirs: [&Utf8Path; 2]| {
-        on_two_ranks(path, |rank, state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
+        on_two_ranks(path, |rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
     };
-    on_two_ranks(path, |_, rank| rank.save(&run));
+    on_two_ranks(path, |_, mut rank| rank.save(&run));
     let (whole, unseen) = (run.step_dir(1), run.step_dir(2));
     for failure in told([&whole, &unseen]).into_iter().map(Result::unwrap_err) {
         assert_eq!(failure.what, format!("rank 1 cannot see {unseen}, which rank 0 sees"));
@@ -125,7 +165,7 @@ fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
     let run = RunDir::new(path.join("run"));
-    on_two_ranks(&path, |_, rank| rank.save(&run));
+    on_two_ranks(&path, |_, mut rank| rank.save(&run));
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["--exact", "--nocapture", THIS]).env(CHILD, &run.root).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -145,7 +185,7 @@ fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
 
 /// Loads on one rank, and prints by how many bytes the process grew at its most.
 fn load_and_tell(run: &RunDir) {
-    let rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
+    let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
     // Forgets what the process had at its most until now; where that is not allowed, it had little more.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = Memory::of(Device::Cpu).now_gib;
