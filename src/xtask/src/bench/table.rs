@@ -11,7 +11,7 @@ pub struct Row {
     pub unit: &'static str,
     /// One value per round.
     pub rounds: Vec<f64>,
-    /// The bar.
+    /// The bar; infinite where there is none.
     pub at_most: f64,
     /// The absolute values behind a ratio.
     pub note: String,
@@ -61,8 +61,12 @@ fn render(rows: &[Row]) -> String {
             row.what,
             show(row.median()),
             format!("{low:.2} … {high:.2}"),
-            format!("≤ {}", show(row.at_most)),
-            if row.holds() { "✓" } else { "✗" },
+            if row.at_most.is_finite() { format!("≤ {}", show(row.at_most)) } else { "none".into() },
+            match (row.at_most.is_finite(), row.holds()) {
+                (false, _) => "",
+                (true, true) => "✓",
+                (true, false) => "✗",
+            },
         );
         if !row.note.is_empty() {
             text += &format!("    {}\n", row.note);
@@ -80,6 +84,8 @@ mod tests {
         let row = Row { what: "x".into(), unit: "×", rounds: vec![0.9, 5.0, 0.8], at_most: 1.0, note: String::new() };
         assert_eq!(row.median(), 0.9);
         assert!(row.holds());
-        assert!(render(&[row]).contains("0.80 … 5.00"));
+        assert!(render(std::slice::from_ref(&row)).contains("0.80 … 5.00"));
+        let free = Row { at_most: f64::INFINITY, ..row };
+        assert!(free.holds() && !render(&[free]).contains('✓'), "what has no bar is neither good nor bad");
     }
 }
