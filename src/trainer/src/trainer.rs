@@ -19,6 +19,8 @@ use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
+use std::io;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// How a run of the loop ended.
@@ -47,12 +49,17 @@ pub struct Trainer {
     log: Option<RunLog>,
     progress: Progress,
     saving: Option<Saving>,
+    /// Removes checkpoints. Only on rank 0.
+    pruning: Option<JoinHandle<Vec<Removed>>>,
     spare: Spare,
     deadline: Deadline,
     spikes: Spikes,
     /// Of one sample.
     forward_flops: f64,
 }
+
+/// The step of a checkpoint that was to be removed, and what became of it.
+type Removed = (u64, io::Result<()>);
 
 /// A checkpoint on its way to the disk.
 struct Saving {
@@ -129,6 +136,7 @@ impl Trainer {
             log,
             progress,
             saving: None,
+            pruning: None,
             spare: Spare::default(),
             deadline,
             spikes: Spikes::default(),
@@ -267,6 +275,9 @@ impl Trainer {
             let wishes = self.wishes();
             let outcome = self.step(wishes)?;
             self.check_finite()?;
+            if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
+                self.finish_pruning();
+            }
             // Once a step has shown that it fits in memory.
             if interval > 0 && self.progress.step == began + 1 {
                 self.spare = Spare::ahead(&self.sharded());
@@ -425,7 +436,9 @@ impl Trainer {
         // One of an earlier step that failed is in the events already; this one is what counts.
         let _ = self.finish_save();
         self.begin_save()?;
-        self.finish_save()
+        self.finish_save()?;
+        self.finish_pruning();
+        Ok(())
     }
 
     /// Starts a checkpoint of the present step unless there is one. At most one is on its way: an earlier one is waited
@@ -436,6 +449,8 @@ impl Trainer {
             return Ok(());
         }
         self.finish_save().or_else(|failure| self.go_on_after(failure))?;
+        // What it frees may be the space that this one needs.
+        self.finish_pruning();
         self.event(EventKind::CheckpointStarted);
         let started = Instant::now();
         let (epoch, position) = self.data.position(self.progress.samples);
@@ -461,7 +476,7 @@ impl Trainer {
         }
     }
 
-    /// Waits for the checkpoint on its way, if there is one, and removes those that the recipe does not keep.
+    /// Waits for the checkpoint on its way, if there is one, and begins to remove those that the recipe does not keep.
     fn finish_save(&mut self) -> Result<(), Failure> {
         let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
         let step = writing.state.step;
@@ -488,17 +503,27 @@ impl Trainer {
         Err(failure)
     }
 
+    /// Beside training: to free a gigabyte takes a file system some tenths of a second.
     fn prune(&mut self) {
+        self.finish_pruning();
         if self.log.is_none() {
             return;
         }
-        let policy = self.recipe.checkpoint.clone();
-        let entries = rundir::checkpoints(&self.run).unwrap_or_default();
-        for step in rundir::to_prune(&entries, policy.keep_last, policy.keep_every) {
-            let dir = self.run.step_dir(step);
-            match std::fs::remove_dir_all(&dir) {
+        let (run, policy) = (self.run.clone(), self.recipe.checkpoint.clone());
+        self.pruning = Some(std::thread::spawn(move || {
+            let entries = rundir::checkpoints(&run).unwrap_or_default();
+            let steps = rundir::to_prune(&entries, policy.keep_last, policy.keep_every).into_iter();
+            steps.map(|step| (step, std::fs::remove_dir_all(run.step_dir(step)))).collect()
+        }));
+    }
+
+    /// Waits until what is being removed is gone, and tells of it.
+    fn finish_pruning(&mut self) {
+        let Some(pruning) = self.pruning.take() else { return };
+        for (step, removed) in pruning.join().expect("removing checkpoints does not panic") {
+            match removed {
                 Ok(()) => self.event(EventKind::CheckpointPruned { step }),
-                Err(e) => eprintln!("cannot remove the old checkpoint {dir}: {e}"),
+                Err(e) => eprintln!("cannot remove the old checkpoint {}: {e}", self.run.step_dir(step)),
             }
         }
     }
@@ -511,6 +536,13 @@ impl Trainer {
         if let Some(log) = &mut self.log {
             log.event(step, kind);
         }
+    }
+}
+
+impl Drop for Trainer {
+    /// However training ends, it leaves no checkpoint of which a part is removed.
+    fn drop(&mut self) {
+        self.finish_pruning();
     }
 }
 
