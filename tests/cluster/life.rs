@@ -1,4 +1,7 @@
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use camino::Utf8Path;
 
 use crate::place::{Place, losses, samples};
 
@@ -83,6 +86,41 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
     assert!(!said.ok && said.err.contains(&held), "{}", said.err);
     assert!(place.all_gone());
     assert!(place.does("kill --hostfile hostfiles/rig.txt --yes").contains("no run of yours on node01, node02"));
+}
+
+#[test]
+fn another_users_stray_is_ended_by_sudo_and_not_without() {
+    let Some(place) = Place::without_trainer(1) else { return };
+    if !Utf8Path::new("/usr/bin/sudo").exists() {
+        println!("skipped: no sudo; `cargo xtask rig install` installs it");
+        return;
+    }
+    // What sudo allows is the node's own business, and goes with it.
+    let rules = place.rig.share().join("sudoers.d");
+    fs::create_dir(&rules).unwrap();
+    fs::write(rules.join("eve"), "eve ALL=(root) NOPASSWD: ALL\n").unwrap();
+    fs::set_permissions(rules.join("eve"), fs::Permissions::from_mode(0o440)).unwrap();
+    let on_node = |program: &str, words: &[&str]| place.rig.command_on("node01", program).args(words).status().unwrap();
+    let hosts = place.rig.share().join("hosts.txt");
+    fs::write(&hosts, "eve@node01 slots=2\n").unwrap();
+    let kill = format!("kill --hostfile {hosts} --pattern ^sleep.98764$");
+    let mut stray = place.rig.command_on("node01", "sleep").arg("98764").spawn().unwrap();
+    let listed = || place.does(&format!("{kill} --all-users --dry-run"));
+    place.until("the stray is listed", || listed().contains("root"));
+
+    let own = place.does(&format!("{kill} --yes"));
+    assert!(own.contains("no process of yours on node01 fits"), "{own}");
+    let refused = place.vidtui(&format!("{kill} --all-users --yes"));
+    assert!(!refused.ok && refused.err.contains("Operation not permitted"), "{}", refused.err);
+    let refused = place.vidtui(&format!("{kill} --sudo --yes"));
+    assert!(!refused.ok && refused.err.contains("sudo:"), "{}", refused.err);
+    assert!(listed().contains("sleep 98764"), "it goes on");
+
+    assert!(on_node("mount", &["--bind", rules.as_str(), "/etc/sudoers.d"]).success());
+    let ended = place.vidtui(&format!("{kill} --sudo --yes"));
+    assert!(ended.ok && ended.out.contains("1 process ended on node01"), "{}\n{}", ended.out, ended.err);
+    assert!(ended.err.contains("node01: every process is gone"), "{}", ended.err);
+    assert!(!stray.wait().unwrap().success());
 }
 
 #[test]

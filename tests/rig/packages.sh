@@ -2,10 +2,12 @@
 
 # The program by which a Debian package is known.
 PACKAGES=(ssh:openssh-client sshd:openssh-server ip:iproute2 nft:nftables ps:procps unshare:util-linux awk:mawk)
+# What some tests on a rig need, and are skipped without.
+TEST_PACKAGES=(sudo:sudo)
 SLURM_PACKAGES=(slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge)
 
-missing() { # the packages that are missing, in one line
-    local entry names=() wanted=("${PACKAGES[@]}")
+missing() { # [MORE…]: the packages that are missing, in one line
+    local entry names=() wanted=("${PACKAGES[@]}" "$@")
     [ -z "${SLURM:-}" ] || wanted+=("${SLURM_PACKAGES[@]}")
     for entry in "${wanted[@]}"; do
         type -P "${entry%%:*}" >/dev/null || names+=("${entry#*:}")
@@ -25,7 +27,7 @@ impossible() { # says why a rig is not possible here; fails when it is
 
 install_packages() {
     local names
-    names=$(missing)
+    names=$(missing "${TEST_PACKAGES[@]}")
     [ -n "$names" ] || { echo "nothing is missing" && return; }
     [ "$(id -u)" = 0 ] || die "installing $names takes root"
     type -P apt-get >/dev/null || die "this is not Debian; install what has the programs of: $names"
