@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use cluster::NodeId;
 use rundir::RunDir;
 
 use crate::place::{Place, losses, samples};
@@ -131,6 +132,33 @@ fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
     let said = place.vidtui("kill latest --yes");
     assert!(said.ok && said.err.contains("node01: every process is gone"), "{}", said.err);
     assert!(all_gone(&place) && !hangs());
+}
+
+#[test]
+fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
+    let Some(place) = Place::without_trainer(2) else { return };
+    let recipe = own(&place, 2, 100_000, "sleep 0.2");
+    let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {nodes}"))));
+    place.until_step(&run, 1, 2);
+    for (node, mode) in [("node01", "hang"), ("node02", "stuck")] {
+        place.rig.verb(&format!("smi {node} {mode}")).unwrap();
+    }
+    let samples_of = |node: &str| fs::read_to_string(run.gpu_samples(&NodeId::new(node).unwrap())).unwrap_or_default();
+    for node in ["node01", "node02"] {
+        place.until("its samples say so", || samples_of(node).contains("nvidia-smi hangs"));
+        place.until("it is told", || place.does("status latest").contains("nvidia-smi hangs"));
+    }
+    let (seen, lines) = (samples(&run).len(), samples_of("node02").lines().count());
+    place.until("it trains on, and is sampled", || {
+        samples(&run).len() > seen + 5 && samples_of("node02").lines().count() > lines
+    });
+    let status = place.does("status latest");
+    assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
+    assert!(!["lost", "stalled", "dead"].iter().any(|verdict| status.contains(verdict)), "{status}");
+    let said = place.vidtui("kill latest --yes");
+    assert!(said.ok && said.err.contains("node01: every process is gone"), "{}", said.err);
+    assert!(all_gone(&place));
 }
 
 #[test]
