@@ -90,9 +90,9 @@ impl Ttt {
     /// # Errors
     /// When a peer of `tp` is gone.
     pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
-        let there = x_bld + self.gate(p, self.gates[0]) * self.layer(p, x_bld, tp)?;
+        let there = self.gated_add(p, self.gates[0], x_bld, &self.layer(p, x_bld, tp)?);
         let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there), tp)?);
-        Ok(there + self.gate(p, self.gates[1]) * back)
+        Ok(self.gated_add(p, self.gates[1], &there, &back))
     }
 
     /// The layer: tokens `[B, L, D]` in the order in which they lie, to the same. Each rank of `tp` walks with its own
@@ -164,10 +164,13 @@ impl Ttt {
         Ok(normed.to_kind(x_bld.kind()))
     }
 
-    /// `tanh` of a direction's gates, laid over the sequence: `[1, L or 1, D]`.
-    fn gate(&self, p: &UnitParams, gate: Gate) -> Tensor {
-        let spread = |slot: usize, len: i64| p.tensor(slot).tanh().view([1, 1, -1]).expand([1, len, -1], false);
-        let video = self.rotary.size()[0] - self.text_tokens;
-        Tensor::cat(&[spread(gate.text, self.text_tokens), spread(gate.video, video)], 1)
+    /// Adds what a direction gave, each stream scaled by `tanh` of its gate: `[B, L, D]`.
+    fn gated_add(&self, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
+        let video = x_bld.size()[1] - self.text_tokens;
+        let stream = |slot: usize, start: i64, len: i64| {
+            let part = |whole: &Tensor| whole.narrow(1, start, len);
+            part(x_bld).addcmul(&part(update), &p.tensor(slot).tanh())
+        };
+        Tensor::cat(&[stream(gate.text, 0, self.text_tokens), stream(gate.video, self.text_tokens, video)], 1)
     }
 }
