@@ -341,3 +341,45 @@ fn a_models_state_takes_the_memory_that_is_foreseen() {
         assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
     }
 }
+
+/// Foreseen: the peak of a step, from the same formulas as `vidtui check`. Measured: how much higher the peak of the process is
+/// with four samples at a time than with one, or with ten blocks than with four, so that libtorch and the program cancel.
+#[test]
+fn a_steps_peak_of_memory_is_what_is_foreseen() {
+    let scene = Scene::new();
+    let index = |frames: usize| {
+        let folder = scene.dataset(&format!("frames-{frames}"), frames, [16, 16], 4);
+        format!("data.index={}", scene.text_dataset(&folder, 16, 1))
+    };
+    let (short, long) = (index(3), index(13));
+    let peak = |name: &str, mesh: [usize; 2], sets: &[&str]| {
+        let base = ["model.num_heads=8", "model.head_dim=64", "model.latent_height=16", "model.latent_width=16"];
+        let sets = [&base[..], &["train.steps=2", "checkpoint.interval=0"], sets].concat();
+        let run = scene.launch(name, &mesh, &sets).finish();
+        let measured = run.samples().last().unwrap().mem_peak_gib_by_rank[0];
+        (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.total() as f64 / f64::from(1 << 30), measured)
+    };
+    // 848 tokens of width 512: most is activations.
+    let samples = ["train.global_batch=1", "train.global_batch=4"];
+    let activations = ["model.latent_frames=13", "model.num_layers=4", long.as_str()];
+    // 208 tokens, and blocks of 3 million parameters, which two ranks gather.
+    let blocks = ["model.num_layers=4", "model.num_layers=10"];
+    let gathered = ["train.global_batch=2", short.as_str()];
+    let ttt = ["model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
+    let none = ["remat.mode=none"];
+    let cases = [
+        ("block", [1, 1], samples, activations.to_vec()),
+        ("none", [1, 1], samples, [&activations[..], &none].concat()),
+        ("ttt-block", [1, 1], samples, [&activations[..], &ttt].concat()),
+        ("ttt-none", [1, 1], samples, [&activations[..], &ttt, &none].concat()),
+        ("gathered-block", [1, 2], blocks, gathered.to_vec()),
+        ("gathered-none", [1, 2], blocks, [&gathered[..], &none].concat()),
+    ];
+    for (name, mesh, sizes, sets) in cases {
+        let [(few_foreseen, few), (many_foreseen, many)] = sizes
+            .map(|size| peak(&format!("{name}-{}", &size[size.len() - 1..]), mesh, &[&sets[..], &[size]].concat()));
+        let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
+        assert!(foreseen > 0.12, "{foreseen}");
+        assert!((measured / foreseen - 1.0).abs() < 0.08, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
+    }
+}

@@ -47,8 +47,7 @@ impl RankMemory {
             kept: recipe.micro_batch() * kept(recipe),
             gathered: if in_place { 0 } else { in_hand },
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
-            workspace: recipe.micro_batch() * group as u64 * graph_of_block(recipe)
-                + gradients_of_block(recipe, units.block),
+            workspace: graphs_of_group(recipe, group as u64) + gradients_of_block(recipe, units.block),
         }
     }
 
@@ -98,21 +97,26 @@ fn kept(recipe: &Recipe) -> u64 {
     (blocks / group) as u64 * input * compute + attention
 }
 
-/// The graph of one block and one sample, in rows: a row is a number for each token and each unit of the model's width.
+/// The graphs of a group of blocks, and what the backward pass of one of them needs beside, in rows: a row is a number for each
+/// token and each unit of the model's width.
 ///
-/// Counted from what autograd keeps of `dit`'s block. Of the whole width: the inputs and results of two norms, two
-/// modulations and two gates, 9 rows and the gradient that comes in; a TTT layer adds its input, its gate and its output
-/// in each direction. Of a TP rank's heads and hidden units: 3 rows of attention's projections, 4 of each segment's
-/// queries, keys, values and results, and the MLP's hidden layer before and after its activation, with the gradient of
-/// one; a TTT layer adds 10 in each direction.
-fn graph_of_block(recipe: &Recipe) -> u64 {
+/// Counted from what autograd keeps of `dit`'s block, and held to measured peaks by the trainer's tests. Of the whole width: the
+/// results of two norms and two modulations, two updates with their gates, what lies between, and the output, which is the
+/// next block's input. Of a TP rank's heads and hidden units: queries and keys before their norms, each segment's queries, keys,
+/// values and results, those results joined where there are several segments, and the MLP's hidden layer before and after
+/// its activation. A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads. At work on one block: the group's input, the gradient that comes in, twice, and the
+/// gradients of the MLP's update and hidden layer.
+fn graphs_of_group(recipe: &Recipe, group: u64) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as f64);
     let (tokens, attended) = (m.seq_len() as f64, (m.segments * m.attention_len()) as f64);
-    let (ttt_whole, ttt_split) = if m.layer == Layer::None { (0.0, 0.0) } else { (6.0, 20.0) };
-    let whole = 10.0 + ttt_whole;
-    let split = 3.0 + 4.0 * attended / tokens + 12.0 + ttt_split;
-    let rows = (whole + split / tp) * tokens * m.dim() as f64 * recipe.train.dtype.bytes() as f64;
-    rows as u64 + RankMemory::scan_states(recipe)
+    let joined = if m.segments == 1 { 0.0 } else { 1.0 };
+    let (ttt_whole, ttt_split) = if m.layer == Layer::None { (0.0, 0.0) } else { (4.0, 20.0) };
+    let graph = 8.0 + ttt_whole + (2.0 + 4.0 * attended / tokens + joined + 8.0 + ttt_split) / tp;
+    let at_work = 4.0 + 4.0 / tp;
+    let (samples, group) = (recipe.micro_batch() as f64, group as f64);
+    let rows = samples * (group * graph + at_work);
+    let states = samples * group * RankMemory::scan_states(recipe) as f64;
+    (rows * tokens * m.dim() as f64 * recipe.train.dtype.bytes() as f64 + states) as u64
 }
 
 /// The gradients of a block's parameters as they come, and in float32 on their way to the ranks that share them.
