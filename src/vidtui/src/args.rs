@@ -191,37 +191,21 @@ pub struct RecipeShowArgs {
     pub output: JsonArgs,
 }
 
-/// `vidtui check`.
+/// A stage to start.
 #[derive(Debug, Arguments)]
-pub struct CheckArgs {
+pub struct StageArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
-    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
-    pub local: Option<usize>,
-    /// Fits mesh and accumulation to N ranks, with the same global batch
-    #[arg(long, value_name = "N")]
-    pub fit: Option<usize>,
     #[command(flatten)]
-    pub nodes: NodesArgs,
-    /// Overrides one key
-    #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    pub set: Vec<String>,
-    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
-    #[arg(long, value_name = "FILE")]
-    pub secrets: Option<Utf8PathBuf>,
+    pub how: HowArgs,
     /// Starts from these weights: a step folder of a checkpoint, or a run
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
-    #[command(flatten)]
-    pub output: JsonArgs,
 }
 
-/// `vidtui launch`.
+/// With which ranks and settings a stage starts.
 #[derive(Debug, Arguments)]
-pub struct LaunchArgs {
-    /// A recipe file, or CURRICULUM:STAGE
-    pub recipe: String,
+pub struct HowArgs {
     /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
     #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
@@ -230,18 +214,24 @@ pub struct LaunchArgs {
     pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Overrides one key
+    /// Overrides one key of the stage
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    pub set: Vec<String>,
+    set: Vec<String>,
     /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
     #[arg(long, value_name = "FILE")]
-    pub secrets: Option<Utf8PathBuf>,
-    /// Starts from these weights: a step folder of a checkpoint, or a run
-    #[arg(long, value_name = "PATH")]
-    pub init: Option<String>,
-    /// Names the run (default: the name in the recipe)
-    #[arg(long)]
-    pub name: Option<String>,
+    secrets: Option<Utf8PathBuf>,
+}
+
+impl HowArgs {
+    /// The keys that are overridden, `--secrets` among them.
+    pub fn sets(&self) -> Vec<String> {
+        self.set.iter().cloned().chain(self.secrets.iter().map(|path| format!("env.secrets={path}"))).collect()
+    }
+}
+
+/// What is done with a plan.
+#[derive(Debug, Arguments)]
+pub struct ThenArgs {
     /// Shows what would be started, and starts nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -250,6 +240,27 @@ pub struct LaunchArgs {
     pub wait: bool,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui check`.
+#[derive(Debug, Arguments)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui launch`.
+#[derive(Debug, Arguments)]
+pub struct LaunchArgs {
+    #[command(flatten)]
+    pub stage: StageArgs,
+    /// Names the run (default: the name in the recipe)
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub then: ThenArgs,
 }
 
 /// `vidtui resume`.
@@ -274,14 +285,8 @@ pub struct ResumeArgs {
     /// Trains longer than the recipe says
     #[arg(long, value_name = "train.steps=N")]
     pub set: Vec<String>,
-    /// Shows what would be started, and starts nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Waits until the run has ended; its end decides the exit code
-    #[arg(long)]
-    pub wait: bool,
     #[command(flatten)]
-    pub output: JsonArgs,
+    pub then: ThenArgs,
 }
 
 /// `vidtui next`.
@@ -289,28 +294,10 @@ pub struct ResumeArgs {
 pub struct NextArgs {
     /// The run whose stage is done
     pub run: String,
-    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
-    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
-    pub local: Option<usize>,
-    /// Fits mesh and accumulation to N ranks, with the same global batch
-    #[arg(long, value_name = "N")]
-    pub fit: Option<usize>,
     #[command(flatten)]
-    pub nodes: NodesArgs,
-    /// Overrides one key of the next stage
-    #[arg(long, value_name = "SECTION.KEY=VALUE")]
-    pub set: Vec<String>,
-    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
-    #[arg(long, value_name = "FILE")]
-    pub secrets: Option<Utf8PathBuf>,
-    /// Shows what would be started, and starts nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Waits until the run has ended; its end decides the exit code
-    #[arg(long)]
-    pub wait: bool,
+    pub how: HowArgs,
     #[command(flatten)]
-    pub output: JsonArgs,
+    pub then: ThenArgs,
 }
 
 /// A run and how to print it.
@@ -473,11 +460,6 @@ pub struct ReplayArgs {
     /// Plays this many times faster
     #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
     pub speed: f64,
-}
-
-/// Adds what `--secrets` says to the keys that are overridden.
-pub fn with_secrets(sets: &[String], secrets: Option<&Utf8PathBuf>) -> Vec<String> {
-    sets.iter().cloned().chain(secrets.map(|path| format!("env.secrets={path}"))).collect()
 }
 
 /// `vidtui supervise`.

@@ -1,6 +1,6 @@
 //! `vidtui check`.
 
-use crate::args::{CheckArgs, with_secrets};
+use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
 use crate::console::symbols_are_unicode;
 use crate::desk::{Desk, Wish};
@@ -11,10 +11,11 @@ use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
 pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
-    let mut subject = desk.subject(&args.recipe, &with_secrets(&args.set, args.secrets.as_ref()))?;
-    let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
-    let init = args.init.as_deref().into();
-    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name: None, init, fitted };
+    let StageArgs { recipe: named, how, init } = &args.stage;
+    let mut subject = desk.subject(named, &how.sets())?;
+    let fitted = desk.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let init = init.as_deref().into();
+    let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
     let rows = checks::all(desk, &wish);
     // What a command costs, it alone knows.
@@ -22,7 +23,7 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();
     if args.output.json {
         output::json(&serde_json::json!({
-            "recipe": args.recipe,
+            "recipe": named,
             "ready": bad == 0,
             "checks": rows,
             "mesh": recipe.mesh,
@@ -38,7 +39,7 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
     match rows.iter().find_map(|row| row.failure()) {
         None => Ok(()),
         Some(failure) => {
-            let what = format!("{} cannot be launched", args.recipe);
+            let what = format!("{named} cannot be launched");
             let why = format!("{} of {} checks failed, the first is '{}'", bad, rows.len(), failure.what);
             Err(Failure::new(what, why, failure.fix.clone()).into())
         }

@@ -1,6 +1,6 @@
 //! `vidtui launch`, `vidtui resume` and `vidtui next`: three ways to a plan, one way to carry it out.
 
-use crate::args::{LaunchArgs, NextArgs, ResumeArgs, with_secrets};
+use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::commands::waiting;
 use crate::desk::{Desk, Wish};
 use crate::output;
@@ -8,21 +8,15 @@ use crate::refusal::Refusal;
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::Failure;
 
-/// What is done with a plan.
-struct Then {
-    dry_run: bool,
-    wait: bool,
-    json: bool,
-}
-
 /// Starts a run.
 pub fn launch(desk: &Desk, args: &LaunchArgs) -> Result<(), Refusal> {
-    let mut subject = desk.subject(&args.recipe, &with_secrets(&args.set, args.secrets.as_ref()))?;
-    let fitted = desk.fit(subject.resolved_mut(), args.fit.into(), &args.nodes)?;
-    let (name, init) = (args.name.as_deref(), args.init.as_deref().into());
-    let wish = Wish { subject: &subject, ranks: args.local, nodes: &args.nodes, name, init, fitted };
+    let StageArgs { recipe, how, init } = &args.stage;
+    let mut subject = desk.subject(recipe, &how.sets())?;
+    let fitted = desk.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let (name, init) = (args.name.as_deref(), init.as_deref().into());
+    let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
     let plan = desk.plan_launch(&wish)?;
-    carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
+    carry_out(desk, &plan, &args.then)
 }
 
 /// Continues a run.
@@ -34,14 +28,14 @@ pub fn resume(desk: &Desk, args: &ResumeArgs) -> Result<(), Refusal> {
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
     let plan = desk.plan_resume(&desk.find(&args.run)?, args.ranks, &args.nodes, options)?;
-    carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
+    carry_out(desk, &plan, &args.then)
 }
 
 /// Starts the stage that follows a run's.
 pub fn next(desk: &Desk, args: &NextArgs) -> Result<(), Refusal> {
-    let sets = with_secrets(&args.set, args.secrets.as_ref());
-    let plan = desk.plan_next(&desk.find(&args.run)?, args.local, &args.nodes, &sets, args.fit.into())?;
-    carry_out(desk, &plan, &Then { dry_run: args.dry_run, wait: args.wait, json: args.output.json })
+    let how = &args.how;
+    let plan = desk.plan_next(&desk.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
+    carry_out(desk, &plan, &args.then)
 }
 
 /// The one key that a resume may change: how long the run is to be.
@@ -62,15 +56,15 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
     Ok(steps)
 }
 
-fn carry_out(desk: &Desk, plan: &LaunchPlan, then: &Then) -> Result<(), Refusal> {
+fn carry_out(desk: &Desk, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
     if then.dry_run {
-        return show(plan, then.json);
+        return show(plan, then.output.json);
     }
     for warning in &plan.warnings {
         eprintln!("warning: {warning}");
     }
     let dir = desk.launch(plan, &|step| eprintln!("{step}"))?;
-    if then.json {
+    if then.output.json {
         let (run, attempt) = (&plan.run.id, plan.attempt.number);
         output::json(&serde_json::json!({ "run": run, "attempt": attempt, "dir": dir.root }))?;
     } else {
