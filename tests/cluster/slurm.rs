@@ -1,4 +1,6 @@
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use rundir::{AttemptWhy, RunDir};
 
@@ -82,7 +84,7 @@ fn a_controller_that_is_away_changes_nothing_and_a_kill_waits_for_it() {
     place.until("it goes on", || samples(&run).len() > seen);
 
     // It is asked again until it answers.
-    let kill = place.command("kill latest --yes").stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let kill = place.command("kill latest --yes").stderr(Stdio::piped()).spawn().unwrap();
     place.rig.verb("slurmctld start").unwrap();
     let killed = kill.wait_with_output().unwrap();
     assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
@@ -121,6 +123,30 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     place.until_step(&run, 3, attempt.start_step + 1);
     place.does("kill latest --yes");
     assert!(place.all_gone());
+}
+
+#[test]
+fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_no_longer() {
+    let Some(place) = Place::without_trainer_with_slurm(3) else { return };
+    let file = place.rig.share().join("train.toml");
+    fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
+    place.slurm("scontrol update PartitionName=train Nodes=node[01-02]");
+    let mut watch =
+        place.command(&format!("nodes --slurm {file} --watch --json")).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut until_up = |wanted: &[&str]| loop {
+        let document: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        let nodes = document["nodes"].as_array().unwrap();
+        let up = nodes.iter().filter(|node| node["state"] == "up").map(|node| node["node"].as_str().unwrap());
+        if nodes.len() == wanted.len() && up.eq(wanted.iter().copied()) {
+            break;
+        }
+    };
+    until_up(&["node01", "node02"]);
+    place.slurm("scontrol update PartitionName=train Nodes=node[02-03]");
+    until_up(&["node02", "node03"]);
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[test]

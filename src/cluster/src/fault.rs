@@ -1,5 +1,6 @@
 //! What is wrong with a node, seen at one moment.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::gpu::{Absent, GpuSample};
 use crate::nvidia_smi::SmiTrouble;
 use crate::probe::Frame;
+use crate::xid::{Xid, XidAction};
+
+/// A program that failed is of interest for so long; the GPU is well.
+const HOUR_S: f64 = 3600.0;
+/// What calls for a reset is shown for so long after it happened: longer than a night, and not until the next boot, since the
+/// log does not tell of the reset.
+const DAY_S: f64 = 24.0 * HOUR_S;
 
 /// Something that a healthy node does not show.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +54,7 @@ impl fmt::Display for Fault {
 pub fn faults(frame: &Frame) -> Vec<Fault> {
     let mut faults: Vec<Fault> = frame.troubles.iter().filter_map(of_trouble).collect();
     faults.extend(frame.gpus.iter().flat_map(of_gpu));
+    faults.extend(of_xids(frame));
     faults.sort_by_key(|fault| std::cmp::Reverse(fault.weight));
     faults
 }
@@ -67,6 +76,26 @@ fn of_trouble(trouble: &SmiTrouble) -> Option<Fault> {
         other => other.to_string(),
     };
     Some(Fault { gpu, weight, what, fix: trouble.fix().into() })
+}
+
+/// What the driver wrote to the kernel's log lately, each error once.
+fn of_xids(frame: &Frame) -> Vec<Fault> {
+    let recent = frame.xids.iter().filter_map(|at| {
+        let (weight, shown_s) = match at.xid.action() {
+            XidAction::Note => return None,
+            XidAction::Restart => (FaultWeight::Warn, HOUR_S),
+            XidAction::Reset | XidAction::Reboot => (FaultWeight::Bad, DAY_S),
+        };
+        (frame.t - at.t < shown_s).then_some((&at.xid, weight))
+    });
+    let fault = |(xid, weight): (&Xid, FaultWeight)| {
+        let gpu = frame.gpus.iter().find(|gpu| gpu.bus_id.as_ref().is_some_and(|place| xid.is_at(place)));
+        let place = if gpu.is_some() { String::new() } else { format!(" at {}", xid.bus_id) };
+        let meaning = xid.meaning().map_or(String::new(), |meaning| format!(": {meaning}"));
+        let what = format!("Xid {}{place}{meaning}", xid.number);
+        Fault { gpu: gpu.map(|gpu| gpu.index), weight, what, fix: xid.action().in_words().into() }
+    };
+    recent.collect::<BTreeSet<_>>().into_iter().map(fault).collect()
 }
 
 fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
@@ -134,6 +163,40 @@ mod tests {
             said(&row("[GPU is lost]", "[GPU is lost]", "[GPU is lost]", "[GPU is lost]"), 0),
             ["GPU 0: GPU is lost"]
         );
+    }
+
+    #[test]
+    fn what_the_driver_wrote_to_the_kernels_log_is_a_fault_of_its_gpu_for_a_while() {
+        let mut frames = Frames::new(GpuQuery::default());
+        let mut said = |number: u32, up_s: u32, log: &str| {
+            let rows = row("300", "100", "0", "0x0");
+            let text = format!("#frame {number} 1763612345 {up_s}\n#gpus\n{rows}\n#exit 0\n{log}#end {number}\n");
+            let frame = frames.push(text.as_bytes()).remove(0);
+            faults(&frame).iter().map(|fault| format!("{:?} {fault}", fault.weight)).collect::<Vec<_>>()
+        };
+        let line = |at: u32, place: &str, number: u32| format!("[ {at}.5] NVRM: Xid (PCI:0000:{place}:00): {number}\n");
+        let log = [
+            // Twice, as drivers repeat themselves.
+            line(50_000, "19", 48),
+            line(50_001, "19", 48),
+            line(99_000, "19", 31),
+            line(90_000, "19", 13),
+            // The consequence of another.
+            line(99_990, "19", 45),
+            line(99_991, "3b", 79),
+        ];
+        let on_gpu = "GPU 0: Xid 48: a memory error that could not be corrected";
+        let lost = "Bad Xid 79 at 0000:3b:00: it has fallen off the bus".to_owned();
+        let all = [
+            format!("Bad {on_gpu}"),
+            lost.clone(),
+            "Warn GPU 0: Xid 31: a kernel used memory that is not its own".into(),
+        ];
+        assert_eq!(said(1, 100_000, &format!("#xids\n{}", log.concat())), all);
+        // The log is not read for every frame.
+        assert_eq!(said(2, 100_002, ""), all);
+        assert_eq!(said(13, 100_030, &format!("#xids\n{}", log[5])), [lost]);
+        assert_eq!(said(25, 190_000, &format!("#xids\n{}", log[5])), [""; 0], "a day later");
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub struct Frame {
     pub elsewhere: Vec<GpuProcess>,
     /// What is wrong.
     pub troubles: Vec<SmiTrouble>,
-    /// Errors in the kernel's log since the node was started; not in every frame.
+    /// Errors in the kernel's log since the node was started, as it was read last.
     #[serde(default)]
     pub xids: Vec<XidAt>,
     /// Whether the user may not read that log.
@@ -159,6 +159,8 @@ pub struct Frames {
     line: Vec<u8>,
     open: Option<Open>,
     torn: u64,
+    /// What the kernel's log said when it was read last, which is not in every frame.
+    xids: Vec<XidAt>,
 }
 
 /// A frame whose end has not come.
@@ -176,7 +178,7 @@ struct Open {
 impl Frames {
     /// Begins to read the output of the [script] with this question.
     pub fn new(query: GpuQuery) -> Self {
-        Frames { query, line: Vec::new(), open: None, torn: 0 }
+        Frames { query, line: Vec::new(), open: None, torn: 0, xids: Vec::new() }
     }
 
     /// Takes the next bytes and returns the frames that they complete.
@@ -230,7 +232,11 @@ impl Frames {
         } else if let Some((number, up_s)) = line.strip_prefix("#end ").and_then(read_end)
             && number == open.number
         {
-            return self.open.take().map(|open| open.close(&self.query, up_s));
+            let open = self.open.take()?;
+            if let Some(xids) = open.xids() {
+                self.xids = xids;
+            }
+            return Some(Frame { xids: self.xids.clone(), ..open.close(&self.query, up_s) });
         } else if let Some(section) = open.section {
             open.length += line.len() + 1;
             if open.length > LONGEST_FRAME {
@@ -263,6 +269,12 @@ fn read_end(end: &str) -> Option<(u64, Option<f64>)> {
 }
 
 impl Open {
+    /// What the kernel's log says, if this frame tells.
+    fn xids(&self) -> Option<Vec<XidAt>> {
+        let text = self.texts.get(&Section::Xids)?;
+        Some(text.lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect())
+    }
+
     fn close(self, query: &GpuQuery, up_s: Option<f64>) -> Frame {
         let text = |section| self.texts.get(&section).map_or("", String::as_str);
         let status = |section| self.exits.get(&section).copied();
@@ -277,7 +289,7 @@ impl Open {
             gpus: gpus.rows,
             elsewhere: Vec::new(),
             troubles: gpus.troubles,
-            xids: text(Section::Xids).lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect(),
+            xids: Vec::new(),
             xids_denied: text(Section::Xids).trim() == "denied",
         };
         for ComputeApp { gpu_uuid, mut process } in apps.rows {

@@ -77,6 +77,12 @@ impl Xid {
         Some(Self { number: digits.parse().ok()?, bus_id: bus_id.into() })
     }
 
+    /// Whether it is of the GPU that nvidia-smi has at this place: `00000000:19:00.0`.
+    pub fn is_at(&self, bus_id: &str) -> bool {
+        let (place, _function) = bus_id.rsplit_once('.').unwrap_or((bus_id, ""));
+        place.to_ascii_lowercase().ends_with(&self.bus_id.to_ascii_lowercase())
+    }
+
     /// What it means; nothing for a number that is not in the table.
     pub fn meaning(&self) -> Option<&'static str> {
         self.row().map(|(.., meaning)| *meaning)

@@ -182,11 +182,12 @@ fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
 #[test]
 fn errors_in_the_kernels_log_are_told_while_an_nvidia_smi_hangs() {
     let stuck = ("timeout", "while [ -e $BIN/timeout ]; do sleep 0.05; done");
-    let log = ("dmesg", "echo '[ 1.500000] NVRM: Xid (PCI:0000:19:00): 79, pid=1'");
+    // The number says how often it was asked.
+    let log = ("dmesg", "echo >>$BIN/asked\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): $(wc -l <$BIN/asked), pid=1\"");
     let frames = made_with(&[stuck, log], |frames| frames.iter().any(|frame| !frame.xids.is_empty()));
     let frame = frames.iter().find(|frame| !frame.xids.is_empty()).unwrap();
-    assert_eq!((frame.xids[0].xid.number, &frame.troubles[..]), (79, &[SmiTrouble::TimedOut][..]), "{frame:?}");
-    assert!(frames.iter().filter(|frame| !frame.xids.is_empty()).count() * 12 <= frames.len(), "{frames:?}");
+    assert_eq!((frame.xids[0].xid.number, &frame.troubles[..]), (1, &[SmiTrouble::TimedOut][..]), "{frame:?}");
+    assert!(frames.len() >= 12, "it is not asked for each frame: {frames:?}");
 }
 
 #[test]

@@ -13,8 +13,9 @@ use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
 use remote::{Flow, Sight, Watching};
 use rundir::{Failure, Login, RunId};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use ui::fleet::{Condition, Digest, Fleet, Link, Listed, NodeView, Sort, Summary};
 use ui::screens::nodes::{COLUMNS, Column, cell, is_shown, of_memory, unreachable};
@@ -34,7 +35,7 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
     };
     let listed = list()?;
     let sort = sort_of(args.sort.as_deref())?;
-    let mut news = News::of(desk, &listed);
+    let mut news = News::of(desk, listed);
     let mut fleet = Fleet::default();
     fleet.list(Ok(news.nodes.clone()));
     news.wait_for_all(&mut fleet);
@@ -55,11 +56,11 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
             return Ok(());
         }
         news.wait(&mut fleet, EVERY);
-        // Slurm drains nodes meanwhile, or gives them to others. When it is silent, what it said before is shown on.
+        // Slurm drains nodes meanwhile, gets new ones, or gives them to others. When it is silent, what it said before is shown on.
         if fleet.is_of_slurm()
             && let Ok(listed) = list()
         {
-            news.renew(listed);
+            news.watch(listed);
             fleet.list(Ok(news.nodes.clone()));
         }
     }
@@ -69,7 +70,7 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
 pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
     let login = login_of(desk, args)?;
     let node = Node { id: login.node.clone(), slots: 1 };
-    let mut news = News::of(desk, &[(node.into(), login.clone())]);
+    let mut news = News::of(desk, vec![(node.into(), login.clone())]);
     let mut fleet = Fleet::default();
     fleet.list(Ok(news.nodes.clone()));
     news.wait_for_all(&mut fleet);
@@ -145,50 +146,55 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
 }
 
 /// What nodes say, while this lives.
-struct News {
+struct News<'a> {
+    desk: &'a Desk,
     nodes: Vec<Listed>,
+    tell: Sender<(NodeId, NodeMsg)>,
     said: Receiver<(NodeId, NodeMsg)>,
-    _watching: Vec<Watching>,
+    watching: BTreeMap<NodeId, Watching>,
 }
 
-impl News {
-    fn of(desk: &Desk, listed: &[(Listed, Login)]) -> Self {
+impl<'a> News<'a> {
+    fn of(desk: &'a Desk, listed: Vec<(Listed, Login)>) -> Self {
         let (tell, said) = mpsc::channel();
+        let mut news = Self { desk, nodes: Vec::new(), tell, said, watching: BTreeMap::new() };
         if let Some(count) = desk.simulate {
+            let tell = news.tell.clone();
             std::thread::spawn(move || {
                 let mut nodes = simulate::Nodes::new(count, EVERY);
                 while nodes.due().into_iter().all(|(node, frame)| tell.send((node, NodeMsg::Frame(frame))).is_ok()) {
                     std::thread::sleep(nodes.pause());
                 }
             });
-            return Self {
-                nodes: simulate::nodes(count).into_iter().map(Listed::from).collect(),
-                said,
-                _watching: Vec::new(),
-            };
+            news.nodes = simulate::nodes(count).into_iter().map(Listed::from).collect();
+        } else {
+            news.watch(listed);
         }
-        let watch = |(listed, login): &(Listed, Login)| {
-            let (tell, node) = (tell.clone(), listed.node.id.clone());
-            let see = move |sight| {
-                let what = match sight {
-                    Sight::Frame(frame) => NodeMsg::Frame(frame),
-                    Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
-                };
-                if tell.send((node.clone(), what)).is_ok() { Flow::GoOn } else { Flow::Enough }
-            };
-            desk.fleet.watch(login, EVERY, Box::new(see))
-        };
-        let watching = listed.iter().map(watch).collect();
-        Self { nodes: listed.iter().map(|(node, _)| node.clone()).collect(), said, _watching: watching }
+        news
     }
 
-    /// Takes in what Slurm says of the watched nodes now.
-    fn renew(&mut self, listed: Vec<(Listed, Login)>) {
-        for (anew, _) in listed {
-            if let Some(old) = self.nodes.iter_mut().find(|old| old.node.id == anew.node.id) {
-                *old = anew;
-            }
+    /// Watches these nodes: those that it watches already go on being watched, and those that are not among them no longer.
+    fn watch(&mut self, listed: Vec<(Listed, Login)>) {
+        let mut before = std::mem::take(&mut self.watching);
+        self.nodes.clear();
+        for (listed, login) in listed {
+            let node = listed.node.id.clone();
+            let watching = before.remove(&node).unwrap_or_else(|| self.begin(node.clone(), &login));
+            self.watching.insert(node, watching);
+            self.nodes.push(listed);
         }
+    }
+
+    fn begin(&self, node: NodeId, login: &Login) -> Watching {
+        let tell = self.tell.clone();
+        let see = move |sight| {
+            let what = match sight {
+                Sight::Frame(frame) => NodeMsg::Frame(frame),
+                Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+            };
+            if tell.send((node.clone(), what)).is_ok() { Flow::GoOn } else { Flow::Enough }
+        };
+        self.desk.fleet.watch(login, EVERY, Box::new(see))
     }
 
     /// Takes in what is said until every node has said something, or is known to be out of sight.
