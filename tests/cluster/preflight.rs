@@ -99,12 +99,20 @@ fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_ask
     let of_node = |node: &str| place.rig.node_folder(node).join("home/bin/vidtui-train");
     fs::create_dir_all(of_node("node02").parent().unwrap()).unwrap();
     fs::write(of_node("node02"), "#!/bin/sh\necho an older one\n").unwrap();
+    // One server has no SFTP.
+    let config = place.rig.node_folder("node03").join("sshd_config");
+    let without = fs::read_to_string(&config).unwrap().replace("Subsystem sftp internal-sftp", "");
+    fs::write(&config, without).unwrap();
+    place.rig.verb("killsshd node03").unwrap();
+    place.rig.verb("startsshd node03").unwrap();
     let table = shown(&place, CHECK);
     assert_eq!(table.lines().filter(|line| line.starts_with("✗ trainer")).count(), 4, "{table}");
 
     let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1";
     let said = place.vidtui(&format!("{launch} --push --wait"));
     assert!(said.ok && said.err.contains("node02: 1.0 MiB of"), "{}", said.err);
+    let refusals: Vec<&str> = said.err.lines().filter(|line| line.contains("by SFTP")).collect();
+    assert!(matches!(refusals[..], [one] if one.contains("node node03: cannot receive")), "{}", said.err);
     for node in place.rig.nodes() {
         assert_eq!(fs::read(of_node(&node)).unwrap(), fs::read(&place.trainer).unwrap());
         assert_eq!(fs::read_dir(of_node(&node).parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, quote, size};
 use rundir::Failure;
 
@@ -21,8 +21,8 @@ const SOON: Duration = Duration::from_secs(100);
 /// It is written beside its place, compared, and renamed into it: whatever runs the former binary goes on with that. Nodes that
 /// share the folder write to files of their own, and the first that is done spares the others the rename.
 ///
-/// It travels through the standard input of commands, not by SFTP, which some servers do not offer, which would need a second
-/// state machine on libssh2's session, and a way of its own through OpenSSH's program.
+/// It travels by SFTP; through the standard input of commands where OpenSSH's program connects, or a server has no SFTP or
+/// refuses: SFTP knows no word for a full disk, a command says so.
 ///
 /// # Errors
 /// Names the first node on which it failed; no launch should follow.
@@ -50,8 +50,9 @@ fn to_node(
 ) -> Result<(), RemoteError> {
     let node = transport.node().clone();
     let is_same = |file: &str| format!("[ \"$(sha256sum <{file} 2>/dev/null | cut -d ' ' -f 1)\" = {sha256} ]");
-    let (there, temp) = (quote(path.as_str()), quote(&format!("{path}.new.{node}.{}", std::process::id())));
-    let mut ask = |action: &str, script: String, input: Vec<u8>| {
+    let temp_path = Utf8PathBuf::from(format!("{path}.new.{node}.{}", std::process::id()));
+    let (there, temp) = (quote(path.as_str()), quote(temp_path.as_str()));
+    let ask = |transport: &mut dyn Transport, action: &str, script: String, input: Vec<u8>| {
         let command = Command { input, ..Command::new(action, script, SOON) };
         let answer = transport.run(&command)?.text(&node, &command);
         if answer.is_err() {
@@ -60,19 +61,31 @@ fn to_node(
         }
         answer
     };
-    let same = ask("compare the trainer", format!("{} && echo same || echo other", is_same(&there)), Vec::new())?;
+    let compare = format!("{} && echo same || echo other", is_same(&there));
+    let same = ask(transport, "compare the trainer", compare, Vec::new())?;
     if same.trim() == "same" {
         return Ok(());
     }
     let action = format!("receive the trainer as {path}");
     let folder = quote(path.parent().map_or("/", Utf8Path::as_str));
-    ask(&action, format!("mkdir -p -- {folder} && : >{temp}"), Vec::new())?;
-    let mut done = 0;
-    for piece in bytes.chunks(PIECE) {
-        // Where the disk is full it hears us out: a channel that closes while we write to it may take the session with it.
-        ask(&action, format!("cat >>{temp} || {{ cat >/dev/null; exit 1; }}"), piece.to_vec())?;
-        done += piece.len();
+    ask(transport, &action, format!("mkdir -p -- {folder}"), Vec::new())?;
+    let arrived = |done: usize| {
         progress(format!("{node}: {} of {} of the trainer", size(done as u64), size(bytes.len() as u64)));
+    };
+    let is_sent = transport.send_file(&temp_path, bytes, &arrived).unwrap_or_else(|error| {
+        progress(format!("{error}; a command takes it instead"));
+        false
+    });
+    if !is_sent {
+        ask(transport, &action, format!(": >{temp}"), Vec::new())?;
+        let mut done = 0;
+        for piece in bytes.chunks(PIECE) {
+            // Where the disk is full it hears us out: a channel that closes while we write to it may take the session with it.
+            let append = format!("cat >>{temp} || {{ cat >/dev/null; exit 1; }}");
+            ask(transport, &action, append, piece.to_vec())?;
+            done += piece.len();
+            arrived(done);
+        }
     }
     let place = format!(
         "{} || {{ echo 'it arrived damaged' >&2; exit 1; }}\n\
@@ -81,6 +94,6 @@ fn to_node(
         is_same(&temp),
         is_same(&there),
     );
-    ask(&action, place, Vec::new())?;
+    ask(transport, &action, place, Vec::new())?;
     Ok(())
 }

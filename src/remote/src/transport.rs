@@ -44,6 +44,14 @@ pub trait Transport: Send {
     /// [`RemoteError::NotOurs`] if they are somebody else's by now, and whatever the system answers.
     fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError>;
 
+    /// Writes a file by SFTP, and tells how many of its bytes have arrived so far. Returns whether this transport can.
+    ///
+    /// # Errors
+    /// When the node's server has no SFTP, refuses, or does not answer; a part of the file may be there then.
+    fn send_file(&mut self, _file: &Utf8Path, _bytes: &[u8], _arrived: &dyn Fn(usize)) -> Result<bool, RemoteError> {
+        Ok(false)
+    }
+
     /// Returns the bytes that a folder, or the folder it will be made in, has room for.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ mod connection;
 mod exchange;
 mod known_hosts;
 mod openssh;
+mod sftp;
 mod stream;
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
@@ -226,6 +227,15 @@ impl Transport for Ssh {
                 }),
                 None => Err(self.odd(action, &text)),
             },
+        }
+    }
+
+    fn send_file(&mut self, file: &Utf8Path, bytes: &[u8], arrived: &dyn Fn(usize)) -> Result<bool, RemoteError> {
+        let Link { options, login, .. } = &*self.link;
+        match self.way()? {
+            Way::Inside(_) => sftp::send(options, login, file, bytes, arrived).map(|()| true),
+            // Whatever its configuration is about, commands are through with it.
+            Way::Program(_) => Ok(false),
         }
     }
 
