@@ -103,6 +103,11 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     place.until("it has saved", || rundir::latest(&run).is_some());
     // Slurm warns it when it looks at its time limit, which it does twice a minute.
     place.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
+    // Its controller is away just then.
+    place.until("it is warned", || run.stop_file().exists());
+    place.rig.verb("slurmctld kill").unwrap();
+    place.until("its ranks have stopped", || place.does("status latest").contains("stopped"));
+    place.rig.verb("slurmctld start").unwrap();
     place.until("it waits for another turn", || {
         run.read_attempt(1).is_ok() && state_of(&place, job).starts_with("PENDING/BeginTime")
     });
