@@ -104,8 +104,8 @@ fn kept(recipe: &Recipe) -> u64 {
 /// results of two norms and two modulations, two updates with their gates, what lies between, and the output, which is the
 /// next block's input. Of a TP rank's heads and hidden units: queries and keys before their norms, each segment's queries, keys,
 /// values and results, those results joined where there are several segments, and the MLP's hidden layer before and after
-/// its activation. A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads. At work on one block: the group's input, the gradient that comes in, twice, and the
-/// gradients of the MLP's update and hidden layer.
+/// its activation. A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads. At work on one
+/// block: the group's input, the gradient that comes in, twice, and the gradients of the MLP's update and hidden layer.
 fn graphs_of_group(recipe: &Recipe, group: u64) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as f64);
     let (tokens, attended) = (m.seq_len() as f64, (m.segments * m.attention_len()) as f64);

@@ -14,8 +14,8 @@ pub struct Traffic {
     /// Summing the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
     /// Summing tokens over `tp`: after each projection out of heads or hidden units, and the gradient before each
-    /// projection into them; the statistics of norms over all heads; the gradients of norms within them. With `remat.shard_inputs`, joining the inputs that
-    /// were shared out, too.
+    /// projection into them; the statistics of norms over all heads; the gradients of norms within them. With
+    /// `remat.shard_inputs`, joining the inputs that were shared out, too.
     pub tensor_parallel: f64,
 }
 
