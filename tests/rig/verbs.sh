@@ -39,7 +39,8 @@ verb_slow() { ## NODE MILLISECONDS  lets its SSH server and sessions go on only 
     local pause
     printf -v pause '%d.%03d' $(($2 / 1000)) $(($2 % 1000))
     touch "$RIG/nodes/$1/slow"
-    inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -x sshd; sleep $pause; pkill -CONT -x sshd; sleep 0.2; done" \
+    # Only what is root's: a login in progress lives in a sandbox whose kernel kills it when it goes on after a stop within a sleep.
+    inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -u 0 -x sshd; sleep $pause; pkill -CONT -u 0 -x sshd; sleep 0.2; done" \
         </dev/null >/dev/null 2>&1 &
 }
 verb_heal() { ## NODE               undoes all of the above

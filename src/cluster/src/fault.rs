@@ -90,10 +90,7 @@ fn of_xids(frame: &Frame) -> Vec<Fault> {
     });
     let fault = |(xid, weight): (&Xid, FaultWeight)| {
         let gpu = frame.gpus.iter().find(|gpu| gpu.bus_id.as_ref().is_some_and(|place| xid.is_at(place)));
-        let place = if gpu.is_some() { String::new() } else { format!(" at {}", xid.bus_id) };
-        let meaning = xid.meaning().map_or(String::new(), |meaning| format!(": {meaning}"));
-        let what = format!("Xid {}{place}{meaning}", xid.number);
-        Fault { gpu: gpu.map(|gpu| gpu.index), weight, what, fix: xid.action().in_words().into() }
+        Fault { gpu: gpu.map(|gpu| gpu.index), weight, what: xid.to_string(), fix: xid.action().in_words().into() }
     };
     recent.collect::<BTreeSet<_>>().into_iter().map(fault).collect()
 }
@@ -185,12 +182,12 @@ mod tests {
             line(99_990, "19", 45),
             line(99_991, "3b", 79),
         ];
-        let on_gpu = "GPU 0: Xid 48: a memory error that could not be corrected";
+        let on_gpu = "GPU 0: Xid 48 at 0000:19:00: a memory error that could not be corrected";
         let lost = "Bad Xid 79 at 0000:3b:00: it has fallen off the bus".to_owned();
         let all = [
             format!("Bad {on_gpu}"),
             lost.clone(),
-            "Warn GPU 0: Xid 31: a kernel used memory that is not its own".into(),
+            "Warn GPU 0: Xid 31 at 0000:19:00: a kernel used memory that is not its own".into(),
         ];
         assert_eq!(said(1, 100_000, &format!("#xids\n{}", log.concat())), all);
         // The log is not read for every frame.

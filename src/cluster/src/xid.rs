@@ -1,5 +1,7 @@
 //! Errors that NVIDIA's driver writes to the kernel's log, by their numbers.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// One error: `NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', GPU has fallen off the bus.`
@@ -84,7 +86,7 @@ impl Xid {
     }
 
     /// What it means; nothing for a number that is not in the table.
-    pub fn meaning(&self) -> Option<&'static str> {
+    fn meaning(&self) -> Option<&'static str> {
         self.row().map(|(.., meaning)| *meaning)
     }
 
@@ -95,6 +97,14 @@ impl Xid {
 
     fn row(&self) -> Option<&'static (u32, XidAction, &'static str)> {
         Self::TABLE.iter().find(|(number, ..)| *number == self.number)
+    }
+}
+
+/// `Xid 79 at 0000:19:00: it has fallen off the bus`.
+impl fmt::Display for Xid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Xid {} at {}", self.number, self.bus_id)?;
+        self.meaning().map_or(Ok(()), |meaning| write!(f, ": {meaning}"))
     }
 }
 

@@ -427,13 +427,9 @@ fn errors_row(gpus: &[Gpu], told: &Told, fail: &dyn Fn(String, &str) -> Row) -> 
     let mut xids: Vec<Xid> = told.all("xid").filter_map(Xid::read).collect();
     xids.sort();
     xids.dedup();
-    let in_words = |xid: &Xid| {
-        let meaning = xid.meaning().map_or(String::new(), |meaning| format!(", {meaning}"));
-        format!("Xid {} at {}{meaning}", xid.number, xid.bus_id)
-    };
     let worst = xids.iter().map(Xid::action).max();
-    bad.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(in_words));
-    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(in_words).collect();
+    bad.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(Xid::to_string));
+    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(Xid::to_string).collect();
     if !bad.is_empty() {
         let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
         return fail(bad.join("; "), &format!("{fix}; or waive it: --waive 'GPU errors'"));

@@ -91,10 +91,8 @@ pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
             XidAction::Restart => Urgency::Look,
             XidAction::Reset | XidAction::Reboot => Urgency::Act,
         };
-        let meaning = xid.meaning().map_or(String::new(), |meaning| format!(": {meaning}"));
-        let saw = format!("Xid {} at {}{meaning}", xid.number, xid.bus_id);
         let about = Subject::Node(node.node.clone());
-        found.push(Finding::new(Rule::Xid, urgency, about, saw, xid.action().in_words()).since(*since_s));
+        found.push(Finding::new(Rule::Xid, urgency, about, xid.to_string(), xid.action().in_words()).since(*since_s));
     }
     found
 }
