@@ -339,7 +339,7 @@ const CONVERT: &[Binding] = with_motion![
     bind(&[Key::ch('c')], Action::Convert, "convert", "convert as the preview shows it"),
     bind(&[Key::ch('X')], Action::CancelWork, "cancel", "stop the conversion; nothing of it is left"),
     bind(&[Key::ch('r')], Action::Replace, "", "replace an earlier conversion that is in the way, or leave it"),
-    bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "", "choose the next option"),
+    bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "choose the next option"),
     bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "choose the option before"),
     bind(&[ESC], Action::Back, "back", "go back to the runs; a conversion goes on"),
 ];

@@ -358,12 +358,15 @@ impl Piece {
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
         self.attempts.push(0);
         let mut add = |quantity: Quantity, spread: Option<Spread>, scale: f64| {
-            let of =
-                |value: fn(&Spread) -> f64| spread.map_or(Reading::Missing, |s| Reading::of(Some(value(&s) * scale)));
-            let values =
-                [(Bound::Mean, of(|s| s.mean)), (Bound::Lowest, of(|s| s.min)), (Bound::Highest, of(|s| s.max))];
+            let several = spread.filter(|spread| spread.of_several);
+            let values = [
+                (Bound::Mean, spread.map(|s| s.mean)),
+                (Bound::Lowest, several.map(|s| s.min)),
+                (Bound::Highest, several.map(|s| s.max)),
+            ];
             for (bound, value) in values {
-                self.columns[Track::OfNodes(quantity, bound).index()].push(index, value);
+                let reading = Reading::if_measured(value.map(|value| value * scale));
+                self.columns[Track::OfNodes(quantity, bound).index()].push(index, reading);
             }
         };
         add(Quantity::Power, moment.power_w, 1.0);

@@ -9,10 +9,9 @@ use rundir::Failure;
 
 use crate::at_once::at_once;
 use crate::command::Command;
+use crate::transport::PIECE;
 use crate::{RemoteError, Transport};
 
-/// How much travels in one command: little enough that slow networks are in time and progress is seen.
-const PIECE: usize = 1 << 20;
 /// How long a piece may take: slower than 10 KB/s is no network to train over.
 const SOON: Duration = Duration::from_secs(100);
 

@@ -8,6 +8,9 @@ use rundir::Liveness;
 use crate::RemoteError;
 use crate::command::{Command, Output};
 
+/// How much of a file is sent at a time: little enough that slow networks are in time and progress is seen.
+pub(crate) const PIECE: usize = 1 << 20;
+
 /// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
 pub trait Transport: Send {
     /// Returns the node.

@@ -158,11 +158,15 @@ impl From<Error> for Failure {
                 why.into(),
                 "`vidtui runs` lists the runs there are; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
             ),
-            Error::Incomplete { dir, why } => split(
-                format!("cannot use checkpoint {dir}"),
-                why,
-                "choose another step: `vidtui checkpoints RUN` lists the complete ones".into(),
-            ),
+            Error::Incomplete { dir, why } => {
+                let run =
+                    dir.parent().filter(|parent| parent.file_name() == Some("checkpoints")).and_then(Utf8Path::parent);
+                let fix = match run.and_then(Utf8Path::file_name) {
+                    Some(run) => format!("choose another step: `vidtui checkpoints {run}` lists the complete ones"),
+                    None => "choose another checkpoint".into(),
+                };
+                split(format!("cannot use checkpoint {dir}"), why, fix)
+            }
             Error::Checksum { path, found, wanted } => split(
                 format!("checkpoint file {path} is damaged"),
                 format!("its checksum is {found}, its manifest says {wanted}"),

@@ -34,6 +34,8 @@ pub struct Spread {
     pub min: f64,
     /// The highest.
     pub max: f64,
+    /// Whether they are of several GPUs or nodes: of one alone the mean says it all.
+    pub of_several: bool,
 }
 
 /// Joins the samples of several nodes into moments, in the order of time, however the nodes' files are read.
@@ -50,16 +52,18 @@ struct Sum {
     sum: f64,
     min: f64,
     max: f64,
+    of_several: bool,
 }
 
 impl Default for Sum {
     fn default() -> Self {
-        Self { count: 0, sum: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY }
+        Self { count: 0, sum: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY, of_several: false }
     }
 }
 
 impl Sum {
-    fn add(&mut self, value: f64) {
+    fn add(&mut self, value: f64, of_several: bool) {
+        self.of_several |= of_several;
         self.count += 1;
         self.sum += value;
         self.min = self.min.min(value);
@@ -67,7 +71,8 @@ impl Sum {
     }
 
     fn spread(&self) -> Option<Spread> {
-        (self.count > 0).then(|| Spread { mean: self.sum / self.count as f64, min: self.min, max: self.max })
+        let Self { count, sum, min, max, of_several } = *self;
+        (count > 0).then(|| Spread { mean: sum / count as f64, min, max, of_several })
     }
 }
 
@@ -82,10 +87,12 @@ impl Moments {
         }
         let [power, gpu_mem, cpu, mem] = self.open.entry(at).or_default();
         let gib = |mib: u64| mib as f64 / 1024.0;
-        sample.gpus.power_w.iter().filter_map(Reading::value).for_each(|w| power.add(w));
-        sample.gpus.mem_used_mib.iter().filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib)));
-        sample.cpu_pct.into_iter().for_each(|pct| cpu.add(pct));
-        sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib)));
+        let nodes = self.newest.len() > 1;
+        let gpus = nodes || sample.gpus.power_w.len() > 1;
+        sample.gpus.power_w.iter().filter_map(Reading::value).for_each(|w| power.add(w, gpus));
+        sample.gpus.mem_used_mib.iter().filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib), gpus));
+        sample.cpu_pct.into_iter().for_each(|pct| cpu.add(pct, nodes));
+        sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib), nodes));
     }
 
     /// Takes the moments to which no node will add any more, as far as can be told: all nodes are past them, or far ahead
@@ -141,6 +148,19 @@ mod tests {
         assert_eq!((moment.t, power.min, power.max), (102.5, 600.2, 601.2));
         assert!((power.mean - (600.2 + 601.2 + 600.2) / 3.0).abs() < 1e-9);
         assert_eq!((moment.mem_gib.unwrap().mean, moment.cpu_pct), (1.0, None));
+    }
+
+    #[test]
+    fn one_gpu_of_one_node_has_no_extremes_however_often_it_is_sampled() {
+        let of_several = |samples: &[(&str, f64, usize)]| {
+            let mut moments = Moments::default();
+            samples.iter().for_each(|(name, t, gpus)| moments.push(&node(name), &sample(*t, *gpus)));
+            let moment = moments.take_rest()[0];
+            (moment.gpu_mem_gib.unwrap().of_several, moment.mem_gib.unwrap().of_several)
+        };
+        assert_eq!(of_several(&[("a", 101.0, 1), ("a", 104.0, 1)]), (false, false));
+        assert_eq!(of_several(&[("a", 101.0, 2)]), (true, false));
+        assert_eq!(of_several(&[("a", 101.0, 1), ("b", 101.0, 1)]), (true, true));
     }
 
     #[test]

@@ -33,11 +33,11 @@ pub struct Newest {
 /// Follows the newest lines of many runs, for whoever asks.
 #[derive(Debug, Default)]
 pub struct Following {
-    runs: Mutex<BTreeMap<RunDir, Run>>,
+    runs: Mutex<BTreeMap<RunDir, Known>>,
 }
 
 #[derive(Debug)]
-struct Run {
+struct Known {
     asked: Instant,
     /// With a lock of its own: a file system that hangs holds up its runs alone.
     followed: Arc<Mutex<Followed>>,
@@ -69,7 +69,7 @@ impl Following {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.retain(|_, known| known.asked.elapsed() < FORGET);
         let asked = Instant::now();
-        let known = runs.entry(run.clone()).or_insert_with(|| Run { asked, followed: Arc::default() });
+        let known = runs.entry(run.clone()).or_insert_with(|| Known { asked, followed: Arc::default() });
         known.asked = asked;
         known.followed.clone()
     }

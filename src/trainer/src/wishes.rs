@@ -52,8 +52,8 @@ impl fmt::Display for Why {
             Why::Orphaned => "the supervisor is gone",
             Why::TimeLimit => "the time limit is near",
             Why::File => "a file in the run directory asks for it",
-            Why::Usr1 => "SIGUSR1",
-            Why::Term => "SIGTERM or SIGINT",
+            Why::Usr1 => "SIGUSR1 asks for it",
+            Why::Term => "a signal asks for it",
         })
     }
 }

@@ -64,7 +64,7 @@ pub const METRICS: &[Metric] = &[
 ];
 
 fn as_share(pct: Spread) -> Spread {
-    Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0 }
+    Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0, ..pct }
 }
 
 const fn of_nodes(
@@ -273,14 +273,15 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
                     measured.moments.iter().filter_map(|moment| Some((x(moment)?, Some(part(value(moment)?)))));
                 Curve { label: label.into(), points: points.collect(), weight }
             };
-            if !measured.moments.iter().any(|moment| value(moment).is_some()) {
+            let mut spreads = measured.moments.iter().filter_map(value).peekable();
+            if spreads.peek().is_none() {
                 return Vec::new();
             }
-            vec![
-                curve("lowest", Weight::Raw, |s| s.min),
-                curve("highest", Weight::Raw, |s| s.max),
-                curve(label, Weight::Full, |s| s.mean),
-            ]
+            let mean = curve(label, Weight::Full, |s| s.mean);
+            if !spreads.any(|spread| spread.of_several) {
+                return vec![mean];
+            }
+            vec![curve("lowest", Weight::Raw, |s| s.min), curve("highest", Weight::Raw, |s| s.max), mean]
         }
         Values::PerRank(values) => {
             let ranks = history.effective().iter().map(|sample| values(sample).len()).max().unwrap_or(0);
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn what_nodes_measured_stands_beside_the_steps_of_the_same_time() {
-        let spread = |mean| Some(Spread { mean, min: mean - 10.0, max: mean + 10.0 });
+        let spread = |mean| Some(Spread { mean, min: mean - 10.0, max: mean + 10.0, of_several: true });
         let moment = |t: f64| Moment { t, power_w: spread(600.0 + t), ..Moment::default() };
         let moments = vec![moment(0.5), moment(1.5), moment(2.5), moment(90.0)];
         let measured = Measured { moments, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };

@@ -129,7 +129,7 @@ fn the_read_out_walks_over_every_sample_when_zoomed_in() {
 
 /// What two nodes did every five seconds, from before the first step to after the last.
 fn moments(gpus: bool) -> Vec<rundir::Moment> {
-    let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1 });
+    let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1, of_several: true });
     let at = |i: u32| {
         let t = NOW - 320.0 + 5.0 * f64::from(i);
         let busy = (8..28).contains(&i);
@@ -163,6 +163,19 @@ fn nodes_without_gpus_show_how_busy_their_processors_were() {
     assert!(screen.contains("Processors of a node") && !screen.contains("Power"), "{screen}");
     ui.press("Tab Tab");
     assert!(ui.screen().contains("Memory of a node"), "{}", ui.screen());
+}
+
+#[test]
+fn one_node_alone_has_a_mean_and_no_extremes() {
+    let mut ui = Ui::on_run(running(83));
+    let alone = |moment: rundir::Moment| {
+        let alone = |spread: Option<rundir::Spread>| spread.map(|s| rundir::Spread { of_several: false, ..s });
+        rundir::Moment { cpu_pct: alone(moment.cpu_pct), mem_gib: alone(moment.mem_gib), ..moment }
+    };
+    ui.tell(RunMsg::Moments(moments(false).into_iter().map(alone).collect()));
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    assert!(screen.contains("Processors of a node") && !screen.contains("highest"), "{screen}");
 }
 
 #[test]

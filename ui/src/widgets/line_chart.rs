@@ -141,8 +141,12 @@ impl LineChart<'_> {
         let span = high - low;
         // A constant line is drawn in the middle of a small range; otherwise a little air above and below.
         let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { (high.abs() * 0.1).max(1e-12) };
+        // Less than some hundredths of a whole are no news; nor is there more than all of it.
+        let is_share = self.unit == Unit::Share;
+        let pad = if is_share { pad.max((0.05 - span) / 2.0) } else { pad };
+        let ceiling = if is_share && high <= 1.0 { 1.0 } else { f64::INFINITY };
         let floor = if low >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
-        Some(Scale { low: (low - pad).max(floor), high: high + pad, log: false })
+        Some(Scale { low: (low - pad).max(floor), high: (high + pad).min(ceiling), log: false })
     }
 
     fn y_axis(&self, buf: &mut Buffer, plot: Rect, left: u16, gutter: u16, scale: &Scale, ticks: &units::Ticks) {

@@ -14,9 +14,8 @@ use ssh2::{File, OpenFlags, OpenType};
 use super::config::{Settings, SshOptions};
 use super::connect::connect;
 use crate::RemoteError;
+use crate::transport::PIECE;
 
-/// How much is written at a time: little enough that slow networks are in time and progress is seen.
-const PIECE: usize = 1 << 20;
 /// How long a server may take for an answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
