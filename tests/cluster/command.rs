@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use cluster::NodeId;
-use rundir::RunDir;
+use rundir::{AttemptWhy, ExitReason, RunDir};
 
 use crate::place::{Place, losses, samples};
 
@@ -78,6 +78,13 @@ pub fn own(place: &Place, nodes: usize, steps: u64, pace: &str) -> String {
 fn places(run: &RunDir, nodes: usize) -> Vec<String> {
     let read = |rank| fs::read_to_string(run.root.join(format!("output.{rank}"))).unwrap().trim().to_owned();
     (0..nodes).map(read).collect()
+}
+
+/// Writes what a job of two nodes asks of Slurm; returns the file.
+fn job_file(place: &Place) -> String {
+    let job = place.rig.share().join("job.toml");
+    fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
+    job.into_string()
 }
 
 fn all_gone(place: &Place) -> bool {
@@ -165,8 +172,7 @@ fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
 fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
     let recipe = own(&place, 2, 12, HANGS);
-    let job = place.rig.share().join("job.toml");
-    fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
+    let job = job_file(&place);
     let check = place.does(&format!("check {recipe} --slurm {job}"));
     assert!(
         check.contains("TOKEN, read from their file by each node") && check.contains("2 ranks on 2 nodes"),
@@ -184,4 +190,28 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     place.does("resume latest --wait");
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
     assert!(place.does("status latest").contains("finished"));
+}
+
+#[test]
+fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_on_from_its_checkpoint() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&place, 2, 12, HANGS);
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
+    place.until_step(&run, 1, 8);
+    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
+    // As Slurm does when its time is nearly over.
+    place.slurm(&format!("scancel --batch --signal=USR1 {job}"));
+    place.until("it waits for another turn", || {
+        place.slurm(&format!("squeue --noheader --jobs={job} --format=%T/%r")) == "PENDING/BeginTime"
+    });
+    for node in ["node01", "node02"] {
+        let exit = run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap();
+        assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{node}");
+    }
+    place.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    place.until("it is finished in its next turn", || place.does("status latest").contains("finished"));
+    let attempt = run.read_attempt(2).unwrap();
+    assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
+    assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
 }

@@ -37,20 +37,24 @@ use signal_hook::iterator::Signals;
 use self::follow::Follower;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
-use self::peers::Peers;
+use self::peers::{Loss, Peers};
 use self::ranks::Ranks;
 use self::samples::Samples;
 
-/// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
-/// once, and nothing it could still save would be consistent.
-const GRACE: Duration = Duration::from_secs(10);
+/// What a supervisor waits for, and how long.
+struct Waits {
+    /// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
+    /// once, and nothing it could still save would be consistent.
+    grace: Duration,
+    /// How long to wait for another node to say why it failed, or for a stop that another node's ranks ended by.
+    hearsay: Duration,
+}
 
-/// The same where another node is gone: nothing that needs it can be saved, so there is little to wait for.
+const WAITS: Waits = Waits { grace: Duration::from_secs(10), hearsay: Duration::from_secs(3) };
+/// The grace where another node is gone: nothing that needs it can be saved, so there is little to wait for.
 const LOST_GRACE: Duration = Duration::from_secs(2);
 /// How long a supervisor whose ranks have ended tries to write down how: a disk that is full may be cleared.
 const WRITING: Duration = Duration::from_secs(600);
-/// How long to wait for another node to say why it failed.
-const HEARSAY: Duration = Duration::from_secs(3);
 
 /// Runs one node's ranks of an attempt to their end; `trainer` finds the program that trains as one rank, where
 /// the recipe does not name one of its own.
@@ -82,10 +86,10 @@ pub fn supervise(
         let peers = spans.then(|| Peers::watch(&job, wake)).transpose()?;
         let _samples = Samples::start(&job);
         let ended = if job.is_command() {
-            supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), GRACE)
+            supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), &WAITS)
         } else {
             trainer().and_then(|trainer| {
-                supervise_with(&job, |_| job.rank_command(trainer.as_std_path()), &wakes, peers.as_ref(), GRACE)
+                supervise_with(&job, |_| job.rank_command(trainer.as_std_path()), &wakes, peers.as_ref(), &WAITS)
             })
         };
         if let (Err(failure), Some(peers)) = (&ended, &peers) {
@@ -112,7 +116,7 @@ fn supervise_with(
     command: impl Fn(&cluster::RankPlace) -> std::process::Command,
     wakes: &Receiver<i32>,
     peers: Option<&Peers>,
-    grace: Duration,
+    waits: &Waits,
 ) -> Result<ExitFile, Failure> {
     let mut events = NodeEvents::open(job);
     let ooms_before = verdict::oom_kills();
@@ -128,8 +132,10 @@ fn supervise_with(
     let mut first = None;
     let mut lost: Option<Failure> = None;
     let mut kill_at: Option<Instant> = None;
+    // Until when the stop that another node's ranks ended by may reach this one. What fails here meanwhile fails of that.
+    let mut stop_due: Option<Instant> = None;
     while ranks.any_alive() {
-        for signal in arrived(wakes, kill_at) {
+        for signal in arrived(wakes, kill_at.into_iter().chain(stop_due).min()) {
             match signal {
                 SIGTERM | SIGINT => {
                     stop_asked = true;
@@ -146,14 +152,26 @@ fn supervise_with(
         }
         ranks.collect();
         if first.is_none() && lost.is_none() {
-            lost = peers.and_then(Peers::loss);
+            lost = match peers.and_then(Peers::loss) {
+                Some(Loss::Stopped(_)) if job.is_command() && stop_asked => None,
+                // A stop of all nodes reaches one before the other, and a command that cannot save ends by it at once. Ours save,
+                // all together: of them, one that did not is lost.
+                Some(Loss::Stopped(_)) if job.is_command() && stop_due.is_none_or(|due| Instant::now() < due) => {
+                    stop_due.get_or_insert_with(|| Instant::now() + waits.hearsay);
+                    None
+                }
+                loss => loss.map(Loss::failure),
+            };
+            if stop_asked || lost.is_some() {
+                stop_due = None;
+            }
             if let Some(failure) = &lost {
                 events.append(EventKind::Failed { failure: failure.clone() });
                 ranks.signal(SIGTERM);
-                kill_at = Some(Instant::now() + LOST_GRACE.min(grace));
+                kill_at = Some(Instant::now() + LOST_GRACE.min(waits.grace));
             }
         }
-        if first.is_none() && lost.is_none() {
+        if first.is_none() && lost.is_none() && stop_due.is_none() {
             first = verdict::first_failure(job, &ranks.ended(), stop_asked);
             if let Some(dead) = &first {
                 let (rank, how) = (dead.rank, dead.how);
@@ -164,7 +182,7 @@ fn supervise_with(
                 }
                 events.append(EventKind::RankDied { rank, code: how.code, signal: how.signal, message });
                 ranks.signal(SIGTERM);
-                kill_at = Some(Instant::now() + grace);
+                kill_at = Some(Instant::now() + waits.grace);
             }
         }
         if kill_at.is_some_and(|at| at <= Instant::now()) {
@@ -183,11 +201,12 @@ fn supervise_with(
         let is_consequence = exit.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
         if is_consequence && lost.is_none() {
             // Ranks notice at once that one is gone; why it is gone, its supervisor tells a moment later.
-            lost = peers.wait_for_loss(HEARSAY);
+            lost = peers.wait_for_loss(waits.hearsay).map(Loss::failure);
         }
         match (&lost, exit.reason) {
             (None, ExitReason::Finished | ExitReason::Stopped) => peers.leave(),
-            (None, _) => peers.tell(exit.failure.as_ref().unwrap_or(&killed(&job.node))),
+            (None, ExitReason::Killed) => peers.leave_stopped(),
+            (None, ExitReason::Failed) => peers.tell(exit.failure.as_ref().unwrap_or(&killed(&job.node))),
             (Some(_), _) => {}
         }
     }

@@ -4,7 +4,8 @@
 //! rank that failed only at their next collective. So each supervisor keeps a connection to the first node's, on the port
 //! after the ranks' own, and says a word every second. Whoever fails says why; whoever ends says goodbye; whoever falls
 //! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. Of one that
-//! ended before it was connected, its exit file tells: all nodes share the run's folder.
+//! ended before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
+//! that: it was asked of all nodes, and the word may overtake the signal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
@@ -48,9 +49,35 @@ struct Meeting {
     port: u16,
 }
 
+/// Why the run cannot go on, where another node is why.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Loss {
+    /// It failed, or is gone.
+    Failed(Failure),
+    /// Its ranks were ended by a stop that it was asked for.
+    Stopped(NodeId),
+}
+
+impl Loss {
+    /// The same as the reason why this node ended.
+    pub fn failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::Stopped(node) => consequence(&format!("node {node} failed"), &killed(&node)),
+        }
+    }
+
+    fn word(&self) -> Word {
+        match self {
+            Self::Failed(failure) => Word::Failed(failure.clone()),
+            Self::Stopped(node) => Word::Stopped(node.clone()),
+        }
+    }
+}
+
 struct Shared {
     /// Why the run cannot go on, when another node says so or is lost.
-    loss: Option<Failure>,
+    loss: Option<Loss>,
     /// Connections to those who listen to us.
     listeners: Vec<TcpStream>,
     /// On the first node: the others that have called.
@@ -64,6 +91,8 @@ enum Word {
     Here,
     Bye,
     Failed(Failure),
+    /// The ranks of this node were ended by a stop.
+    Stopped(NodeId),
 }
 
 impl Word {
@@ -73,6 +102,7 @@ impl Word {
             Self::Bye => "bye\n".into(),
             // A failure is text, which JSON writes in one line.
             Self::Failed(failure) => format!("failed {}\n", serde_json::to_string(failure).unwrap_or_default()),
+            Self::Stopped(node) => format!("stopped {node}\n"),
         }
     }
 
@@ -80,7 +110,11 @@ impl Word {
         match line.trim_end() {
             "." => Some(Self::Here),
             "bye" => Some(Self::Bye),
-            line => serde_json::from_str(line.strip_prefix("failed ")?).ok().map(Self::Failed),
+            line => match line.split_once(' ')? {
+                ("failed", failure) => serde_json::from_str(failure).ok().map(Self::Failed),
+                ("stopped", node) => NodeId::new(node).ok().map(Self::Stopped),
+                _ => None,
+            },
         }
     }
 }
@@ -105,7 +139,8 @@ impl Meeting {
         let exit = self.run.read_exit(node, self.attempt).ok()??;
         Some(match exit.reason {
             ExitReason::Finished | ExitReason::Stopped => Heard::Bye,
-            ExitReason::Failed | ExitReason::Killed => Heard::Failed(exit.failure.unwrap_or_else(|| killed(node))),
+            ExitReason::Killed => Heard::Stopped,
+            ExitReason::Failed => Heard::Failed(exit.failure.unwrap_or_else(|| killed(node))),
         })
     }
 }
@@ -153,12 +188,12 @@ impl Peers {
     }
 
     /// Why the run cannot go on, if another node is why.
-    pub fn loss(&self) -> Option<Failure> {
+    pub fn loss(&self) -> Option<Loss> {
         self.lock().loss.clone()
     }
 
     /// Waits a moment for that.
-    pub fn wait_for_loss(&self, patience: Duration) -> Option<Failure> {
+    pub fn wait_for_loss(&self, patience: Duration) -> Option<Loss> {
         let waited = self.shared.1.wait_timeout_while(self.lock(), patience, |shared| shared.loss.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.loss.clone()
     }
@@ -174,6 +209,12 @@ impl Peers {
         self.lock().ended = true;
     }
 
+    /// Says goodbye: this node's ranks were ended by a stop that it was asked for.
+    pub fn leave_stopped(&self) {
+        self.say(&Word::Stopped(self.meeting.this.clone()));
+        self.leave();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,11 +224,16 @@ impl Peers {
         self.lock().listeners.retain_mut(|peer| peer.write_all(word.line().as_bytes()).is_ok());
     }
 
-    /// Notes why the run cannot go on; the first reason counts.
-    fn lose(&self, failure: Failure) {
+    /// Notes why the run cannot go on; the first reason counts, and a stop, which may be no loss, only where there is no other.
+    fn lose(&self, loss: Loss) {
         let mut shared = self.lock();
-        if shared.loss.is_none() && !shared.ended {
-            shared.loss = Some(failure);
+        let is_news = match &shared.loss {
+            None => true,
+            Some(Loss::Stopped(_)) => matches!(loss, Loss::Failed(_)),
+            Some(Loss::Failed(_)) => false,
+        };
+        if is_news && !shared.ended {
+            shared.loss = Some(loss);
             // The loop has ended when nobody listens.
             let _ = shared.wake.send(NEWS);
             self.shared.1.notify_all();
@@ -210,7 +256,7 @@ impl Peers {
     fn hear_follower(&self, node: &NodeId, peer: TcpStream, lines: BufReader<TcpStream>) {
         let Ok(kept) = peer.try_clone() else { return };
         if let Some(loss) = self.loss() {
-            let _ = (&peer).write_all(Word::Failed(loss).line().as_bytes());
+            let _ = (&peer).write_all(loss.word().line().as_bytes());
         }
         {
             let mut shared = self.lock();
@@ -222,19 +268,27 @@ impl Peers {
 
     /// The first node: takes in how another one ended, and passes it on.
     fn take(&self, node: &NodeId, heard: Heard) {
-        let failure = match heard {
+        let loss = match heard {
             Heard::Bye => return,
-            Heard::Failed(failure) => consequence(&format!("node {node} failed"), &failure),
-            Heard::Lost(how) => Failure::new(
+            Heard::Stopped => Loss::Stopped(node.clone()),
+            Heard::Failed(failure) => Loss::Failed(consequence(&format!("node {node} failed"), &failure)),
+            Heard::Lost(how) => Loss::Failed(Failure::new(
                 format!("node {node} was lost"),
                 how,
                 format!(
                     "see what became of it; then resume from the last checkpoint, without it if need be: --exclude {node}"
                 ),
-            ),
+            )),
         };
-        self.say(&Word::Failed(failure.clone()));
-        self.lose(failure);
+        self.pass_on(loss);
+    }
+
+    /// Notes why the run cannot go on; from the first node, all others hear it.
+    fn pass_on(&self, loss: Loss) {
+        if self.meeting.this == self.meeting.first {
+            self.say(&loss.word());
+        }
+        self.lose(loss);
     }
 
     /// The first node: misses those who do not call, until all have or one of them is lost.
@@ -268,16 +322,17 @@ impl Peers {
         let first = &self.meeting.first;
         match self.call(patience).map_or_else(|heard| heard, |lines| self.hear(first, lines)) {
             Heard::Bye => {}
+            Heard::Stopped => self.lose(Loss::Stopped(first.clone())),
             // The first node has put it in words.
             Heard::Failed(failure) if failure.what.contains(" was lost") || failure.what.starts_with(LOST_PEER) => {
-                self.lose(failure);
+                self.lose(Loss::Failed(failure));
             }
-            Heard::Failed(failure) => self.lose(consequence(&format!("node {first} failed"), &failure)),
-            Heard::Lost(how) => self.lose(Failure::new(
+            Heard::Failed(failure) => self.lose(Loss::Failed(consequence(&format!("node {first} failed"), &failure))),
+            Heard::Lost(how) => self.lose(Loss::Failed(Failure::new(
                 LOST_PEER,
                 format!("node {first}, where rank 0 is: {how}"),
                 "see what became of it; then resume from the last checkpoint",
-            )),
+            ))),
         }
     }
 
@@ -315,7 +370,7 @@ impl Peers {
 
     /// Listens to a supervisor to its end. Where it ended without a word, its exit file may have one.
     fn hear(&self, node: &NodeId, lines: BufReader<TcpStream>) -> Heard {
-        match hear(lines) {
+        match hear(lines, |node| self.pass_on(Loss::Stopped(node))) {
             lost @ Heard::Lost(_) => self.meeting.ended_on(node).unwrap_or(lost),
             heard => heard,
         }
@@ -349,10 +404,12 @@ impl Wait {
 enum Heard {
     Bye,
     Failed(Failure),
+    Stopped,
     Lost(String),
 }
 
-fn hear(mut lines: BufReader<TcpStream>) -> Heard {
+/// Listens to a supervisor to its end. That ranks were stopped, its own or others', is told as it comes, and is not the end.
+fn hear(mut lines: BufReader<TcpStream>, stopped: impl Fn(NodeId)) -> Heard {
     loop {
         let mut line = String::new();
         match lines.read_line(&mut line) {
@@ -360,6 +417,7 @@ fn hear(mut lines: BufReader<TcpStream>) -> Heard {
             Ok(_) => match Word::read(&line) {
                 Some(Word::Bye) => return Heard::Bye,
                 Some(Word::Failed(failure)) => return Heard::Failed(failure),
+                Some(Word::Stopped(node)) => stopped(node),
                 // What a newer one may say besides.
                 Some(Word::Here) | None => {}
             },
@@ -416,6 +474,12 @@ mod tests {
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name).unwrap()
+    }
+
+    impl Peers {
+        fn failure(&self) -> Failure {
+            self.loss().unwrap().failure()
+        }
     }
 
     /// The supervisors of node01, the first, and of node02, with a folder in common; not yet connected.
@@ -486,9 +550,22 @@ mod tests {
         let (first, other, woken, _) = Pair::connected();
         other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
-        let loss = first.loss().unwrap();
+        let loss = first.failure();
         assert_eq!(loss.what, LOST_PEER);
         assert_eq!(loss.why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
+    }
+
+    #[test]
+    fn that_a_stop_ended_ranks_is_told_to_all_as_that_and_a_failure_counts_more() {
+        let (first, other, woken, other_woken) = Pair::connected();
+        other.say(&Word::Stopped(node("node02")));
+        for (peers, woken) in [(&first, &woken), (&other, &other_woken)] {
+            assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
+            assert_eq!(peers.loss(), Some(Loss::Stopped(node("node02"))));
+        }
+        other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
+        assert_eq!(first.failure().why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
     }
 
     #[test]
@@ -496,7 +573,7 @@ mod tests {
         let (first, other, woken, _other_woken) = Pair::connected();
         other.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
-        assert_eq!(first.loss().unwrap().what, "node node02 was lost");
+        assert_eq!(first.failure().what, "node node02 was lost");
 
         // What a supervisor hears ends with the goodbye, whatever becomes of the connection.
         let Pair { listener, first: (first, _first_woken), other: (other, _), .. } = Pair::new();
@@ -514,7 +591,7 @@ mod tests {
         let (first, other, _first_woken, woken) = Pair::connected();
         first.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
-        let loss = other.loss().unwrap();
+        let loss = other.failure();
         assert_eq!(
             (loss.what.as_str(), loss.why.as_str()),
             (LOST_PEER, "node node01, where rank 0 is: its supervisor hung up without a word")
@@ -525,14 +602,14 @@ mod tests {
     fn a_node_that_never_calls_is_lost_and_so_is_a_first_one_that_never_listens() {
         let pair = Pair::new();
         pair.first.0.miss(Duration::ZERO);
-        let loss = pair.first.0.loss().unwrap();
+        let loss = pair.first.0.failure();
         assert_eq!(loss.what, "node node02 was lost");
         assert!(loss.why.starts_with("its supervisor has not called that of node node01"), "{loss}");
         assert!(loss.why.contains("it has not started"), "{loss}");
 
         drop(pair.listener);
         pair.other.0.follow(Duration::ZERO);
-        let loss = pair.other.0.loss().unwrap();
+        let loss = pair.other.0.failure();
         assert_eq!(loss.what, LOST_PEER);
         assert!(loss.why.contains("cannot be reached: Connection refused"), "{loss}");
     }
@@ -544,7 +621,7 @@ mod tests {
         let pair = Pair::new();
         pair.ended("node02", ExitReason::Failed, failed("node02"));
         pair.first.0.miss(PATIENCE);
-        let loss = pair.first.0.loss().unwrap();
+        let loss = pair.first.0.failure();
         assert_eq!(loss.what, LOST_PEER);
         assert_eq!(loss.why, "node node02 failed: cannot start rank 1: node node02: no such file");
 
@@ -552,7 +629,12 @@ mod tests {
         pair.ended("node01", ExitReason::Failed, failed("node01"));
         drop(pair.listener);
         pair.other.0.follow(PATIENCE);
-        assert!(pair.other.0.loss().unwrap().why.starts_with("node node01 failed: cannot start rank 1"));
+        assert!(pair.other.0.failure().why.starts_with("node node01 failed: cannot start rank 1"));
+
+        let pair = Pair::new();
+        pair.ended("node02", ExitReason::Killed, None);
+        pair.first.0.miss(PATIENCE);
+        assert_eq!(pair.first.0.loss(), Some(Loss::Stopped(node("node02"))));
 
         // One that has done what there was to do is not missed.
         let pair = Pair::new();

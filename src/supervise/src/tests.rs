@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpListener;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
@@ -16,33 +19,43 @@ use rundir::{
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
 
 use super::job::Job;
-use super::supervise_with;
+use super::peers::{Loss, Peers};
+use super::{Waits, supervise_with};
 
 /// Longer than anything here takes; the ranks of a test that fails end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A grace that no test waits for.
 const LONG: Duration = Duration::from_secs(50);
+const LONG_WAITS: Waits = Waits { grace: LONG, hearsay: LONG };
 
 struct Scene {
-    _folder: tempfile::TempDir,
+    _folder: Arc<tempfile::TempDir>,
     job: Job,
     told: Sender<i32>,
     wakes: mpsc::Receiver<i32>,
+    peers: Option<Peers>,
+    hearsay: Duration,
 }
 
 /// A job of one rank on this machine, and the folder that it is in.
-pub(crate) fn job() -> (tempfile::TempDir, Job) {
+pub(crate) fn job() -> (Arc<tempfile::TempDir>, Job) {
     let Scene { _folder, job, .. } = scene(1);
     (_folder, job)
 }
 
 fn scene(world: usize) -> Scene {
-    let folder = tempfile::tempdir().unwrap();
+    scene_of(Arc::new(tempfile::tempdir().unwrap()), &["here"], "here", world)
+}
+
+/// The share of one of some nodes, all with so many ranks, which have a folder in common.
+fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: usize) -> Scene {
     let root = Utf8PathBuf::from_path_buf(folder.path().join("run")).unwrap();
     let run = RunDir::new(root);
-    let node = NodeId::new("here").unwrap();
+    let node = NodeId::new(this).unwrap();
     fs::create_dir_all(run.log_dir(&node)).unwrap();
-    let placement = Placement::new(&[Node { id: node.clone(), slots: world }], world).unwrap();
+    let nodes: Vec<Node> = nodes.iter().map(|id| Node { id: NodeId::new(*id).unwrap(), slots }).collect();
+    let world = nodes.len() * slots;
+    let placement = Placement::new(&nodes, world).unwrap();
     let attempt = Attempt {
         schema: SCHEMA,
         number: 3,
@@ -72,9 +85,9 @@ fn scene(world: usize) -> Scene {
         recipe: meta.recipe().unwrap(),
         meta,
         secrets: recipe::Secrets::default(),
-        local_world: world,
+        local_world: slots,
         id: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
-        places: attempt.placement.ranks.clone(),
+        places: attempt.placement.ranks.iter().filter(|place| place.node == node).cloned().collect(),
         attempt,
         threads: 2,
         master: ("127.0.0.1".into(), 4242),
@@ -82,7 +95,57 @@ fn scene(world: usize) -> Scene {
         run,
         node,
     };
-    Scene { _folder: folder, job, told, wakes }
+    Scene { _folder: folder, job, told, wakes, peers: None, hearsay: LONG }
+}
+
+/// The supervisors of two nodes that run a command, the first node's first. They know each other.
+fn pair() -> [Scene; 2] {
+    // What a command leaves behind is known by its node, and other tests run on this machine as well.
+    static PAIRS: AtomicU32 = AtomicU32::new(0);
+    let number = PAIRS.fetch_add(1, Ordering::Relaxed);
+    let names = ["one", "two"].map(|name| format!("{name}-{}-{number}", std::process::id()));
+    let nodes = [names[0].as_str(), names[1].as_str()];
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    // Free a moment ago.
+    let port = TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port();
+    nodes.map(|this| {
+        let mut scene = scene_of(folder.clone(), &nodes, this, 1);
+        scene.job.recipe.trainer = recipe::Trainer::Command;
+        scene.job.master.1 = port - 1;
+        scene.peers = Some(Peers::watch(&scene.job, scene.told.clone()).unwrap());
+        scene
+    })
+}
+
+/// A supervisor at work in a thread of its own.
+struct Supervising {
+    told: Sender<i32>,
+    peers: Peers,
+    root: Utf8PathBuf,
+    exit: JoinHandle<ExitFile>,
+}
+
+impl Supervising {
+    fn start(scene: Scene, script: &'static str, grace: Duration) -> Self {
+        let (told, peers, root) = (scene.told.clone(), scene.peers.clone().unwrap(), scene.job.run.root.clone());
+        Self { told, peers, root, exit: thread::spawn(move || scene.supervise(script, grace)) }
+    }
+
+    fn until_made(&self, file: &str) {
+        until(|| self.root.join(file).exists());
+    }
+
+    fn until_it_hears_of_a_stop(&self) {
+        until(|| matches!(self.peers.loss(), Some(Loss::Stopped(_))));
+    }
+}
+
+fn until(holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never came");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn meta() -> Run {
@@ -113,7 +176,8 @@ impl Scene {
             command.args(["-c", script]).env("RUN", &self.job.run.root);
             command
         };
-        let exit = supervise_with(&self.job, command, &self.wakes, None, grace).unwrap();
+        let waits = Waits { grace, hearsay: self.hearsay };
+        let exit = supervise_with(&self.job, command, &self.wakes, self.peers.as_ref(), &waits).unwrap();
         assert!(started.elapsed() < PATIENCE, "nothing waited for its limit");
         assert_eq!(
             self.job.run.read_exit(&self.job.node, 3).unwrap().as_ref(),
@@ -262,7 +326,7 @@ fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
             thread::sleep(Duration::from_millis(5));
         }
     });
-    let exit = supervise_with(&scene.job, command, &wakes, None, LONG).unwrap();
+    let exit = supervise_with(&scene.job, command, &wakes, None, &LONG_WAITS).unwrap();
     assert_eq!(exit.first_failure, Some(2));
 }
 
@@ -305,7 +369,7 @@ fn whoever_cannot_write_how_it_ended_still_ends_when_it_is_asked_to() {
         command.args(["-c", script]).env("RUN", &scene.job.run.root);
         command
     };
-    let exit = supervise_with(&scene.job, command, &scene.wakes, None, LONG).unwrap();
+    let exit = supervise_with(&scene.job, command, &scene.wakes, None, &LONG_WAITS).unwrap();
     assert_eq!(exit.ranks[0].code, Some(7));
 }
 
@@ -373,8 +437,75 @@ fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
         _ => Command::new("/nowhere/vidtui-train"),
     };
     let started = Instant::now();
-    let failure = supervise_with(&scene.job, command, &scene.wakes, None, LONG).unwrap_err();
+    let failure = supervise_with(&scene.job, command, &scene.wakes, None, &LONG_WAITS).unwrap_err();
     assert!(started.elapsed() < PATIENCE, "rank 0 was not waited for");
     assert_eq!(failure.what, "cannot start rank 1");
     assert_eq!(failure.why, "node here: No such file or directory (os error 2)");
+}
+
+/// Runs until it is ended, and knows no saving.
+const ENDLESS: &str = "touch $RUN/ready$GROUP_RANK; while :; do sleep 0.01; done";
+
+#[test]
+fn a_stop_that_reaches_one_node_later_than_another_is_no_loss() {
+    for late in [0, 1] {
+        let nodes = pair().map(|scene| Supervising::start(scene, ENDLESS, LONG));
+        nodes[0].until_made("ready0");
+        nodes[0].until_made("ready1");
+        nodes[1 - late].told.send(SIGTERM).unwrap();
+        nodes[late].until_it_hears_of_a_stop();
+        nodes[late].told.send(SIGTERM).unwrap();
+        for node in nodes {
+            let exit = node.exit.join().unwrap();
+            assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{}", exit.node);
+        }
+    }
+}
+
+#[test]
+fn what_fails_between_the_stop_of_another_node_and_its_own_fails_of_that() {
+    let [first, other] = pair();
+    let first = Supervising::start(first, "until [ -e $RUN/go ]; do sleep 0.01; done; exit 1", LONG);
+    let other = Supervising::start(other, ENDLESS, LONG);
+    other.until_made("ready1");
+    other.told.send(SIGTERM).unwrap();
+    first.until_it_hears_of_a_stop();
+    fs::write(first.root.join("go"), "").unwrap();
+    let exit = first.exit.join().unwrap();
+    assert_eq!((exit.reason, exit.failure, exit.ranks[0].code), (ExitReason::Killed, None, Some(1)));
+}
+
+#[test]
+fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
+    let [mut first, other] = pair();
+    first.hearsay = Duration::from_millis(100);
+    let stopped = other.job.node.clone();
+    let first = Supervising::start(first, ENDLESS, LONG);
+    let other = Supervising::start(other, ENDLESS, LONG);
+    other.until_made("ready1");
+    other.told.send(SIGTERM).unwrap();
+    let exit = first.exit.join().unwrap();
+    let failure = exit.failure.unwrap();
+    assert_eq!((exit.reason, failure.what.as_str()), (ExitReason::Failed, LOST_PEER));
+    assert!(failure.why.starts_with(&format!("node {stopped} failed: the ranks of node {stopped} were killed")));
+}
+
+#[test]
+fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once() {
+    let [first, other] = pair();
+    let saves = "trap 'touch $RUN/asked' TERM; trap '[ ! -e $RUN/again ] || exit 0; touch $RUN/again' USR1
+        touch $RUN/ready0; while :; do sleep 0.01; done";
+    let first = Supervising::start(first, saves, Duration::ZERO);
+    let other = Supervising::start(other, ENDLESS, LONG);
+    first.until_made("ready0");
+    other.until_made("ready1");
+    first.told.send(SIGTERM).unwrap();
+    first.until_made("asked");
+    other.told.send(SIGTERM).unwrap();
+    first.until_it_hears_of_a_stop();
+    // The second is dealt with only when the supervisor has looked at the news once more.
+    first.told.send(SIGUSR1).unwrap();
+    first.until_made("again");
+    first.told.send(SIGUSR1).unwrap();
+    assert_eq!(first.exit.join().unwrap().reason, ExitReason::Stopped);
 }
