@@ -215,3 +215,20 @@ fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
 }
+
+#[test]
+fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&place, 2, 100_000, "sleep 0.2");
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
+    place.until_step(&run, 1, 2);
+    place.rig.verb("slurmctld kill").unwrap();
+    let said = place.vidtui("stop latest");
+    assert!(
+        said.ok && said.err.contains(&format!("its controller does not answer; {}", run.stop_file())),
+        "{}",
+        said.err
+    );
+    place.until("every process is gone", || all_gone(&place));
+    assert!(place.does("status latest").contains("stopped"));
+}

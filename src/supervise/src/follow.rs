@@ -33,8 +33,8 @@ pub struct Follower {
 
 /// What the follower is told.
 enum Word {
-    /// The command was asked to stop.
-    Stopping,
+    /// The command was asked to stop, and who or what asked.
+    Stopping(&'static str),
     /// It has ended; whether all its steps are done.
     Ended(bool),
 }
@@ -52,9 +52,7 @@ impl Follower {
             loop {
                 match told.recv_timeout(LOOK) {
                     Err(RecvTimeoutError::Timeout) => teller.look(),
-                    Ok(Word::Stopping) => {
-                        teller.event(EventKind::Stopping { why: "a signal to the supervisor".into() })
-                    }
+                    Ok(Word::Stopping(why)) => teller.event(EventKind::Stopping { why: why.into() }),
                     Ok(Word::Ended(finished)) => return teller.end(finished),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -63,10 +61,10 @@ impl Follower {
         Self { tell, thread }
     }
 
-    /// Says that the command was asked to stop.
-    pub fn stopping(&self) {
+    /// Says that the command was asked to stop, and who or what asked.
+    pub fn stopping(&self, why: &'static str) {
         // The thread ends when it is told to, not before.
-        let _ = self.tell.send(Word::Stopping);
+        let _ = self.tell.send(Word::Stopping(why));
     }
 
     /// Reads the rest of the log, and ends.

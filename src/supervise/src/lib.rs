@@ -21,7 +21,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
+use std::fs::{self, File};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -37,7 +37,7 @@ use signal_hook::iterator::Signals;
 use self::follow::Follower;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
-use self::peers::{Loss, Peers};
+use self::peers::{Loss, Peers, STOP};
 use self::ranks::Ranks;
 use self::samples::Samples;
 
@@ -55,12 +55,14 @@ const WAITS: Waits = Waits { grace: Duration::from_secs(10), hearsay: Duration::
 const LOST_GRACE: Duration = Duration::from_secs(2);
 /// How long a supervisor whose ranks have ended tries to write down how: a disk that is full may be cleared.
 const WRITING: Duration = Duration::from_secs(600);
+/// How often the stop file is looked for.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs one node's ranks of an attempt to their end; `trainer` finds the program that trains as one rank, where
 /// the recipe does not name one of its own.
 ///
 /// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
-/// because a run outlives the terminal it was started from.
+/// because a run outlives the terminal it was started from. The run's stop file becomes TERM for commands.
 ///
 /// # Errors
 /// When the ranks cannot be started, fail, or are killed; all of that is in the node's exit file as well.
@@ -83,7 +85,10 @@ pub fn supervise(
     let _ = nix::unistd::setsid();
     let ended = wakes().and_then(|(wake, wakes)| {
         let spans = job.attempt.placement.by_node().len() > 1;
-        let peers = spans.then(|| Peers::watch(&job, wake)).transpose()?;
+        let peers = spans.then(|| Peers::watch(&job, wake.clone())).transpose()?;
+        if job.is_command() && job.has_first_rank() {
+            heed_stop_file(&job.run, wake, peers.clone());
+        }
         let _samples = Samples::start(&job);
         let ended = if job.is_command() {
             supervise_with(&job, |place| job.own_command(place), &wakes, peers.as_ref(), &WAITS)
@@ -129,6 +134,7 @@ fn supervise_with(
     }
     let mut follower = (job.is_command() && job.has_first_rank()).then(|| Follower::start(job));
     let mut stop_asked = false;
+    let mut by_file = false;
     let mut first = None;
     let mut lost: Option<Failure> = None;
     let mut kill_at: Option<Instant> = None;
@@ -137,9 +143,17 @@ fn supervise_with(
     while ranks.any_alive() {
         for signal in arrived(wakes, kill_at.into_iter().chain(stop_due).min()) {
             match signal {
+                STOP if stop_asked => {}
+                STOP => {
+                    (stop_asked, by_file) = (true, true);
+                    follower.iter().for_each(|follower| follower.stopping("a file in the run directory asks for it"));
+                    ranks.signal(SIGTERM);
+                }
+                // Who makes the file may send TERM as well: that is one wish, and some programs take two for haste.
+                SIGTERM if by_file => by_file = false,
                 SIGTERM | SIGINT => {
                     stop_asked = true;
-                    follower.iter().for_each(Follower::stopping);
+                    follower.iter().for_each(|follower| follower.stopping("a signal to the supervisor"));
                     events.append(EventKind::SignalReceived { signal });
                     ranks.signal(SIGTERM);
                 }
@@ -281,6 +295,24 @@ fn wakes() -> Result<(Sender<i32>, Receiver<i32>), Failure> {
         }
     });
     Ok((others, wakes))
+}
+
+/// Wakes the supervisors when somebody makes the run's stop file, which reaches a run where no signal does, as under a Slurm
+/// whose controller is away. A program of the user's own does not know it.
+///
+/// Only the first node looks, as only rank 0 of ours does, and tells the others: all stop at once, however late a file server
+/// would show it to each.
+fn heed_stop_file(run: &RunDir, wake: Sender<i32>, peers: Option<Peers>) {
+    let file = run.stop_file();
+    thread::spawn(move || {
+        // A file server is asked anew when a file is opened; what it said before may be of the attempt before.
+        while File::open(&file).is_err() {
+            thread::sleep(LOOK);
+        }
+        peers.iter().for_each(Peers::ask_to_stop);
+        // The loop has ended when nobody listens.
+        let _ = wake.send(STOP);
+    });
 }
 
 /// Now, in Unix seconds.

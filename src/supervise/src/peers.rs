@@ -27,6 +27,8 @@ const BEAT: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(10);
 /// The pseudo signal that wakes the supervisor's loop when there is news.
 const NEWS: i32 = 0;
+/// The one that says that the run is asked to stop.
+pub const STOP: i32 = -1;
 
 /// The other supervisors, as far as this one knows.
 #[derive(Clone)]
@@ -82,6 +84,8 @@ struct Shared {
     listeners: Vec<TcpStream>,
     /// On the first node: the others that have called.
     called: BTreeSet<NodeId>,
+    /// On the first node: whether the run is asked to stop.
+    stop_asked: bool,
     wake: Sender<i32>,
     ended: bool,
 }
@@ -90,6 +94,8 @@ struct Shared {
 enum Word {
     Here,
     Bye,
+    /// All are to stop.
+    Stop,
     Failed(Failure),
     /// The ranks of this node were ended by a stop.
     Stopped(NodeId),
@@ -100,6 +106,7 @@ impl Word {
         match self {
             Self::Here => ".\n".into(),
             Self::Bye => "bye\n".into(),
+            Self::Stop => "stop\n".into(),
             // A failure is text, which JSON writes in one line.
             Self::Failed(failure) => format!("failed {}\n", serde_json::to_string(failure).unwrap_or_default()),
             Self::Stopped(node) => format!("stopped {node}\n"),
@@ -110,6 +117,7 @@ impl Word {
         match line.trim_end() {
             "." => Some(Self::Here),
             "bye" => Some(Self::Bye),
+            "stop" => Some(Self::Stop),
             line => match line.split_once(' ')? {
                 ("failed", failure) => serde_json::from_str(failure).ok().map(Self::Failed),
                 ("stopped", node) => NodeId::new(node).ok().map(Self::Stopped),
@@ -183,7 +191,7 @@ impl Peers {
 
     fn new(meeting: Meeting, wake: Sender<i32>) -> Self {
         let (listeners, called) = (Vec::new(), BTreeSet::new());
-        let shared = Shared { loss: None, listeners, called, wake, ended: false };
+        let shared = Shared { loss: None, listeners, called, stop_asked: false, wake, ended: false };
         Self { meeting: Arc::new(meeting), shared: Arc::new((Mutex::new(shared), Condvar::new())) }
     }
 
@@ -201,6 +209,12 @@ impl Peers {
     /// Tells the others that this node failed.
     pub fn tell(&self, failure: &Failure) {
         self.say(&Word::Failed(failure.clone()));
+    }
+
+    /// The first node: lets all others stop, those that have yet to call too.
+    pub fn ask_to_stop(&self) {
+        self.lock().stop_asked = true;
+        self.say(&Word::Stop);
     }
 
     /// Says goodbye: this node's ranks have ended as they should.
@@ -255,11 +269,12 @@ impl Peers {
 
     fn hear_follower(&self, node: &NodeId, peer: TcpStream, lines: BufReader<TcpStream>) {
         let Ok(kept) = peer.try_clone() else { return };
-        if let Some(loss) = self.loss() {
-            let _ = (&peer).write_all(loss.word().line().as_bytes());
-        }
         {
             let mut shared = self.lock();
+            let said = shared.stop_asked.then_some(Word::Stop).into_iter().chain(shared.loss.as_ref().map(Loss::word));
+            for word in said {
+                let _ = (&peer).write_all(word.line().as_bytes());
+            }
             shared.listeners.push(kept);
             shared.called.insert(node.clone());
         }
@@ -285,10 +300,12 @@ impl Peers {
 
     /// Notes why the run cannot go on; from the first node, all others hear it.
     fn pass_on(&self, loss: Loss) {
-        if self.meeting.this == self.meeting.first {
-            self.say(&loss.word());
-        }
+        let word = loss.word();
         self.lose(loss);
+        // After that, so that who calls in between hears it twice and not never.
+        if self.meeting.this == self.meeting.first {
+            self.say(&word);
+        }
     }
 
     /// The first node: misses those who do not call, until all have or one of them is lost.
@@ -370,9 +387,36 @@ impl Peers {
 
     /// Listens to a supervisor to its end. Where it ended without a word, its exit file may have one.
     fn hear(&self, node: &NodeId, lines: BufReader<TcpStream>) -> Heard {
-        match hear(lines, |node| self.pass_on(Loss::Stopped(node))) {
+        match self.hear_out(lines) {
             lost @ Heard::Lost(_) => self.meeting.ended_on(node).unwrap_or(lost),
             heard => heard,
+        }
+    }
+
+    fn hear_out(&self, mut lines: BufReader<TcpStream>) -> Heard {
+        loop {
+            let mut line = String::new();
+            match lines.read_line(&mut line) {
+                Ok(0) => return Heard::Lost("its supervisor hung up without a word".into()),
+                Ok(_) => match Word::read(&line) {
+                    Some(Word::Bye) => return Heard::Bye,
+                    Some(Word::Failed(failure)) => return Heard::Failed(failure),
+                    Some(Word::Stopped(node)) => self.pass_on(Loss::Stopped(node)),
+                    Some(Word::Stop) => {
+                        // The loop has ended when nobody listens.
+                        let _ = self.lock().wake.send(STOP);
+                    }
+                    // What a newer one may say besides.
+                    Some(Word::Here) | None => {}
+                },
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    let silence = SILENCE.as_secs();
+                    return Heard::Lost(format!(
+                        "its supervisor said nothing for {silence} s: the node or its network is down"
+                    ));
+                }
+                Err(error) => return Heard::Lost(format!("the connection to its supervisor broke: {error}")),
+            }
         }
     }
 }
@@ -406,30 +450,6 @@ enum Heard {
     Failed(Failure),
     Stopped,
     Lost(String),
-}
-
-/// Listens to a supervisor to its end. That ranks were stopped, its own or others', is told as it comes, and is not the end.
-fn hear(mut lines: BufReader<TcpStream>, stopped: impl Fn(NodeId)) -> Heard {
-    loop {
-        let mut line = String::new();
-        match lines.read_line(&mut line) {
-            Ok(0) => return Heard::Lost("its supervisor hung up without a word".into()),
-            Ok(_) => match Word::read(&line) {
-                Some(Word::Bye) => return Heard::Bye,
-                Some(Word::Failed(failure)) => return Heard::Failed(failure),
-                Some(Word::Stopped(node)) => stopped(node),
-                // What a newer one may say besides.
-                Some(Word::Here) | None => {}
-            },
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                let silence = SILENCE.as_secs();
-                return Heard::Lost(format!(
-                    "its supervisor said nothing for {silence} s: the node or its network is down"
-                ));
-            }
-            Err(error) => return Heard::Lost(format!("the connection to its supervisor broke: {error}")),
-        }
-    }
 }
 
 /// Reads who calls: another node of the same attempt, or nobody that matters.
@@ -566,6 +586,18 @@ mod tests {
         other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         assert_eq!(first.failure().why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
+    }
+
+    #[test]
+    fn a_stop_that_the_first_node_was_asked_for_is_heard_by_those_who_call_later_too() {
+        let Pair { _folder, listener, first: (first, _first_woken), other: (other, woken) } = Pair::new();
+        first.ask_to_stop();
+        let listening = first.clone();
+        thread::spawn(move || listening.listen(&listener));
+        let following = other.clone();
+        thread::spawn(move || following.follow(PATIENCE));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(STOP));
+        assert_eq!(other.loss(), None);
     }
 
     #[test]

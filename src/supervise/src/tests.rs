@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
 
 use super::job::Job;
 use super::peers::{Loss, Peers};
-use super::{Waits, supervise_with};
+use super::{Waits, heed_stop_file, supervise_with};
 
 /// Longer than anything here takes; the ranks of a test that fails end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -508,4 +508,31 @@ fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once
     first.until_made("again");
     first.told.send(SIGUSR1).unwrap();
     assert_eq!(first.exit.join().unwrap().reason, ExitReason::Stopped);
+}
+
+#[test]
+fn a_stop_file_is_a_term_for_the_ranks_of_all_nodes_and_a_term_besides_it_is_the_same_wish() {
+    let scenes = pair();
+    let _folder = scenes[0]._folder.clone();
+    heed_stop_file(&scenes[0].job.run, scenes[0].told.clone(), scenes[0].peers.clone());
+    let script = "trap 'echo asked; touch $RUN/asked$GROUP_RANK' TERM; trap 'exit 0' USR1; touch $RUN/ready$GROUP_RANK
+        while :; do sleep 0.01; done";
+    let logs = [0, 1].map(|rank| scenes[rank].job.run.rank_log(&scenes[rank].job.node, 3, rank));
+    let run = scenes[0].job.run.clone();
+    let nodes = scenes.map(|scene| Supervising::start(scene, script, LONG));
+    nodes[0].until_made("ready0");
+    nodes[1].until_made("ready1");
+    fs::write(run.stop_file(), "").unwrap();
+    for (rank, node) in nodes.into_iter().enumerate() {
+        node.until_made(&format!("asked{rank}"));
+        // In order: when USR1 is passed on, TERM has been dealt with.
+        for signal in [SIGTERM, SIGUSR1] {
+            node.told.send(signal).unwrap();
+        }
+        assert_eq!(node.exit.join().unwrap().reason, ExitReason::Stopped);
+        assert_eq!(fs::read_to_string(&logs[rank]).unwrap(), "asked\n");
+    }
+    let kinds: Vec<EventKind> = read_events(&run).unwrap().into_iter().map(|event| event.kind).collect();
+    let why = "a file in the run directory asks for it".to_owned();
+    assert!(kinds.contains(&EventKind::Stopping { why }), "{kinds:?}");
 }

@@ -26,7 +26,8 @@ pub struct JobReport {
     pub failure: Option<Failure>,
 }
 
-/// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled.
+/// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled. Where its
+/// controller does not answer, a stop is asked for by file.
 pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> JobReport {
     let what = format!("cannot {} {}", if target.is_cancelled { "cancel" } else { "stop" }, plan.run);
     let done = |text: String| JobReport { id: target.id, text, failure: None };
@@ -38,7 +39,18 @@ pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(St
 
 fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> Result<String, Failure> {
     let id = target.id;
-    let Some(job) = patiently(what, tell, || look(id))? else { return Ok(format!("job {id} has ended already")) };
+    let mut seen = Some(look(id));
+    if !target.is_cancelled && seen == Some(Err(SlurmTrouble::ControllerDown)) {
+        // Supervisors and ranks look for this file themselves, and in the run's own folder it reaches nobody else.
+        let file = plan.dir.stop_file();
+        rundir::write_atomic(&file, b"")?;
+        let text = format!("its controller does not answer; {file} asks what runs of job {id} to save and stop");
+        tell(text.clone());
+        return Ok(text);
+    }
+    let Some(job) = patiently(what, tell, || seen.take().unwrap_or_else(|| look(id)))? else {
+        return Ok(format!("job {id} has ended already"));
+    };
     check_is_ours(what, plan, &job)?;
     if job.state.is_over() {
         return Ok(format!("job {id} has ended already"));

@@ -22,7 +22,7 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
     if args.dry_run {
         return show(&plan, args.output.json);
     }
-    let report = desk.signal(&plan, &Patience::default(), &mut |_| {})?;
+    let report = desk.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
     if args.wait {
         let summary = waiting::until_ended(desk, &dir)?;
         if args.output.json {
