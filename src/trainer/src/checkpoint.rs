@@ -21,6 +21,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::thread::JoinHandle;
@@ -428,7 +429,7 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rund
 fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
     let tensors: HashMap<&str, &LogicalTensor> =
         checkpoint.manifest.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-    let (mut headers, mut buffer) = (BTreeMap::new(), Vec::new());
+    let (mut files, mut buffer) = (BTreeMap::new(), Vec::new());
     let mut pieces = weight_pieces(sharded);
     if restore == Restore::Everything {
         pieces.extend(moment_pieces(sharded));
@@ -459,7 +460,7 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
             for runs in reads(runs) {
                 let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
                 let (begin, end) = (first.there, last.there + last.len);
-                let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut headers, &mut buffer)?;
+                let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut files, &mut buffer)?;
                 for run in runs {
                     let from = read.narrow(0, (run.there - begin) as i64, run.len as i64);
                     tch::no_grad(|| piece.values.narrow(0, run.here as i64, run.len as i64).copy_(&from));
@@ -470,8 +471,9 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
     Ok(())
 }
 
-/// Elements that are read or written at a time: few enough to stay in the processor's cache on their way.
-const AT_ONCE: u64 = 512 * 1024;
+/// Elements that are read or written at a time: few enough to stay in the processor's cache on their way, and fewer than libtorch
+/// copies with several threads (32768), which wait for more work by spinning on the cores that check sums meanwhile.
+const AT_ONCE: u64 = 16 * 1024;
 
 /// Groups runs into reads: a long run is read in parts, those of many rows together.
 fn reads(runs: Vec<Common>) -> Vec<Vec<Common>> {
@@ -485,16 +487,19 @@ fn read_slice(
     slice: &Slice,
     start: u64,
     len: u64,
-    headers: &mut BTreeMap<String, Header>,
+    files: &mut BTreeMap<String, (File, Header)>,
     buffer: &mut Vec<u8>,
 ) -> Result<Tensor, Failure> {
     let path = dir.join(&slice.file);
-    if !headers.contains_key(&slice.file) {
-        headers.insert(slice.file.clone(), Header::read(&path)?);
+    if !files.contains_key(&slice.file) {
+        let header = Header::read(&path)?;
+        let file = File::open(&path).map_err(|source| weights::Error::Io { path: path.clone(), source })?;
+        files.insert(slice.file.clone(), (file, header));
     }
-    let info = headers[&slice.file].tensor(&slice.key)?;
+    let (file, header) = &files[&slice.file];
+    let info = header.tensor(&slice.key)?;
     buffer.resize(len as usize * info.dtype.size(), 0);
-    read_range(&path, info, start, len, buffer)?;
+    read_range(file, &path, info, start, len, buffer)?;
     Ok(Tensor::from_data_size(buffer, &[len as i64], kind(info.dtype)))
 }
 

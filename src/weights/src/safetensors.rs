@@ -240,16 +240,24 @@ impl Header {
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, Error> {
         let info = self.tensor(name)?;
         let mut out = vec![0; usize::try_from(info.end - info.begin).expect("a tensor that fits in the address space")];
-        read_range(&self.path, info, 0, info.elements(), &mut out)?;
+        let file = File::open(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        read_range(&file, &self.path, info, 0, info.elements(), &mut out)?;
         Ok(out)
     }
 }
 
-/// Reads `len` elements of a tensor from element `start` on into `out`, which must have exactly their size.
+/// Reads `len` elements of a tensor from element `start` on into `out`, which must have exactly their size; `path` is for errors.
 ///
 /// # Errors
 /// [`Error::Range`] or [`Error::Io`].
-pub fn read_range(path: &Utf8Path, info: &TensorInfo, start: u64, len: u64, out: &mut [u8]) -> Result<(), Error> {
+pub fn read_range(
+    file: &File,
+    path: &Utf8Path,
+    info: &TensorInfo,
+    start: u64,
+    len: u64,
+    out: &mut [u8],
+) -> Result<(), Error> {
     let size = info.dtype.size() as u64;
     let end = start.checked_add(len).filter(|end| *end <= info.elements() && len * size == out.len() as u64);
     if end.is_none() {
@@ -262,7 +270,7 @@ pub fn read_range(path: &Utf8Path, info: &TensorInfo, start: u64, len: u64, out:
         });
     }
     let io = |source| Error::Io { path: path.to_owned(), source };
-    File::open(path).map_err(io)?.read_exact_at(out, info.begin + start * size).map_err(io)
+    file.read_exact_at(out, info.begin + start * size).map_err(io)
 }
 
 fn check_tensor(raw: serde_json::Value, data_start: u64) -> Result<TensorInfo, String> {
@@ -346,11 +354,11 @@ mod tests {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(&path, &[("first", Dtype::U8, &[5]), ("w", Dtype::F32, &[4])]);
-        let header = Header::read(&path).unwrap();
+        let (file, header) = (File::open(&path).unwrap(), Header::read(&path).unwrap());
         let mut out = [0; 8];
-        read_range(&path, header.tensor("w").unwrap(), 1, 2, &mut out).unwrap();
+        read_range(&file, &path, header.tensor("w").unwrap(), 1, 2, &mut out).unwrap();
         assert_eq!(out, bytes_of(16)[4..12]);
-        read_range(&path, header.tensor("w").unwrap(), 4, 0, &mut []).unwrap();
+        read_range(&file, &path, header.tensor("w").unwrap(), 4, 0, &mut []).unwrap();
     }
 
     #[test]
@@ -358,10 +366,10 @@ mod tests {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(&path, &[("w", Dtype::F32, &[4]), ("x", Dtype::F32, &[4])]);
-        let header = Header::read(&path).unwrap();
+        let (file, header) = (File::open(&path).unwrap(), Header::read(&path).unwrap());
         let w = header.tensor("w").unwrap();
         for (start, len, out) in [(3, 2, 8), (5, 0, 0), (u64::MAX, 2, 8), (0, u64::MAX, 8), (0, 2, 7)] {
-            assert!(matches!(read_range(&path, w, start, len, &mut vec![0; out]), Err(Error::Range { .. })));
+            assert!(matches!(read_range(&file, &path, w, start, len, &mut vec![0; out]), Err(Error::Range { .. })));
         }
     }
 
