@@ -371,6 +371,7 @@ fn a_steps_peak_of_memory_is_what_is_foreseen() {
         ("block", [1, 1], samples, activations.to_vec()),
         ("none", [1, 1], samples, [&activations[..], &none].concat()),
         ("ttt-block", [1, 1], samples, [&activations[..], &ttt].concat()),
+        ("ttt-none", [1, 1], samples, [&activations[..], &ttt, &none].concat()),
         ("gathered-block", [1, 2], blocks, gathered.to_vec()),
         ("gathered-none", [1, 2], blocks, [&gathered[..], &none].concat()),
     ];
