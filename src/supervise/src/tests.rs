@@ -515,7 +515,8 @@ fn a_stop_file_is_a_term_for_the_ranks_of_all_nodes_and_a_term_besides_it_is_the
     let scenes = pair();
     let _folder = scenes[0]._folder.clone();
     heed_stop_file(&scenes[0].job.run, scenes[0].told.clone(), scenes[0].peers.clone());
-    let script = "trap 'echo asked; touch $RUN/asked$GROUP_RANK' TERM; trap 'exit 0' USR1; touch $RUN/ready$GROUP_RANK
+    let script = "trap 'echo asked; touch $RUN/asked$GROUP_RANK' TERM; touch $RUN/ready$GROUP_RANK
+        trap '[ ! -e $RUN/again$GROUP_RANK ] || exit 0; touch $RUN/again$GROUP_RANK' USR1
         while :; do sleep 0.01; done";
     let logs = [0, 1].map(|rank| scenes[rank].job.run.rank_log(&scenes[rank].job.node, 3, rank));
     let run = scenes[0].job.run.clone();
@@ -525,10 +526,12 @@ fn a_stop_file_is_a_term_for_the_ranks_of_all_nodes_and_a_term_besides_it_is_the
     fs::write(run.stop_file(), "").unwrap();
     for (rank, node) in nodes.into_iter().enumerate() {
         node.until_made(&format!("asked{rank}"));
-        // In order: when USR1 is passed on, TERM has been dealt with.
         for signal in [SIGTERM, SIGUSR1] {
             node.told.send(signal).unwrap();
         }
+        // USR1 has come, so TERM has if it was passed on; a shell may deal with it second, but before another USR1.
+        node.until_made(&format!("again{rank}"));
+        node.told.send(SIGUSR1).unwrap();
         assert_eq!(node.exit.join().unwrap().reason, ExitReason::Stopped);
         assert_eq!(fs::read_to_string(&logs[rank]).unwrap(), "asked\n");
     }
