@@ -19,7 +19,7 @@ pub struct ResumeRequest<'a> {
     pub facts: &'a RunFacts,
     /// Its step directories ([`rundir::checkpoints`]).
     pub checkpoints: &'a [CheckpointEntry],
-    /// The one a resume continues from ([`rundir::latest`]).
+    /// The one a resume continues from ([`rundir::latest_among`] them).
     pub latest: Option<&'a CheckpointSummary>,
     /// What the user chose.
     pub options: ResumeOptions,
@@ -233,6 +233,16 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
                 format!("start over: `vidtui resume {}`", request.run.id),
             ));
         }
+        if let Some((dir, why)) = rundir::unreadable_after(request.checkpoints, request.latest) {
+            let older = request.latest.map_or(String::new(), |latest| {
+                format!("; or go back to an older one: `vidtui resume {} --step {}`", request.run.id, latest.step)
+            });
+            return Err(Failure::new(
+                what,
+                format!("checkpoint {dir} may be the newest and cannot be read: {why}"),
+                format!("mend the access to it, and resume again{older}"),
+            ));
+        }
         return Ok(request.latest);
     };
     let complete: Vec<String> =
@@ -245,6 +255,11 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
         Some(CheckpointEntry::Complete(summary)) => Ok(Some(summary)),
         Some(CheckpointEntry::Incomplete { dir, why, .. }) => {
             Err(Failure::new(what, format!("checkpoint {dir} is incomplete: {why}"), fix))
+        }
+        Some(CheckpointEntry::Unreadable { dir, why, .. }) => {
+            let other = if complete.is_empty() { String::new() } else { format!(", or {fix}") };
+            let fix = format!("mend the access to it{other}");
+            Err(Failure::new(what, format!("checkpoint {dir} cannot be read: {why}"), fix))
         }
         None => Err(Failure::new(what, format!("it has no checkpoint of step {step}"), fix)),
     }
@@ -265,10 +280,13 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
         ));
     }
     for entry in request.checkpoints {
-        if let CheckpointEntry::Incomplete { step, why, .. } = entry
-            && *step > from
-        {
-            warnings.push(format!("the checkpoint of step {step} is incomplete ({why}) and is passed over"));
+        let (step, how, why) = match entry {
+            CheckpointEntry::Complete(_) => continue,
+            CheckpointEntry::Incomplete { step, why, .. } => (step, "is incomplete", why),
+            CheckpointEntry::Unreadable { step, why, .. } => (step, "cannot be read", why),
+        };
+        if *step > from {
+            warnings.push(format!("the checkpoint of step {step} {how} ({why}) and is passed over"));
         }
     }
     if let (Some(latest), Some(_)) = (request.latest, request.options.step)

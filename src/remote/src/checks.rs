@@ -6,7 +6,7 @@ use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, Weights, check_disk, check_weights, quote, size};
 use recipe::Secrets;
-use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest};
+use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest_for_sure};
 
 use crate::at_once::at_once;
 use crate::{Command, Transport, preflight, slurm};
@@ -184,16 +184,12 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
 fn command_weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     let Some(dir) = &plan.attempt.checkpoint else { return Ok("as the command says".into()) };
     let entries = checkpoints(&plan.dir)?;
-    match entries.iter().find(|entry| entry.dir() == dir) {
-        Some(CheckpointEntry::Complete(saved)) => Ok(format!("{dir}, {}", size(saved.bytes))),
-        other => {
-            let why = match other {
-                Some(CheckpointEntry::Incomplete { why, .. }) => why.clone(),
-                _ => "it is gone".into(),
-            };
-            Err(Failure::new(what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
-        }
-    }
+    let why = match entries.iter().find(|entry| entry.dir() == dir).map(CheckpointEntry::summary) {
+        Some(Ok(saved)) => return Ok(format!("{dir}, {}", size(saved.bytes))),
+        Some(Err((_, why))) => why,
+        None => "it is gone",
+    };
+    Err(Failure::new(what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
 }
 
 fn other_checkpoint(run: &RunDir) -> String {
@@ -262,7 +258,7 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     }
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
-        let newest = latest(&run).ok_or_else(|| {
+        let newest = latest_for_sure(&run)?.ok_or_else(|| {
             let fix = format!("let it save one first: `vidtui resume {}`", run.name());
             Failure::new(&*what, format!("run {path} has no complete checkpoint"), fix)
         })?;

@@ -4,7 +4,7 @@
 //! which range lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
 
 use crate::attempt::known_axes;
-use crate::files::{Versioned, parse_toml, read_text, read_toml, toml_text, write_atomic};
+use crate::files::{Versioned, parse_toml, present, read_text, read_toml, toml_text, write_atomic};
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -169,7 +169,7 @@ impl Checkpoint {
             }
             Err(e) => return Err(e),
         };
-        if let Ok(why) = fs::read_to_string(dir.join(step_files::DAMAGED)) {
+        if let Some(why) = present(read_text(&dir.join(step_files::DAMAGED)))? {
             return Err(incomplete(why.trim_end().to_owned()));
         }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)

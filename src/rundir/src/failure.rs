@@ -87,6 +87,14 @@ pub enum Error {
         /// The first thing that is missing or wrong.
         why: String,
     },
+    /// A checkpoint cannot be read, which says nothing about it.
+    #[error("checkpoint {dir} cannot be read: {why}")]
+    Unreadable {
+        /// The step directory.
+        dir: Utf8PathBuf,
+        /// What the file system said.
+        why: String,
+    },
     /// A file of a checkpoint changed after it was written.
     #[error("checkpoint file {path} is damaged: checksum {found}, its manifest says {wanted}")]
     Checksum {
@@ -122,6 +130,12 @@ impl Error {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
+}
+
+/// Whether the file system did not answer, or did not let us look: that says nothing about the file.
+pub(crate) fn is_no_answer(error: &io::Error) -> bool {
+    use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
+    ![NotFound, NotADirectory, IsADirectory, UnexpectedEof].contains(&error.kind())
 }
 
 impl From<Error> for Failure {
@@ -167,6 +181,11 @@ impl From<Error> for Failure {
                 };
                 split(format!("cannot use checkpoint {dir}"), why, fix)
             }
+            Error::Unreadable { dir, why } => split(
+                format!("cannot read checkpoint {dir}"),
+                why,
+                "it may be the newest: mend the access to it, or name an older one".into(),
+            ),
             Error::Checksum { path, found, wanted } => split(
                 format!("checkpoint file {path} is damaged"),
                 format!("its checksum is {found}, its manifest says {wanted}"),

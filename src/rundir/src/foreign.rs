@@ -3,7 +3,8 @@
 //! None of these systems says in one place that a checkpoint is complete, so that is concluded from everything in it: files
 //! that are written last, files that others name, and formats that say how long they are.
 
-use crate::{CheckpointEntry, CheckpointSummary, RunDir};
+use crate::failure::is_no_answer;
+use crate::{CheckpointEntry, CheckpointSummary, Error, RunDir};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Adapter, Trainer};
 use serde::Deserialize;
@@ -37,8 +38,43 @@ struct Named {
     order: (u64, u64),
 }
 
+/// Why a checkpoint cannot be loaded.
+enum Fault {
+    /// What is missing or wrong.
+    Incomplete(String),
+    /// What the file system said.
+    Unreadable(String),
+}
+
+impl Fault {
+    fn of_file(path: &Utf8Path, error: &io::Error) -> Self {
+        let why = format!("{path}: {error}");
+        if is_no_answer(error) { Self::Unreadable(why) } else { Self::Incomplete(why) }
+    }
+}
+
+impl From<String> for Fault {
+    fn from(why: String) -> Self {
+        Self::Incomplete(why)
+    }
+}
+
+impl From<&str> for Fault {
+    fn from(why: &str) -> Self {
+        Self::Incomplete(why.to_owned())
+    }
+}
+
 /// Lists the checkpoints below a folder, by ascending step.
-pub(crate) fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Vec<CheckpointEntry> {
+///
+/// # Errors
+/// [`Error::Io`] if the folder cannot be listed; a missing one is an empty list.
+pub(crate) fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Result<Vec<CheckpointEntry>, Error> {
+    if let Err(error) = output.read_dir_utf8()
+        && is_no_answer(&error)
+    {
+        return Err(Error::io("list", output, error));
+    }
     let mut named = Vec::new();
     find(output, adapter, DEPTH, &mut named);
     named.sort_by(|a, b| a.order.cmp(&b.order).then_with(|| a.dir.cmp(&b.dir)));
@@ -49,7 +85,8 @@ pub(crate) fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Vec<Che
             return None;
         }
         Some(match contents.whole(adapter, step) {
-            Err(why) => CheckpointEntry::Incomplete { step, dir, why },
+            Err(Fault::Incomplete(why)) => CheckpointEntry::Incomplete { step, dir, why },
+            Err(Fault::Unreadable(why)) => CheckpointEntry::Unreadable { step, dir, why },
             Ok(()) => CheckpointEntry::Complete(CheckpointSummary {
                 step,
                 attempt: starts.iter().rev().find(|(_, began)| *began <= contents.newest_s()).map_or(1, |(n, _)| *n),
@@ -59,7 +96,7 @@ pub(crate) fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Vec<Che
             }),
         })
     };
-    named.into_iter().filter_map(entry).collect()
+    Ok(named.into_iter().filter_map(entry).collect())
 }
 
 /// When each attempt began, oldest first.
@@ -108,6 +145,8 @@ struct Contents {
     root: Utf8PathBuf,
     /// By path from the root.
     files: Vec<Entry>,
+    /// What of it could not be looked at, and what the file system said.
+    unread: Option<(Utf8PathBuf, io::Error)>,
 }
 
 struct Entry {
@@ -118,24 +157,37 @@ struct Entry {
 
 impl Contents {
     fn read(root: &Utf8Path) -> Self {
-        let mut contents = Self { root: root.to_owned(), files: Vec::new() };
-        if root.is_dir() {
-            contents.walk(Utf8Path::new(""));
+        let mut contents = Self { root: root.to_owned(), files: Vec::new(), unread: None };
+        match fs::metadata(root) {
+            Ok(meta) if meta.is_dir() => contents.walk(Utf8Path::new("")),
+            Ok(_) => {}
+            Err(error) => contents.unread = Some((root.to_owned(), error)),
         }
         contents.files.sort_by(|a, b| a.path.cmp(&b.path));
         contents
     }
 
     fn walk(&mut self, below: &Utf8Path) {
-        for entry in self.root.join(below).read_dir_utf8().into_iter().flatten().flatten() {
+        let entries = match self.root.join(below).read_dir_utf8() {
+            Ok(entries) => entries,
+            Err(error) => return self.unread = Some((below.to_owned(), error)),
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => return self.unread = Some((below.to_owned(), error)),
+            };
             let path = below.join(entry.file_name());
-            let Ok(meta) = fs::metadata(entry.path()) else { continue };
-            if meta.is_dir() {
-                self.walk(&path);
-            } else {
-                let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-                let modified_s = modified.map_or(0.0, |since| since.as_secs_f64());
-                self.files.push(Entry { path, bytes: meta.len(), modified_s });
+            match fs::metadata(entry.path()) {
+                Ok(meta) if meta.is_dir() => self.walk(&path),
+                Ok(meta) => {
+                    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                    let modified_s = modified.map_or(0.0, |since| since.as_secs_f64());
+                    self.files.push(Entry { path, bytes: meta.len(), modified_s });
+                }
+                // It was removed a moment ago.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => self.unread = Some((path, error)),
             }
         }
     }
@@ -146,7 +198,7 @@ impl Contents {
 
     /// Open-Sora empties old checkpoints and leaves the folder, with what was sampled from it.
     fn is_emptied(&self) -> bool {
-        self.files.iter().all(|file| file.path.starts_with("eval"))
+        self.unread.is_none() && self.files.iter().all(|file| file.path.starts_with("eval"))
     }
 
     fn has(&self, path: &str) -> bool {
@@ -167,7 +219,10 @@ impl Contents {
     }
 
     /// Says what is missing.
-    fn whole(&self, adapter: Adapter, step: u64) -> Result<(), String> {
+    fn whole(&self, adapter: Adapter, step: u64) -> Result<(), Fault> {
+        if let Some((path, error)) = &self.unread {
+            return Err(Fault::of_file(path, error));
+        }
         if self.root.extension() == Some("safetensors") {
             return Err("it holds only weights: add --save_state for checkpoints to continue from".into());
         }
@@ -175,7 +230,7 @@ impl Contents {
             Adapter::None => return Err("nobody knows what it should hold".into()),
             Adapter::OpenSora => {
                 self.need("running_states.json")?;
-                let states = fs::read(self.root.join("running_states.json")).map_err(|error| error.to_string())?;
+                let states = self.bytes("running_states.json")?;
                 serde_json::from_slice::<serde_json::Value>(&states)
                     .map_err(|error| format!("running_states.json is damaged: {error}"))?;
                 self.need_one("weights", &["model", "lora"])?;
@@ -190,7 +245,7 @@ impl Contents {
                 }
                 // Written when every rank has written its part.
                 self.need(".metadata")?;
-                let metadata = fs::read(self.root.join(".metadata")).map_err(|error| error.to_string())?;
+                let metadata = self.bytes(".metadata")?;
                 named_parts(&metadata).iter().try_for_each(|part| self.need(part))?;
                 if adapter == Adapter::TttVideoDit {
                     self.need("all_stat_dict.pth")?;
@@ -217,6 +272,10 @@ impl Contents {
         self.files.iter().try_for_each(|file| self.whole_file(file))
     }
 
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Fault> {
+        fs::read(self.root.join(path)).map_err(|error| Fault::of_file(Utf8Path::new(path), &error))
+    }
+
     fn quiet(&self) -> Result<(), String> {
         if !self.has("async_file_io.log") && !self.has("master.safetensors") {
             return Ok(());
@@ -228,25 +287,27 @@ impl Contents {
         Err(format!("it is written in the background, and was quiet for less than {} s", QUIET.as_secs()))
     }
 
-    fn whole_file(&self, file: &Entry) -> Result<(), String> {
+    fn whole_file(&self, file: &Entry) -> Result<(), Fault> {
         let Entry { path, bytes, .. } = file;
         let full = self.root.join(path);
-        let failed = |error: io::Error| format!("{path}: {error}");
+        let failed = |error: io::Error| Fault::of_file(path, &error);
         match path.extension() {
             Some("safetensors") => match safetensors_bytes(&full).map_err(failed)? {
                 Some(wanted) if wanted == *bytes => Ok(()),
-                Some(wanted) => Err(format!("{path} has {bytes} of {wanted} bytes")),
-                None => Err(format!("{path} has no whole header")),
+                Some(wanted) => Err(format!("{path} has {bytes} of {wanted} bytes").into()),
+                None => Err(format!("{path} has no whole header").into()),
             },
             Some("bin" | "pt" | "pth" | "pkl") | None if is_cut_zip(&full, *bytes).map_err(failed)? => {
-                Err(format!("{path} is cut off"))
+                Err(format!("{path} is cut off").into())
             }
-            Some("bin" | "pt" | "pth" | "pkl" | "distcp") | None if *bytes == 0 => Err(format!("{path} is empty")),
+            Some("bin" | "pt" | "pth" | "pkl" | "distcp") | None if *bytes == 0 => {
+                Err(format!("{path} is empty").into())
+            }
             Some("json") if path.as_str().ends_with(".index.json") => {
                 let text = fs::read(&full).map_err(failed)?;
                 let index: Index = serde_json::from_slice(&text).map_err(|error| format!("{path}: {error}"))?;
                 let folder = path.parent().unwrap_or(Utf8Path::new(""));
-                index.weight_map.values().try_for_each(|shard| self.need(folder.join(shard).as_str()))
+                Ok(index.weight_map.values().try_for_each(|shard| self.need(folder.join(shard).as_str()))?)
             }
             _ => Ok(()),
         }
@@ -280,7 +341,7 @@ fn safetensors_bytes(path: &Utf8Path) -> io::Result<Option<u64>> {
     }
     let mut file = File::open(path)?;
     let mut length = [0; 8];
-    if file.read_exact(&mut length).is_err() {
+    if !is_read(&mut file, &mut length)? {
         return Ok(None);
     }
     let length = u64::from_le_bytes(length);
@@ -291,11 +352,20 @@ fn safetensors_bytes(path: &Utf8Path) -> io::Result<Option<u64>> {
     Ok(length.checked_add(8).and_then(|bytes| bytes.checked_add(data)))
 }
 
+/// Reads so many bytes, if there are as many.
+fn is_read(file: &mut File, bytes: &mut [u8]) -> io::Result<bool> {
+    match file.read_exact(bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Whether a file begins as what torch.save writes, and does not end so.
 fn is_cut_zip(path: &Utf8Path, bytes: u64) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let mut magic = [0; 2];
-    if file.read_exact(&mut magic).is_err() || magic != *b"PK" {
+    if !is_read(&mut file, &mut magic)? || magic != *b"PK" {
         return Ok(false);
     }
     // The end of the central directory, without a comment.
@@ -356,8 +426,9 @@ mod tests {
         let entry = |entry: CheckpointEntry| match entry {
             CheckpointEntry::Complete(summary) => format!("{} whole", summary.step),
             CheckpointEntry::Incomplete { step, why, .. } => format!("{step}: {why}"),
+            CheckpointEntry::Unreadable { step, why, .. } => format!("{step} unreadable: {why}"),
         };
-        list(run, &run.root, adapter).into_iter().map(entry).collect()
+        list(run, &run.root, adapter).unwrap().into_iter().map(entry).collect()
     }
 
     const OPEN_SORA: &[&str] = &[
@@ -399,6 +470,25 @@ mod tests {
                 fs::rename(run.root.join("aside"), dir.join(file)).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_looked_at_says_nothing_about_the_checkpoint() {
+        for (adapter, name, files) in ALL {
+            let (_keep, run) = temp();
+            let dir = make(&run, name, files);
+            // Even root cannot read through a link to itself.
+            let path = dir.join(files[0]);
+            fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+            let found = listed(&run, *adapter);
+            assert!(found[0].starts_with(&format!("40 unreadable: {}: ", files[0])), "{adapter:?}: {found:?}");
+        }
+        let (_keep, run) = temp();
+        let output = run.root.join("output");
+        std::os::unix::fs::symlink(&output, &output).unwrap();
+        assert!(list(&run, &output, Adapter::Finetrainers).unwrap_err().to_string().starts_with("cannot list"));
+        assert!(list(&run, &run.root.join("none"), Adapter::Finetrainers).unwrap().is_empty());
     }
 
     #[test]

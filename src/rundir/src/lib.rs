@@ -57,7 +57,8 @@ pub use id::RunId;
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{
-    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_before, to_prune,
+    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_among, latest_before,
+    latest_for_sure, to_prune, unreadable_after,
 };
 pub use metrics::MetricSample;
 pub use moments::{Moment, Moments, Spread};

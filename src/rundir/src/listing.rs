@@ -1,5 +1,6 @@
 //! Which checkpoints a run has, which one is the newest, and which ones to remove.
 
+use crate::failure::is_no_answer;
 use crate::layout::parse_step_dir;
 use crate::{Checkpoint, Error, RunDir, foreign};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -18,6 +19,15 @@ pub enum CheckpointEntry {
         /// The folder.
         dir: Utf8PathBuf,
         /// The first thing that is missing or wrong.
+        why: String,
+    },
+    /// Nobody knows: the file system did not answer, or did not let us look.
+    Unreadable {
+        /// The step in its name.
+        step: u64,
+        /// The folder.
+        dir: Utf8PathBuf,
+        /// What it said.
         why: String,
     },
 }
@@ -42,7 +52,7 @@ impl CheckpointEntry {
     pub fn step(&self) -> u64 {
         match self {
             Self::Complete(summary) => summary.step,
-            Self::Incomplete { step, .. } => *step,
+            Self::Incomplete { step, .. } | Self::Unreadable { step, .. } => *step,
         }
     }
 
@@ -50,15 +60,24 @@ impl CheckpointEntry {
     pub fn dir(&self) -> &Utf8Path {
         match self {
             Self::Complete(summary) => &summary.dir,
-            Self::Incomplete { dir, .. } => dir,
+            Self::Incomplete { dir, .. } | Self::Unreadable { dir, .. } => dir,
         }
     }
 
     /// The summary, if it is complete.
     pub fn complete(&self) -> Option<&CheckpointSummary> {
+        self.summary().ok()
+    }
+
+    /// The summary; or what it is instead, in a word, and why.
+    ///
+    /// # Errors
+    /// When it cannot be loaded.
+    pub fn summary(&self) -> Result<&CheckpointSummary, (&'static str, &str)> {
         match self {
-            Self::Complete(summary) => Some(summary),
-            Self::Incomplete { .. } => None,
+            Self::Complete(summary) => Ok(summary),
+            Self::Incomplete { why, .. } => Err(("incomplete", why)),
+            Self::Unreadable { why, .. } => Err(("unreadable", why)),
         }
     }
 }
@@ -71,7 +90,7 @@ impl CheckpointEntry {
 /// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
 pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     if let Some((output, adapter)) = foreign::output_of(run) {
-        return Ok(foreign::list(run, &output, adapter));
+        return foreign::list(run, &output, adapter);
     }
     let dir = run.checkpoints();
     let folder = match fs::read_dir(&dir) {
@@ -100,7 +119,7 @@ pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     match foreign::output_of(run) {
         None => folders(&run.checkpoints()),
         Some((output, adapter)) => {
-            let entries = foreign::list(run, &output, adapter);
+            let entries = foreign::list(run, &output, adapter).unwrap_or_default();
             let dirs = entries.iter().map(|entry| entry.dir().to_owned());
             dirs.flat_map(|dir| folders(&dir).into_iter().chain([dir])).collect()
         }
@@ -117,26 +136,62 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
             saved_s: manifest.saved_s,
         }),
         Err(Error::Incomplete { why, .. }) => CheckpointEntry::Incomplete { step, dir, why },
+        Err(Error::Io { path, source, .. }) if is_no_answer(&source) => {
+            let why = format!("{}: {source}", path.strip_prefix(&dir).unwrap_or(&path));
+            CheckpointEntry::Unreadable { step, dir, why }
+        }
         Err(e) => CheckpointEntry::Incomplete { step, dir, why: e.to_string() },
     }
 }
 
-/// The checkpoint that a resume continues from: the newest complete one; none if there is none or none can be listed.
+/// The newest complete checkpoint, to be shown; none if there is none or none can be listed.
 ///
 /// If a person went back with `resume --step`, checkpoints of earlier attempts beyond that step belong to the line that
 /// was left, and are passed over as long as there is another.
 pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
-    latest_of(run, |_| true)
+    latest_among(run, &checkpoints(run).ok()?)
+}
+
+/// The same of checkpoints that were listed ([`checkpoints`]).
+pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<CheckpointSummary> {
+    latest_of(run, entries, |_| true)
+}
+
+/// The same to begin from, where nobody chose it.
+///
+/// # Errors
+/// [`Error::Unreadable`] where one that cannot be read may be newer, and as [`checkpoints`].
+pub fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
+    let entries = checkpoints(run)?;
+    let latest = latest_among(run, &entries);
+    match unreadable_after(&entries, latest.as_ref()) {
+        Some((dir, why)) => Err(Error::Unreadable { dir: dir.to_owned(), why: why.to_owned() }),
+        None => Ok(latest),
+    }
+}
+
+/// The folder of a checkpoint that may be newer than the newest complete one, and cannot be read; and why. To go on from the
+/// older one unasked would lose what was trained in between.
+pub fn unreadable_after<'a>(
+    entries: &'a [CheckpointEntry],
+    latest: Option<&CheckpointSummary>,
+) -> Option<(&'a Utf8Path, &'a str)> {
+    entries.iter().rev().find_map(|entry| match entry {
+        CheckpointEntry::Unreadable { step, dir, why } if latest.is_none_or(|latest| *step > latest.step) => {
+            Some((dir.as_path(), why.as_str()))
+        }
+        _ => None,
+    })
 }
 
 /// As [`latest`], of those before a step that is damaged: what is damaged is known before it can be marked, and where it
 /// cannot be marked; and going back never leads ahead.
 pub fn latest_before(run: &RunDir, damaged: u64) -> Option<CheckpointSummary> {
-    latest_of(run, |step| step < damaged)
+    latest_of(run, &checkpoints(run).ok()?, |step| step < damaged)
 }
 
-fn latest_of(run: &RunDir, wanted: impl Fn(u64) -> bool) -> Option<CheckpointSummary> {
-    let mut complete: Vec<_> = checkpoints(run).ok()?.iter().filter_map(|e| e.complete().cloned()).collect();
+fn latest_of(run: &RunDir, entries: &[CheckpointEntry], wanted: impl Fn(u64) -> bool) -> Option<CheckpointSummary> {
+    let mut complete: Vec<_> = entries.iter().filter_map(|e| e.complete().cloned()).collect();
     complete.retain(|checkpoint| wanted(checkpoint.step));
     let numbers = run.attempt_numbers().unwrap_or_default();
     let starts: Vec<(u32, u64)> =
@@ -197,6 +252,33 @@ mod tests {
         let CheckpointEntry::Incomplete { why, .. } = &entries[3] else { panic!() };
         assert_eq!(why, "it has no manifest.toml: saving it did not end");
         assert_eq!(latest(&run).unwrap().step, 20);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_reason_to_go_on_from_an_older_one() {
+        let (_keep, run) = temp();
+        for step in [10, 20, 30] {
+            save(&run, step, 1);
+        }
+        // Even root cannot read through a link to itself.
+        let no_answer = |step: u64, name: &str| {
+            let path = run.step_dir(step).join(name);
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+        };
+        no_answer(10, "manifest.toml");
+        assert_eq!(latest_for_sure(&run).unwrap().unwrap().step, 30, "an older one is of no interest");
+        for name in ["state.toml", "manifest.toml", "damaged"] {
+            no_answer(30, name);
+            let entries = checkpoints(&run).unwrap();
+            let CheckpointEntry::Unreadable { step: 30, why, .. } = &entries[2] else { panic!("{name}: {entries:?}") };
+            assert!(why.starts_with(&format!("{name}: ")) && why.contains("symbolic link"), "{why}");
+            let failure = crate::Failure::from(latest_for_sure(&run).unwrap_err());
+            assert_eq!(failure.what, format!("cannot read checkpoint {}", run.step_dir(30)));
+            assert_eq!(latest(&run).unwrap().step, 20, "it is shown");
+            fs::remove_dir_all(run.step_dir(30)).unwrap();
+            save(&run, 30, 1);
+        }
     }
 
     #[test]

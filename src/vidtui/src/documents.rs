@@ -176,7 +176,7 @@ impl CheckpointDocument {
                 saved_s: Some(summary.saved_s),
                 why: None,
             },
-            CheckpointEntry::Incomplete { step, dir, why } => Self {
+            CheckpointEntry::Incomplete { step, dir, why } | CheckpointEntry::Unreadable { step, dir, why } => Self {
                 step: *step,
                 dir: dir.clone(),
                 complete: false,

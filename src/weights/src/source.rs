@@ -188,7 +188,7 @@ impl Source {
         match found.kind {
             Kind::Run => {
                 let run = RunDir::new(&found.weights);
-                let newest = rundir::latest(&run).ok_or_else(|| {
+                let newest = rundir::latest_for_sure(&run)?.ok_or_else(|| {
                     let fix = format!("let it save one first: vidtui resume {}", run.name());
                     Failure::new(format!("cannot read weights of {}", found.path), "it has no complete checkpoint", fix)
                 })?;

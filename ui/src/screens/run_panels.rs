@@ -16,7 +16,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::{CheckpointEntry, Event, EventKind};
+use rundir::{Event, EventKind};
 
 /// Whether any node of the run has GPUs that say what they draw.
 fn has_power(run: &State) -> bool {
@@ -327,16 +327,16 @@ fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
     let steps = all.iter().map(|entry| text::width(&units::grouped(entry.step()))).max().unwrap_or(0);
     let lines = all.iter().rev().skip(scroll).map(|entry| {
         let step = format!("step {:>steps$}", units::grouped(entry.step()));
-        match entry {
-            CheckpointEntry::Complete(summary) => Line::from(vec![
+        match entry.summary() {
+            Ok(summary) => Line::from(vec![
                 Span::raw(step),
                 Span::styled(format!("  {:>9}", units::bytes(summary.bytes)), faint),
                 Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
             ]),
-            CheckpointEntry::Incomplete { why, .. } => Line::from(vec![
-                Span::raw(step),
-                Span::styled(format!("  {} incomplete: {why}", glyph(model, Weight::Warn)), model.theme.warn),
-            ]),
+            Err((how, why)) => {
+                let said = format!("  {} {how}: {why}", glyph(model, Weight::Warn));
+                Line::from(vec![Span::raw(step), Span::styled(said, model.theme.warn)])
+            }
         }
     });
     write_lines(model, buf, below, lines);

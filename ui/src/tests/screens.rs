@@ -302,7 +302,9 @@ fn run_checkpoints() {
     let mut ui = Ui::on_run(stopped());
     let why = "rank-00001.safetensors is 12 KiB, its manifest says 1.6 MiB".into();
     let incomplete = CheckpointEntry::Incomplete { step: 97, dir: "/x".into(), why };
-    ui.tell(RunMsg::Checkpoints(vec![checkpoint(40, 250.0), checkpoint(80, 203.0), incomplete]));
+    let why = "manifest.toml: Stale file handle (os error 116)".into();
+    let unreadable = CheckpointEntry::Unreadable { step: 100, dir: "/x".into(), why };
+    ui.tell(RunMsg::Checkpoints(vec![checkpoint(40, 250.0), checkpoint(80, 203.0), incomplete, unreadable]));
     ui.press("c");
     picture("run_checkpoints", ui);
 }

@@ -110,6 +110,34 @@ fn an_incomplete_checkpoint_is_passed_over_and_named() {
 }
 
 #[test]
+fn a_checkpoint_that_cannot_be_read_is_passed_over_only_by_choice() {
+    let unreadable = |saved: &[i64]| {
+        let mut past = past(60, saved);
+        for entry in &mut past.checkpoints {
+            if let CheckpointEntry::Incomplete { step, dir, .. } = entry.clone() {
+                let why = "manifest.toml: Stale file handle (os error 116)".into();
+                *entry = CheckpointEntry::Unreadable { step, dir, why };
+            }
+        }
+        past
+    };
+    let refusals = [
+        plan(&unreadable(&[20, -40])),
+        plan(&unreadable(&[-40])),
+        plan_with(&unreadable(&[20, -40]), step(40), 2),
+        plan_with(&unreadable(&[-40]), step(40), 2),
+    ];
+    insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+
+    let chosen = plan_with(&unreadable(&[20, -40]), step(20), 2).unwrap();
+    assert_eq!(chosen.attempt.start_step, 20);
+    let want =
+        "the checkpoint of step 40 cannot be read (manifest.toml: Stale file handle (os error 116)) and is passed over";
+    assert_eq!(chosen.warnings, [want]);
+    assert_eq!(plan(&unreadable(&[-20, 40])).unwrap().attempt.start_step, 40);
+}
+
+#[test]
 fn a_step_can_be_chosen_if_its_checkpoint_is_complete() {
     let plan = plan_with(&past(60, &[20, 40]), step(20), 2).unwrap();
     assert_eq!(plan.attempt.start_step, 20);

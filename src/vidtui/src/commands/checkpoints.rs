@@ -19,12 +19,11 @@ pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
     if entries.is_empty() {
         return output::line(&format!("{} has no checkpoints yet", dir.name()));
     }
-    let row = |entry: &CheckpointEntry| match entry {
-        CheckpointEntry::Complete(c) => {
-            vec![c.step.to_string(), ui::units::bytes(c.bytes), ui::units::ago(now_s(), c.saved_s), c.dir.to_string()]
-        }
-        CheckpointEntry::Incomplete { step, why, .. } => {
-            vec![step.to_string(), "incomplete".into(), String::new(), why.clone()]
+    let row = |entry: &CheckpointEntry| {
+        let step = entry.step().to_string();
+        match entry.summary() {
+            Ok(c) => vec![step, ui::units::bytes(c.bytes), ui::units::ago(now_s(), c.saved_s), c.dir.to_string()],
+            Err((how, why)) => vec![step, how.into(), String::new(), why.into()],
         }
     };
     let rows: Vec<_> = entries.iter().map(row).collect();

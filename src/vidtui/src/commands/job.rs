@@ -30,7 +30,8 @@ fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal>
         return Err(Refusal::request(Failure::new("cannot begin in this job", why, "resume it with --slurm FILE")));
     };
     let context = desk.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
-    let (checkpoints, latest) = (rundir::checkpoints(&dir)?, rundir::latest(&dir));
+    let checkpoints = rundir::checkpoints(&dir)?;
+    let latest = rundir::latest_among(&dir, &checkpoints);
     let options = ResumeOptions::default();
     let resume = ResumeRequest {
         run: &run,

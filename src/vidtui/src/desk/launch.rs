@@ -58,7 +58,8 @@ impl Desk {
             _ => (self.place(ranks, nodes, world)?, Vec::new()),
         };
         let context = self.context(place, summary.run.recipe()?.trainer)?;
-        let latest = summary.checkpoint.as_ref();
+        let latest = rundir::latest_among(dir, &checkpoints);
+        let latest = latest.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
         let plan = plan::resume(&request, &context).map_err(|failure| match &away[..] {
@@ -93,7 +94,8 @@ impl Desk {
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let trainer = following.map_or(Trainer::Embedded, |stage| stage.resolved.recipe.trainer);
         let context = self.context(self.place(ranks, nodes, world)?, trainer)?;
-        let latest = summary.checkpoint.as_ref();
+        let latest = rundir::latest_for_sure(dir)?;
+        let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
         let mut plan = plan::next(&request, &context).map_err(refuse)?;
