@@ -158,7 +158,6 @@ pub struct Frames {
     /// The line that is not yet whole.
     line: Vec<u8>,
     open: Option<Open>,
-    torn: u64,
     /// What the kernel's log said when it was read last, which is not in every frame.
     xids: Vec<XidAt>,
 }
@@ -178,7 +177,7 @@ struct Open {
 impl Frames {
     /// Begins to read the output of the [script] with this question.
     pub fn new(query: GpuQuery) -> Self {
-        Frames { query, line: Vec::new(), open: None, torn: 0, xids: Vec::new() }
+        Frames { query, line: Vec::new(), open: None, xids: Vec::new() }
     }
 
     /// Takes the next bytes and returns the frames that they complete.
@@ -194,16 +193,6 @@ impl Frames {
         frames
     }
 
-    /// Returns whether a frame has begun and not ended: a node that stays so hangs in nvidia-smi.
-    pub fn is_waiting(&self) -> bool {
-        self.open.is_some()
-    }
-
-    /// Returns how many frames began and were never whole.
-    pub fn torn(&self) -> u64 {
-        self.torn
-    }
-
     fn keep(&mut self, bytes: &[u8]) {
         let room = LONGEST_LINE.saturating_sub(self.line.len());
         self.line.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -215,7 +204,6 @@ impl Frames {
             let open = read_begin(begin);
             // Anything else is a program's own output that happens to begin so.
             if open.is_some() {
-                self.torn += u64::from(self.open.is_some());
                 self.open = open;
             }
             return None;
@@ -240,7 +228,6 @@ impl Frames {
         } else if let Some(section) = open.section {
             open.length += line.len() + 1;
             if open.length > LONGEST_FRAME {
-                self.torn += 1;
                 self.open = None;
                 return None;
             }

@@ -1,5 +1,5 @@
 # Prints a frame of what this node does every so many seconds, for `sh -c` with $query, $format, $apps, $every and $first set.
-# One write per frame, after the line that begins it, so that a reader sees what a hung node hangs in.
+# One write per frame: whoever watches many nodes is woken once for each.
 # It starts as few programs as it can: on a busy node each of them waits for its turn.
 export LC_ALL=C
 read -r boot </proc/sys/kernel/random/boot_id
@@ -54,7 +54,7 @@ xids() {
 }
 begin() {
     number=$((number + 1))
-    echo "#frame $number $(date +%s.%N) $up" || exit
+    begun="#frame $number $(date +%s.%N) $up"
 }
 # What the kernel does not let go of, `timeout` cannot end and waits for. A frame is therefore made beside this loop, which
 # says so from then on, and lets nobody ask again before that one has ended: they would pile up.
@@ -63,14 +63,21 @@ frames() {
     while :; do
         read -r up _ </proc/uptime
         if [ -z "$asking" ] || ! kill -0 "$asking" 2>/dev/null; then
+            # Where nobody reads any more, writing has failed.
+            [ -z "$asking" ] || wait "$asking" || exit
             began=${up%.*}
             begin
-            { whole=$(frame) && printf '%s\n' "$whole"; } &
+            {
+                whole=$(frame) || exit 0
+                # After one that hung, others have told what there was to tell.
+                read -r up _ </proc/uptime
+                [ $((${up%.*} - began)) -gt "$hung" ] || printf '%s\n%s\n' "$begun" "$whole"
+            } &
             asking=$!
         elif [ $((${up%.*} - began)) -gt "$hung" ]; then
             begin
             # Why it hangs, that log may tell.
-            printf '%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$(host)" "$(xids)" $number "$up" || exit
+            printf '%s\n%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$begun" "$(host)" "$(xids)" $number "$up" || exit
         fi
         sleep "$first"
         first=$every

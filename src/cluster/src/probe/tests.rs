@@ -90,7 +90,7 @@ fn a_frame_that_breaks_off_is_not_read_and_the_next_one_is() {
     let middle = STREAM.find("NVIDIA H100").unwrap();
     let text = format!("{}\n{STREAM}", &STREAM[..middle]);
     let mut stream = Frames::new(GpuQuery::default());
-    assert_eq!((stream.push(text.as_bytes()), stream.torn()), (frames(STREAM), 1));
+    assert_eq!(stream.push(text.as_bytes()), frames(STREAM));
 }
 
 #[test]
@@ -99,15 +99,6 @@ fn a_row_that_breaks_off_within_a_whole_frame_is_not_read() {
     let frame = &frames(&text)[0];
     assert_eq!(frame.gpus.len(), 1);
     assert!(matches!(&frame.troubles[..], [SmiTrouble::HalfRow(_)]), "{:?}", frame.troubles);
-}
-
-#[test]
-fn a_frame_that_hangs_is_waited_for() {
-    let mut stream = Frames::new(GpuQuery::default());
-    stream.push(b"#frame 1 1763612345.5\n#gpus\n");
-    assert!(stream.is_waiting());
-    stream.push(b"\n#exit 124\n#end 1\n");
-    assert!(!stream.is_waiting());
 }
 
 /// Runs the script with these in place of programs, and returns its frames until there are enough.
@@ -207,8 +198,24 @@ fn noise_without_end_does_not_fill_the_memory() {
     for _ in 0..300 {
         stream.push(&[&[b'x'; 16 * 1024][..], b"\n"].concat());
     }
-    assert!(!stream.is_waiting());
+    assert!(stream.open.is_none());
     assert_eq!(stream.push(STREAM.as_bytes()).len(), 2);
+}
+
+#[test]
+fn a_script_that_nobody_reads_ends() {
+    use std::io::Read;
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", &script(&GpuQuery::default(), Pace::every_s(0.05))])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    assert!(stdout.read(&mut [0; 64]).unwrap() > 0);
+    drop(stdout);
+    // It would go on for good otherwise.
+    child.wait().unwrap();
 }
 
 #[test]

@@ -36,8 +36,9 @@ const BEAT_AFTER: Duration = Duration::from_secs(15);
 const BEAT_WITHIN: Duration = Duration::from_secs(10);
 /// The longest sleep while something is under way: what libssh2 has read and not told would wait for it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
-/// The same while there are only streams, which nobody waits for: most of what watching costs would be these looks.
-const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(1);
+/// The same while there are only streams, which nobody waits for: most of what watching costs would be these looks. Longer than
+/// the two seconds between frames, which wake as well.
+const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(3);
 /// Pauses before a node that could not be reached is tried again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
