@@ -4,7 +4,8 @@
 //! which range lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
 
 use crate::attempt::known_axes;
-use crate::files::{Versioned, parse_toml, present, read_text, read_toml, toml_text, write_atomic};
+use crate::failure::is_no_answer;
+use crate::files::{Versioned, parse_toml, read_text, read_toml, toml_text, write_atomic};
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -169,8 +170,12 @@ impl Checkpoint {
             }
             Err(e) => return Err(e),
         };
-        if let Some(why) = present(read_text(&dir.join(step_files::DAMAGED)))? {
-            return Err(incomplete(why.trim_end().to_owned()));
+        let mark = dir.join(step_files::DAMAGED);
+        match fs::read(&mark) {
+            Ok(why) => return Err(incomplete(String::from_utf8_lossy(&why).trim_end().to_owned())),
+            Err(error) if is_no_answer(&error) => return Err(Error::io("read", &mark, error)),
+            // There is none; what else may be in its place is no mark.
+            Err(_) => {}
         }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)
             && step != manifest.step
