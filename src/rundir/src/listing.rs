@@ -154,7 +154,13 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
 
 /// The same of checkpoints that were listed ([`checkpoints`]).
 pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<CheckpointSummary> {
-    latest_of(run, entries, |_| true)
+    let complete: Vec<_> = entries.iter().filter_map(CheckpointEntry::complete).collect();
+    let numbers = run.attempt_numbers().unwrap_or_default();
+    let starts: Vec<(u32, u64)> =
+        numbers.into_iter().filter_map(|n| Some((n, run.read_attempt(n).ok()?.start_step))).collect();
+    let left = |c: &CheckpointSummary| starts.iter().any(|(number, start)| *number > c.attempt && *start < c.step);
+    let newest = complete.iter().filter(|c| !left(c)).max_by_key(|c| age(c)).or(complete.iter().max_by_key(|c| age(c)));
+    newest.map(|c| (*c).clone())
 }
 
 /// The same to begin from, where nobody chose it.
@@ -162,9 +168,23 @@ pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<Checkpo
 /// # Errors
 /// [`Error::Unreadable`] where one that cannot be read may be newer, and as [`checkpoints`].
 pub fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
-    let entries = checkpoints(run)?;
-    let latest = latest_among(run, &entries);
-    match unreadable_after(&entries, latest.as_ref()) {
+    sure_among(run, &checkpoints(run)?)
+}
+
+/// As [`latest_for_sure`], of those before a step that is damaged: what is damaged is known before it can be marked, and where
+/// it cannot be marked; and going back never leads ahead.
+///
+/// # Errors
+/// As [`latest_for_sure`].
+pub fn latest_before(run: &RunDir, damaged: u64) -> Result<Option<CheckpointSummary>, Error> {
+    let mut entries = checkpoints(run)?;
+    entries.retain(|entry| entry.step() < damaged);
+    sure_among(run, &entries)
+}
+
+fn sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
+    let latest = latest_among(run, entries);
+    match unreadable_after(entries, latest.as_ref()) {
         Some((dir, why)) => Err(Error::Unreadable { dir: dir.to_owned(), why: why.to_owned() }),
         None => Ok(latest),
     }
@@ -182,22 +202,6 @@ pub fn unreadable_after<'a>(
         }
         _ => None,
     })
-}
-
-/// As [`latest`], of those before a step that is damaged: what is damaged is known before it can be marked, and where it
-/// cannot be marked; and going back never leads ahead.
-pub fn latest_before(run: &RunDir, damaged: u64) -> Option<CheckpointSummary> {
-    latest_of(run, &checkpoints(run).ok()?, |step| step < damaged)
-}
-
-fn latest_of(run: &RunDir, entries: &[CheckpointEntry], wanted: impl Fn(u64) -> bool) -> Option<CheckpointSummary> {
-    let mut complete: Vec<_> = entries.iter().filter_map(|e| e.complete().cloned()).collect();
-    complete.retain(|checkpoint| wanted(checkpoint.step));
-    let numbers = run.attempt_numbers().unwrap_or_default();
-    let starts: Vec<(u32, u64)> =
-        numbers.into_iter().filter_map(|n| Some((n, run.read_attempt(n).ok()?.start_step))).collect();
-    let left = |c: &CheckpointSummary| starts.iter().any(|(number, start)| *number > c.attempt && *start < c.step);
-    complete.iter().filter(|c| !left(c)).max_by_key(|c| age(c)).or(complete.iter().max_by_key(|c| age(c))).cloned()
 }
 
 /// The steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay, and those at multiples
@@ -268,6 +272,8 @@ mod tests {
         };
         no_answer(10, "manifest.toml");
         assert_eq!(latest_for_sure(&run).unwrap().unwrap().step, 30, "an older one is of no interest");
+        assert_eq!(latest_before(&run, 30).unwrap().unwrap().step, 20);
+        assert!(matches!(latest_before(&run, 20), Err(Error::Unreadable { .. })), "nor is one gone back beyond it");
         for name in ["state.toml", "manifest.toml", "damaged"] {
             no_answer(30, name);
             let entries = checkpoints(&run).unwrap();
@@ -320,7 +326,7 @@ mod tests {
         write_attempt(&run, 2, 20);
         write_attempt(&run, 3, 30);
         assert_eq!(latest(&run).unwrap().step, 30);
-        let before = |damaged| latest_before(&run, damaged).map(|c| c.step);
+        let before = |damaged| latest_before(&run, damaged).unwrap().map(|c| c.step);
         // 40 is of the line that was left.
         assert_eq!((before(30), before(20), before(10)), (Some(20), Some(10), None));
     }

@@ -217,11 +217,13 @@ impl Trainer {
         Ok((state, checkpoint.manifest.mesh))
     }
 
-    /// The step of the checkpoint before a damaged one, which every rank takes then. A collective.
+    /// The step of the checkpoint before a damaged one, which every rank takes then; none is passed over because it cannot be
+    /// read. A collective.
     fn go_back(&mut self, step: u64, damage: Failure) -> Result<u64, Failure> {
         // One rank looks: what a shared file system shows may lag behind on other nodes.
-        let newest = self.log.as_ref().and_then(|_| rundir::latest_before(&self.run, step));
-        let told = agree(&self.fsdp.groups().world, Ok(newest.map(|checkpoint| checkpoint.step)))?;
+        let newest = self.log.as_ref().map_or(Ok(None), |_| rundir::latest_before(&self.run, step));
+        let newest = newest.map(|newest| newest.map(|checkpoint| checkpoint.step)).map_err(Failure::from);
+        let told = agree(&self.fsdp.groups().world, newest)?;
         let Some(&Some(back_to)) = told.first() else { return Err(damage) };
         let why = format!("{}: {}", damage.what, damage.why);
         self.event_at(back_to, EventKind::CheckpointDamaged { step, why, back_to });
