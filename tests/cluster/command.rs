@@ -232,3 +232,30 @@ fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
     place.until("every process is gone", || all_gone(&place));
     assert!(place.does("status latest").contains("stopped"));
 }
+
+#[test]
+fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    // It takes its time to stop, and Slurm does not wait for it.
+    let recipe = own(&place, 2, 60, "trap : TERM; sleep 0.5");
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
+    place.until("it has saved", || rundir::latest(&run).is_some());
+    let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
+    place.does("stop latest");
+    // As when another job takes its place.
+    place.slurm(&format!("scontrol requeue {job}"));
+    let state = || place.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T"));
+    place.until("it waits for another turn", || state() == "PENDING");
+    place.until("every process is gone", || all_gone(&place));
+    place.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    place.until("its turn has come and gone", || state() == "COMPLETED");
+    assert!(place.does("status latest").contains("stopped"), "{}", place.does("status latest"));
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
+    let log = fs::read_to_string(run.job_log(1)).unwrap();
+    assert!(log.contains("nothing to do: it was asked to stop; to go on: `vidtui resume "), "{log}");
+
+    // Who resumes it wishes it to go on.
+    place.does("resume latest");
+    place.until("it is finished", || place.does("status latest").contains("finished"));
+    assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
+}

@@ -53,8 +53,9 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
     };
     let of = |attempt: &Attempt| attempt.slurm.as_ref().and_then(|slurm| slurm.job);
     let is_first = newest.number == *submitted && newest.placement.ranks.is_empty();
-    if is_first && facts.stopping {
-        return Ok(Begin::Nothing("it was asked to stop before it began".into()));
+    // Asked for since the newest attempt was made: making one removes the file.
+    if facts.stops_for_good {
+        return Ok(Begin::Nothing(format!("it was asked to stop; to go on: `vidtui resume {}`", run.id)));
     }
     if is_first {
         let mut attempt = newest.clone();
@@ -104,6 +105,7 @@ pub fn goes_on(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now
     }
     match (rundir::derive(facts, now_s), was_warned, preempted) {
         (RunState::Failed(failure), ..) => Err(format!("{}: {}", failure.what, failure.why)),
+        _ if facts.stops_for_good => Err("it was asked to stop".into()),
         (_, true, _) => Ok("its time is over".into()),
         (_, _, true) => Ok("it was preempted".into()),
         _ => Err("it was stopped".into()),
@@ -181,7 +183,8 @@ set -u
 export VIDTUI_RUN={id}
 export VIDTUI_TRAIN={trainer}
 {modules}
-# Slurm warns {before} s before the time limit. Then the ranks save and stop, and the job waits for another turn.
+# Slurm warns {before} s before the time limit. Then the ranks save and stop, and the job waits for another turn, unless
+# somebody has asked for a stop before.
 warned=
 trap 'warned=yes; touch {stop}; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 # Whatever ends this job, the ranks get the time that Slurm gives them.

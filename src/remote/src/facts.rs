@@ -1,6 +1,8 @@
 use cluster::NodeId;
 use cluster::slurm::JobSight;
-use rundir::{Attempt, Error, EventKind, Failure, Following, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId};
+use rundir::{
+    Attempt, Error, EventKind, Failure, Following, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId, Stop,
+};
 
 use crate::{Here, group, here, proc};
 
@@ -106,7 +108,9 @@ pub(crate) fn read(
         Some(_) => job_liveness(dir, &attempt, facts.job.as_ref())?,
         None => attempt_liveness(dir, &attempt, look)?,
     };
-    facts.stopping = dir.stop_file().exists();
+    let stop = dir.stop_asked();
+    facts.stopping = stop.is_some();
+    facts.stops_for_good = stop == Some(Stop::ForGood);
     let newest = following.newest(dir, nodes(&attempt))?;
     for event in &newest.events {
         if let EventKind::SignalReceived { signal } = event.kind

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, LaunchPlan, node_kill, quote};
-use rundir::{Attempt, Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom};
+use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom, Stop};
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
@@ -150,8 +150,11 @@ pub(crate) fn make(
     // Onto a folder that is there and not empty, rename fails: that is the lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
-            // What was asked of the attempt before must not be asked of this one. There is rarely anything.
-            let _ = fs::remove_file(plan.dir.stop_file());
+            // What was asked of the attempt before must not be asked of this one. There is rarely anything. A job that begins
+            // again looked for a stop a moment ago: one for good was asked for since.
+            if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_asked() != Some(Stop::ForGood) {
+                let _ = fs::remove_file(plan.dir.stop_file());
+            }
             let _ = fs::remove_file(plan.dir.save_file());
             Ok(target)
         }

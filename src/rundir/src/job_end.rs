@@ -44,11 +44,13 @@ pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
 }
 
 /// A job that ended by itself, and of whose processes there is no word.
-pub fn ended_without_processes(sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
+pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
     let (id, number) = (sight.id, attempt.number);
     let log = format!("read attempts/{number:04}/job.log in its folder");
     let crashed = |what: String, why: String, fix: &str| Some(RunState::Crashed(Failure::new(what, why, fix)));
     match &sight.seen {
+        // Its turn came, and there was nothing left to do.
+        JobSeen::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
         JobSeen::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
             crashed(
                 format!("Slurm could not start job {id}"),
@@ -158,6 +160,14 @@ mod tests {
             failure(job("FAILED", "JobLaunchFailure")).contains("most often its node does not see the run's folder")
         );
         assert!(failure(job("FAILED", "NonZeroExitCode")).contains("Slurm says FAILED, NonZeroExitCode"));
+    }
+
+    #[test]
+    fn a_job_whose_turn_came_after_a_stop_was_asked_for_is_stopped() {
+        let asked = RunFacts { stopping: true, stops_for_good: true, ..facts(job("COMPLETED", "None")) };
+        assert_eq!(derive(&asked, 9e9), RunState::Stopped);
+        let warned = RunFacts { stops_for_good: false, ..asked };
+        assert!(matches!(derive(&warned, 9e9), RunState::Crashed(_)));
     }
 
     #[test]

@@ -82,6 +82,8 @@ pub struct RunFacts {
     pub is_incomplete: bool,
     /// Whether it was asked to stop.
     pub stopping: bool,
+    /// Whether that was by file and for good ([`crate::Stop::ForGood`]): its job has no further turn.
+    pub stops_for_good: bool,
     /// Its last logged step and the time of that.
     pub last_metric: Option<(u64, f64)>,
     /// When the first of its steps was logged, of those that were looked at.
@@ -327,7 +329,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     if let Some(ended) = outside.or(ended) {
         return ended;
     }
-    if let Some(ended) = facts.job.as_ref().and_then(|sight| ended_without_processes(sight, attempt)) {
+    if let Some(ended) = facts.job.as_ref().and_then(|sight| ended_without_processes(facts, sight, attempt)) {
         return ended;
     }
     if facts.start_awaited_until_s().is_some_and(|until_s| now < until_s) {

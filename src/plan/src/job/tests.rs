@@ -117,6 +117,23 @@ fn a_job_whose_run_is_finished_has_nothing_to_do() {
 }
 
 #[test]
+fn a_job_that_was_asked_to_stop_does_not_begin_for_the_first_time_nor_again() {
+    for job in [None, Some(42)] {
+        let mut past = begun(job, &[20]);
+        let mut said = |stopping, stops_for_good| {
+            (past.facts.stopping, past.facts.stops_for_good) = (stopping, stops_for_good);
+            match begin(&request(&past), &allocated(42)).unwrap() {
+                Begin::Nothing(why) => Some(why),
+                _ => None,
+            }
+        };
+        assert_eq!(said(true, false), None, "its own script asked");
+        let why = said(true, true).unwrap();
+        assert!(why.starts_with("it was asked to stop; to go on: `vidtui resume "), "{why}");
+    }
+}
+
+#[test]
 fn a_job_does_not_begin_a_run_that_may_be_alive_as_another_job() {
     let past = begun(Some(41), &[20]);
     let refusal = begin(&request(&past), &allocated(42)).unwrap_err();
@@ -127,16 +144,19 @@ fn a_job_does_not_begin_a_run_that_may_be_alive_as_another_job() {
 fn a_job_goes_back_into_the_queue_for_time_and_for_others_and_not_for_people_or_failures() {
     let details =
         |preempted: &str| cluster::slurm::read_job(&format!("JobId=42 JobState=RUNNING PreemptTime={preempted}"));
-    let said = |reason, warned, preempted: &str| {
+    let after = |stops_for_good, reason, warned, preempted: &str| {
         let mut past = begun(Some(42), &[20]);
+        past.facts.stops_for_good = stops_for_good;
         ended(&mut past, reason);
         goes_on(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
     };
+    let said = |reason, warned, preempted: &str| after(false, reason, warned, preempted);
     assert_eq!(said(ExitReason::Stopped, true, "None"), Ok("its time is over".into()));
     assert_eq!(said(ExitReason::Stopped, false, "1795146000"), Ok("it was preempted".into()));
     assert_eq!(said(ExitReason::Stopped, false, "None"), Err("it was stopped".into()));
     assert_eq!(said(ExitReason::Finished, true, "None"), Err("all 60 steps are done".into()));
     assert_eq!(said(ExitReason::Failed, true, "None"), Err("rank 2 failed: it had no data".into()));
+    assert_eq!(after(true, ExitReason::Stopped, true, "1795146000"), Err("it was asked to stop".into()));
 }
 
 #[test]

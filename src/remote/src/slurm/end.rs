@@ -26,8 +26,10 @@ pub struct JobReport {
     pub failure: Option<Failure>,
 }
 
-/// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled. Where its
-/// controller does not answer, a stop is asked for by file.
+/// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled.
+///
+/// A stop is asked for by file as well: supervisors and ranks look for it themselves, so that it reaches them where the
+/// controller does not answer, and so does the job when it begins again, should Slurm put it back into the queue first.
 pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> JobReport {
     let what = format!("cannot {} {}", if target.is_cancelled { "cancel" } else { "stop" }, plan.run);
     let done = |text: String| JobReport { id: target.id, text, failure: None };
@@ -41,10 +43,9 @@ fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(S
     let id = target.id;
     let mut seen = Some(look(id));
     if !target.is_cancelled && seen == Some(Err(SlurmTrouble::ControllerDown)) {
-        // Supervisors and ranks look for this file themselves, and in the run's own folder it reaches nobody else.
+        plan.dir.ask_to_stop()?;
         let file = plan.dir.stop_file();
-        rundir::write_atomic(&file, b"")?;
-        let text = format!("its controller does not answer; {file} asks what runs of job {id} to save and stop");
+        let text = format!("its controller does not answer; {file} asks job {id} to save and stop");
         tell(text.clone());
         return Ok(text);
     }
@@ -57,12 +58,15 @@ fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(S
     }
     let number = id.to_string();
     if !target.is_cancelled {
+        if let Err(error) = plan.dir.ask_to_stop() {
+            tell(format!("{error}; should Slurm put job {id} back into the queue, it goes on"));
+        }
         patiently(what, tell, || run("signal a job", &["scancel", "--signal=TERM", &number]))?;
         return Ok(format!("TERM sent to the ranks of job {id}"));
     }
     if job.state.is_waiting() {
-        // If Slurm has forgotten the job before anybody looks, this tells that it was asked for.
-        let _ = rundir::write_atomic(&plan.dir.stop_file(), b"");
+        // If Slurm has forgotten the job before anybody looks, or it begins just now, this tells that it was asked for.
+        let _ = plan.dir.ask_to_stop();
     }
     patiently(what, tell, || run("cancel a job", &["scancel", &number]))?;
     tell(format!("job {id} is cancelled"));
