@@ -555,8 +555,7 @@ fn jump_hosts_are_left_to_openssh() {
         let config = fs::read_to_string(rig.ssh_config()).unwrap();
         let jump = rig.folder().join("jump_config");
         // Two handshakes, one through the other, on a machine that may be busy.
-        let way = format!("ProxyCommand ssh -F {} -o ConnectTimeout=60 -W %h:%p node01", rig.ssh_config());
-        fs::write(&jump, format!("Host node02\n  ConnectTimeout 60\n  {way}\n{config}")).unwrap();
+        fs::write(&jump, format!("Host node02\n  ProxyJump node01\nHost *\n  ConnectTimeout 60\n{config}")).unwrap();
         let mut node = Ssh::new(SshOptions { config: Some(jump), ..SshOptions::default() }, login("node02"));
         assert_eq!(said(&mut node, "hostname"), "node02");
         let target = start_group(&mut node, &rig.share());
@@ -568,6 +567,11 @@ fn jump_hosts_are_left_to_openssh() {
 
         let (streaming, told) = stream(&node, TICKING, LONG);
         until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
+        for _ in 0..2 {
+            rig.verb("dropsessions node02").unwrap();
+            until(&told, |what| matches!(what, Streamed::Down(RemoteError::Lost { .. })));
+            until(&told, |what| matches!(what, Streamed::Up));
+        }
         drop(streaming);
         let error = node.run(&Command::new("sleep", "sleep 30", Duration::from_millis(300))).unwrap_err();
         assert!(matches!(error, RemoteError::Silent { .. }), "{error}");

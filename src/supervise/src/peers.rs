@@ -84,6 +84,8 @@ struct Shared {
     listeners: Vec<TcpStream>,
     /// On the first node: the others that have called.
     called: BTreeSet<NodeId>,
+    /// Those of them that it listens to, and when each was last heard.
+    heard: BTreeMap<NodeId, Instant>,
     /// On the first node: whether the run is asked to stop.
     stop_asked: bool,
     wake: Sender<i32>,
@@ -190,8 +192,8 @@ impl Peers {
     }
 
     fn new(meeting: Meeting, wake: Sender<i32>) -> Self {
-        let (listeners, called) = (Vec::new(), BTreeSet::new());
-        let shared = Shared { loss: None, listeners, called, stop_asked: false, wake, ended: false };
+        let (listeners, called, heard) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+        let shared = Shared { loss: None, listeners, called, heard, stop_asked: false, wake, ended: false };
         Self { meeting: Arc::new(meeting), shared: Arc::new((Mutex::new(shared), Condvar::new())) }
     }
 
@@ -277,8 +279,13 @@ impl Peers {
             }
             shared.listeners.push(kept);
             shared.called.insert(node.clone());
+            shared.heard.insert(node.clone(), Instant::now());
         }
-        self.take(node, self.hear(node, lines));
+        let heard = self.hear(node, lines);
+        if !matches!(heard, Heard::Lost(_)) {
+            self.lock().heard.remove(node);
+        }
+        self.take(node, heard);
     }
 
     /// The first node: takes in how another one ended, and passes it on.
@@ -287,6 +294,11 @@ impl Peers {
             Heard::Bye => return,
             Heard::Stopped => Loss::Stopped(node.clone()),
             Heard::Failed(failure) => Loss::Failed(consequence(&format!("node {node} failed"), &failure)),
+            Heard::Lost(_) if self.is_alone() => Loss::Failed(Failure::new(
+                LOST_PEER,
+                format!("node {}, where rank 0 is, hears no other any more: its network is down", self.meeting.this),
+                "see what became of it; then resume from the last checkpoint",
+            )),
             Heard::Lost(how) => Loss::Failed(Failure::new(
                 format!("node {node} was lost"),
                 how,
@@ -296,6 +308,14 @@ impl Peers {
             )),
         };
         self.pass_on(loss);
+    }
+
+    /// The first node: tells whether all others, of several, have fallen silent together. Then it is this node that was cut off,
+    /// and the others say so of it; a healthy one is not to be blamed.
+    fn is_alone(&self) -> bool {
+        let heard = &self.lock().heard;
+        // Beats of two nodes are up to one apart, and may be late by another.
+        heard.len() > 1 && heard.values().all(|heard| heard.elapsed() + 2 * BEAT >= SILENCE)
     }
 
     /// Notes why the run cannot go on; from the first node, all others hear it.
@@ -387,16 +407,20 @@ impl Peers {
 
     /// Listens to a supervisor to its end. Where it ended without a word, its exit file may have one.
     fn hear(&self, node: &NodeId, lines: BufReader<TcpStream>) -> Heard {
-        match self.hear_out(lines) {
+        match self.hear_out(node, lines) {
             lost @ Heard::Lost(_) => self.meeting.ended_on(node).unwrap_or(lost),
             heard => heard,
         }
     }
 
-    fn hear_out(&self, mut lines: BufReader<TcpStream>) -> Heard {
+    fn hear_out(&self, node: &NodeId, mut lines: BufReader<TcpStream>) -> Heard {
         loop {
             let mut line = String::new();
-            match lines.read_line(&mut line) {
+            let read = lines.read_line(&mut line);
+            if let Some(heard) = self.lock().heard.get_mut(node).filter(|_| read.is_ok()) {
+                *heard = Instant::now();
+            }
+            match read {
                 Ok(0) => return Heard::Lost("its supervisor hung up without a word".into()),
                 Ok(_) => match Word::read(&line) {
                     Some(Word::Bye) => return Heard::Bye,
@@ -616,6 +640,23 @@ mod tests {
         let (name, lines) = greet(&peer, &first.meeting).unwrap();
         first.hear_follower(&name, peer, lines);
         assert_eq!(first.loss(), None);
+    }
+
+    #[test]
+    fn a_first_node_that_hears_nobody_any_more_blames_none_of_them() {
+        let said = |seconds: &[u64]| {
+            let Pair { _folder, first: (first, _woken), .. } = Pair::new();
+            let ago = |seconds: &u64| Instant::now().checked_sub(Duration::from_secs(*seconds)).unwrap();
+            let names = (2..).map(|n| node(&format!("node0{n}")));
+            first.lock().heard = names.zip(seconds.iter().map(ago)).collect();
+            first.take(&node("node02"), Heard::Lost("its supervisor said nothing".into()));
+            first.failure()
+        };
+        assert_eq!(said(&[10, 1, 9]).what, "node node02 was lost");
+        assert_eq!(said(&[10]).what, "node node02 was lost", "of two, either may be cut off");
+        let alone = said(&[10, 9, 9]);
+        assert_eq!(alone.what, LOST_PEER);
+        assert_eq!(alone.why, "node node01, where rank 0 is, hears no other any more: its network is down");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::env;
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -175,6 +176,8 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
         Some("it goes through a command (ProxyCommand)".into())
     } else if pairs().any(|(key, _)| key == "certificatefile") {
         Some("it names a certificate (CertificateFile)".into())
+    } else if unless_none("pkcs11provider").is_some() {
+        Some("its key is on a card (PKCS11Provider)".into())
     } else if unless_none("knownhostscommand").is_some() {
         Some("its keys come from a command (KnownHostsCommand)".into())
     } else if value("gssapiauthentication") == Some("yes") && has_kerberos_ticket() {
@@ -208,9 +211,14 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     }
 }
 
+/// Asks Kerberos itself, once: where tickets lie (a file, the kernel's keyring, a daemon) its own configuration says.
 fn has_kerberos_ticket() -> bool {
-    let named = env::var("KRB5CCNAME").is_ok_and(|name| !name.is_empty());
-    named || Utf8PathBuf::from(format!("/tmp/krb5cc_{}", nix::unistd::getuid())).exists()
+    static HAS: LazyLock<bool> = LazyLock::new(|| {
+        let quiet =
+            Command::new("klist").arg("-s").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        quiet.is_ok_and(|status| status.success())
+    });
+    *HAS
 }
 
 #[cfg(test)]
@@ -253,7 +261,14 @@ connecttimeout none
 
     #[test]
     fn what_libssh2_cannot_do_is_left_to_openssh() {
-        let reasons = ["", "proxyjump login\n", "proxyjump none\n", "proxycommand nc %h\n", "certificatefile ~/c\n"];
+        let reasons = [
+            "",
+            "proxyjump login\n",
+            "proxyjump none\n",
+            "proxycommand nc %h\n",
+            "pkcs11provider /lib/opensc.so\n",
+            "certificatefile ~/c\n",
+        ];
         let reasons = reasons.map(|line| read(line).beyond_us.unwrap_or_else(|| "-".into()));
         assert_eq!(
             reasons,
@@ -262,6 +277,7 @@ connecttimeout none
                 "it goes through login (ProxyJump)",
                 "-",
                 "it goes through a command (ProxyCommand)",
+                "its key is on a card (PKCS11Provider)",
                 "it names a certificate (CertificateFile)",
             ]
         );

@@ -41,6 +41,18 @@ pub struct OpenSsh {
     last_stream: AtomicU64,
 }
 
+/// A stream that broke off, or did not come about.
+struct Broken {
+    was_up: bool,
+    error: RemoteError,
+}
+
+impl From<RemoteError> for Broken {
+    fn from(error: RemoteError) -> Self {
+        Self { was_up: false, error }
+    }
+}
+
 impl OpenSsh {
     pub fn new(options: SshOptions, login: Login) -> std::io::Result<Self> {
         // Sockets' paths are short; the folder is this user's alone, since who can use the socket can use the connection.
@@ -98,16 +110,14 @@ impl OpenSsh {
             let mut backoff = super::backoff::Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
             let mut down = false;
             while !ended.load(Ordering::Relaxed) {
-                match this.stream_once(&script, silence, &mut tell, &ended) {
-                    Ok(true) => down = false,
-                    Ok(false) => return,
-                    Err(error) if !down => {
-                        down = true;
-                        if tell(Streamed::Down(error)) == Flow::Enough {
-                            return;
-                        }
-                    }
-                    Err(_) => {}
+                let Err(broken) = this.stream_once(&script, silence, &mut tell, &ended) else { return };
+                if broken.was_up {
+                    down = false;
+                    backoff.reset();
+                }
+                // Said once, not at every attempt.
+                if !std::mem::replace(&mut down, true) && tell(Streamed::Down(broken.error)) == Flow::Enough {
+                    return;
                 }
                 thread::sleep(backoff.next());
             }
@@ -122,14 +132,8 @@ impl OpenSsh {
         streams.retain(|(known, _)| *known != id);
     }
 
-    /// Streams until the connection breaks (true: it had come about), or nothing more is to come (false).
-    fn stream_once(
-        &self,
-        script: &str,
-        silence: Duration,
-        tell: &mut Tell,
-        ended: &AtomicBool,
-    ) -> Result<bool, RemoteError> {
+    /// Streams until nothing more is to come.
+    fn stream_once(&self, script: &str, silence: Duration, tell: &mut Tell, ended: &AtomicBool) -> Result<(), Broken> {
         let node = &self.login.node;
         self.share().map_err(|refused| RemoteError::Unreachable { node: node.clone(), refused })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
@@ -165,10 +169,11 @@ impl OpenSsh {
         let _ = child.wait();
         let lost = |why: String| {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
-            Err(RemoteError::Lost { node: node.clone(), action: "watch it".into(), why })
+            let error = RemoteError::Lost { node: node.clone(), action: "watch it".into(), why };
+            Err(Broken { was_up: up, error })
         };
         match over {
-            None => Ok(false),
+            None => Ok(()),
             Some(None) => lost(format!("the node said nothing for {} s", silence.as_secs())),
             Some(Some(status)) if status.code() == Some(ITS_OWN) => {
                 lost(String::from_utf8_lossy(&stderr.join().unwrap_or_default()).trim().to_owned())
@@ -179,7 +184,7 @@ impl OpenSsh {
                     stdout: Vec::new(),
                     stderr: stderr.join().unwrap_or_default(),
                 }));
-                Ok(false)
+                Ok(())
             }
         }
     }
