@@ -1,7 +1,7 @@
 //! States and events in plain words.
 
 use crate::units;
-use rundir::{Event, EventKind, RunId, RunState};
+use rundir::{Event, EventKind, LOST_PEER, RunId, RunState};
 
 /// A run's state without its details; indexes [`crate::Symbols::states`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,14 +114,19 @@ pub fn event(event: &Event) -> (String, Weight) {
         EventKind::Stopping { why } => (sentence("stopping", why), Weight::Plain),
         EventKind::Stopped { why } => (sentence("stopped", why), Weight::Plain),
         EventKind::Finished => ("finished".to_owned(), Weight::Good),
-        EventKind::Failed { failure } => (sentence(&failure.what, &failure.why), Weight::Bad),
+        EventKind::Failed { failure } => {
+            // What it follows from has the colour.
+            let weight = if failure.is_consequence() { Weight::Plain } else { Weight::Bad };
+            (sentence(&failure.what, &failure.why), weight)
+        }
         EventKind::RankDied { rank, code, signal, message } => {
             let how = match (code, signal) {
                 (_, Some(signal)) => format!("rank {rank} was ended by signal {}", signal_name(*signal)),
                 (Some(code), None) => format!("rank {rank} ended with code {code}"),
                 (None, None) => format!("rank {rank} ended"),
             };
-            (sentence(&how, message), Weight::Bad)
+            let weight = if message.starts_with(LOST_PEER) { Weight::Plain } else { Weight::Bad };
+            (sentence(&how, message), weight)
         }
         EventKind::SignalReceived { signal } => (format!("received signal {}", signal_name(*signal)), Weight::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Weight::Plain),
@@ -173,6 +178,17 @@ mod tests {
             [counted(1, "rank"), counted(2, "rank"), counted(3, "process")],
             ["1 rank", "2 ranks", "3 processes"]
         );
+    }
+
+    #[test]
+    fn the_cause_of_an_end_has_the_colour_and_what_follows_from_it_has_none() {
+        let failed = |what: &str| EventKind::Failed { failure: rundir::Failure::new(what, "why", "") };
+        let died =
+            |message: &str| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: message.into() };
+        let lost = format!("{LOST_PEER}: connection reset");
+        let kinds = [failed("node gpu03 was lost"), failed(LOST_PEER), died("out of memory"), died(&lost)];
+        let weights = kinds.map(|kind| event(&Event::new(0.0, 1, None, kind)).1);
+        assert_eq!(weights, [Weight::Bad, Weight::Plain, Weight::Bad, Weight::Plain]);
     }
 
     #[test]

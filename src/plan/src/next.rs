@@ -184,6 +184,7 @@ mod tests {
                 run: past.run,
                 attempt: None,
                 state,
+                consequences: Vec::new(),
                 step: 60,
                 steps_total: 60,
                 last: None,

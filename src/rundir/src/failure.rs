@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 
+use crate::LOST_PEER;
+
 /// An error as a person reads it: what failed, why, and what to do now.
 ///
 /// It lives in the contract because events carry it from a dying rank to the screen.
@@ -22,6 +24,11 @@ impl Failure {
     /// Makes a failure of its three parts.
     pub fn new(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into(), fix: fix.into() }
+    }
+
+    /// Whether it is the consequence of another rank's or node's.
+    pub fn is_consequence(&self) -> bool {
+        self.what == LOST_PEER
     }
 }
 

@@ -99,10 +99,16 @@ pub(crate) fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Result<
     Ok(named.into_iter().filter_map(entry).collect())
 }
 
-/// When each attempt began, oldest first.
+/// When each attempt began, oldest first: by the clock of the node that saves, where that is known. Who launched it may have
+/// had another.
 fn starts(run: &RunDir) -> Vec<(u32, f64)> {
-    let numbers = run.attempt_numbers().unwrap_or_default();
-    numbers.into_iter().filter_map(|number| Some((number, run.read_attempt(number).ok()?.started_s))).collect()
+    let began = |number| {
+        let attempt = run.read_attempt(number).ok()?;
+        let first = attempt.placement.by_node().into_iter().next().map(|(node, _)| node.clone());
+        let pid = first.and_then(|node| run.read_pid(&node, number).ok()?);
+        Some((number, pid.map_or(attempt.started_s, |pid| pid.started_s)))
+    };
+    run.attempt_numbers().unwrap_or_default().into_iter().filter_map(began).collect()
 }
 
 fn find(folder: &Utf8Path, adapter: Adapter, depth: usize, named: &mut Vec<Named>) {
@@ -178,6 +184,10 @@ impl Contents {
                 Err(error) => return self.unread = Some((below.to_owned(), error)),
             };
             let path = below.join(entry.file_name());
+            // What Open-Sora samples from a checkpoint, whenever that is.
+            if path == "eval" {
+                continue;
+            }
             match fs::metadata(entry.path()) {
                 Ok(meta) if meta.is_dir() => self.walk(&path),
                 Ok(meta) => {
@@ -198,7 +208,7 @@ impl Contents {
 
     /// Open-Sora empties old checkpoints and leaves the folder, with what was sampled from it.
     fn is_emptied(&self) -> bool {
-        self.unread.is_none() && self.files.iter().all(|file| file.path.starts_with("eval"))
+        self.unread.is_none() && self.files.is_empty()
     }
 
     fn has(&self, path: &str) -> bool {
@@ -389,7 +399,7 @@ pub fn written_over_s(dir: &Utf8Path) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::temp;
+    use crate::fixtures::{temp, write_attempt};
 
     const EMPTY_ZIP: &[u8] = b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
@@ -520,6 +530,45 @@ mod tests {
         make(&run, "epoch-global_stepx", OPEN_SORA);
         let want = ["20 whole", "90 whole", "100 whole", "110: running_states.json is missing"];
         assert_eq!(listed(&run, Adapter::OpenSora), want);
+    }
+
+    #[test]
+    fn a_checkpoint_is_of_the_attempt_that_ran_when_it_was_saved_by_the_clock_of_the_node_that_saves() {
+        let (_keep, run) = temp();
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        // Launched from a machine whose clock is three hours ahead.
+        for (number, ago_s) in [(1, 2000.0), (2, 1000.0)] {
+            write_attempt(&run, number, 0);
+            let attempt = crate::Attempt { started_s: now_s - ago_s + 10_800.0, ..run.read_attempt(number).unwrap() };
+            run.write_attempt(&attempt).unwrap();
+            let node = attempt.placement.ranks[0].node.clone();
+            fs::create_dir_all(run.node_dir(&node)).unwrap();
+            let (pid, pgid, boot_id, start_ticks) = (1, 1, "b".into(), 1);
+            let (schema, attempt, started_s) = (crate::SCHEMA, number, now_s - ago_s);
+            run.write_pid(&crate::PidFile {
+                schema,
+                attempt,
+                node,
+                pid,
+                pgid,
+                boot_id,
+                start_ticks,
+                started_s,
+                ranks: vec![],
+            })
+            .unwrap();
+        }
+        for (step, ago) in [(80, 1500), (20, 500)] {
+            let dir = make(&run, &format!("epoch0-global_step{step}"), OPEN_SORA);
+            let then = SystemTime::now() - Duration::from_secs(ago);
+            for file in Contents::read(&dir).files {
+                File::options().append(true).open(dir.join(&file.path)).unwrap().set_modified(then).unwrap();
+            }
+            make(&run, &format!("epoch0-global_step{step}"), &["eval/sample.log"]);
+        }
+        let entries = list(&run, &run.root, Adapter::OpenSora).unwrap();
+        let attempts: Vec<_> = entries.iter().map(|entry| entry.complete().map(|c| (c.step, c.attempt))).collect();
+        assert_eq!(attempts, [Some((20, 2)), Some((80, 1))]);
     }
 
     #[test]

@@ -174,6 +174,16 @@ impl RunDir {
     }
 }
 
+impl ExitFile {
+    /// Whether the node's ranks had to end because another rank failed, or another node was lost.
+    pub fn is_consequence(&self) -> bool {
+        let follows = self.failure.as_ref().is_some_and(Failure::is_consequence);
+        // None of its own failed first, and it had some.
+        let was_ended = self.first_failure.is_none() && !self.ranks.is_empty();
+        self.reason == ExitReason::Failed && (follows || was_ended)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +242,19 @@ mod tests {
         run.write_exit(&exit()).unwrap();
         assert_eq!(run.read_pid(&node("ml-1"), 2).unwrap(), Some(pid()));
         assert_eq!(run.read_exit(&node("ml-1"), 2).unwrap(), Some(exit()));
+    }
+
+    #[test]
+    fn a_node_whose_own_rank_failed_first_is_no_consequence_and_one_that_had_to_end_is() {
+        assert!(!exit().is_consequence());
+        let lost = Some(Failure::new("node ml-3 was lost", "it said nothing", ""));
+        let ended = ExitFile { first_failure: None, failure: lost, ..exit() };
+        assert!(ended.is_consequence());
+        let cannot_start = ExitFile { ranks: vec![], ..ended };
+        assert!(!cannot_start.is_consequence());
+        let hung_up = Some(Failure::new(LOST_PEER, "connection reset", ""));
+        assert!(ExitFile { failure: hung_up, ..exit() }.is_consequence());
+        assert!(!ExitFile { reason: ExitReason::Killed, first_failure: None, ..exit() }.is_consequence());
     }
 
     #[test]

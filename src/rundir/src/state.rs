@@ -1,7 +1,7 @@
 //! The state of a run: derived from facts, never stored.
 
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
-use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, MetricSample, Newest};
+use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample, Newest};
 use cluster::slurm::JobSight;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -284,7 +284,7 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
     let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
     // Others fail because the first one did: the earliest failure that names no other node is the reason.
     let failed = exits().filter(|e| e.reason == ExitReason::Failed);
-    let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
+    let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(Failure::is_consequence);
     if let Some(exit) = failed.min_by(|a, b| follows(a).cmp(&follows(b)).then(a.ended_s.total_cmp(&b.ended_s))) {
         return Some(RunState::Failed(exit.failure.clone().unwrap_or_else(|| unexplained(exit))));
     }

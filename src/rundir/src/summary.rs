@@ -2,10 +2,13 @@
 
 use crate::history::median_step_s;
 use crate::{
-    Attempt, CheckpointSummary, Error, Failure, MetricSample, Run, RunDir, RunFacts, RunId, RunState, derive, latest,
+    Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunFacts, RunId, RunState, derive,
+    latest,
 };
 use camino::Utf8Path;
+use cluster::NodeId;
 use cluster::slurm::JobSight;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
@@ -20,6 +23,8 @@ pub struct RunSummary {
     pub attempt: Option<Attempt>,
     /// What it does.
     pub state: RunState,
+    /// Where it failed, the nodes that had to end with it, by name.
+    pub consequences: Vec<NodeId>,
     /// Steps done.
     pub step: u64,
     /// Steps of the recipe.
@@ -51,8 +56,12 @@ impl RunSummary {
         let eta_s =
             median_step_s(recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
         let checkpoint = latest(&dir);
+        let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);
+        let followed = facts.exits.iter().filter(of_it).filter(|exit| exit.is_consequence());
+        let consequences: BTreeSet<NodeId> = followed.map(|exit| exit.node.clone()).collect();
         Self {
             run,
+            consequences: consequences.into_iter().collect(),
             attempt: facts.attempt.clone(),
             state,
             step,

@@ -28,9 +28,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{
-    Attempt, Error, Event, EventKind, ExitFile, ExitReason, Failure, LOST_PEER, LineAppender, RunDir, SCHEMA,
-};
+use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, RunDir, SCHEMA};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -191,7 +189,7 @@ fn supervise_with(
                 let (rank, how) = (dead.rank, dead.how);
                 let failure = verdict::explain(dead, job, ooms_before);
                 let message = format!("{}: {}", failure.what, failure.why);
-                if let Some(peers) = peers.filter(|_| failure.what != LOST_PEER) {
+                if let Some(peers) = peers.filter(|_| !failure.is_consequence()) {
                     peers.tell(&failure);
                 }
                 events.append(EventKind::RankDied { rank, code: how.code, signal: how.signal, message });
@@ -212,7 +210,7 @@ fn supervise_with(
         follower.end(exit.reason == ExitReason::Finished && lost.is_none());
     }
     if let Some(peers) = peers {
-        let is_consequence = exit.failure.as_ref().is_some_and(|failure| failure.what == LOST_PEER);
+        let is_consequence = exit.failure.as_ref().is_some_and(Failure::is_consequence);
         if is_consequence && lost.is_none() {
             // Ranks notice at once that one is gone; why it is gone, its supervisor tells a moment later.
             lost = peers.wait_for_loss(waits.hearsay).map(Loss::failure);

@@ -361,7 +361,7 @@ impl Peers {
             Heard::Bye => {}
             Heard::Stopped => self.lose(Loss::Stopped(first.clone())),
             // The first node has put it in words.
-            Heard::Failed(failure) if failure.what.contains(" was lost") || failure.what.starts_with(LOST_PEER) => {
+            Heard::Failed(failure) if failure.what.contains(" was lost") || failure.is_consequence() => {
                 self.lose(Loss::Failed(failure));
             }
             Heard::Failed(failure) => self.lose(Loss::Failed(consequence(&format!("node {first} failed"), &failure))),

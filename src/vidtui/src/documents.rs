@@ -17,6 +17,9 @@ pub struct RunDocument {
     state: &'static str,
     /// Why it failed or crashed.
     failure: Option<Failure>,
+    /// The nodes that had to end with it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    consequences: Vec<String>,
     step: u64,
     steps_total: u64,
     loss: Option<f64>,
@@ -112,6 +115,7 @@ impl RunDocument {
             dir: summary.dir.root.clone(),
             state: StateKind::of(&summary.state).word(),
             failure: summary.failure().cloned(),
+            consequences: summary.consequences.iter().map(ToString::to_string).collect(),
             step: summary.step,
             steps_total: summary.steps_total,
             loss: summary.last.as_ref().and_then(|sample| sample.loss),

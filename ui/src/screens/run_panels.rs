@@ -361,10 +361,15 @@ fn events(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
         return;
     }
     let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
-    // That saving began is news only until it ended.
+    // That saving began is news only until it ended, and of a failure that every node passes on, the first word is.
     let newest = run.events.len() - 1;
     let ended = |i: usize, event: &Event| i < newest && event.kind == EventKind::CheckpointStarted;
-    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event)).map(|(_, event)| event);
+    let repeated = |i: usize, event: &Event| {
+        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
+        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
+    };
+    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
+    let events = events.map(|(_, event)| event);
     let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);

@@ -3,7 +3,7 @@
 use crate::fixtures::*;
 use crate::modals::{Modal, failure as failure_dialog, help, kill, launch};
 use crate::*;
-use rundir::{CheckpointEntry, RunState};
+use rundir::{CheckpointEntry, EventKind, RunState};
 
 /// Compares a screen at 80×24 and at 160×48 with its pictures.
 fn picture(name: &str, mut ui: Ui) {
@@ -229,6 +229,17 @@ fn run_finished() {
 #[test]
 fn run_failed() {
     picture("run_failed", Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure()), 97)));
+}
+
+#[test]
+fn of_a_failure_that_every_node_passes_on_the_first_word_is_shown() {
+    let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure()), 97));
+    let lost = || EventKind::Failed { failure: rundir::Failure::new("node gpu03 was lost", "it says nothing", "") };
+    ui.tell(RunMsg::Events((0..4).map(|n| event(20.0 - f64::from(n), None, lost())).collect()));
+    let screen = ui.screen();
+    assert_eq!(screen.matches("node gpu03 was lost").count(), 1, "{screen}");
+    let line = screen.lines().find(|line| line.contains("node gpu03 was lost")).unwrap();
+    assert!(line.contains("20 s ago"), "{line}");
 }
 
 #[test]

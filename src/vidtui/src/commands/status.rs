@@ -6,6 +6,7 @@ use crate::desk::Desk;
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
+use cluster::{NodeId, hostlist};
 use plan::Finding;
 use rundir::{AttemptWhy, RunSummary};
 use ui::advice::finding_in_words;
@@ -29,6 +30,10 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     if let Some(failure) = summary.failure() {
         facts.push(("", format!("{}: {}", failure.what, failure.why)));
         facts.push(("", format!("hint: {}", failure.fix)));
+        if !summary.consequences.is_empty() {
+            let nodes: Vec<&str> = summary.consequences.iter().map(NodeId::as_str).collect();
+            facts.push(("", format!("then ended: {}", hostlist::compress(&nodes))));
+        }
     }
     if let Some(job) = &summary.job {
         facts.push(("job", ui::slurm::sentence(job, now)));
