@@ -164,7 +164,6 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
                     format!("wait for it, or take it out of the queue: `vidtui stop {id}`"),
                 ));
             }
-            // Its files may tell of steps a moment ago.
             state if facts.alive == Liveness::Unknown && !state.is_end() => {
                 return Err(Failure::new(
                     what,
@@ -202,7 +201,8 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
             format!("attempt {} was started {:.0} s ago by {}", attempt.number, now_s - attempt.started_s, attempt.by),
             format!("wait a moment and look at it: `vidtui status {id}`"),
         )),
-        RunState::Unknown => Err(Failure::new(
+        // Its files may tell of steps a moment ago.
+        state if facts.alive == Liveness::Unknown && !state.is_end() => Err(Failure::new(
             what,
             format!(
                 "attempt {} ran on {}, which cannot be seen from here: it may be alive",

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::RunId;
+use rundir::{RunDir, RunId};
 
-use crate::NodeKill;
+use crate::{KillHow, KillPlan, NodeKill};
 
 /// A live process of a node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -121,6 +121,21 @@ pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
     found.into_values().collect()
 }
 
+/// Plans to end a run of which processes were found. What its process files tell of its newest attempt (`by_files`) is ended on
+/// all of its nodes, if some of that was found; what an earlier attempt left is ended where it was found.
+pub fn kill_found(found: FoundRun, dir: RunDir, how: KillHow, by_files: Option<KillPlan>) -> Vec<KillPlan> {
+    let is_known = |kill: &NodeKill| {
+        // Where no supervisor tells the attempt, it is the workers of one, which have groups of their own.
+        let same_attempt = |known: &NodeKill| kill.attempt == known.attempt || kill.attempt == 0;
+        let same = |known: &NodeKill| known.node == kill.node && known.boot_id == kill.boot_id && same_attempt(known);
+        by_files.as_ref().is_some_and(|plan| plan.nodes.iter().any(same))
+    };
+    let (known, left): (Vec<NodeKill>, Vec<NodeKill>) = found.nodes.into_iter().partition(is_known);
+    let left = KillPlan { run: found.run, dir, how, nodes: left, job: None };
+    let newest = by_files.filter(|_| !known.is_empty());
+    newest.into_iter().chain(Some(left).filter(|plan| !plan.nodes.is_empty())).collect()
+}
+
 /// A group without a process file. Its oldest process stands for the supervisor, which leads it or has gone.
 fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&SeenProcess]) -> NodeKill {
     let attempt = members.iter().find_map(|process| after(&process.command, "--attempt")?.parse().ok());
@@ -198,6 +213,27 @@ mod tests {
         assert_eq!(pids(Reach::Own), [5000]);
         assert_eq!(pids(Reach::AllUsers), [5000, 5001]);
         assert_eq!(pids(Reach::Sudo), [5000, 5001]);
+    }
+
+    #[test]
+    fn what_an_earlier_attempt_left_is_ended_where_it_was_found_and_the_newest_goes_on_elsewhere() {
+        let found = || found_runs(&[node()]).remove(0);
+        let by_files = |node: &str, attempt| {
+            let of_file = NodeKill { node: NodeId::from_hostname(node), attempt, ..found().nodes.remove(0) };
+            let beside = NodeKill { node: NodeId::from_hostname("ml-9"), ..of_file.clone() };
+            let dir = RunDir::new("/share/runs/a");
+            KillPlan { run: found().run, dir, how: KillHow::Stop, nodes: vec![of_file, beside], job: None }
+        };
+        let ended = |newest: Option<KillPlan>| {
+            let plans = kill_found(found(), RunDir::new("/share/runs/a"), KillHow::Stop, newest);
+            let nodes =
+                |plan: KillPlan| plan.nodes.iter().map(|n| format!("{} {}", n.node, n.attempt)).collect::<Vec<_>>();
+            plans.into_iter().map(nodes).collect::<Vec<_>>()
+        };
+        assert_eq!(ended(None), [["ml-1 3"]]);
+        assert_eq!(ended(Some(by_files("ml-1", 3))), [["ml-1 3", "ml-9 3"]], "all nodes of what was found");
+        assert_eq!(ended(Some(by_files("ml-1", 4))), [["ml-1 3"]]);
+        assert_eq!(ended(Some(by_files("ml-7", 4))), [["ml-1 3"]]);
     }
 
     #[test]

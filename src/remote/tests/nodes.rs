@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::process::{self, Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -355,6 +356,43 @@ fn a_key_with_a_passphrase_is_used_through_the_agent_and_without_one_the_error_s
 }
 
 #[test]
+fn an_agent_that_hangs_up_or_says_nothing_keeps_nobody_from_a_key_file() {
+    with_rig(1, |rig| {
+        for hangs_up in [true, false] {
+            let (socket, config) = (rig.folder().join(format!("agent{hangs_up}")), rig.folder().join("stale_config"));
+            let agent = UnixListener::bind(&socket).unwrap();
+            thread::spawn(move || {
+                let mut kept = Vec::new();
+                for call in agent.incoming() {
+                    kept.extend(call.ok().filter(|_| !hangs_up));
+                }
+            });
+            let text = fs::read_to_string(rig.ssh_config()).unwrap();
+            fs::write(&config, format!("Host *\n  IdentityAgent {socket}\n{text}")).unwrap();
+            let options = SshOptions { config: Some(config), ..SshOptions::default() };
+            assert_eq!(said(&mut Ssh::new(options, login("node01")), "hostname"), "node01", "hangs up: {hangs_up}");
+        }
+    });
+}
+
+#[test]
+fn a_server_with_room_for_one_command_lets_each_have_its_turn() {
+    with_rig(1, |rig| {
+        let file = rig.node_folder("node01").join("sshd_config");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, format!("{text}\nMaxSessions 1\n")).unwrap();
+        rig.verb("killsshd node01").unwrap();
+        rig.verb("startsshd node01").unwrap();
+        let mut node = ssh(rig, "node01");
+        let (_streaming, told) = stream(&node, TICKING, LONG);
+        for _ in 0..2 {
+            until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
+            assert_eq!(said(&mut node, "hostname"), "node01");
+        }
+    });
+}
+
+#[test]
 fn a_key_that_is_declared_void_is_refused_even_where_any_key_is_trusted() {
     with_rig(1, |rig| {
         let config = fs::read_to_string(rig.ssh_config()).unwrap();
@@ -419,7 +457,6 @@ fn another_user_sees_that_a_run_lives_and_may_not_end_it() {
 #[test]
 fn a_new_key_is_noted_where_the_configuration_allows_it() {
     with_rig(1, |rig| {
-        let known = rig.folder().join("known by us");
         let config = fs::read_to_string(rig.ssh_config()).unwrap();
         let trusting = rig.folder().join("trusting_config");
         let known_hosts = rig.folder().join("noted");
@@ -428,11 +465,14 @@ fn a_new_key_is_noted_where_the_configuration_allows_it() {
             format!("Host *\n  StrictHostKeyChecking accept-new\n  UserKnownHostsFile {known_hosts}\n{config}"),
         )
         .unwrap();
+        // Somebody left its last line open.
+        fs::write(&known_hosts, "elsewhere ssh-ed25519 AAAA").unwrap();
         let options = SshOptions { config: Some(trusting), ..SshOptions::default() };
         let mut node = Ssh::new(options.clone(), login("node01"));
         assert_eq!(said(&mut node, "hostname"), "node01");
         let noted = fs::read_to_string(&known_hosts).unwrap();
-        assert!(noted.starts_with("10.99.0.1 ") && noted.lines().count() == 1, "{noted} {known}");
+        assert!(noted.starts_with("elsewhere ssh-ed25519 AAAA\n10.99.0.1 "), "{noted}");
+        assert!(noted.lines().count() == 2 && noted.ends_with('\n'), "{noted}");
         // The next time it is known, and another key in its place is not accepted.
         assert_eq!(said(&mut Ssh::new(options.clone(), login("node01")), "hostname"), "node01");
         rig.verb("newkey node01").unwrap();

@@ -70,6 +70,8 @@ fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
     just_started.facts.attempt.as_mut().unwrap().started_s = NOW - 2.0;
     let mut elsewhere = past(45, &[40]);
     elsewhere.facts.alive = Liveness::Unknown;
+    let mut elsewhere_at_work = alive(None, Some((45, NOW)));
+    elsewhere_at_work.facts.alive = Liveness::Unknown;
     let refused = [
         alive(None, None),
         alive(None, Some((45, NOW))),
@@ -79,6 +81,7 @@ fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
         ending,
         just_started,
         elsewhere,
+        elsewhere_at_work,
     ];
     let refusals = refused.map(|past| plan(&past).unwrap_err().to_string());
     insta::assert_snapshot!(refusals.join("\n\n"));

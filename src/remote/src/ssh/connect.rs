@@ -1,8 +1,9 @@
 //! From a name to a session that takes commands: connect, compare the host key, log in. Each step fails in its own words.
 
 use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -27,6 +28,9 @@ const AT_ONCE: usize = 32;
 const HANDSHAKES: u32 = 5;
 /// How long a server may take for an answer within the handshake and the login.
 const ANSWER: Duration = Duration::from_secs(15);
+
+/// How long an agent may take to list its keys.
+const AGENT: Duration = Duration::from_secs(5);
 
 /// libssh2's numbers for errors (libssh2.h).
 const TIMEOUT: i32 = -9;
@@ -203,8 +207,15 @@ fn kind_of(blob: &[u8]) -> String {
 
 fn note(settings: &Settings, line: &str) -> Result<(), Refused> {
     let Some(file) = settings.known_hosts.first() else { return Ok(()) };
-    let written =
-        OpenOptions::new().append(true).create(true).open(file).and_then(|mut f| f.write_all(line.as_bytes()));
+    let written = OpenOptions::new().read(true).append(true).create(true).open(file).and_then(|mut open| {
+        let mut last = [b'\n'];
+        if open.seek(SeekFrom::End(-1)).is_ok() {
+            open.read_exact(&mut last)?;
+        }
+        // Onto the end of a line that somebody left open, both would be lost.
+        let open_line = if last == *b"\n" { "" } else { "\n" };
+        open.write_all(format!("{open_line}{line}").as_bytes())
+    });
     written.map_err(|error| {
         Refused::new("host key", format!("it cannot be noted in {file}: {error}"), "check the file's permissions")
     })
@@ -262,6 +273,7 @@ fn by_agent(
     socket: &Utf8PathBuf,
     of_files: &[Vec<u8>],
 ) -> Result<Option<usize>, String> {
+    ask_agent(socket).map_err(|error| format!("it does not answer: {error}"))?;
     let text = |error: ssh2::Error| error.message().to_owned();
     let mut agent = session.agent().map_err(text)?;
     agent.set_identity_path(socket.as_std_path()).map_err(text)?;
@@ -276,6 +288,17 @@ fn by_agent(
         }
     }
     Ok(Some(wanted.len()))
+}
+
+/// Asks an agent for its keys. libssh2 waits without end for one that takes calls and answers none, as a forwarded one does whose
+/// other end is gone.
+fn ask_agent(socket: &Utf8PathBuf) -> io::Result<()> {
+    let mut agent = UnixStream::connect(socket)?;
+    agent.set_read_timeout(Some(AGENT))?;
+    agent.set_write_timeout(Some(AGENT))?;
+    // SSH_AGENTC_REQUEST_IDENTITIES, a message of one byte; any answer is one.
+    agent.write_all(&[0, 0, 0, 1, 11])?;
+    agent.read_exact(&mut [0; 5])
 }
 
 /// The right to do something of which only so much may go on at once.

@@ -34,6 +34,8 @@ const CHANNELS: usize = 8;
 const BEAT_AFTER: Duration = Duration::from_secs(15);
 /// and has so long to answer. A node under full load forks slowly.
 const BEAT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a server that allows no more channels is not asked for another.
+const FULL_FOR: Duration = Duration::from_secs(1);
 /// The longest sleep while something is under way: what libssh2 has read and not told would wait for it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 /// The same while there are only streams, which nobody waits for: most of what watching costs would be these looks. Longer than
@@ -153,6 +155,12 @@ struct Running {
     heard: Instant,
 }
 
+/// A server that allows no more channels, for now: it may count some that nobody uses any more.
+struct Full {
+    channels: usize,
+    at: Instant,
+}
+
 /// Why a session is over.
 enum Over {
     /// Nobody wants it any more.
@@ -269,7 +277,7 @@ impl Actor {
     /// Serves requests until the session is over.
     fn serve(&mut self, link: &Connected) -> Over {
         link.session.set_blocking(false);
-        let mut room = CHANNELS;
+        let mut full: Option<Full> = None;
         let mut heard = Instant::now();
         loop {
             loop {
@@ -285,7 +293,7 @@ impl Actor {
             // Twice without a move: the first look at one channel may have read what belongs to another.
             let mut idle = 0;
             while idle < 2 {
-                match self.look(link, &mut room) {
+                match self.look(link, &mut full) {
                     Ok(true) => {
                         heard = Instant::now();
                         idle = 0;
@@ -302,9 +310,13 @@ impl Actor {
     }
 
     /// Opens what can be opened and moves what can be moved. Tells whether anything did.
-    fn look(&mut self, link: &Connected, room: &mut usize) -> Result<bool, String> {
+    fn look(&mut self, link: &Connected, full: &mut Option<Full>) -> Result<bool, String> {
         let mut moved = false;
-        while self.running.len() < *room
+        if self.waiting.is_empty() {
+            self.opening = None;
+        }
+        *full = full.take().filter(|full| full.at.elapsed() < FULL_FOR);
+        while self.running.len() < full.as_ref().map_or(CHANNELS, |full| full.channels)
             && let Some(work) = self.waiting.front()
         {
             match Exchange::open(&link.session, &work.line(), work.input()) {
@@ -321,7 +333,14 @@ impl Actor {
                 }
                 // The rest waits until a channel is free; with none of ours open, the next one may be refused for good.
                 Ok(Opened::TooMany) if !self.running.is_empty() => {
-                    (*room, self.opening) = (self.running.len(), None);
+                    self.opening = None;
+                    // Where there is room for a stream alone, it makes way for what somebody waits for, and begins again after.
+                    let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
+                    if !matches!(work, Work::Stream { .. }) && self.running.iter().all(is_stream) {
+                        let stream = self.running.swap_remove(0);
+                        self.waiting.push_back(stream.work);
+                    }
+                    *full = Some(Full { channels: self.running.len().max(1), at: Instant::now() });
                     break;
                 }
                 Ok(Opened::TooMany) => return Err("the server allows no commands (MaxSessions 0?)".into()),

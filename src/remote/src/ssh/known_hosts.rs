@@ -25,6 +25,8 @@ struct KnownKey {
     key: String,
     file: Utf8PathBuf,
     line: usize,
+    /// Whether it is known of the name alone, and another port than the usual is connected to.
+    of_name: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,17 +85,25 @@ impl KnownKeys {
                 words.next();
             }
             let (Some(names), Some(kind), Some(key)) = (words.next(), words.next(), words.next()) else { continue };
-            if matches(names, host, port) {
+            let of_name = !matches(names, host, port);
+            if !of_name || matches(names, host, 22) {
                 let (kind, key, file) = (kind.to_owned(), key.to_owned(), file.to_owned());
-                self.keys.push(KnownKey { marker, kind, key, file, line });
+                self.keys.push(KnownKey { marker, kind, key, file, line, of_name });
             }
         }
+    }
+
+    /// What is not declared void. As OpenSSH does, keys of the name count where there are none of name and port.
+    fn valid(&self) -> impl Iterator<Item = &KnownKey> {
+        let valid = || self.keys.iter().filter(|key| key.marker != Marker::Revoked);
+        let of_name = valid().all(|key| key.of_name);
+        valid().filter(move |key| key.of_name == of_name)
     }
 
     /// Returns the types of key that the node is known by, in the files' order.
     pub fn kinds(&self) -> Vec<&str> {
         let mut kinds: Vec<&str> = Vec::new();
-        for key in self.keys.iter().filter(|key| key.marker == Marker::None) {
+        for key in self.valid().filter(|key| key.marker == Marker::None) {
             if !kinds.contains(&key.kind.as_str()) {
                 kinds.push(&key.kind);
             }
@@ -103,7 +113,7 @@ impl KnownKeys {
 
     /// Tells whether the node is to prove itself by a certificate.
     pub fn wants_certificate(&self) -> bool {
-        self.keys.iter().any(|key| key.marker == Marker::Authority)
+        self.valid().any(|key| key.marker == Marker::Authority)
     }
 
     /// Judges a key that the node shows.
@@ -114,11 +124,12 @@ impl KnownKeys {
         if let Some((file, line)) = self.keys.iter().filter(|k| k.marker == Marker::Revoked).find(same).map(place) {
             return Verdict::Revoked { file, line };
         }
-        let plain = || self.keys.iter().filter(|key| key.marker == Marker::None);
+        let plain = || self.valid().filter(|key| key.marker == Marker::None);
         if plain().any(|key| same(&key)) {
             return Verdict::Known;
         }
-        match plain().next().map(place) {
+        // Another server may listen at another port.
+        match plain().find(|key| !key.of_name).map(place) {
             Some((file, line)) => Verdict::Changed { file, line },
             None => Verdict::Unknown,
         }
@@ -203,7 +214,8 @@ mod tests {
             ("GPU01", 22, true),
             ("[gpu01]:22", 22, true),
             ("[gpu01]:2200", 2200, true),
-            ("gpu01", 2200, false),
+            // Of the name alone.
+            ("gpu01", 2200, true),
             ("[gpu01]:2200", 22, false),
             ("gpu*", 22, true),
             ("gpu0?", 22, true),
@@ -212,7 +224,7 @@ mod tests {
             ("gpu02", 22, false),
             // What `ssh-keygen -H` made of gpu01.
             ("|1|ZvbEqEY4a/84sHlgJGiIGrUBRPw=|Fgfi1GslcLefdXx/MdAjkmTS2d4=", 22, true),
-            ("|1|ZvbEqEY4a/84sHlgJGiIGrUBRPw=|Fgfi1GslcLefdXx/MdAjkmTS2d4=", 2200, false),
+            ("|1|ZvbEqEY4a/84sHlgJGiIGrUBRPw=|Fgfi1GslcLefdXx/MdAjkmTS2d4=", 2200, true),
         ];
         for (names, port, found) in cases {
             let kinds = about(&format!("{names} ssh-ed25519 {KEY} a comment\n"), "gpu01", port).kinds().len();
@@ -242,6 +254,18 @@ mod tests {
             Verdict::Revoked { file: "known_hosts".into(), line: 4 },
             "it comes first"
         );
+    }
+
+    #[test]
+    fn a_key_of_the_name_alone_counts_for_another_port_of_which_nothing_is_known_and_accuses_nobody() {
+        let of_name = format!("gpu01 ssh-ed25519 {KEY}\n");
+        assert_eq!(about(&of_name, "gpu01", 2200).judge(b"key"), Verdict::Known);
+        assert_eq!(about(&of_name, "gpu01", 2200).judge(b"other"), Verdict::Unknown);
+        let both = format!("{of_name}[gpu01]:2200 ssh-rsa {OTHER}\n");
+        assert_eq!(about(&both, "gpu01", 2200).kinds(), ["ssh-rsa"]);
+        assert!(matches!(about(&both, "gpu01", 2200).judge(b"key"), Verdict::Changed { line: 2, .. }));
+        assert_eq!(about(&both, "gpu01", 22).judge(b"key"), Verdict::Known);
+        assert!(about(&format!("@revoked gpu01 ssh-rsa {KEY}"), "gpu01", 2200).judge(b"key") != Verdict::Unknown);
     }
 
     #[test]

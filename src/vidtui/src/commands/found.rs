@@ -45,13 +45,8 @@ pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
         let dir = [Some(desk.dir(&found.run)), told.clone()].into_iter().flatten().find(|dir| dir.run_toml().exists());
         // The process files of its folder name all of its nodes; without them, what was found is what there is.
         let by_files = dir.as_ref().and_then(|dir| desk.plan_kill(dir, how.kill).ok());
-        plans.push(by_files.unwrap_or_else(|| KillPlan {
-            dir: dir.or(told).unwrap_or_else(|| desk.dir(&found.run)),
-            run: found.run,
-            how: how.kill,
-            nodes: found.nodes,
-            job: None,
-        }));
+        let dir = dir.or(told).unwrap_or_else(|| desk.dir(&found.run));
+        plans.extend(plan::kill_found(found, dir, how.kill, by_files));
     }
     seen.tell();
     if plans.is_empty() {
