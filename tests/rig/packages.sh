@@ -3,7 +3,7 @@
 # The program by which a Debian package is known.
 PACKAGES=(ssh:openssh-client sshd:openssh-server ip:iproute2 nft:nftables ps:procps unshare:util-linux awk:mawk)
 # What some tests on a rig need, and are skipped without.
-TEST_PACKAGES=(sudo:sudo)
+TEST_PACKAGES=(sudo:sudo fish:fish tcsh:tcsh)
 SLURM_PACKAGES=(slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge)
 
 missing() { # [MORE…]: the packages that are missing, in one line

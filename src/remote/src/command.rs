@@ -1,3 +1,4 @@
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use cluster::NodeId;
@@ -51,8 +52,25 @@ impl Command {
 
     /// Writes it for a login shell, whichever that is.
     pub(crate) fn line(&self) -> String {
-        format!("sh -c {}", plan::quote(&self.script))
+        login_line(&self.script)
     }
+}
+
+/// Writes a script so that every login shell hands it to `sh` as it is. All agree only on single quotes without quotes,
+/// newlines and exclamation marks in them (csh), nor backslashes before quotes and backslashes (fish): those are left to
+/// `printf`.
+pub(crate) fn login_line(script: &str) -> String {
+    let mut text = String::with_capacity(script.len() + script.len() / 4);
+    for c in script.chars() {
+        match c {
+            '\n' => text.push_str(r"\n"),
+            '\'' | '"' | '\\' | '$' | '`' | '!' => {
+                write!(text, r"\0{:03o}", u32::from(c)).expect("writing to a string cannot fail");
+            }
+            _ => text.push(c),
+        }
+    }
+    format!(r#"sh -c 'eval "$(printf %b "{text}")"'"#)
 }
 
 impl Output {
@@ -83,4 +101,36 @@ fn last_lines(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::process;
+
+    use super::*;
+
+    #[test]
+    fn every_login_shell_hands_a_script_on_as_it_is() {
+        let script = r#"set -- 'a b' "it's" '\\' '!x' '\1 %s ~ ü' "\$HOME"
+for word; do
+	printf '<%s>' "$word"
+done # `no`
+read -r line
+printf '[%s]' "$line"
+exit 7"#;
+        for shell in ["sh", "bash", "zsh", "fish", "tcsh", "ksh"] {
+            let mut command = process::Command::new(shell);
+            let command = command.args(["-c", &login_line(script)]).stdin(process::Stdio::piped());
+            let Ok(mut child) = command.stdout(process::Stdio::piped()).spawn() else {
+                println!("skipped: {shell} is not installed");
+                continue;
+            };
+            child.stdin.take().unwrap().write_all(b"from outside\n").unwrap();
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said, r"<a b><it's><\\><!x><\1 %s ~ ü><$HOME>[from outside]", "{shell}");
+            assert_eq!(output.status.code(), Some(7), "{shell}");
+        }
+    }
 }

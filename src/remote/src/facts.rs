@@ -1,3 +1,6 @@
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
 use cluster::NodeId;
 use cluster::slurm::JobSight;
 use rundir::{
@@ -62,9 +65,17 @@ pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &Here) -> Liven
     // A rank that outlives its supervisor keeps the run alive: it still trains, and holds its memory.
     if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_strays(dir, run, file) {
         Liveness::Alive
-    } else {
+    } else if proc::sees_others() || is_own(dir, file) {
         Liveness::Dead
+    } else {
+        Liveness::Unknown
     }
+}
+
+/// Whether the processes of a process file are this user's.
+fn is_own(dir: &RunDir, file: &PidFile) -> bool {
+    let meta = fs::metadata(dir.pid_toml(&file.node, file.attempt));
+    meta.is_ok_and(|meta| meta.uid() == nix::unistd::geteuid().as_raw())
 }
 
 /// Tells whether processes that an attempt started outlived its supervisor. One that ends in order leaves none.

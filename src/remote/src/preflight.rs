@@ -448,7 +448,7 @@ pub(crate) fn local_gpus(
     node: &NodeId,
     transport: &mut dyn Transport,
 ) -> Vec<(&'static str, Result<String, Failure>)> {
-    let command = Command::new("tell of its GPUs", format!("LC_ALL=C\n{ONE_LINE}\n{GPUS}echo end\n"), THOROUGH);
+    let command = Command::new("tell of its GPUs", format!("export LC_ALL=C\n{ONE_LINE}\n{GPUS}echo end\n"), THOROUGH);
     let told = transport.run(&command).and_then(|output| output.text(node, &command));
     match told.map(|text| Told::read(&text).unwrap_or_default()) {
         Ok(told) => gpu_rows(what, plan, node, &told, true),

@@ -47,10 +47,20 @@ pub fn live_processes() -> io::Result<Vec<Stat>> {
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        found.extend(stat(pid)?.filter(Stat::is_live));
+        match stat(pid) {
+            Ok(stat) => found.extend(stat.filter(Stat::is_live)),
+            // Somebody else's, where `/proc` hides those (hidepid).
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
     }
     found.sort_by_key(|process| process.pid);
     Ok(found)
+}
+
+/// Tells whether the processes of other users are to be seen: `/proc` may hide them (hidepid).
+pub fn sees_others() -> bool {
+    matches!(stat(1), Ok(Some(_)))
 }
 
 /// Returns a process's command line as people read it; a kernel's name for it in brackets when there is none.

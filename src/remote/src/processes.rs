@@ -148,11 +148,20 @@ fn end_on(strays: &NodeStrays, reach: Reach, transport: &mut dyn Transport, pati
     report.signalled = report.left.len();
     let pids: BTreeSet<i32> = strays.processes.iter().map(|process| process.pid).collect();
     let what = format!("cannot end the processes on {}", strays.node);
+    let mut refused = None;
     for (signal, wait) in [(Signal::Term, patience.term), (Signal::Kill, patience.kill)] {
         let deadline = Instant::now() + wait;
         let mut sent = false;
         while !report.left.is_empty() {
             let tried = if sent { Ok(()) } else { send(strays, &report.left, signal, reach, transport) };
+            let tried = tried.or_else(|error| match error {
+                // One of them may be somebody else's; the others have got it.
+                RemoteError::Command { .. } => {
+                    refused = Some(error.failure(&*what));
+                    Ok(())
+                }
+                error => Err(error),
+            });
             let seen = tried.and_then(|()| {
                 if !sent {
                     report.signals.push(told(signal, &report.left));
@@ -179,6 +188,9 @@ fn end_on(strays: &NodeStrays, reach: Reach, transport: &mut dyn Transport, pati
             }
             thread::sleep(LOOK_EVERY.min(deadline.saturating_duration_since(Instant::now())));
         }
+    }
+    if !report.left.is_empty() {
+        report.failure = report.failure.or(refused);
     }
     if report.left.is_empty() && report.failure.is_none() {
         report.gpu_memory = released(&pids, transport, patience.kill);

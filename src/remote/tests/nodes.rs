@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::NodeKill;
+use plan::{NodeKill, Reach};
 use remote::{
-    Addressee, Command, Fleet, Flow, Group, Output, RemoteError, Role, Signal, Ssh, SshOptions, Status, Streamed,
-    Streaming, Transport, here,
+    Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Signal, Ssh, SshOptions, Status,
+    Streamed, Streaming, Transport, end_strays, here, list_processes,
 };
 use rig::{Options, Rig};
 use rundir::{Liveness, Login, RankPid, RunId};
@@ -451,6 +451,32 @@ fn another_user_sees_that_a_run_lives_and_may_not_end_it() {
         let mut owner = ssh(rig, "node01");
         owner.signal(&target, Addressee::Everyone, Signal::Kill).unwrap();
         eventually("it is seen to be gone", || other.liveness(&target).unwrap() == Liveness::Dead);
+    });
+}
+
+#[test]
+fn one_stray_that_may_not_be_signalled_keeps_no_other_from_its_end() {
+    with_rig(1, |rig| {
+        let options = SshOptions { config: Some(rig.ssh_config()), ..SshOptions::default() };
+        let mut eve = Ssh::new(options, Login { user: Some("eve".into()), ..login("node01") });
+        let start =
+            |ignores: &str| format!("setsid sh -c '{ignores} exec sleep 31417' >/dev/null 2>&1 </dev/null & echo $!");
+        said(&mut ssh(rig, "node01"), &start(""));
+        said(&mut eve, &start("trap \"\" TERM;"));
+        let mut transports: Vec<Box<dyn Transport>> = vec![Box::new(eve)];
+        let mut strays = || {
+            let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
+            plan::strays(&seen, Reach::AllUsers, &|line| line == "sleep 31417")
+        };
+        eventually("both are seen", || strays().processes.len() == 2);
+        let found = strays();
+        let patience = Patience { stop: LONG, term: Duration::from_millis(300), kill: Duration::from_secs(2) };
+        let report = end_strays(&[found], Reach::AllUsers, &mut transports, &patience, &mut |_| {}).remove(0);
+        assert_eq!(report.left.len(), 1, "root's: {report:?}");
+        assert!(report.failure.unwrap().to_string().contains("not permitted"));
+        let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
+        let left = plan::strays(&seen, Reach::AllUsers, &|line| line == "sleep 31417").processes;
+        assert_eq!(left.iter().map(|process| process.user.as_str()).collect::<Vec<_>>(), ["root"]);
     });
 }
 

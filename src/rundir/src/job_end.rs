@@ -171,6 +171,13 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_is_halted_for_now_is_not_stalled() {
+        let silent = |state| RunFacts { alive: Liveness::Alive, median_step_s: Some(1.0), ..facts(job(state, "None")) };
+        assert!(matches!(derive(&silent("RUNNING"), 9e9), RunState::Stalled { .. }));
+        assert_eq!(derive(&silent("SUSPENDED"), 9e9), RunState::Running);
+    }
+
+    #[test]
     fn a_slurm_that_never_answered_makes_no_run_dead() {
         let silent = RunFacts { alive: Liveness::Unknown, ..facts(Some(JobSight::unseen(42))) };
         assert_eq!(derive(&silent, 1101.0), RunState::Running, "its files still tell of steps");

@@ -2,7 +2,7 @@
 
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample, Newest};
-use cluster::slurm::JobSight;
+use cluster::slurm::{JobSight, JobState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -357,9 +357,15 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
         return if facts.is_stepless { RunState::Running } else { RunState::Starting };
     }
     match facts.silent_since_s(now) {
-        Some(since_s) if facts.idles() => RunState::Stalled { since_s },
+        Some(since_s) if facts.idles() && !is_suspended(facts) => RunState::Stalled { since_s },
         _ => RunState::Running,
     }
+}
+
+/// Whether Slurm has halted its job for now, which nothing is to be done about.
+fn is_suspended(facts: &RunFacts) -> bool {
+    let job = facts.job.as_ref().and_then(JobSight::job);
+    job.is_some_and(|job| job.state == JobState::Suspended)
 }
 
 #[cfg(test)]

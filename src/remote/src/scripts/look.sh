@@ -1,6 +1,6 @@
 # Lists the live processes that a process file names, and those whose environment names the same run, attempt and node, with
 # what tells whose they are. Written for any POSIX shell.
-LC_ALL=C
+export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 echo "boot $boot"

@@ -1,5 +1,5 @@
 # Says what a launch needs to know of a node. One fact to a line; a last line says that all were told.
-LC_ALL=C
+export LC_ALL=C
 @ONE_LINE
 # Containers of one machine have the boot in common, and not their processes.
 echo "machine $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"

@@ -1,5 +1,5 @@
 # Lists the processes of this node with what tells whose they are. It starts as few programs as it can.
-LC_ALL=C
+export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 echo "boot $boot"

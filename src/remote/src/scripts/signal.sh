@@ -1,5 +1,5 @@
 # Signals processes if each is still the one that was looked at: same boot, same start time.
-LC_ALL=C
+export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo booted; exit; }

@@ -1,7 +1,7 @@
 # Prints where the processes of a run are: what the kernel says of each thread, and the stacks of py-spy and gdb where they
 # are installed. A process is looked into only if its start time and its environment say that it is the run's. gdb halts it
 # for a moment; nothing else touches it.
-LC_ALL=C
+export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }

@@ -1,5 +1,5 @@
 # Prints how much processor time the processes of a run have used, and the same a second later.
-LC_ALL=C
+export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }

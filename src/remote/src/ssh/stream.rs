@@ -1,7 +1,7 @@
 //! Lines that a script on a node goes on writing.
 
 use crate::RemoteError;
-use crate::command::Output;
+use crate::command::{Output, login_line};
 use plan::quote;
 
 /// Something that a stream tells.
@@ -42,5 +42,5 @@ kill $c 2>/dev/null
 exit $s",
         quote(script)
     );
-    format!("sh -c {}", quote(&watchdog))
+    login_line(&watchdog)
 }
