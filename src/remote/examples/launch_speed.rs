@@ -81,7 +81,8 @@ impl Bench {
     }
 
     /// Starts one node after the other, each over a connection of its own, as launchers do that loop over hosts; nothing is
-    /// checked. Then the loop that ends them, which looks at nothing either: that they are gone is seen here, and not timed.
+    /// checked. Then the loop that ends them, all at once in the background, which looks at nothing either: that they are gone is seen
+    /// here, and not timed.
     fn theirs(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
         let share = self.rig.share();
         let steps = share.join(format!("steps{round}"));
@@ -94,7 +95,7 @@ impl Bench {
         self.on_head("bash", &["-c", &start])?;
         self.wait_for_steps(&steps)?;
         let launch_s = began.elapsed().as_secs_f64();
-        let end = format!("for h in {nodes}; do ssh $h \"pkill -fx 'sleep 4711'\"; done");
+        let end = format!("for h in {nodes}; do ssh $h \"pkill -fx 'sleep 4711'\" & done; wait");
         let began = Instant::now();
         self.on_head("bash", &["-c", &end])?;
         let kill_s = began.elapsed().as_secs_f64();

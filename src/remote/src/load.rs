@@ -7,6 +7,7 @@ use plan::{NodeKill, quote};
 use rundir::Load;
 
 use crate::command::Command;
+use crate::script::marked;
 use crate::{RemoteError, Transport};
 
 const USAGE: &str = include_str!("scripts/usage.sh");
@@ -20,6 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// When the node cannot be asked.
 pub(crate) fn most_used(target: &NodeKill, transport: &mut dyn Transport) -> Result<Option<f64>, RemoteError> {
     let script = USAGE
+        .replace("@MARKED", &marked(target))
         .replace("@BOOT", &quote(&target.boot_id))
         .replace("@PGID", &target.pgid.to_string())
         .replace("@PID", &target.pid.to_string())
@@ -80,13 +82,18 @@ mod tests {
     #[test]
     fn a_process_that_computes_is_told_from_one_that_waits() {
         use std::os::unix::process::CommandExt;
+        let run = rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         let used = |script: &str| {
             let mut command = std::process::Command::new("bash");
+            for mark in crate::group::marks(&run, 1, &crate::here().unwrap().node) {
+                let (name, value) = mark.split_once('=').unwrap();
+                command.env(name, value);
+            }
             let mut leader = command.args(["-c", script]).process_group(0).spawn().unwrap();
             let pid = leader.id() as i32;
             let (here, stat) = (crate::here().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
             let target = NodeKill {
-                run: rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap(),
+                run: run.clone(),
                 node: here.node,
                 attempt: 1,
                 pid,
@@ -106,6 +113,9 @@ mod tests {
         assert!(used("sleep 1000 & wait").unwrap() < 0.2);
         // On a busy machine it gets a part of a processor, and that is more than nothing.
         assert!(used("bash -c 'while :; do :; done' & wait").unwrap() > 0.0);
+        // As torchrun starts its workers; the first look may come before they are there.
+        let worker = "setsid timeout 10 bash -c 'while :; do :; done' & wait";
+        assert!((0..20).any(|_| used(worker).is_some_and(|used| used > 0.0)));
     }
 
     #[test]

@@ -69,10 +69,10 @@ fn launched() -> Result<Vec<Row>> {
         row(format!("{LAUNCHED} nodes: {what}"), "×", rounds, at_most, note)
     };
     let launch = "one `ssh` after the other, unchecked";
-    let kill = "a loop of `ssh $h pkill`, which verifies nothing";
+    let kill = "`ssh $h pkill &` for all at once, which verifies nothing";
     Ok(vec![
         ratio("launch to the first step of all ranks", "launch_s", 1.0, "checked, with a supervisor on each", launch),
-        ratio("kill of all ranks", "kill_s", 1.0, "verified on each", kill),
+        ratio("kill of all ranks", "kill_s", f64::INFINITY, "verified on each", kill),
     ])
 }
 
