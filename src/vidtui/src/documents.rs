@@ -92,6 +92,8 @@ pub struct CheckpointDocument {
     step: u64,
     dir: Utf8PathBuf,
     complete: bool,
+    /// Whether its files answered: one that is not complete may be the newest if they did not.
+    readable: bool,
     bytes: Option<u64>,
     saved_s: Option<f64>,
     /// Why it cannot be used.
@@ -176,6 +178,7 @@ impl CheckpointDocument {
                 step: summary.step,
                 dir: summary.dir.clone(),
                 complete: true,
+                readable: true,
                 bytes: Some(summary.bytes),
                 saved_s: Some(summary.saved_s),
                 why: None,
@@ -184,6 +187,7 @@ impl CheckpointDocument {
                 step: *step,
                 dir: dir.clone(),
                 complete: false,
+                readable: matches!(entry, CheckpointEntry::Incomplete { .. }),
                 bytes: None,
                 saved_s: None,
                 why: Some(why.clone()),
