@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use cluster::NodeId;
-use cluster::slurm::JobSight;
+use cluster::slurm::{JobSeen, JobSight};
 use rundir::{
     Attempt, Error, EventKind, Failure, Following, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId, Stop,
 };
@@ -110,7 +110,7 @@ pub(crate) fn read(
     let Some(attempt) = attempt else { return Ok(facts) };
 
     // Before the exit files: a process may end between the two, but not the other way round.
-    facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(see);
+    facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(|job| of_run(see(job), &run.id));
     facts.is_incomplete = attempt.placement.ranks.is_empty();
     for node in nodes(&attempt) {
         facts.is_incomplete |= dir.read_pid(node, attempt.number)?.is_none();
@@ -145,7 +145,31 @@ pub(crate) fn read(
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }
+    if facts.alive == Liveness::Dead && is_elsewhere(&facts, crate::now_s()) {
+        facts.alive = Liveness::Unknown;
+    }
     Ok(facts)
+}
+
+/// A job that has another name is not the run's: another cluster gives the same numbers, and this one begins anew some day.
+fn of_run(sight: JobSight, run: &RunId) -> JobSight {
+    match sight.job() {
+        Some(job) if !job.name.is_empty() && job.name != run.as_str() => JobSight::unseen(sight.id),
+        _ => sight,
+    }
+}
+
+/// Whether a job of which this Slurm knows nothing goes on nevertheless: it may be another cluster's, with the same disk.
+fn is_elsewhere(facts: &RunFacts, now_s: f64) -> bool {
+    let is_forgotten = facts.job.as_ref().is_some_and(|job| job.seen == JobSeen::Forgotten);
+    let event = facts.last_event.as_ref().filter(|event| !ends(&event.kind)).map(|event| event.t);
+    let last_s = facts.last_metric.map(|(_, t)| t).into_iter().chain(event).reduce(f64::max);
+    is_forgotten && facts.exits.is_empty() && last_s.is_some_and(|last_s| now_s - last_s <= facts.stall_after_s())
+}
+
+/// Whether an event is the last of an attempt.
+fn ends(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Finished | EventKind::Stopped { .. } | EventKind::Failed { .. })
 }
 
 /// One process that exists makes the attempt alive; otherwise one node that cannot be seen makes it unknown.
@@ -191,4 +215,30 @@ fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Resu
 
 fn nodes(attempt: &Attempt) -> impl Iterator<Item = &NodeId> {
     attempt.placement.by_node().into_iter().map(|(node, _)| node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_the_same_number_that_is_another_runs_tells_nothing() {
+        let run = RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
+        let named = |name: &str| {
+            let line = format!("42|RUNNING|None|0:05|10:00|2|node[01-02]|1000|1600|ada|train|gres:gpu:1|{name}");
+            let job = cluster::slurm::read_queue(&line).rows.remove(0);
+            of_run(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }, &run)
+        };
+        assert!(named("2026-11-20T0340-demo-2s-k7f2").job().is_some());
+        assert_eq!(named("somebody-elses"), JobSight::unseen(42));
+    }
+
+    #[test]
+    fn a_job_that_this_slurm_does_not_know_and_that_makes_steps_is_another_clusters() {
+        let forgotten = JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(42) };
+        let facts = |job: JobSight| RunFacts { job: Some(job), last_metric: Some((7, 1000.0)), ..RunFacts::default() };
+        assert!(is_elsewhere(&facts(forgotten.clone()), 1010.0));
+        assert!(!is_elsewhere(&facts(forgotten), 2000.0), "it makes none any more");
+        assert!(!is_elsewhere(&facts(JobSight::unseen(42)), 1010.0));
+    }
 }
