@@ -184,6 +184,8 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let told = places(&run, 2);
     assert!(told[0].starts_with("0 of 2 at ") && told[1].starts_with("1 of 2 at "), "{told:?}");
     assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
+    let collected = place.does("stacks latest");
+    assert!(collected.starts_with("stacks of ") && !collected.contains("nothing from"), "{collected}");
     place.does("kill latest --yes");
     place.until("every process is gone", || all_gone(&place));
     assert!(place.does("status latest").contains("stopped"));

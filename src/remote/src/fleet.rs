@@ -203,7 +203,7 @@ impl Fleet {
         let fresh = weighed.last.is_some_and(|(at, _)| at.elapsed() < WEIGH_EVERY);
         if !weighed.asking
             && !fresh
-            && let Ok(mut transports) = self.transports(&attempt.logins)
+            && let Ok(mut transports) = self.transports(&attempt.ways())
         {
             weighed.asking = true;
             let (loads, id) = (self.loads.clone(), run.id.clone());

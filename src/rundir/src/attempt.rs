@@ -109,6 +109,23 @@ pub struct Login {
     pub port: Option<u16>,
 }
 
+impl Login {
+    /// How a node is reached of which only the name is known.
+    pub fn by_name(node: NodeId) -> Self {
+        Self { node, user: None, port: None }
+    }
+}
+
+impl Attempt {
+    /// How its nodes are reached by SSH, where they are not this machine: as its hostfile said, or by the names that Slurm has for them.
+    pub fn ways(&self) -> Vec<Login> {
+        match self.slurm {
+            None => self.logins.clone(),
+            Some(_) => self.placement.by_node().into_iter().map(|(node, _)| Login::by_name(node.clone())).collect(),
+        }
+    }
+}
+
 impl Versioned for Attempt {
     fn version(&self) -> u32 {
         self.schema

@@ -3,8 +3,8 @@
 use crate::args::NodesArgs;
 use crate::desk::Desk;
 use crate::refusal::Refusal;
+use cluster::Node;
 use cluster::slurm::SlurmNode;
-use cluster::{Node, NodeId};
 use plan::Place;
 use remote::{Command, Local, Status, Transport};
 use rundir::{Failure, Login, RunDir};
@@ -42,7 +42,7 @@ impl Desk {
             let found = self.fleet.partition_nodes(&spec)?;
             let listed = |slurm: SlurmNode| {
                 let node = Node { id: slurm.node.clone(), slots: spec.gpus_per_node };
-                (Listed { node, slurm: Some(slurm.clone()) }, login(slurm.node))
+                (Listed { node, slurm: Some(slurm.clone()) }, Login::by_name(slurm.node))
             };
             return Ok(found.into_iter().map(listed).collect());
         }
@@ -56,7 +56,7 @@ impl Desk {
     /// This machine, as a list of nodes.
     pub fn this_machine(&self) -> Vec<(Listed, Login)> {
         let here = self.fleet.here().node.clone();
-        vec![(Node { id: here.clone(), slots: 1 }.into(), login(here))]
+        vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
 
     /// The nodes that the newest attempt of a run is on; those of its allocation, when it is a Slurm job.
@@ -122,15 +122,10 @@ impl Desk {
     }
 }
 
-/// How a node is reached of which only the name is known.
-pub fn login(node: NodeId) -> Login {
-    Login { node, user: None, port: None }
-}
-
 fn with_logins(place: Place) -> Vec<(Listed, Login)> {
     let Place { nodes, logins, .. } = place;
     let login = |node: &Node| {
-        logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| login(node.id.clone()))
+        logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| Login::by_name(node.id.clone()))
     };
     nodes.into_iter().map(|node| (login(&node), node)).map(|(login, node)| (node.into(), login)).collect()
 }

@@ -3,7 +3,6 @@
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::console::{now_s, symbols_are_unicode};
 use crate::desk::Desk;
-use crate::nodes::login;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::simulate;
@@ -125,7 +124,7 @@ fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
         let node = NodeId::new(&args.node).map_err(|error| {
             Refusal::request(Failure::new(&*what, error.to_string(), "name it as ssh is asked for it"))
         })?;
-        return Ok(login(node));
+        return Ok(Login::by_name(node));
     };
     let found = known.iter().find(|(_, login)| login.node.as_str() == args.node).map(|(_, login)| login.clone());
     found.ok_or_else(|| {

@@ -2,7 +2,6 @@
 
 use super::{Ended, LIST, Stream};
 use crate::console::Item;
-use crate::nodes::login;
 use crate::simulate;
 use cluster::NodeId;
 use remote::{Flow, See, Sight, Watching};
@@ -84,7 +83,7 @@ impl Stream {
                 },
                 // Slurm's nodes have no other names: they need not be listed to be asked.
                 Err(_) if *of == FleetOf::Given && self.desk.nodes.slurm.is_some() => {
-                    self.desk.smi(&login(node.clone()))
+                    self.desk.smi(&Login::by_name(node.clone()))
                 }
                 Err(failure) => Err(failure),
             };
