@@ -2,9 +2,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
+use cluster::NodeId;
 use rundir::{AttemptWhy, RunDir};
 
-use crate::place::{Place, losses, samples};
+use crate::place::{Place, Said, assert_down_soon, losses, now_s, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
 
@@ -91,6 +92,62 @@ fn a_controller_that_is_away_changes_nothing_and_a_kill_waits_for_it() {
     assert!(place.all_gone());
     let status = place.does("status latest");
     assert!(status.contains("stopped") && !status.contains("has not answered"), "{status}");
+}
+
+/// Sets how long Slurm waits for a silent node before it gives it up.
+fn be_patient(place: &Place, seconds: u32) {
+    let config = place.rig.folder().join("slurm/slurm.conf");
+    let text = fs::read_to_string(&config).unwrap();
+    let lines = text.lines().map(|line| match line.starts_with("SlurmdTimeout=") {
+        true => format!("SlurmdTimeout={seconds}\n"),
+        false => format!("{line}\n"),
+    });
+    fs::write(&config, lines.collect::<String>()).unwrap();
+    place.slurm("scontrol reconfigure");
+}
+
+#[test]
+fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_with_the_same_losses() {
+    let Some(place) = Place::with_slurm() else { return };
+    let here = place.launch("--local 4", 10);
+    place.until("it has ended here", || place.does("status latest").contains("finished"));
+    // As it is where nobody has changed that.
+    be_patient(&place, 300);
+    let run = place.launch(JOB, 10);
+    place.until("it has saved", || rundir::latest(&run).is_some());
+    let moment_s = now_s();
+    place.rig.verb("poweroff node03").unwrap();
+    let others = ["node01", "node02", "node04"];
+    place.until("every process is gone", || others.iter().all(|node| place.trainers_on(node) == 0));
+    assert_down_soon(&run, 1, &others, moment_s);
+    let status = place.does("status latest");
+    assert!(status.contains("failed") && status.contains("node node03 was lost: its supervisor said"), "{status}");
+    assert!(state_of(&place, job_of(&run, 1)).starts_with("RUNNING"), "Slurm knows nothing of it");
+
+    let resumed = |said: &Said| said.ok || !said.err.contains("is ending on");
+    place.until("the lost node has had its time", || resumed(&place.vidtui("resume latest --dry-run")));
+    let said = place.vidtui("resume latest");
+    assert!(said.ok && said.err.contains("has ended but on node03, which was lost"), "{}", said.err);
+    assert!(!said.err.contains("warning"), "one key is enough: {}", said.err);
+    assert!(place.does("status latest").contains("queued"));
+    place.rig.verb("poweron node03").unwrap();
+    place.until_step(&run, 2, 1);
+    assert_ne!(job_of(&run, 1), job_of(&run, 2));
+
+    // Now Slurm notices by itself, and nobody needs to be there.
+    be_patient(&place, 5);
+    let saved = || rundir::latest(&run).unwrap().step;
+    let before = run.read_attempt(2).unwrap().start_step;
+    place.until("it has saved again", || saved() > before);
+    place.rig.verb("poweroff node02").unwrap();
+    place.until("it waits for another turn", || state_of(&place, job_of(&run, 2)).starts_with("PENDING"));
+    let exit = run.read_exit(&NodeId::new("node01").unwrap(), 2).unwrap().unwrap();
+    assert_eq!(exit.failure.unwrap().what, "node node02 was lost");
+    place.rig.verb("poweron node02").unwrap();
+    place.until("it is finished", || place.does("status latest").contains("finished"));
+    let attempt = run.read_attempt(3).unwrap();
+    assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job_of(&run, 2))));
+    assert_eq!(losses(&run), losses(&here), "in three turns");
 }
 
 #[test]

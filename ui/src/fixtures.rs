@@ -308,6 +308,7 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3 },
         master: None,
         job_script: None,
+        replaces: None,
         waived: vec![],
         push: false,
     })

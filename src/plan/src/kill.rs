@@ -29,6 +29,8 @@ pub struct JobKill {
     pub is_cancelled: bool,
     /// Whether it waits in the queue: nothing of it runs.
     pub is_waiting: bool,
+    /// The nodes that it lost ([`rundir::RunFacts::lost_nodes`]). Slurm may wait for them for minutes; nobody else does.
+    pub lost: Vec<NodeId>,
     /// What Slurm is told, and what is compared before.
     pub why: String,
 }
@@ -68,7 +70,8 @@ pub struct NodeKill {
 /// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and its Slurm job if
 /// it is one.
 ///
-/// A node that could not be looked at is part of the plan: whoever executes it looks again.
+/// A node that could not be looked at is part of the plan: whoever executes it looks again. For the end of a job on its `lost` nodes
+/// nobody waits.
 ///
 /// # Errors
 /// When nothing of the run is alive.
@@ -78,9 +81,10 @@ pub fn kill(
     how: KillHow,
     owned: &[(PidFile, Liveness)],
     job: Option<&JobSight>,
+    lost: Vec<NodeId>,
 ) -> Result<KillPlan, Failure> {
     if let Some(sight) = job {
-        let job = Some(job_kill(run, how, sight)?);
+        let job = Some(job_kill(run, how, sight, lost)?);
         // What ran in an earlier turn of a job that waits has ended.
         let left = owned.iter().filter(|_| !sight.is_waiting());
         let nodes = left.map(|(file, _)| node_kill(run, how, file)).collect();
@@ -104,7 +108,8 @@ pub fn kill(
     Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job: None })
 }
 
-fn job_kill(run: &RunId, how: KillHow, sight: &JobSight) -> Result<JobKill, Failure> {
+/// Plans to end a job, unless it has ended.
+pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<NodeId>) -> Result<JobKill, Failure> {
     let id = sight.id;
     if sight.is_over() {
         let verb = if how == KillHow::Stop { "stop" } else { "kill" };
@@ -121,8 +126,14 @@ fn job_kill(run: &RunId, how: KillHow, sight: &JobSight) -> Result<JobKill, Fail
         (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
         (KillHow::Kill, false) => format!("scancel {id}: Slurm sends TERM, then KILL, to every process of it"),
     };
-    let is_waiting = sight.is_waiting();
-    Ok(JobKill { id, is_cancelled, is_waiting, why: format!("{does}; only if job {id} is yours and is named {run}") })
+    let away =
+        if lost.is_empty() { String::new() } else { format!("; {} is not waited for, it was lost", names(&lost)) };
+    let why = format!("{does}{away}; only if job {id} is yours and is named {run}");
+    Ok(JobKill { id, is_cancelled, is_waiting: sight.is_waiting(), lost, why })
+}
+
+fn names(nodes: &[NodeId]) -> String {
+    cluster::hostlist::compress(&nodes.iter().map(NodeId::as_str).collect::<Vec<_>>())
 }
 
 /// Names the processes of a process file, so that they can be looked for and signalled.
@@ -173,7 +184,7 @@ mod tests {
 
     fn plan(how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
         let past = fixtures::past(10, &[]);
-        kill(&past.run.id, &past.dir, how, owned, None)
+        kill(&past.run.id, &past.dir, how, owned, None, Vec::new())
     }
 
     #[test]
@@ -196,7 +207,7 @@ mod tests {
             let line = format!("42|{state}|None|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
             let job = Box::new(cluster::slurm::read_queue(&line).rows.remove(0));
             let sight = JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) };
-            let plan = kill(&past.run.id, &past.dir, how, &[], Some(&sight));
+            let plan = kill(&past.run.id, &past.dir, how, &[], Some(&sight), Vec::new());
             plan.map(|plan| plan.job.unwrap().why).unwrap_or_else(|refusal| refusal.to_string())
         };
         let states = ["PENDING", "RUNNING", "TIMEOUT"];

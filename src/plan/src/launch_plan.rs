@@ -9,7 +9,7 @@ use rundir::{
 use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
 use crate::script::Details;
-use crate::{Context, Master, Trainer, command_line, counted, script, size, supervise_command};
+use crate::{Context, JobKill, Master, Trainer, command_line, counted, script, size, supervise_command};
 
 /// Exactly what will be started, on which nodes, and everything to know before saying yes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -35,6 +35,9 @@ pub struct LaunchPlan {
     /// The batch script that is submitted, when Slurm is to choose the nodes. Then nothing is started on any.
     #[serde(default)]
     pub job_script: Option<String>,
+    /// The job of the attempt before, which is over but for nodes that were lost: it is ended first.
+    #[serde(default)]
+    pub replaces: Option<JobKill>,
     /// The checks that may fail, by name: somebody has said so.
     #[serde(default)]
     pub waived: Vec<String>,
@@ -141,6 +144,7 @@ impl Draft<'_> {
             disk,
             master,
             job_script,
+            replaces: None,
             waived: Vec::new(),
             push: self.recipe.run.push_trainer,
         }

@@ -6,7 +6,7 @@ use rundir::{
 
 use crate::launch::{NewRun, from_weights, ranks_alone};
 use crate::launch_plan::{Draft, crossing, place, sizes};
-use crate::{Context, LaunchPlan, Weights, counted};
+use crate::{Context, JobKill, KillHow, LaunchPlan, Weights, counted};
 
 /// What to resume, and how.
 #[derive(Debug, Clone)]
@@ -60,8 +60,13 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 /// When it is alive or may be, is finished, has no checkpoint of the step asked for, or does not fit the place.
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
-    refuse_the_living(&what, request, cx.now_s)?;
-    go_on(&what, request, cx, AttemptWhy::Resume)
+    let replaces = refuse_the_living(&what, request, cx.now_s)?;
+    let mut plan = go_on(&what, request, cx, AttemptWhy::Resume)?;
+    if let Some(job) = replaces.filter(|_| !plan.is_new_run()) {
+        plan.summary.push(("before".into(), job.why.clone()));
+        plan.replaces = Some(job);
+    }
+    Ok(plan)
 }
 
 /// Plans the next attempt of a run whose last one is known to be over.
@@ -147,13 +152,15 @@ fn short(sha256: &str) -> &str {
     sha256.get(..8).unwrap_or(sha256)
 }
 
-fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<(), Failure> {
+/// Returns the job that is to be ended first: the run has failed and is over on all its nodes but lost ones, for which Slurm still
+/// waits.
+fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<Option<JobKill>, Failure> {
     let (facts, id) = (request.facts, &request.run.id);
     let nodes = |attempt: &Attempt| {
         let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect::<Vec<_>>();
         nodes.join(", ")
     };
-    let Some(attempt) = &facts.attempt else { return Ok(()) };
+    let Some(attempt) = &facts.attempt else { return Ok(None) };
     let state = derive(facts, now_s);
     if let Some(job) = attempt.slurm.as_ref().and_then(|slurm| slurm.job) {
         match &state {
@@ -164,7 +171,8 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
                     format!("wait for it, or take it out of the queue: `vidtui stop {id}`"),
                 ));
             }
-            state if facts.alive == Liveness::Unknown && !state.is_end() => {
+            // Its files may tell of steps a moment ago, or of the end of one node.
+            _ if facts.alive == Liveness::Unknown => {
                 return Err(Failure::new(
                     what,
                     format!("Slurm does not say whether job {job} still runs: it may be alive"),
@@ -175,6 +183,10 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
         }
     }
     if facts.alive == Liveness::Alive && !is_over(facts, attempt) {
+        let lost = facts.lost_nodes(now_s);
+        if let Some(job) = facts.job.as_ref().filter(|_| !lost.is_empty()) {
+            return crate::kill::job_kill(id, KillHow::Kill, job, lost).map(Some);
+        }
         let doing = match state {
             RunState::Starting => "is starting".to_owned(),
             RunState::Saving => "is saving a checkpoint".to_owned(),
@@ -211,7 +223,7 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
             ),
             format!("resume it on {}", nodes(attempt)),
         )),
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 

@@ -9,7 +9,7 @@ use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
 use crate::at_once::at_once;
 use crate::gpu_memory::GpuMemory;
 use crate::processes::released;
-use crate::slurm::{JobReport, end_job};
+use crate::slurm::end_job;
 use crate::ssh::backoff::Backoff;
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
 use crate::{RemoteError, now_s, proc};
@@ -57,8 +57,8 @@ pub struct KillReport {
     pub how: KillHow,
     /// One report for each node of the plan.
     pub nodes: Vec<NodeReport>,
-    /// What became of its Slurm job, which ends the processes of all nodes.
-    pub job: Option<JobReport>,
+    /// What became of its Slurm job, in a line; or why it could not be dealt with.
+    pub job: Option<Result<String, Failure>>,
 }
 
 /// What became of the processes of one node.
@@ -112,8 +112,7 @@ impl NodeReport {
 impl KillReport {
     /// Tells whether every process is verified to be gone.
     pub fn all_gone(&self) -> bool {
-        let job = self.job.as_ref().is_none_or(|job| job.failure.is_none());
-        job && self.nodes.iter().all(NodeReport::all_gone)
+        self.job.as_ref().is_none_or(Result::is_ok) && self.nodes.iter().all(NodeReport::all_gone)
     }
 
     /// The nodes that did not answer, so that nobody knows what runs there.
@@ -124,8 +123,8 @@ impl KillReport {
     /// Says what did not go as asked, naming each node that could not be dealt with and each process that is left. A stop
     /// that was sent and is being obeyed is no failure.
     pub fn failure(&self, run: &str) -> Option<Failure> {
-        if let Some(failure) = self.job.as_ref().and_then(|job| job.failure.clone()) {
-            return Some(failure);
+        if let Some(Err(failure)) = &self.job {
+            return Some(failure.clone());
         }
         let failures: Vec<&Failure> = self.nodes.iter().filter_map(|node| node.failure.as_ref()).collect();
         let left: Vec<String> = match self.how {
@@ -255,11 +254,12 @@ fn kill_job(plan: &KillPlan, target: &JobKill, progress: &mut dyn FnMut(KillProg
             progress(KillProgress { node, text });
         }
     };
-    let mut report = end_job(plan, target, &mut tell);
-    if target.is_cancelled && report.failure.is_none() {
-        report.failure = plan.nodes.iter().find_map(|node| record(&plan.dir, node).err());
+    let mut job = end_job(&plan.run, &plan.dir, target, &mut tell);
+    if target.is_cancelled && job.is_ok() {
+        let mut over = plan.nodes.iter().filter(|node| !target.lost.contains(&node.node));
+        job = over.try_for_each(|node| record(&plan.dir, node)).and(job);
     }
-    KillReport { how: plan.how, nodes: Vec::new(), job: Some(report) }
+    KillReport { how: plan.how, nodes: Vec::new(), job: Some(job) }
 }
 
 /// A node on the way to its end.

@@ -13,7 +13,7 @@ use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
 use crate::kill::{NodeReport, Patience, execute_kill};
 use crate::push::push;
-use crate::slurm::{submit_attempt, write_scripts};
+use crate::slurm::{end_job, submit_attempt, write_scripts};
 use crate::transport::{Ended, Started, Transport};
 use crate::{RemoteError, now_s, pid_files};
 
@@ -45,6 +45,12 @@ pub fn execute_launch(
     let secrets = secrets(plan)?.to_lines();
     if plan.push && !plan.attempt.logins.is_empty() {
         push(&what, plan, transports, progress)?;
+    }
+    if let Some(job) = &plan.replaces {
+        // Unless somebody has gone on with the run since, which may be that job itself in another turn.
+        check_unchanged(&what, plan, transports)?;
+        let said = end_job(&plan.run.id, &plan.dir, job, &mut |text| progress(format!("Slurm: {text}")))?;
+        progress(format!("Slurm: {said}"));
     }
     let made = make(&what, plan, transports)?;
     if plan.job_script.is_some() {

@@ -35,7 +35,8 @@ fn state(dir: &RunDir) -> RunState {
 }
 
 fn end(dir: &RunDir, how: KillHow) {
-    let plan: KillPlan = kill(&dir.read_run().unwrap().id, dir, how, &pid_files(dir).unwrap(), None).unwrap();
+    let plan: KillPlan =
+        kill(&dir.read_run().unwrap().id, dir, how, &pid_files(dir).unwrap(), None, Vec::new()).unwrap();
     let patience = Patience { stop: Duration::from_secs(60), ..Patience::default() };
     let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert!(report.all_gone(), "{report:?}");

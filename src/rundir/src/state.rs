@@ -2,6 +2,7 @@
 
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample, Newest};
+use cluster::NodeId;
 use cluster::slurm::{JobSight, JobState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -25,6 +26,10 @@ const CPU_COLLAPSED: f64 = 0.2;
 /// hundreds of nodes, libtorch from a cold disk that all of them share (minutes, for 2 GB), and that disk's caches of
 /// what is in a folder (up to a minute with NFS). A supervisor that ends sooner leaves word, and nobody waits for it.
 pub const START_GRACE: Duration = Duration::from_secs(180);
+
+/// How long after the last word of the others a node that is cut off has ended its ranks: its supervisor hears nobody for ten seconds,
+/// and then gives them two.
+const CUT_OFF_S: f64 = 15.0;
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -233,6 +238,20 @@ impl RunFacts {
         let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
         let is_silent = self.last_event.is_none() && self.last_metric.is_none();
         is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
+    }
+
+    /// The nodes that have left no word of how the attempt ended, long after it failed on the others: whoever waits for them may wait
+    /// forever. What was left of the attempt there has ended by itself, or can train no more.
+    pub fn lost_nodes(&self, now: f64) -> Vec<NodeId> {
+        let Some(attempt) = &self.attempt else { return Vec::new() };
+        let exits = || self.exits.iter().filter(|exit| exit.attempt == attempt.number);
+        let has_failed = exits().any(|exit| exit.reason == ExitReason::Failed);
+        let last_s = exits().map(|exit| exit.ended_s).fold(f64::MIN, f64::max);
+        if !has_failed || now - last_s <= CUT_OFF_S {
+            return Vec::new();
+        }
+        let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node);
+        nodes.filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect()
     }
 
     /// When something last happened, Unix seconds; nothing before the first attempt.
@@ -574,6 +593,18 @@ mod tests {
         let RunState::Failed(failure) = derive(&facts, 1106.0) else { panic!() };
         assert_eq!(failure.what, "rank 1 failed");
         assert_eq!(failure.why, "it was ended by signal 9 on node ml-1; its last line: step 40");
+    }
+
+    #[test]
+    fn a_node_is_lost_that_leaves_no_word_long_after_the_others_failed() {
+        let lost = |exits: Vec<ExitFile>, now| RunFacts { exits, ..running() }.lost_nodes(now);
+        let failed = || failed("ml-1", 1105.0, "node ml-2 was lost");
+        assert_eq!(lost(vec![failed()], 1120.1), [node("ml-2")]);
+        assert_eq!(lost(vec![failed()], 1119.0), [], "it may still end its ranks");
+        assert_eq!(lost(vec![failed(), exit("ml-2", ExitReason::Failed)], 2000.0), []);
+        assert_eq!(lost(vec![exit("ml-1", ExitReason::Killed)], 2000.0), [], "somebody ends it, node by node");
+        assert_eq!(lost(vec![ExitFile { attempt: 1, ..failed() }], 2000.0), []);
+        assert_eq!(lost(Vec::new(), 2000.0), []);
     }
 
     #[test]

@@ -44,6 +44,8 @@ struct Meeting {
     /// Run and attempt, as a call names them.
     subject: String,
     this: NodeId,
+    /// Whether it is a Slurm job, whose nodes are Slurm's to choose.
+    is_job: bool,
     /// The node that listens, where rank 0 is.
     first: NodeId,
     others: BTreeSet<NodeId>,
@@ -137,6 +139,7 @@ impl Meeting {
             attempt: job.attempt.number,
             subject: format!("{} {}", job.id, job.attempt.number),
             this: job.node.clone(),
+            is_job: job.attempt.slurm.is_some(),
             first: nodes.next().unwrap_or_else(|| job.node.clone()),
             others: nodes.collect(),
             address: job.master.0.clone(),
@@ -302,9 +305,12 @@ impl Peers {
             Heard::Lost(how) => Loss::Failed(Failure::new(
                 format!("node {node} was lost"),
                 how,
-                format!(
-                    "see what became of it; then resume from the last checkpoint, without it if need be: --exclude {node}"
-                ),
+                match self.meeting.is_job {
+                    true => "see what became of it; when Slurm gives it up, the job begins again, and a resume does not wait for that".into(),
+                    false => format!(
+                        "see what became of it; then resume from the last checkpoint, without it if need be: --exclude {node}"
+                    ),
+                },
             )),
         };
         self.pass_on(loss);
@@ -543,6 +549,7 @@ mod tests {
                 let (wake, woken) = mpsc::channel();
                 let meeting = Meeting {
                     run: RunDir::new(folder.path().to_str().unwrap()),
+                    is_job: false,
                     attempt: 1,
                     subject: "run 1".into(),
                     this: node(this),

@@ -200,6 +200,7 @@ fn kill_dialog_of_a_job() {
             id: 42,
             is_cancelled: true,
             is_waiting: true,
+            lost: Vec::new(),
             why: "scancel 42: it waits in the queue, and is taken out of it; only if job 42 is yours".into(),
         }),
         ..*kill_plan()

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Rows;
 use super::value::{ExitCode, SlurmTime, exit_code, gpus, read_duration, text, time};
+use crate::NodeId;
 use crate::hostlist::{self, HostlistError};
 
 /// Where a job is in its life.
@@ -143,6 +144,13 @@ impl Job {
     /// When Slurm's list is not understood.
     pub fn nodes(&self) -> Result<Vec<String>, HostlistError> {
         self.node_list.as_deref().map_or(Ok(Vec::new()), hostlist::expand)
+    }
+
+    /// Says whether it ends and has ended on all its nodes but some of these: of a job that ends, Slurm lists the nodes where it has not.
+    pub fn is_left_only_on(&self, nodes: &[NodeId]) -> bool {
+        let is_known = |name: &String| nodes.iter().any(|node| node.as_str() == name);
+        self.state == JobState::Completing
+            && self.nodes().is_ok_and(|left| !left.is_empty() && left.iter().all(is_known))
     }
 }
 

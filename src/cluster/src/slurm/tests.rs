@@ -71,6 +71,20 @@ fn a_running_job_has_nodes_and_one_that_waits_has_a_reason() {
 }
 
 #[test]
+fn a_job_is_left_only_on_the_nodes_where_it_still_ends() {
+    let left = |state: &str, list: &str, nodes: &[&str]| {
+        let line = format!("7|{state}|None|0:05|10:00|2|{list}|1000|1600|ada|train|gres:gpu:1|demo");
+        let nodes: Vec<_> = nodes.iter().map(|name| crate::NodeId::new(*name).unwrap()).collect();
+        read_queue(&line).rows[0].is_left_only_on(&nodes)
+    };
+    assert!(left("COMPLETING", "node03", &["node02", "node03"]));
+    assert!(left("COMPLETING", "node[02-03]", &["node02", "node03"]));
+    assert!(!left("COMPLETING", "node[02-03]", &["node03"]) && !left("COMPLETING", "node03", &[]));
+    assert!(!left("COMPLETING", "", &["node03"]) && !left("COMPLETING", "node[0", &["node03"]), "nobody knows where");
+    assert!(!left("RUNNING", "node03", &["node03"]));
+}
+
+#[test]
 fn times_without_a_zone_are_kept_as_text() {
     let job = read_queue(&fixture("queue_without_the_time_format")).rows.remove(0);
     assert_eq!(job.start, Some(SlurmTime::Local("2026-11-20T06:02:07".into())));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::fixtures::{NOW, Past, context, past, rows};
+use cluster::slurm::JobSight;
 use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
 
 fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
@@ -85,6 +86,45 @@ fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
     ];
     let refusals = refused.map(|past| plan(&past).unwrap_err().to_string());
     insta::assert_snapshot!(refusals.join("\n\n"));
+}
+
+/// A run as job 42 on two nodes, of which one failed so many seconds ago and the other has left no word; Slurm says that the job runs.
+fn lost_a_node(ago_s: f64) -> Past {
+    let mut past = past(45, &[40]);
+    let line = "42|RUNNING|None|0:05|10:00|2|vm,vm2|1000|1600|ada|train|gres:gpu:1|demo";
+    let job = Box::new(cluster::slurm::read_queue(line).rows.remove(0));
+    past.facts.job = Some(JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) });
+    past.facts.alive = Liveness::Alive;
+    let spec = cluster::slurm::SlurmSpec::parse("nodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
+    let attempt = past.facts.attempt.as_mut().unwrap();
+    attempt.slurm = Some(rundir::SlurmJob { job: Some(42), spec });
+    attempt.placement.ranks[1].node = cluster::NodeId::from_hostname("vm2");
+    past.facts.exits = vec![ExitFile { ended_s: NOW - ago_s, ..exit(&past, ExitReason::Failed) }];
+    past
+}
+
+#[test]
+fn a_job_that_is_over_but_for_a_lost_node_is_ended_first() {
+    let plan = plan(&lost_a_node(16.0)).unwrap();
+    let job = plan.replaces.unwrap();
+    assert_eq!((job.id, job.is_cancelled), (42, true));
+    assert_eq!(job.lost, [cluster::NodeId::from_hostname("vm2")]);
+    assert_eq!((plan.attempt.start_step, plan.warnings), (40, vec![]), "one key is enough");
+    assert_eq!(plan.summary.last(), Some(&("before".to_owned(), job.why)));
+}
+
+#[test]
+fn a_job_that_may_still_train_is_refused() {
+    let refused = |past: &Past| plan(past).unwrap_err().to_string();
+    let mut silent = lost_a_node(100.0);
+    silent.facts.alive = Liveness::Unknown;
+    let mut trains = lost_a_node(100.0);
+    trains.facts.exits.clear();
+    let refusals = [&lost_a_node(14.0), &silent, &trains].map(refused);
+    insta::assert_snapshot!(refusals.join("\n\n"));
+    let mut ended = lost_a_node(100.0);
+    ended.facts.alive = Liveness::Dead;
+    assert_eq!(plan(&ended).unwrap().replaces, None);
 }
 
 #[test]

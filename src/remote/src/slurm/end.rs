@@ -3,10 +3,10 @@ use std::time::{Duration, Instant};
 
 use cluster::slurm::{Job, SlurmTrouble};
 use nix::unistd::Uid;
-use plan::{JobKill, KillPlan};
-use rundir::Failure;
+use plan::JobKill;
+use rundir::{Failure, RunDir, RunId};
 
-use super::{failure, jobs, run, user_name};
+use super::{failure, jobs, user_name};
 
 /// How often Slurm is asked whether a job has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -15,36 +15,25 @@ const ENDING: Duration = Duration::from_secs(75);
 /// How long a controller that does not answer is asked again. One that is restarted is away for a minute.
 const ANSWERING: Duration = Duration::from_secs(150);
 
-/// What became of a job.
-#[derive(Debug, Clone, PartialEq)]
-pub struct JobReport {
-    /// Its number.
-    pub id: u64,
-    /// What was done, and how it ended.
-    pub text: String,
-    /// Why it could not be dealt with.
-    pub failure: Option<Failure>,
-}
-
 /// Tells Slurm to end a job, once it is sure that it is the run's; waits for the end of one that is cancelled.
 ///
 /// A stop is asked for by file as well: supervisors and ranks look for it themselves, so that it reaches them where the
 /// controller does not answer, and so does the job when it begins again, should Slurm put it back into the queue first.
-pub(crate) fn end_job(plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> JobReport {
-    let what = format!("cannot {} {}", if target.is_cancelled { "cancel" } else { "stop" }, plan.run);
-    let done = |text: String| JobReport { id: target.id, text, failure: None };
-    match try_end(&what, plan, target, tell) {
-        Ok(text) => done(text),
-        Err(failure) => JobReport { failure: Some(failure), ..done(String::new()) },
-    }
-}
-
-fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(String)) -> Result<String, Failure> {
+///
+/// # Errors
+/// Why it could not be dealt with.
+pub(crate) fn end_job(
+    run: &RunId,
+    dir: &RunDir,
+    target: &JobKill,
+    tell: &mut dyn FnMut(String),
+) -> Result<String, Failure> {
+    let what = &format!("cannot {} {run}", if target.is_cancelled { "cancel" } else { "stop" });
     let id = target.id;
     let mut seen = Some(look(id));
     if !target.is_cancelled && seen == Some(Err(SlurmTrouble::ControllerDown)) {
-        plan.dir.ask_to_stop()?;
-        let file = plan.dir.stop_file();
+        dir.ask_to_stop()?;
+        let file = dir.stop_file();
         let text = format!("its controller does not answer; {file} asks job {id} to save and stop");
         tell(text.clone());
         return Ok(text);
@@ -52,28 +41,32 @@ fn try_end(what: &str, plan: &KillPlan, target: &JobKill, tell: &mut dyn FnMut(S
     let Some(job) = patiently(what, tell, || seen.take().unwrap_or_else(|| look(id)))? else {
         return Ok(format!("job {id} has ended already"));
     };
-    check_is_ours(what, plan, &job)?;
+    check_is_ours(what, run, &job)?;
     if job.state.is_over() {
         return Ok(format!("job {id} has ended already"));
     }
     let number = id.to_string();
     if !target.is_cancelled {
-        if let Err(error) = plan.dir.ask_to_stop() {
+        if let Err(error) = dir.ask_to_stop() {
             tell(format!("{error}; should Slurm put job {id} back into the queue, it goes on"));
         }
-        patiently(what, tell, || run("signal a job", &["scancel", "--signal=TERM", &number]))?;
+        patiently(what, tell, || super::run("signal a job", &["scancel", "--signal=TERM", &number]))?;
         return Ok(format!("TERM sent to the ranks of job {id}"));
     }
     if job.state.is_waiting() {
         // If Slurm has forgotten the job before anybody looks, or it begins just now, this tells that it was asked for.
-        let _ = plan.dir.ask_to_stop();
+        let _ = dir.ask_to_stop();
     }
-    patiently(what, tell, || run("cancel a job", &["scancel", &number]))?;
+    patiently(what, tell, || super::run("cancel a job", &["scancel", &number]))?;
     tell(format!("job {id} is cancelled"));
     let deadline = Instant::now() + ENDING;
     loop {
         let now = patiently(what, tell, || look(id))?;
         let Some(now) = now.filter(|now| !now.state.is_over()) else { break };
+        if now.is_left_only_on(&target.lost) {
+            let left = now.node_list.unwrap_or_default();
+            return Ok(format!("job {id} has ended but on {left}, which was lost: Slurm still waits for it"));
+        }
         if Instant::now() > deadline {
             let nodes = now.node_list.unwrap_or_else(|| "its nodes".into());
             return Err(Failure::new(
@@ -95,10 +88,10 @@ fn look(id: u64) -> Result<Option<Job>, SlurmTrouble> {
 }
 
 /// A number may by now be another job's: Slurm begins anew some day.
-fn check_is_ours(what: &str, plan: &KillPlan, job: &Job) -> Result<(), Failure> {
+fn check_is_ours(what: &str, run: &RunId, job: &Job) -> Result<(), Failure> {
     let me = user_name(Uid::effective());
-    let odd = if job.name != plan.run.as_str() {
-        format!("job {} is named {:?}, not {}", job.id, job.name, plan.run)
+    let odd = if job.name != run.as_str() {
+        format!("job {} is named {:?}, not {run}", job.id, job.name)
     } else if job.user != me {
         format!("job {} belongs to {}, not to {me}", job.id, job.user)
     } else {

@@ -20,7 +20,6 @@ pub use queue::SlurmQueue;
 pub use turn::{begin_first, begin_next, job_details};
 
 pub(crate) use checks::checks;
-pub use end::JobReport;
 pub(crate) use end::end_job;
 pub(crate) use nodes::SlurmNodes;
 pub(crate) use turn::write_scripts;

@@ -14,11 +14,11 @@ impl Desk {
         let attempt = dir.latest_attempt()?;
         let job = attempt.as_ref().and_then(|attempt| self.fleet.see_job(attempt, self.patience));
         // Those of a job are Slurm's to look for.
-        let files = match job {
-            Some(_) => remote::pid_files(dir)?,
-            None => self.fleet.pid_files(dir, self.patience)?,
+        let (files, lost) = match job {
+            Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(crate::console::now_s())),
+            None => (self.fleet.pid_files(dir, self.patience)?, Vec::new()),
         };
-        plan::kill(&run.id, dir, how, &files, job.as_ref())
+        plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)
     }
 
     /// Signals what a plan says.
@@ -53,14 +53,16 @@ impl Desk {
     }
 
     fn ways_to_end(&self, plan: &KillPlan) -> Result<Vec<Box<dyn Transport>>, Failure> {
-        self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.logins))
+        self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways()))
     }
 }
 
 /// How a kill went, in one line: `3 processes ended on devbox`.
 pub fn report_in_words(report: &KillReport) -> String {
-    if let Some(job) = &report.job {
-        return job.text.clone();
+    match &report.job {
+        Some(Ok(text)) => return text.clone(),
+        Some(Err(failure)) => return failure.to_string(),
+        None => {}
     }
     let of_node = |node: &remote::NodeReport| {
         let gone = node.signalled.saturating_sub(node.left.len());
