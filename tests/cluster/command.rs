@@ -60,6 +60,9 @@ steps = STEPS
 /// How a program goes that hangs at step 8.
 const HANGS: &str = "[ $step != 8 ] || exec sleep 600";
 
+/// How a program goes that hangs at step 8, ends only by force, and leaves something in a session of its own.
+const LEAVES: &str = "[ $step != 8 ] || { trap '' TERM; setsid sleep 601 & exec sleep 600; }";
+
 /// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
 pub fn own(place: &Place, nodes: usize, steps: u64, pace: &str) -> String {
     let share = place.rig.share();
@@ -171,7 +174,7 @@ fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
 #[test]
 fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = own(&place, 2, 12, HANGS);
+    let recipe = own(&place, 2, 12, LEAVES);
     let job = job_file(&place);
     let check = place.does(&format!("check {recipe} --slurm {job}"));
     assert!(
@@ -186,8 +189,11 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
     let collected = place.does("stacks latest");
     assert!(collected.starts_with("stacks of ") && !collected.contains("nothing from"), "{collected}");
-    place.does("kill latest --yes");
-    place.until("every process is gone", || all_gone(&place));
+    place.until("something is in another session", || place.count_on("node01", "sleep 601") == 1);
+    let killed = place.vidtui("kill latest --yes");
+    let gone = ["node01: KILL sent to 1 process", "node01: every process is gone; their GPU memory is released"];
+    assert!(killed.ok && gone.iter().all(|said| killed.err.contains(said)), "{}\n{}", killed.out, killed.err);
+    assert!(all_gone(&place) && place.count_on("node01", "sleep 601") == 0);
     assert!(place.does("status latest").contains("stopped"));
     place.does("resume latest --wait");
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");

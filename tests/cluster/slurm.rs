@@ -183,7 +183,11 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     let attempt = run.read_attempt(3).unwrap();
     assert!(attempt.why == AttemptWhy::Requeue && attempt.start_step > saved, "{attempt:?}");
     place.until_step(&run, 3, attempt.start_step + 1);
-    place.does("kill latest --yes");
+    // Slurm ends it also where nobody else may look.
+    place.rig.verb("nologin node02").unwrap();
+    let killed = place.vidtui("kill latest --yes");
+    assert!(killed.ok && killed.out.contains("not verified on node02"), "{}\n{}", killed.out, killed.err);
+    assert!(["01", "03", "04"].iter().all(|node| killed.err.contains(&format!("node{node}: every process is gone"))));
     assert!(place.all_gone());
 }
 

@@ -124,7 +124,9 @@ pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<No
     let does = match (how, sight.is_waiting()) {
         (_, true) => format!("scancel {id}: it waits in the queue, and is taken out of it"),
         (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
-        (KillHow::Kill, false) => format!("scancel {id}: Slurm sends TERM, then KILL, to every process of it"),
+        (KillHow::Kill, false) => format!(
+            "scancel {id}: Slurm sends TERM, then KILL, to every process of it; what it leaves of the run on its nodes is ended there"
+        ),
     };
     let away =
         if lost.is_empty() { String::new() } else { format!("; {} is not waited for, it was lost", names(&lost)) };

@@ -115,9 +115,9 @@ impl KillReport {
         self.job.as_ref().is_none_or(Result::is_ok) && self.nodes.iter().all(NodeReport::all_gone)
     }
 
-    /// The nodes that did not answer, so that nobody knows what runs there.
+    /// The nodes that did not answer, so that nobody knows what runs there. Of a job, Slurm does.
     pub fn unseen(&self) -> Vec<&NodeId> {
-        self.nodes.iter().filter(|node| node.is_unseen).map(|node| &node.node).collect()
+        self.nodes.iter().filter(|node| node.is_unseen && self.job.is_none()).map(|node| &node.node).collect()
     }
 
     /// Says what did not go as asked, naming each node that could not be dealt with and each process that is left. A stop
@@ -126,7 +126,10 @@ impl KillReport {
         if let Some(Err(failure)) = &self.job {
             return Some(failure.clone());
         }
-        let failures: Vec<&Failure> = self.nodes.iter().filter_map(|node| node.failure.as_ref()).collect();
+        // Many clusters take logins to a node only while a job of the user's runs there.
+        let counts = |node: &&NodeReport| self.job.is_none() || !node.is_unseen;
+        let failures: Vec<&Failure> =
+            self.nodes.iter().filter(counts).filter_map(|node| node.failure.as_ref()).collect();
         let left: Vec<String> = match self.how {
             KillHow::Stop => Vec::new(),
             KillHow::Kill => self.nodes.iter().flat_map(NodeReport::survivors).collect(),
@@ -174,8 +177,18 @@ pub fn execute_kill(
     progress: &mut dyn FnMut(KillProgress),
 ) -> KillReport {
     if let Some(target) = &plan.job {
-        return kill_job(plan, target, progress);
+        return kill_job(plan, target, transports, patience, progress);
     }
+    KillReport { how: plan.how, nodes: end_processes(plan, transports, patience, progress), job: None }
+}
+
+/// Ends the processes of each node, and verifies that they are gone and have given back the memory of their GPUs.
+fn end_processes(
+    plan: &KillPlan,
+    transports: &mut [Box<dyn Transport>],
+    patience: &Patience,
+    progress: &mut dyn FnMut(KillProgress),
+) -> Vec<NodeReport> {
     let mut nodes: Vec<Ending<'_>> = plan.nodes.iter().map(|target| Ending::new(plan, target, transports)).collect();
     let supervisors = (Addressee::Supervisor, Signal::Term);
     match plan.how {
@@ -208,7 +221,7 @@ pub fn execute_kill(
             node.report.failure = record(&plan.dir, node.target).err();
         }
     }
-    KillReport { how: plan.how, nodes: nodes.into_iter().map(|node| node.report).collect(), job: None }
+    nodes.into_iter().map(|node| node.report).collect()
 }
 
 /// Goes on with a kill on the nodes that did not answer, after longer and longer pauses, until each has been dealt with or
@@ -247,19 +260,38 @@ pub fn go_on_killing(
     }
 }
 
-/// Lets Slurm end a run. When it says that the job is over, it has seen to every process of it on every node.
-fn kill_job(plan: &KillPlan, target: &JobKill, progress: &mut dyn FnMut(KillProgress)) -> KillReport {
+/// Lets Slurm end a run, then looks at each node: which processes Slurm takes for the job's depends on how it is set up, and
+/// of a node that is down it says that nothing is left there. What it left is ended as without Slurm.
+fn kill_job(
+    plan: &KillPlan,
+    target: &JobKill,
+    transports: &mut [Box<dyn Transport>],
+    patience: &Patience,
+    progress: &mut dyn FnMut(KillProgress),
+) -> KillReport {
     let mut tell = |text| {
         if let Ok(node) = NodeId::new("Slurm") {
             progress(KillProgress { node, text });
         }
     };
     let mut job = end_job(&plan.run, &plan.dir, target, &mut tell);
-    if target.is_cancelled && job.is_ok() {
-        let mut over = plan.nodes.iter().filter(|node| !target.lost.contains(&node.node));
-        job = over.try_for_each(|node| record(&plan.dir, node)).and(job);
+    let mut nodes = Vec::new();
+    if target.is_cancelled
+        && let Ok(text) = &mut job
+    {
+        nodes = end_processes(plan, transports, patience, progress);
+        for node in nodes.iter().filter(|node| node.is_unseen) {
+            *text += &format!("; not verified on {}: {}", node.node, node.ended_in_words());
+        }
+        // Where nobody could look, Slurm's word counts, but for nodes that it cannot see either.
+        let is_over = |target_node: &&NodeKill| {
+            let seen = nodes.iter().find(|node| node.node == target_node.node);
+            seen.is_some_and(|node| node.is_unseen) && !target.lost.contains(&target_node.node)
+        };
+        let recorded = plan.nodes.iter().filter(is_over).try_for_each(|node| record(&plan.dir, node));
+        job = recorded.and(job);
     }
-    KillReport { how: plan.how, nodes: Vec::new(), job: Some(job) }
+    KillReport { how: plan.how, nodes, job: Some(job) }
 }
 
 /// A node on the way to its end.
@@ -274,6 +306,8 @@ struct Ending<'a> {
     unsent: bool,
     /// Why the node is out of sight.
     blind: Option<RemoteError>,
+    /// Whether Slurm has ended its processes, as far as it knows.
+    is_of_job: bool,
 }
 
 impl<'a> Ending<'a> {
@@ -289,20 +323,30 @@ impl<'a> Ending<'a> {
             )
         });
         let report = NodeReport { failure, ..NodeReport::new(target.node.clone()) };
-        Self { what, target, report, gone: false, pids: BTreeSet::new(), unsent: false, blind: None }
+        Self {
+            what,
+            target,
+            report,
+            gone: false,
+            pids: BTreeSet::new(),
+            unsent: false,
+            blind: None,
+            is_of_job: plan.job.is_some(),
+        }
     }
 
     fn is_done(&self) -> bool {
         self.gone || self.report.failure.is_some()
     }
 
-    /// A node that is out of sight is tried again for as long as there is patience.
+    /// A node that is out of sight is tried again for as long as there is patience, unless Slurm has seen to it.
     fn fail(&mut self, error: RemoteError) {
-        if error.is_blind() {
+        if error.is_blind() && !self.is_of_job {
             self.blind = Some(error);
         } else {
             // It is in sight again.
             self.blind = None;
+            self.report.is_unseen = error.is_blind();
             self.report.failure = Some(error.failure(&*self.what));
         }
     }
