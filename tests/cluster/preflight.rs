@@ -1,5 +1,6 @@
 use std::fs;
 
+use crate::command::own;
 use crate::place::Place;
 
 const CHECK: &str = "check configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4";
@@ -86,6 +87,17 @@ fn gpus_with_errors_or_without_room_are_refused_by_name() {
     let table = shown(&place, CHECK);
     let rows = table.lines().filter(|line| line.contains("GPU ") || line.contains("hint"));
     insta::assert_snapshot!(rows.collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn of_a_command_the_one_node_whose_driver_is_broken_is_refused() {
+    let Some(place) = Place::without_trainer(3) else { return };
+    place.rig.verb("smi node03 mismatch").unwrap();
+    let recipe = own(&place, 3, 20, "true");
+    let table = shown(&place, &format!("check {recipe} --hostfile hostfiles/rig.txt --include node[01-03]"));
+    let refused: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
+    let why = "node node03: node01 has GPUs, but the driver's kernel module is not that of its library, 590.48";
+    assert!(matches!(refused[..], [one] if one.starts_with("✗ GPUs") && one.ends_with(why)), "{table}");
 }
 
 #[test]

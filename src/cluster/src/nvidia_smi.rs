@@ -80,6 +80,12 @@ impl Default for GpuQuery {
 }
 
 impl GpuQuery {
+    /// Asks only for what tells whether GPUs can be used: fields that every driver knows, so that once is enough.
+    pub fn of_use() -> Self {
+        const CELLS: [Cell; 5] = [Cell::Index, Cell::BusId, Cell::MemUsed, Cell::MemTotal, Cell::Ecc];
+        GpuQuery { fields: FIELDS.into_iter().filter(|field| CELLS.contains(&field.cell)).collect() }
+    }
+
     /// Returns the question to ask after one whose answer was that a field is not known: with its former name, or else
     /// without it. `None` when there is nothing to change.
     pub fn without(&self, unknown: &str) -> Option<GpuQuery> {

@@ -82,9 +82,14 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         // A trainer that runs on processors leaves whatever GPUs there are alone.
         let on_gpus = plan.on_gpus(plan.trainer.cuda);
         if on_gpus && !plan.trainer.cuda && !plan.is_command() {
-            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, &launch.node))));
+            checks.push(Check::new(
+                plan,
+                "device",
+                node,
+                Err(preflight::no_gpus(&what, &launch.node, "train.device is \"cuda\"")),
+            ));
         }
-        let gpus = on_gpus.then(|| preflight::local_gpus(&what, plan, &launch.node, transport.as_mut()));
+        let gpus = on_gpus.then(|| preflight::local_gpus(&what, plan, transport.as_mut()));
         checks.extend(gpus.into_iter().flatten().map(|(name, result)| Check::new(plan, name, node, result)));
     }
     checks.extend(programs(&what, plan, transports));

@@ -1,6 +1,6 @@
 # Says what a launch needs to know of a node. One fact to a line; a last line says that all were told.
 export LC_ALL=C
-@ONE_LINE
+one_line() { tr '\n\t' '  ' | cut -c 1-300; }
 # Containers of one machine have the boot in common, and not their processes.
 echo "machine $(cat /proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
 if [ -x @TRAINER ]; then

@@ -1,23 +1,27 @@
-if command -v nvidia-smi >/dev/null; then
-    if said=$(timeout 20 nvidia-smi -L 2>&1); then
-        echo "gpus $(printf '%s\n' "$said" | grep -c '^GPU ')"
-        timeout 20 nvidia-smi --query-compute-apps=pid,used_memory,process_name --format=csv,noheader,nounits 2>/dev/null |
-            while IFS=', ' read -r pid memory name; do
-                case $pid in '' | *[!0-9]*) continue ;; esac
-                user=$(ps -o user= -p "$pid" 2>/dev/null | tr -d ' ')
-                printf 'app %s %s %s %s\n' "$pid" "${user:-?}" "$memory" "$name"
-            done
-        timeout 20 nvidia-smi --query-gpu=index,memory.used,memory.total,ecc.errors.uncorrected.volatile.total \
-            --format=csv,noheader,nounits 2>/dev/null | sed 's/^/gpu /'
+# Prints an answer of nvidia-smi, and how it ended. One that hangs is ended.
+ask_gpus() { # NAME ARGUMENT...
+    name=$1
+    shift
+    said=$(timeout -k 2 20 nvidia-smi "$@" 2>&1)
+    status=$?
+    printf '%s\n' "$said" | sed "s/^/$name /"
+    echo "${name}_status $status"
+}
+ask_gpus gpu "$query" "$format"
+# What is not there, or hangs, need not be asked again.
+case $status in
+    124 | 127 | 137) ;;
+    *)
+        # By the number that is NVIDIA's.
+        grep -qsi '^0x10de' /sys/bus/pci/devices/*/vendor && echo "plugged_in yes"
+        ask_gpus app "$apps" "$format"
+        pids=$(printf '%s\n' "$said" | awk -F ', ' '$2 ~ /^[0-9]+$/ { print $2 }' | sort -u | tr '\n' ' ')
+        [ -z "$pids" ] || ps -o pid= -o user:32= -p "${pids% }" | sed 's/^ */owner /'
         # Whoever may not read the kernel's log is told so by its status.
         if said=$(dmesg 2>/dev/null); then
             printf '%s\n' "$said" | grep 'NVRM: Xid' | tail -n 50 | sed 's/^/xid /'
         else
             echo "log unread"
         fi
-    else
-        echo "smi $? $(printf '%s' "$said" | one_line)"
-    fi
-else
-    echo "gpus none"
-fi
+        ;;
+esac

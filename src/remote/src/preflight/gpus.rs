@@ -1,0 +1,183 @@
+//! What nodes tell of their GPUs, and what is to be said of it.
+
+use std::collections::BTreeMap;
+
+use cluster::nvidia_smi::{Answer, COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
+use cluster::{GpuSample, NodeId, Xid, XidAction};
+use plan::{LaunchPlan, counted, size};
+use rundir::Failure;
+
+use super::rows::{Found, Row, Usual};
+use super::{Told, now_s};
+
+const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
+/// Memory that the driver takes for itself.
+const DRIVER_MIB: u64 = 1024;
+
+/// The part of a script that is about GPUs.
+pub(super) fn script() -> String {
+    format!("query='{}' format='{FORMAT}' apps='{COMPUTE_APPS}'\n{SCRIPT}", GpuQuery::of_use())
+}
+
+/// What a node tells of its GPUs.
+pub(super) struct Gpus {
+    /// Those that nvidia-smi lists.
+    listed: Vec<GpuSample>,
+    /// Why it does not list all there are.
+    troubles: Vec<SmiTrouble>,
+    /// Whether something of NVIDIA's is plugged in.
+    are_plugged_in: bool,
+    apps: Answer<ComputeApp>,
+    owners: BTreeMap<u32, String>,
+    xids: Vec<Xid>,
+    /// Whether the kernel's log may be read.
+    is_log_read: bool,
+}
+
+impl Gpus {
+    pub(super) fn read(told: &Told) -> Self {
+        let text = |name| told.all(name).map(|line| format!("{line}\n")).collect::<String>();
+        let status = |name| told.get(name).and_then(|status| status.parse().ok());
+        let Answer { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        let owner =
+            |row: &str| row.split_once(' ').and_then(|(pid, user)| Some((pid.parse().ok()?, user.trim().into())));
+        Self {
+            listed,
+            troubles,
+            are_plugged_in: told.get("plugged_in").is_some(),
+            apps: read_compute_apps(&text("app"), status("app_status")),
+            owners: told.all("owner").filter_map(owner).collect(),
+            xids: told.all("xid").filter_map(Xid::read).collect(),
+            is_log_read: told.get("log") != Some("unread"),
+        }
+    }
+
+    /// Whether the node has GPUs: nvidia-smi lists some, or would if its driver were well. Programs for GPUs are also
+    /// installed where there are none, so that it fails is no sign.
+    pub(super) fn are_there(&self) -> bool {
+        use SmiTrouble::{GpuLost, TimedOut, VersionMismatch};
+        let ails = |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
+        !self.listed.is_empty() || self.are_plugged_in || self.troubles.iter().any(ails)
+    }
+
+    /// Why nvidia-smi lists none, or not all; having none is no trouble.
+    fn trouble(&self) -> Option<&SmiTrouble> {
+        self.troubles.iter().find(|trouble| !matches!(trouble, SmiTrouble::NotFound))
+    }
+}
+
+/// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
+pub(crate) fn no_gpus(what: &str, node: &NodeId, because: &str) -> Failure {
+    Failure::new(
+        what,
+        format!("node {node}: {because}, and the trainer finds no GPU there"),
+        "see `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; leave the node out \
+         (--exclude), or set train.device = \"cpu\"",
+    )
+}
+
+/// The rows of a node's GPUs.
+pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual: &Usual<'_>) -> Vec<Row> {
+    let gpus = Gpus::read(told);
+    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
+    let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &fail))];
+    if !gpus.listed.is_empty() {
+        rows.push(("GPU processes", processes_row(&gpus, &fail)));
+        rows.push(("GPU memory", memory_row(&gpus.listed, ranks, &fail)));
+        rows.push(("GPU errors", errors_row(&gpus, &fail)));
+    }
+    rows
+}
+
+/// Where one node computes on GPUs, each must: `why` says whose are the reason.
+fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: &dyn Fn(String, &str) -> Found) -> Found {
+    const OR_ELSE: &str = "leave the node out (--exclude), or waive it: --waive GPUs";
+    let listed = gpus.listed.len();
+    let Some(why) = why else {
+        return Ok(match (gpus.trouble(), listed) {
+            (Some(trouble), 0) => format!("none, and none needed: {trouble}"),
+            (None, 0) => "none, and none needed".into(),
+            (_, listed) => format!("{listed}, not used: this trainer runs on CPUs"),
+        });
+    };
+    match gpus.trouble() {
+        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {OR_ELSE}", trouble.fix())),
+        None if listed == 0 => {
+            fail(format!("{why}, but there is no nvidia-smi"), &format!("install NVIDIA's driver, {OR_ELSE}"))
+        }
+        None if ranks > listed => fail(
+            format!("{} are to run on {}", counted(ranks, "rank"), counted(listed, "GPU")),
+            "give it fewer slots in the hostfile",
+        ),
+        None => Ok(format!("{} on {listed}", counted(ranks, "rank"))),
+    }
+}
+
+/// Processes that were there before the run.
+fn processes_row(gpus: &Gpus, fail: &dyn Fn(String, &str) -> Found) -> Found {
+    const WAIVE: &str = "or waive it: --waive 'GPU processes'";
+    let in_words = |app: &ComputeApp| {
+        let (pid, name) = (app.process.pid.value()?, &app.process.name);
+        let user = gpus.owners.get(&pid).map_or("?", String::as_str);
+        let memory = app.process.mem_used_mib.value().map_or(String::new(), |mib| format!(" with {}", size(mib << 20)));
+        Some(format!("process {pid} of {user}{memory} ({name})"))
+    };
+    let apps: Vec<String> = gpus.apps.rows.iter().filter_map(in_words).collect();
+    if !apps.is_empty() {
+        let fix = "end what is left over (vidtui kill --pattern), leave the node out (--exclude)";
+        return fail(format!("its GPUs are in use: {}", apps.join("; ")), &format!("{fix}, {WAIVE}"));
+    }
+    let cannot = "what is left over on its GPUs cannot be told";
+    match (gpus.apps.troubles.first(), gpus.apps.rows.len()) {
+        (Some(trouble), _) => fail(format!("{cannot}: {trouble}"), &format!("{}; {WAIVE}", trouble.fix())),
+        (None, 0) => Ok("none left over".into()),
+        (None, hidden) => fail(
+            format!("{cannot}: nvidia-smi hides {} from this user", counted(hidden, "process")),
+            &format!("see `sudo nvidia-smi` there, {WAIVE}"),
+        ),
+    }
+}
+
+/// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
+fn memory_row(gpus: &[GpuSample], ranks: usize, fail: &dyn Fn(String, &str) -> Found) -> Found {
+    let ours = || gpus.iter().filter(|gpu| (gpu.index as usize) < ranks.max(1));
+    let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
+    let taken: Vec<String> = ours()
+        .filter_map(|gpu| Some((gpu.index, memory(gpu).filter(|(used, _)| *used > DRIVER_MIB)?)))
+        .map(|(index, (used, total))| format!("{} of {} of GPU {index}", size(used << 20), size(total << 20)))
+        .collect();
+    if !taken.is_empty() {
+        return fail(
+            format!("memory is taken: {}", taken.join(", ")),
+            "end what holds it (vidtui kill --pattern), leave the node out (--exclude), or waive it: --waive 'GPU memory'",
+        );
+    }
+    let free = ours().filter_map(memory).map(|(used, total)| total.saturating_sub(used) << 20).min();
+    Ok(free.map_or("it cannot be told".into(), |least| format!("{} free", size(least))))
+}
+
+/// Errors since the driver was loaded: some need a reset of the GPU before it computes what it should.
+fn errors_row(gpus: &Gpus, fail: &dyn Fn(String, &str) -> Found) -> Found {
+    let memory = gpus.listed.iter().filter_map(|gpu| {
+        let errors = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0)?;
+        let errors = counted(usize::try_from(errors).unwrap_or(usize::MAX), "memory error");
+        Some(format!("{errors} of GPU {} that could not be corrected", gpu.index))
+    });
+    let mut bad: Vec<String> = memory.collect();
+    let mut xids = gpus.xids.clone();
+    xids.sort();
+    xids.dedup();
+    let worst = xids.iter().map(Xid::action).max();
+    bad.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(Xid::to_string));
+    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(Xid::to_string).collect();
+    if !bad.is_empty() {
+        let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
+        return fail(bad.join("; "), &format!("{fix}; or waive it: --waive 'GPU errors'"));
+    }
+    let log = if gpus.is_log_read { "" } else { ", as far as may be read (dmesg may not)" };
+    match &harmless[..] {
+        [] => Ok(format!("none{log}")),
+        some => Ok(format!("{}, of programs that failed", some.join("; "))),
+    }
+}

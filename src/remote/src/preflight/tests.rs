@@ -1,0 +1,175 @@
+//! What is said of nodes whose answers are made up.
+
+use camino::Utf8Path;
+use cluster::Hostfile;
+use plan::{Context, LaunchRequest, Place, Trainer, launch};
+use recipe::Recipe;
+
+use super::rows::usual_offset;
+use super::*;
+
+const SHA: &str = "5d41402abc4b2a76b9719d911017c592";
+/// What a healthy node tells.
+const WELL: &str = concat!(
+    "sha256 5d41402abc4b2a76b9719d911017c592\n",
+    "version {\"libtorch\":\"2.11.0\",\"cuda\":true}\n",
+    "visible yes\nwritable yes\nfree_kib 900000000\ninodes 100000\ndata yes\n",
+    "port 29500 free\nport 29501 free\n",
+    "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
+);
+/// What nvidia-smi says after an update of the driver, until the next boot.
+const MISMATCH: (&str, &str) = (
+    "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
+    "gpu Failed to initialize NVML: Driver/library version mismatch\ngpu NVML library version: 590.48\ngpu_status 18\n",
+);
+/// What the shell says where there is none.
+const NO_SMI: (&str, &str) =
+    (MISMATCH.0, "gpu timeout: failed to run command 'nvidia-smi': No such file\ngpu_status 127\n");
+
+fn recipe(path: &str, sets: &[&str]) -> Recipe {
+    let path = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+    recipe::load(&path, &sets).unwrap().recipe
+}
+
+/// Three nodes with a rank each.
+fn plan_of(recipe: &Recipe) -> LaunchPlan {
+    let nodes = Hostfile::parse("node[01-03] slots=1").unwrap();
+    let context = Context {
+        now_s: 1_795_146_012.0,
+        random: 12345,
+        by: "ada@vm".into(),
+        runs_root: "/runs".into(),
+        git_commit: None,
+        trainer: Trainer {
+            path: "/opt/vidtui-train".into(),
+            version: "0.1.0".into(),
+            tch: "0.24.0".into(),
+            libtorch: "2.11.0".into(),
+            cuda: false,
+            sha256: SHA.into(),
+        },
+        program: "/opt/vidtui".into(),
+        place: Place::hostfile(&nodes, 3, "hosts.txt"),
+    };
+    launch(&LaunchRequest { recipe, name: None, stage: None, init: None }, &context).unwrap()
+}
+
+fn embedded(sets: &[&str]) -> LaunchPlan {
+    plan_of(&recipe("configs/demo/2s.toml", &[&["mesh.dp_shard=3", "train.global_batch=6"], sets].concat()))
+}
+
+fn command() -> LaunchPlan {
+    plan_of(&recipe("tests/fixtures/configs/valid/command.toml", &[]))
+}
+
+/// The ✗ of three nodes of which each tells what a healthy one does, but for these changes.
+fn refusals(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<String> {
+    let answers: Vec<(NodeId, Answered)> = changes
+        .iter()
+        .zip(&plan.nodes)
+        .map(|(changes, launch)| {
+            let text = changes.iter().fold(format!("{WELL}end\n"), |text, (old, new)| {
+                assert!(text.contains(old), "{old} is not in\n{text}");
+                text.replace(old, new)
+            });
+            let told = Told::read(&text).unwrap();
+            (launch.node.clone(), Answered { round_trip: Duration::from_millis(1), ahead_s: 0.0, told })
+        })
+        .collect();
+    let answers: Vec<(&NodeId, &Answered)> = answers.iter().map(|(node, answered)| (node, answered)).collect();
+    let usual = Usual::of(plan, &answers);
+    let rows = answers.iter().flat_map(|(node, answered)| rows("cannot launch", plan, node, answered, &usual));
+    rows.filter_map(|(name, found)| Some(format!("{name}: {}", found.err()?.why))).collect()
+}
+
+#[test]
+fn the_node_whose_gpus_are_broken_is_refused_where_others_have_some() {
+    let none: &[(&str, &str)] = &[];
+    let mismatch = "the driver's kernel module is not that of its library, 590.48";
+    assert_eq!(refusals(&command(), [none; 3]), [""; 0]);
+    assert_eq!(
+        refusals(&command(), [none, none, &[MISMATCH]]),
+        [format!("GPUs: node node03: node01 has GPUs, but {mismatch}")]
+    );
+    assert_eq!(
+        refusals(&command(), [&[NO_SMI], none, none]),
+        ["GPUs: node node01: node02 has GPUs, but there is no nvidia-smi"]
+    );
+    // A driver that does not work is one that is meant to.
+    assert_eq!(refusals(&command(), [&[MISMATCH]; 3])[0], format!("GPUs: node node01: it has GPUs, but {mismatch}"));
+    assert_eq!(refusals(&command(), [&[NO_SMI]; 3]), [""; 0], "a command for CPUs");
+
+    let cpu = embedded(&["train.device=cpu"]);
+    assert_eq!(refusals(&cpu, [none, none, &[MISMATCH]]), [""; 0]);
+}
+
+#[test]
+fn a_trainer_that_finds_gpus_on_some_nodes_and_not_on_others_is_refused_there() {
+    let none: &[(&str, &str)] = &[];
+    let blind = ("\"cuda\":true", "\"cuda\":false");
+    assert_eq!(
+        refusals(&embedded(&[]), [none, &[blind], none]),
+        ["libtorch: node node02: node01 has GPUs, and the trainer finds no GPU there"]
+    );
+    assert_eq!(refusals(&embedded(&[]), [&[blind]; 3]), [""; 0], "it is one for CPUs");
+    let wanted = refusals(&embedded(&["train.device=cuda"]), [&[blind]; 3]);
+    assert_eq!(wanted[0], "libtorch: node node01: train.device is \"cuda\", and the trainer finds no GPU there");
+    assert_eq!(wanted.len(), 3);
+}
+
+#[test]
+fn the_libtorch_that_differs_from_most_is_refused_unless_it_is_about_to_be_replaced() {
+    let other = ("2.11.0", "2.10.0");
+    let odd = [&[other][..], &[], &[]];
+    let why = ["libtorch: node node01: its libtorch is 2.10.0, that of node02 is 2.11.0"];
+    assert_eq!(refusals(&embedded(&[]), odd), why);
+    let pushed = LaunchPlan { push: true, ..embedded(&[]) };
+    assert_eq!(refusals(&pushed, odd), why);
+    assert_eq!(refusals(&pushed, [&[other, (SHA, "another")], &[], &[]]), [""; 0]);
+}
+
+#[test]
+fn what_is_left_over_on_gpus_is_told_or_that_it_cannot_be() {
+    let of = |answer: &str| refusals(&command(), [&[("app \napp_status 0\n", answer)], &[], &[]]);
+    let uuid = "GPU-5a7e0001-11d2-4c33-9d01-60b5c0ffee01";
+    assert_eq!(
+        of(&format!("app {uuid}, 12, python train.py, 70000\napp_status 0\nowner 12 ada\n")),
+        ["GPU processes: node node01: its GPUs are in use: process 12 of ada with 68.4 GiB (python train.py)"]
+    );
+    let cannot = "GPU processes: node node01: what is left over on its GPUs cannot be told";
+    let permissions = "[Insufficient Permissions]";
+    assert_eq!(
+        of(&format!("app {uuid}, {permissions}, {permissions}, {permissions}\napp_status 0\n")),
+        [format!("{cannot}: nvidia-smi hides 1 process from this user")]
+    );
+    assert_eq!(of("app \napp_status 124\n"), [format!("{cannot}: nvidia-smi hangs")]);
+    assert_eq!(of("app \napp_status 1\n"), [format!("{cannot}: nvidia-smi ended with status 1 and no word")]);
+    assert_eq!(of("app \napp_status 0\n"), [""; 0]);
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_named_though_the_others_answer() {
+    let lost = "gpu Unable to determine the device handle for GPU1: 0000:20:00.0: GPU is lost.  Reboot the system\ngpu_status 15\n";
+    assert_eq!(
+        refusals(&command(), [&[("gpu_status 0\n", lost)], &[], &[]]),
+        ["GPUs: node node01: it has GPUs, but GPU 1 at 0000:20:00.0 does not answer: GPU is lost"]
+    );
+}
+
+#[test]
+fn the_clock_that_differs_from_most_is_the_one_that_is_wrong() {
+    assert_eq!(usual_offset(vec![]), 0.0);
+    assert_eq!(usual_offset(vec![7.0]), 7.0);
+    assert_eq!(usual_offset(vec![0.1, 7.0]), 0.1);
+    assert_eq!(usual_offset(vec![7.0, 7.1, 7.2]), 7.1, "this machine's own");
+    assert_eq!(usual_offset(vec![-7.0, 0.2, 0.1]), 0.1);
+}
+
+#[test]
+fn an_answer_counts_only_when_it_is_whole() {
+    let told = Told::read("sha256 abc\nvisible yes\nend\n").unwrap();
+    assert_eq!((told.get("sha256"), told.get("visible"), told.get("data")), (Some("abc"), Some("yes"), None));
+    assert_eq!(Told::read("sha256 abc\nvisi"), None);
+    assert_eq!(Told::read(""), None);
+}
