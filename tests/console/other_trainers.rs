@@ -170,6 +170,24 @@ fn nobody_tells_the_secret(place: &Place, dir: &RunDir) {
 }
 
 #[test]
+fn a_command_on_this_machine_is_kept_off_gpus_that_are_in_use() {
+    let place = place();
+    let checked = place.works(&["check", "configs/own/own.toml"]);
+    assert!(checked.contains("✓ GPUs           none, and none needed"), "{checked}");
+    assert!(checked.lines().any(|line| line.starts_with("✓ inodes")), "{checked}");
+    place.nvidia_smi(
+        r#"case $1 in
+            --query-gpu=*) printf '%s, 00000000:19:00.0, 0, 81559, 0\n' 0 1 ;;
+            *) echo 'GPU-5a7e0000-11d2-4c33-9d00-60b5c0ffee00, 1, python train.py, 70000' ;;
+        esac"#,
+    );
+    let refused = place.refuses(&["launch", "configs/own/own.toml"]);
+    assert!(refused.contains("its GPUs are in use: process 1 of root with 68.4 GiB (python train.py)"), "{refused}");
+    assert!(place.runs().is_empty());
+    place.works(&["check", "configs/own/own.toml", "--waive", "GPU processes"]);
+}
+
+#[test]
 fn what_a_command_will_be_is_checked_and_shown_word_for_word() {
     let place = place();
     let checked = place.works(&["check", "configs/own/own.toml"]);

@@ -4,6 +4,7 @@ use crate::fake_trainer;
 use crate::pty::{PATIENCE, Pty};
 use camino::Utf8PathBuf;
 use rundir::{Liveness, RunDir};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,7 +34,10 @@ impl Place {
         let root = Utf8PathBuf::from_path_buf(folder.path().canonicalize().unwrap()).unwrap();
         let trainer = fake_trainer::install(&root);
         let env = vec![("VIDTUI_TRAIN".to_owned(), trainer.to_string()), ("USER".to_owned(), "ada".to_owned())];
-        let place = Self { root, env, _folder: folder };
+        let path = format!("{root}/bin:{}", std::env::var("PATH").unwrap_or_default());
+        let place = Self { root, env, _folder: folder }.with("PATH", &path);
+        // What GPUs this machine has, and who uses them, is none of a test's business.
+        place.nvidia_smi("exit 127");
         place.write("configs/small/curriculum.toml", CURRICULUM);
         place.write("configs/small/short.toml", SHORT);
         place.write("configs/small/long.toml", LONG);
@@ -49,6 +53,13 @@ impl Place {
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Says what nvidia-smi does from now on, in words of a shell.
+    pub fn nvidia_smi(&self, does: &str) {
+        self.write("bin/nvidia-smi", &format!("#!/bin/sh\n{does}\n"));
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(self.root.join("bin/nvidia-smi"), mode).unwrap();
     }
 
     /// Writes a file.

@@ -77,20 +77,12 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
             checks.push(Check::new(plan, "node", node, Err(preflight::no_way(&what, &launch.node))));
             continue;
         };
-        checks.push(Check::new(plan, "node", node, Ok("reachable".to_owned())));
-        checks.push(Check::new(plan, "disk", node, disk(&what, plan, transport.as_mut())));
-        // A trainer that runs on processors leaves whatever GPUs there are alone.
-        let on_gpus = plan.on_gpus(plan.trainer.cuda);
-        if on_gpus && !plan.trainer.cuda && !plan.is_command() {
-            checks.push(Check::new(
-                plan,
-                "device",
-                node,
-                Err(preflight::no_gpus(&what, &launch.node, "train.device is \"cuda\"")),
-            ));
+        if plan.on_gpus(plan.trainer.cuda) && !plan.trainer.cuda {
+            let because = "train.device is \"cuda\"";
+            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, &launch.node, because))));
         }
-        let gpus = on_gpus.then(|| preflight::local_gpus(&what, plan, transport.as_mut()));
-        checks.extend(gpus.into_iter().flatten().map(|(name, result)| Check::new(plan, name, node, result)));
+        let rows = preflight::of_this_machine(&what, plan, transport.as_mut());
+        checks.extend(rows.into_iter().map(|(name, result)| Check::new(plan, name, node, result)));
     }
     checks.extend(programs(&what, plan, transports));
     checks

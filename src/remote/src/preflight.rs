@@ -1,5 +1,6 @@
 //! What must hold on every node before a run starts there: asked of all nodes at once, in two commands each.
 
+mod disks;
 mod gpus;
 mod rows;
 #[cfg(test)]
@@ -18,7 +19,7 @@ use rundir::Failure;
 use crate::at_once::at_once;
 use crate::checks::{Check, weights_dir};
 use crate::command::Command;
-use crate::{RemoteError, Transport, now_s, script};
+use crate::{RemoteError, Transport, now_s};
 pub(crate) use gpus::no_gpus;
 use rows::{Row, Usual, rows};
 
@@ -145,20 +146,28 @@ fn odd(node: &NodeId, command: &Command, answer: &str) -> RemoteError {
     RemoteError::Odd { node: node.clone(), action: command.action.clone(), answer }
 }
 
-/// Checks the GPUs of this machine.
-pub(crate) fn local_gpus(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Vec<Row> {
-    match tell(transport, &format!("export LC_ALL=C\n{}echo end\n", gpus::script())) {
-        Ok(told) => {
-            let node = transport.node();
-            let answered = Answered { round_trip: Duration::ZERO, ahead_s: 0.0, told };
-            gpus::rows(what, plan, node, &answered.told, &Usual::of(plan, &[(node, &answered)]))
-        }
-        Err(error) => vec![("GPUs", Err(error.failure(what)))],
+/// Checks this machine.
+pub(crate) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Vec<Row> {
+    // Our own trainer, where it runs on processors, leaves whatever GPUs there are alone. Of a command nobody knows.
+    let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
+    let gpus = if with_gpus { gpus::script() } else { String::new() };
+    let told = match tell(transport, &format!("export LC_ALL=C\n{}{gpus}echo end\n", disks::script(plan))) {
+        Ok(told) => told,
+        Err(error) => return vec![("node", Err(error.failure(what)))],
+    };
+    let node = transport.node();
+    let fail = |why: String, fix: &str| Err(Failure::new(what, why, fix));
+    let mut rows = vec![("node", Ok("reachable".to_owned()))];
+    rows.extend(disks::rows(plan, &told, &fail));
+    if with_gpus {
+        let answered = Answered { round_trip: Duration::ZERO, ahead_s: 0.0, told };
+        let usual = Usual::of(plan, &[(node, &answered)]);
+        rows.extend(gpus::rows(what, plan, node, &answered.told, &usual));
     }
+    rows
 }
 
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
-    let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
     let data = plan.run.recipe().map_or_else(|_| Utf8PathBuf::new(), |recipe| recipe.data.index);
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();
@@ -167,7 +176,7 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
         .replace("@TRAINER", &quote(plan.trainer.path.as_str()))
         .replace("@MARKER", &quote(marker.path.as_str()))
         .replace("@TOKEN", &quote(&marker.token))
-        .replace("@EXISTING", &script::existing(runs))
+        .replace("@DISKS\n", &disks::script(plan))
         .replace("@DATA", &quote(data.as_str()))
         .replace("@MANIFEST", if plan.attempt.checkpoint.is_some() { "." } else { "manifest.toml" })
         .replace("@WEIGHTS", &quote(weights.as_str()))

@@ -7,7 +7,7 @@ use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::{LaunchPlan, counted, size};
 use rundir::Failure;
 
-use super::rows::{Found, Row, Usual};
+use super::rows::{Fail, Found, Row, Usual};
 use super::{Told, now_s};
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
@@ -91,7 +91,7 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, us
 }
 
 /// Where one node computes on GPUs, each must: `why` says whose are the reason.
-fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: &dyn Fn(String, &str) -> Found) -> Found {
+fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: Fail<'_>) -> Found {
     const OR_ELSE: &str = "leave the node out (--exclude), or waive it: --waive GPUs";
     let listed = gpus.listed.len();
     let Some(why) = why else {
@@ -115,7 +115,7 @@ fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: &dyn Fn(String
 }
 
 /// Processes that were there before the run.
-fn processes_row(gpus: &Gpus, fail: &dyn Fn(String, &str) -> Found) -> Found {
+fn processes_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
     const WAIVE: &str = "or waive it: --waive 'GPU processes'";
     let in_words = |app: &ComputeApp| {
         let (pid, name) = (app.process.pid.value()?, &app.process.name);
@@ -140,7 +140,7 @@ fn processes_row(gpus: &Gpus, fail: &dyn Fn(String, &str) -> Found) -> Found {
 }
 
 /// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
-fn memory_row(gpus: &[GpuSample], ranks: usize, fail: &dyn Fn(String, &str) -> Found) -> Found {
+fn memory_row(gpus: &[GpuSample], ranks: usize, fail: Fail<'_>) -> Found {
     let ours = || gpus.iter().filter(|gpu| (gpu.index as usize) < ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
     let taken: Vec<String> = ours()
@@ -158,7 +158,7 @@ fn memory_row(gpus: &[GpuSample], ranks: usize, fail: &dyn Fn(String, &str) -> F
 }
 
 /// Errors since the driver was loaded: some need a reset of the GPU before it computes what it should.
-fn errors_row(gpus: &Gpus, fail: &dyn Fn(String, &str) -> Found) -> Found {
+fn errors_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
     let memory = gpus.listed.iter().filter_map(|gpu| {
         let errors = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0)?;
         let errors = counted(usize::try_from(errors).unwrap_or(usize::MAX), "memory error");

@@ -1,21 +1,21 @@
 //! What is to be said of a node, from what it told and what the others did.
 
 use cluster::NodeId;
-use plan::{CLOCKS_APART_S, LaunchPlan, check_disk};
+use plan::{CLOCKS_APART_S, LaunchPlan};
 use rundir::Failure;
 use serde::Deserialize;
 
+use super::disks;
 use super::gpus::{self, Gpus, no_gpus};
 use super::{Answered, Told};
-use crate::checks::{room, weights_dir};
-
-/// Files that a run makes, and some room: logs and checkpoints have far fewer.
-const INODES: u64 = 10_000;
+use crate::checks::weights_dir;
 
 /// What was found, or what is wrong.
 pub(super) type Found = Result<String, Failure>;
 /// What was looked at, and what was found.
 pub(super) type Row = (&'static str, Found);
+/// Makes a refusal of why, and what to do.
+pub(super) type Fail<'a> = &'a dyn Fn(String, &str) -> Found;
 
 /// What `vidtui-train version --json` prints, as far as it matters here.
 #[derive(Deserialize)]
@@ -108,7 +108,7 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answ
     let told = &answered.told;
     let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
     let yes = |name: &str| told.get(name) == Some("yes");
-    let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
+    let runs = disks::runs(plan);
     let mut rows = vec![("node", Ok(format!("answers in {:.0} ms", answered.round_trip.as_secs_f64() * 1e3)))];
 
     let apart_s = answered.ahead_s - usual.ahead_s;
@@ -156,35 +156,14 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answ
                 format!("{runs} is not the folder that this machine sees under that name"),
                 "put the runs on a file system that all nodes share, and name it with --runs DIR",
             )
-        } else if !yes("writable") {
+        } else if !yes("runs_writable") {
             fail(format!("{runs} cannot be written to"), "change its permissions, or log in as another user")
         } else {
             Ok(format!("{runs}, the same as here"))
         },
     ));
 
-    let free = told.get("free_kib").and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib * 1024);
-    rows.push((
-        "disk",
-        match free {
-            Some(free) => check_disk(what, &plan.disk, free, runs).map(|()| room(plan, free)),
-            None => fail(format!("df does not tell the free space of {runs}"), "look at its disks: df"),
-        },
-    ));
-    // File systems that make them as they need have no number to tell.
-    if let Some(inodes) = told.get("inodes").and_then(|text| text.parse::<u64>().ok()).filter(|inodes| *inodes > 0) {
-        rows.push((
-            "inodes",
-            if inodes < INODES {
-                fail(
-                    format!("{runs} has room for {inodes} more files"),
-                    "remove some there, or choose another disk with --runs",
-                )
-            } else {
-                Ok(format!("{inodes} free"))
-            },
-        ));
-    }
+    rows.extend(disks::rows(plan, told, &fail));
 
     let data = plan.run.recipe().map(|recipe| recipe.data.index);
     if !is_command {

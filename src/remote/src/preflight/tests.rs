@@ -13,7 +13,7 @@ const SHA: &str = "5d41402abc4b2a76b9719d911017c592";
 const WELL: &str = concat!(
     "sha256 5d41402abc4b2a76b9719d911017c592\n",
     "version {\"libtorch\":\"2.11.0\",\"cuda\":true}\n",
-    "visible yes\nwritable yes\nfree_kib 900000000\ninodes 100000\ndata yes\n",
+    "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\ndata yes\n",
     "port 29500 free\nport 29501 free\n",
     "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
 );

@@ -14,12 +14,7 @@ else
     echo "missing"
 fi
 [ "$(cat @MARKER 2>/dev/null)" = @TOKEN ] && echo "visible yes" || echo "visible no"
-@EXISTING
-[ -w "$dir" ] && echo "writable yes" || echo "writable no"
-set -- $(df -Pk "$dir" | tail -n 1)
-echo "free_kib $4"
-set -- $(df -Pi "$dir" 2>/dev/null | tail -n 1)
-echo "inodes ${4:--}"
+@DISKS
 [ -r @DATA ] && echo "data yes" || echo "data no"
 [ -z @WEIGHTS ] || { [ -r @WEIGHTS/@MANIFEST ] && echo "weights yes" || echo "weights no"; }
 [ -z @ADDRESS ] || for port in @PORT $((@PORT + 1)); do
