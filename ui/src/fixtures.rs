@@ -311,6 +311,7 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         replaces: None,
         waived: vec![],
         push: false,
+        data: vec![],
     })
 }
 

@@ -44,6 +44,9 @@ pub struct LaunchPlan {
     /// Whether the trainer is copied to nodes that have another one or none.
     #[serde(default)]
     pub push: bool,
+    /// Files of the data set that every node must be able to read: a few for all, which would take long.
+    #[serde(default)]
+    pub data: Vec<Utf8PathBuf>,
 }
 
 /// What is started on one node.
@@ -147,6 +150,7 @@ impl Draft<'_> {
             replaces: None,
             waived: Vec::new(),
             push: self.recipe.run.push_trainer,
+            data: Vec::new(),
         }
     }
 }

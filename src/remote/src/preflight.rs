@@ -168,7 +168,8 @@ pub(crate) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn
 }
 
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
-    let data = plan.run.recipe().map_or_else(|_| Utf8PathBuf::new(), |recipe| recipe.data.index);
+    let index = plan.run.recipe().ok().filter(|_| !plan.is_command()).map(|recipe| recipe.data.index);
+    let data: Vec<String> = index.iter().chain(&plan.data).map(|file| quote(file.as_str())).collect();
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();
     SCRIPT
@@ -177,7 +178,7 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
         .replace("@MARKER", &quote(marker.path.as_str()))
         .replace("@TOKEN", &quote(&marker.token))
         .replace("@DISKS\n", &disks::script(plan))
-        .replace("@DATA", &quote(data.as_str()))
+        .replace("@DATA", &data.join(" "))
         .replace("@MANIFEST", if plan.attempt.checkpoint.is_some() { "." } else { "manifest.toml" })
         .replace("@WEIGHTS", &quote(weights.as_str()))
         .replace("@ADDRESS", &quote(address))

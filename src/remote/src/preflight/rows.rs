@@ -165,17 +165,20 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answ
 
     rows.extend(disks::rows(plan, told, &fail));
 
-    let data = plan.run.recipe().map(|recipe| recipe.data.index);
     if !is_command {
+        let unread: Vec<&str> = told.all("unread").collect();
         rows.push((
             "data",
-            match &data {
-                Ok(index) if yes("data") => Ok(index.to_string()),
-                Ok(index) => fail(
-                    format!("data set {index} cannot be read"),
-                    "put it on a file system that all nodes share, or copy it to the same place on each",
-                ),
-                Err(error) => Err(Failure::new(what, error.to_string(), "launch it again")),
+            match (plan.run.recipe(), &unread[..]) {
+                (Ok(recipe), []) => Ok(recipe.data.index.to_string()),
+                (Ok(_), [first, others @ ..]) => {
+                    let others = if others.is_empty() { "" } else { ", nor can others of it" };
+                    fail(
+                        format!("{first} of the data set cannot be read{others}"),
+                        "put it on a file system that all nodes share, or copy it to the same place on each",
+                    )
+                }
+                (Err(error), _) => Err(Failure::new(what, error.to_string(), "launch it again")),
             },
         ));
     }

@@ -7,13 +7,14 @@ use recipe::Recipe;
 
 use super::rows::usual_offset;
 use super::*;
+use crate::Local;
 
 const SHA: &str = "5d41402abc4b2a76b9719d911017c592";
 /// What a healthy node tells.
 const WELL: &str = concat!(
     "sha256 5d41402abc4b2a76b9719d911017c592\n",
     "version {\"libtorch\":\"2.11.0\",\"cuda\":true}\n",
-    "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\ndata yes\n",
+    "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\n",
     "port 29500 free\nport 29501 free\n",
     "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
 );
@@ -39,7 +40,7 @@ fn plan_of(recipe: &Recipe) -> LaunchPlan {
         now_s: 1_795_146_012.0,
         random: 12345,
         by: "ada@vm".into(),
-        runs_root: "/runs".into(),
+        runs_root: Utf8PathBuf::from_path_buf(std::env::temp_dir()).unwrap().join("no-runs-yet"),
         git_commit: None,
         trainer: Trainer {
             path: "/opt/vidtui-train".into(),
@@ -158,6 +159,20 @@ fn a_gpu_that_is_lost_is_named_though_the_others_answer() {
 }
 
 #[test]
+fn a_node_tells_which_files_of_the_data_set_it_cannot_read() {
+    let missing: Utf8PathBuf = "/nowhere/a clip.latent.safetensors".into();
+    let own: Utf8PathBuf = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into();
+    let plan = LaunchPlan { data: vec![own, missing.clone()], master: None, ..embedded(&[]) };
+    let told = tell(&mut Local::new().unwrap(), &script(&plan, &Marker::new(&plan))).unwrap();
+    assert_eq!(told.all("unread").collect::<Vec<_>>(), [missing.as_str()]);
+    assert_eq!((told.get("visible"), told.get("runs_writable")), (Some("yes"), Some("yes")));
+
+    let unread = ("runs_inodes", "unread /data/0.latent.safetensors\nunread /data/0.text.safetensors\nruns_inodes");
+    let why = "/data/0.latent.safetensors of the data set cannot be read, nor can others of it";
+    assert_eq!(refusals(&plan, [&[], &[unread], &[]]), [format!("data: node node02: {why}")]);
+}
+
+#[test]
 fn the_clock_that_differs_from_most_is_the_one_that_is_wrong() {
     assert_eq!(usual_offset(vec![]), 0.0);
     assert_eq!(usual_offset(vec![7.0]), 7.0);
@@ -169,7 +184,7 @@ fn the_clock_that_differs_from_most_is_the_one_that_is_wrong() {
 #[test]
 fn an_answer_counts_only_when_it_is_whole() {
     let told = Told::read("sha256 abc\nvisible yes\nend\n").unwrap();
-    assert_eq!((told.get("sha256"), told.get("visible"), told.get("data")), (Some("abc"), Some("yes"), None));
+    assert_eq!((told.get("sha256"), told.get("visible"), told.get("broken")), (Some("abc"), Some("yes"), None));
     assert_eq!(Told::read("sha256 abc\nvisi"), None);
     assert_eq!(Told::read(""), None);
 }

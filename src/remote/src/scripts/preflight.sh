@@ -15,7 +15,10 @@ else
 fi
 [ "$(cat @MARKER 2>/dev/null)" = @TOKEN ] && echo "visible yes" || echo "visible no"
 @DISKS
-[ -r @DATA ] && echo "data yes" || echo "data no"
+# Permissions say too little: some file systems grant what they then refuse.
+for file in @DATA; do
+    head -c 1 "$file" >/dev/null 2>&1 || echo "unread $file"
+done
 [ -z @WEIGHTS ] || { [ -r @WEIGHTS/@MANIFEST ] && echo "weights yes" || echo "weights no"; }
 [ -z @ADDRESS ] || for port in @PORT $((@PORT + 1)); do
     said=$(timeout 5 bash -c ': </dev/tcp/'@ADDRESS/$port 2>&1)

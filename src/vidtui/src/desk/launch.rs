@@ -33,8 +33,7 @@ impl Desk {
         let request = LaunchRequest { recipe, name: wish.name, stage, init };
         let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
         plan.warnings.extend(wish.fitted.clone());
-        let NodesArgs { waive, push, .. } = self.wanted(wish.nodes).clone();
-        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
+        Ok(self.as_wished(plan, wish.nodes))
     }
 
     /// Plans to continue a run; starts nothing.
@@ -67,7 +66,7 @@ impl Desk {
             away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
         })?;
         let warnings = away.into_iter().chain(plan.warnings).collect();
-        Ok(LaunchPlan { waived: nodes.waive.clone(), push: nodes.push || plan.push, warnings, ..plan })
+        Ok(self.as_wished(LaunchPlan { warnings, ..plan }, nodes))
     }
 
     /// Plans the stage after a run's; starts nothing.
@@ -100,8 +99,15 @@ impl Desk {
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
         let mut plan = plan::next(&request, &context).map_err(refuse)?;
         plan.warnings.extend(fitted);
+        Ok(self.as_wished(plan, nodes))
+    }
+
+    /// Adds to a plan how it is to be checked, and what is to be copied before.
+    fn as_wished(&self, plan: LaunchPlan, nodes: &NodesArgs) -> LaunchPlan {
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
-        Ok(LaunchPlan { waived: waive, push: push || plan.push, ..plan })
+        let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && !plan.attempt.logins.is_empty());
+        let data = recipe.map_or_else(Vec::new, |recipe| crate::checks::some_files(&recipe));
+        LaunchPlan { waived: waive, push: push || plan.push, data, ..plan }
     }
 
     /// Starts what a plan says, after every check that has to do with files.
