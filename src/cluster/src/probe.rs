@@ -22,9 +22,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::XidAt;
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
+use crate::{Xid, XidAt};
 
 /// A line longer than this is cut, and a frame longer than this is given up: no node has that much to say.
 const LONGEST_LINE: usize = 16 * 1024;
@@ -67,7 +67,8 @@ pub fn script(query: &GpuQuery, pace: Pace) -> String {
 fn functions(query: &GpuQuery, pace: Pace) -> String {
     let Pace { every_s, first_s, hung_s } = pace;
     format!(
-        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s} hung={hung_s}\n{}",
+        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s} hung={hung_s}\n{}{}",
+        Xid::SCRIPT,
         include_str!("probe.sh")
     )
 }

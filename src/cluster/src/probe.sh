@@ -26,7 +26,7 @@ frame() {
             ;;
     esac
     # Where there is no nvidia-smi, no driver says anything.
-    [ $status = 127 ] || xids
+    [ $status = 127 ] || errors
     read -r up _ </proc/uptime
     echo "#end $number $up"
 }
@@ -44,13 +44,11 @@ END
     # shellcheck disable=SC2046,SC2086  # lists
     grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'
 }
-# Both say for how long the node had been up when something happened. On many nodes, users may read neither.
 # Errors stay in the kernel's log: once a minute is soon enough.
-xids() {
+errors() {
     [ $((number % 12)) = 1 ] || return 0
     echo '#xids'
-    { dmesg 2>/dev/null || timeout -k 1 5 journalctl -k -b -o short-monotonic --no-pager 2>/dev/null || echo denied; } |
-        grep -aE 'NVRM: Xid|^denied' | tail -n 50
+    xids
 }
 begin() {
     number=$((number + 1))
@@ -77,7 +75,7 @@ frames() {
         elif [ $((${up%.*} - began)) -gt "$hung" ]; then
             begin
             # Why it hangs, that log may tell.
-            printf '%s\n%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$begun" "$(host)" "$(xids)" $number "$up" || exit
+            printf '%s\n%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$begun" "$(host)" "$(errors)" $number "$up" || exit
         fi
         sleep "$first"
         first=$every

@@ -71,6 +71,10 @@ impl Xid {
         (149, XidAction::Reset, "NVLink failed"),
     ];
 
+    /// Defines `xids` for `sh`, which prints the lines of the kernel's log that are about GPUs, or `denied` to a user who may
+    /// not read it.
+    pub const SCRIPT: &str = include_str!("xids.sh");
+
     /// Reads one line of the kernel's log; nothing if it is about something else.
     pub fn read(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once("NVRM: Xid (PCI:")?;

@@ -165,9 +165,15 @@ fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
     assert_eq!((at.xid.number, frame.xids_denied), (79, false));
     assert!((8.0..=12.0).contains(&(frame.t - at.t)), "{at:?} at {}", frame.t);
 
-    let refused = [smi, ("dmesg", "exit 1"), ("journalctl", "exit 1")];
-    let frame = &made_with(&refused, |frames| !frames.is_empty())[0];
-    assert!(frame.xids.is_empty() && frame.xids_denied, "{frame:?}");
+    let journal = |does| {
+        let frames = made_with(&[smi, ("dmesg", "exit 1"), ("journalctl", does)], |frames| !frames.is_empty());
+        (frames[0].xids.iter().map(|at| at.xid.number).collect::<Vec<_>>(), frames[0].xids_denied)
+    };
+    assert_eq!(journal("exit 1"), (vec![], true));
+    assert_eq!(journal("echo '-- No entries --'"), (vec![], true), "to a user who may not read it");
+    assert_eq!(journal("echo '[    0.000000] ml-1 kernel: Linux version 6.12'"), (vec![], false));
+    let one = "echo '[    9.000000] ml-1 kernel: NVRM: Xid (PCI:0000:19:00): 48, pid=1'";
+    assert_eq!(journal(one), (vec![48], false));
 }
 
 #[test]

@@ -16,7 +16,7 @@ const DRIVER_MIB: u64 = 1024;
 
 /// The part of a script that is about GPUs.
 pub(super) fn script() -> String {
-    format!("query='{}' format='{FORMAT}' apps='{COMPUTE_APPS}'\n{SCRIPT}", GpuQuery::of_use())
+    format!("query='{}' format='{FORMAT}' apps='{COMPUTE_APPS}'\n{}{SCRIPT}", GpuQuery::of_use(), Xid::SCRIPT)
 }
 
 /// What a node tells of its GPUs.
@@ -48,7 +48,7 @@ impl Gpus {
             apps: read_compute_apps(&text("app"), status("app_status")),
             owners: told.all("owner").filter_map(owner).collect(),
             xids: told.all("xid").filter_map(Xid::read).collect(),
-            is_log_read: told.get("log") != Some("unread"),
+            is_log_read: told.all("xid").all(|line| line != "denied"),
         }
     }
 
@@ -175,9 +175,11 @@ fn errors_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
         let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
         return fail(bad.join("; "), &format!("{fix}; or waive it: --waive 'GPU errors'"));
     }
-    let log = if gpus.is_log_read { "" } else { ", as far as may be read (dmesg may not)" };
     match &harmless[..] {
-        [] => Ok(format!("none{log}")),
+        [] if gpus.is_log_read => Ok("none".into()),
+        [] => {
+            Ok("none of memory; Xids cannot be told: this user may read neither dmesg nor the kernel's journal".into())
+        }
         some => Ok(format!("{}, of programs that failed", some.join("; "))),
     }
 }

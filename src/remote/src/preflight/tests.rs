@@ -64,8 +64,8 @@ fn command() -> LaunchPlan {
     plan_of(&recipe("tests/fixtures/configs/valid/command.toml", &[]))
 }
 
-/// The ✗ of three nodes of which each tells what a healthy one does, but for these changes.
-fn refusals(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<String> {
+/// What is said of three nodes of which each tells what a healthy one does, but for these changes.
+fn said(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<Row> {
     let answers: Vec<(NodeId, Answered)> = changes
         .iter()
         .zip(&plan.nodes)
@@ -80,8 +80,13 @@ fn refusals(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<String> {
         .collect();
     let answers: Vec<(&NodeId, &Answered)> = answers.iter().map(|(node, answered)| (node, answered)).collect();
     let usual = Usual::of(plan, &answers);
-    let rows = answers.iter().flat_map(|(node, answered)| rows("cannot launch", plan, node, answered, &usual));
-    rows.filter_map(|(name, found)| Some(format!("{name}: {}", found.err()?.why))).collect()
+    answers.iter().flat_map(|(node, answered)| rows("cannot launch", plan, node, answered, &usual)).collect()
+}
+
+/// The ✗ among that.
+fn refusals(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<String> {
+    let bad = |(name, found): Row| Some(format!("{name}: {}", found.err()?.why));
+    said(plan, changes).into_iter().filter_map(bad).collect()
 }
 
 #[test]
@@ -156,6 +161,17 @@ fn a_gpu_that_is_lost_is_named_though_the_others_answer() {
         refusals(&command(), [&[("gpu_status 0\n", lost)], &[], &[]]),
         ["GPUs: node node01: it has GPUs, but GPU 1 at 0000:20:00.0 does not answer: GPU is lost"]
     );
+}
+
+#[test]
+fn a_log_that_may_not_be_read_is_not_one_without_errors() {
+    let of = |log: &str| {
+        let rows = said(&command(), [&[("gpu_status 0\n", &format!("gpu_status 0\n{log}"))], &[], &[]]);
+        rows.into_iter().find(|(name, _)| *name == "GPU errors").unwrap().1
+    };
+    assert_eq!(of("").unwrap(), "none");
+    assert!(of("xid denied\n").unwrap().contains("Xids cannot be told"));
+    assert!(of("xid [ 9.0] NVRM: Xid (PCI:0000:19:00): 79, pid=1\n").is_err());
 }
 
 #[test]

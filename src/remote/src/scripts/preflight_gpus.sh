@@ -17,11 +17,6 @@ case $status in
         ask_gpus app "$apps" "$format"
         pids=$(printf '%s\n' "$said" | awk -F ', ' '$2 ~ /^[0-9]+$/ { print $2 }' | sort -u | tr '\n' ' ')
         [ -z "$pids" ] || ps -o pid= -o user:32= -p "${pids% }" | sed 's/^ */owner /'
-        # Whoever may not read the kernel's log is told so by its status.
-        if said=$(dmesg 2>/dev/null); then
-            printf '%s\n' "$said" | grep 'NVRM: Xid' | tail -n 50 | sed 's/^/xid /'
-        else
-            echo "log unread"
-        fi
+        xids | sed 's/^/xid /'
         ;;
 esac
