@@ -4,8 +4,12 @@ use rundir::Failure;
 
 use crate::{counted, size};
 
-/// The disk space that the checkpoints of an attempt will take, over what is there already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// What a disk must have free for a command whose checkpoints nobody foresees: 8 MB of samples for each node and day, logs
+/// of ranks, and an adapter of some 100 MB with its optimizer, the least that such programs save. One with less is full.
+const LEAST_BYTES: u64 = 1 << 30;
+
+/// The disk space that the checkpoints of an attempt will take, over what is there already; nothing where that is not foreseen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DiskNeed {
     /// Size of one checkpoint.
     pub checkpoint_bytes: u64,
@@ -14,11 +18,13 @@ pub struct DiskNeed {
 }
 
 impl DiskNeed {
-    /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk.
-    pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64) -> Self {
+    /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk; `newest_bytes` is the size of
+    /// the newest.
+    pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
         if recipe.trainer == recipe::Trainer::Command {
-            // What it saves, and how much, only the command knows.
-            return Self { checkpoint_bytes: 0, count: 0 };
+            // The next is as large as the newest, and written before any goes. How many it keeps, only the command knows.
+            let next = newest_bytes.filter(|bytes| *bytes > LEAST_BYTES);
+            return next.map_or(Self::default(), |checkpoint_bytes| Self { checkpoint_bytes, count: 1 });
         }
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
@@ -51,24 +57,27 @@ fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
     total / both - done.min(total) / both
 }
 
-/// Checks that the checkpoints to come fit on the disk.
+/// Checks that the checkpoints to come fit on the disk of a folder, which `setting` chooses.
 ///
 /// # Errors
 /// Shows what they need beside what is free.
-pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path) -> Result<(), Failure> {
-    if need.bytes() <= free_bytes {
+pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, setting: &str) -> Result<(), Failure> {
+    let needed = if need.count == 0 { LEAST_BYTES } else { need.bytes() };
+    if needed <= free_bytes {
         return Ok(());
     }
     let (one, free) = (size(need.checkpoint_bytes), size(free_bytes));
-    let missing = size(need.bytes() - free_bytes);
-    let why = if need.count == 1 {
+    let missing = size(needed - free_bytes);
+    let why = if need.count == 0 {
+        format!("logs and what the command saves need {} at least, {at} has {free} free", size(needed))
+    } else if need.count == 1 {
         format!("the checkpoint needs {one}, {at} has {free} free")
     } else {
         let count = counted(usize::try_from(need.count).unwrap_or(usize::MAX), "checkpoint");
         format!("{count} of {one} need {}, {at} has {free} free", size(need.bytes()))
     };
     let fewer = if need.count > 2 { ", keep fewer (--set checkpoint.keep_last=1)" } else { "" };
-    Err(Failure::new(what, why, format!("free {missing} there{fewer}, or choose another disk with --runs")))
+    Err(Failure::new(what, why, format!("free {missing} there{fewer}, or choose another disk with {setting}")))
 }
 
 #[cfg(test)]
@@ -80,7 +89,7 @@ mod tests {
         let mut recipe = fixtures::recipe();
         recipe.checkpoint.interval = interval;
         recipe.checkpoint.keep_last = keep_last;
-        DiskNeed::new(&recipe, 0, steps, saved).count
+        DiskNeed::new(&recipe, 0, steps, saved, None).count
     }
 
     #[test]
@@ -98,7 +107,7 @@ mod tests {
     fn checkpoints_that_are_kept_for_good_are_foreseen_too() {
         let mut recipe = fixtures::recipe();
         (recipe.checkpoint.interval, recipe.checkpoint.keep_last) = (20, 1);
-        let need = |recipe: &Recipe, done, total| DiskNeed::new(recipe, done, total, 0).count;
+        let need = |recipe: &Recipe, done, total| DiskNeed::new(recipe, done, total, 0, None).count;
         assert_eq!(need(&recipe, 0, 600), 2);
         recipe.checkpoint.keep_every = 200;
         assert_eq!(need(&recipe, 0, 600), 2 + 3);
@@ -114,9 +123,26 @@ mod tests {
         let at = Utf8Path::new("/runs");
         let one = DiskNeed { checkpoint_bytes: 1_288_490_189, count: 1 };
         let three = DiskNeed { count: 3, ..one };
-        assert_eq!(check_disk("cannot launch demo", &one, one.bytes(), at), Ok(()));
-        let refusals =
-            [&one, &three].map(|need| check_disk("cannot launch demo", need, 300 << 20, at).unwrap_err().to_string());
+        assert_eq!(check_disk("cannot launch demo", &one, one.bytes(), at, "--runs"), Ok(()));
+        let refusals = [&one, &three]
+            .map(|need| check_disk("cannot launch demo", need, 300 << 20, at, "--runs").unwrap_err().to_string());
         insta::assert_snapshot!(refusals.join("\n\n"));
+    }
+
+    #[test]
+    fn a_command_needs_room_for_another_checkpoint_like_its_newest_and_never_a_full_disk() {
+        let recipe = Recipe { trainer: recipe::Trainer::Command, ..fixtures::recipe() };
+        let (at, setting) = (Utf8Path::new("/out"), "command.output");
+        let why = |newest_bytes, free_bytes| {
+            let need = DiskNeed::new(&recipe, 20, 60, 1, newest_bytes);
+            check_disk("cannot resume demo", &need, free_bytes, at, setting).err().map(|failure| failure.why)
+        };
+        let full = "logs and what the command saves need 1.0 GiB at least, /out has 300 MiB free";
+        assert_eq!(why(None, 300 << 20).as_deref(), Some(full));
+        assert_eq!(why(Some(1000), 300 << 20).as_deref(), Some(full), "however small its checkpoints are");
+        assert_eq!(why(None, 2 << 30), None);
+        let large = "the checkpoint needs 30.0 GiB, /out has 2.0 GiB free";
+        assert_eq!(why(Some(30 << 30), 2 << 30).as_deref(), Some(large));
+        assert_eq!(why(Some(30 << 30), 40 << 30), None);
     }
 }

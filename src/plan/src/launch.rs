@@ -151,6 +151,7 @@ impl NewRun<'_> {
             placement,
             steps: None,
             saved: 0,
+            newest_bytes: None,
             warnings: self.warnings,
         };
         Ok(draft.finish(cx))

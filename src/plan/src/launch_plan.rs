@@ -96,6 +96,8 @@ pub(crate) struct Draft<'a> {
     pub steps: Option<u64>,
     /// Complete checkpoints on disk.
     pub saved: u64,
+    /// The size of the newest.
+    pub newest_bytes: Option<u64>,
     pub warnings: Vec<String>,
 }
 
@@ -120,7 +122,7 @@ impl Draft<'_> {
             slurm: cx.place.slurm.clone(),
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
-        let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved);
+        let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes);
         let master = master(&attempt.placement, cx);
         let summary = match self.recipe.trainer {
             recipe::Trainer::Embedded => {

@@ -143,6 +143,7 @@ pub(crate) fn go_on(
         placement,
         steps,
         saved: request.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64,
+        newest_bytes: request.latest.map(|newest| newest.bytes),
         warnings,
     };
     Ok(draft.finish(cx))

@@ -4,7 +4,7 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
-use plan::{LaunchPlan, Weights, check_disk, check_weights, quote, size};
+use plan::{DiskNeed, LaunchPlan, Weights, check_disk, check_weights, quote, size};
 use recipe::Secrets;
 use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest_for_sure};
 
@@ -227,15 +227,15 @@ fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {
 
 fn disk(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Result<String, Failure> {
     let free = transport.free_bytes(&plan.dir.root).map_err(|error| error.failure(what))?;
-    check_disk(what, &plan.disk, free, plan.dir.root.parent().unwrap_or(&plan.dir.root))?;
-    Ok(room(plan, free))
+    check_disk(what, &plan.disk, free, plan.dir.root.parent().unwrap_or(&plan.dir.root), "--runs")?;
+    Ok(room(&plan.disk, free))
 }
 
 /// What is needed of a disk, where that can be foreseen, and what there is.
-pub(crate) fn room(plan: &LaunchPlan, free: u64) -> String {
-    match plan.disk.count {
+pub(crate) fn room(need: &DiskNeed, free: u64) -> String {
+    match need.count {
         0 => format!("{} free; what the command saves is not foreseen", size(free)),
-        _ => format!("{} needed, {} free", size(plan.disk.bytes()), size(free)),
+        _ => format!("{} needed, {} free", size(need.bytes()), size(free)),
     }
 }
 

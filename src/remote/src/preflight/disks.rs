@@ -1,7 +1,7 @@
 //! What a run needs of disks: that of its own folder, and that of what a command saves.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use plan::{LaunchPlan, check_disk};
+use plan::{DiskNeed, LaunchPlan, check_disk};
 use rundir::Failure;
 
 use super::Told;
@@ -32,30 +32,37 @@ fn output(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
 
 /// The rows of a node's disks.
 pub(super) fn rows(plan: &LaunchPlan, told: &Told, fail: Fail<'_>) -> Vec<Row> {
-    let runs = runs(plan);
-    let mut rows = vec![("disk", space(plan, told, "runs", runs, fail))];
+    let (runs, output) = (runs(plan), output(plan));
+    // What a command saves elsewhere takes nothing here.
+    let need = if output.is_some() { DiskNeed::default() } else { plan.disk };
+    let mut rows = vec![("disk", space(&need, told, "runs", runs, "--runs", fail))];
     rows.extend(files(told, "runs", runs, fail).map(|found| ("inodes", found)));
-    if let Some(output) = output(plan) {
-        let found = if told.get("output_writable").is_none() {
-            fail(
-                format!("{output} cannot be written to"),
-                "change its permissions, or name another folder: command.output",
-            )
-        } else {
-            let space = space(plan, told, "output", &output, fail);
-            space.and_then(|said| files(told, "output", &output, fail).unwrap_or(Ok(String::new())).map(|_| said))
-        };
-        rows.push(("output", found.map(|said| format!("{output}, {said}"))));
+    if let Some(output) = output {
+        rows.push(("output", room_for_output(plan, told, &output, fail)));
     }
     rows
 }
 
-fn space(plan: &LaunchPlan, told: &Told, name: &str, at: &Utf8Path, fail: Fail<'_>) -> Found {
+fn room_for_output(plan: &LaunchPlan, told: &Told, output: &Utf8Path, fail: Fail<'_>) -> Found {
+    let (name, setting) = ("output", "command.output");
+    if told.get("output_writable").is_none() {
+        return fail(
+            format!("{output} cannot be written to"),
+            "change its permissions, or choose another: command.output",
+        );
+    }
+    let space = space(&plan.disk, told, name, output, setting, fail)?;
+    files(told, name, output, fail).transpose()?;
+    Ok(format!("{output}, {space}"))
+}
+
+/// The space on the disk of a folder, which `setting` chooses.
+fn space(need: &DiskNeed, told: &Told, name: &str, at: &Utf8Path, setting: &str, fail: Fail<'_>) -> Found {
     let Some(kib) = told.get(&format!("{name}_free_kib")).and_then(|kib| kib.parse::<u64>().ok()) else {
         return fail(format!("df does not tell the free space of {at}"), "look at its disks: df");
     };
-    match check_disk("", &plan.disk, kib * 1024, at) {
-        Ok(()) => Ok(room(plan, kib * 1024)),
+    match check_disk("", need, kib * 1024, at, setting) {
+        Ok(()) => Ok(room(need, kib * 1024)),
         Err(Failure { why, fix, .. }) => fail(why, &fix),
     }
 }

@@ -61,7 +61,11 @@ fn embedded(sets: &[&str]) -> LaunchPlan {
 }
 
 fn command() -> LaunchPlan {
-    plan_of(&recipe("tests/fixtures/configs/valid/command.toml", &[]))
+    command_with(&[])
+}
+
+fn command_with(sets: &[&str]) -> LaunchPlan {
+    plan_of(&recipe("tests/fixtures/configs/valid/command.toml", sets))
 }
 
 /// What is said of three nodes of which each tells what a healthy one does, but for these changes.
@@ -186,6 +190,35 @@ fn a_node_tells_which_files_of_the_data_set_it_cannot_read() {
     let unread = ("runs_inodes", "unread /data/0.latent.safetensors\nunread /data/0.text.safetensors\nruns_inodes");
     let why = "/data/0.latent.safetensors of the data set cannot be read, nor can others of it";
     assert_eq!(refusals(&plan, [&[], &[unread], &[]]), [format!("data: node node02: {why}")]);
+}
+
+#[test]
+fn what_a_command_saves_needs_room_where_it_saves_it() {
+    let plan = command_with(&["command.output=/out/{run}"]);
+    let of = |output: &str| refusals(&plan, [&[("runs_inodes", &format!("{output}\nruns_inodes"))], &[ROOM], &[ROOM]]);
+    let out = format!("/out/{}", plan.run.id);
+    const ROOM: (&str, &str) =
+        ("runs_inodes", "output_writable yes\noutput_free_kib 900000000\noutput_inodes -\nruns_inodes");
+    assert_eq!(of("output_writable yes\noutput_free_kib 900000000"), [""; 0]);
+    assert_eq!(of("output_free_kib 900000000"), [format!("output: node node01: {out} cannot be written to")]);
+    let full = "logs and what the command saves need 1.0 GiB at least";
+    assert_eq!(
+        of("output_writable yes\noutput_free_kib 1024"),
+        [format!("output: node node01: {full}, {out} has 1.0 MiB free")]
+    );
+    assert_eq!(
+        of("output_writable yes\noutput_free_kib 900000000\noutput_inodes 12"),
+        [format!("output: node node01: {out} has room for 12 more files")]
+    );
+
+    // Unless that is the disk of the run.
+    let inside = command();
+    assert_eq!(refusals(&inside, [&[], &[], &[]]), [""; 0]);
+    let small = refusals(&inside, [&[("runs_free_kib 900000000", "runs_free_kib 1024")], &[], &[]]);
+    assert!(matches!(&small[..], [one] if one.starts_with(&format!("disk: node node01: {full}"))), "{small:?}");
+    let script = disks::script(&plan);
+    assert!(script.contains("runs_free_kib") && script.contains("output_free_kib"), "{script}");
+    assert!(!disks::script(&inside).contains("output_free_kib"));
 }
 
 #[test]
