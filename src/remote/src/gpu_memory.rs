@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cluster::nvidia_smi::{COMPUTE_APPS, FORMAT, SmiTrouble, read_compute_apps};
+use plan::{counted, size};
+
 use crate::command::Command;
 use crate::{RemoteError, Transport};
 
@@ -17,13 +20,13 @@ pub enum GpuMemory {
     /// Nobody looked.
     #[default]
     Unasked,
-    /// There is no nvidia-smi, so there are no GPUs.
-    NoGpus,
+    /// There are no GPUs, or no driver through which memory of them could be held; with how that is known.
+    NoGpus(String),
     /// None of them is listed any more.
     Released,
     /// These are listed still, with their MiB where that is said.
-    Held(Vec<(i32, Option<u64>)>),
-    /// nvidia-smi does not answer; with what it said.
+    Held(Vec<(u32, Option<u64>)>),
+    /// Nobody can tell, and why.
     Unknown(String),
 }
 
@@ -32,18 +35,16 @@ impl GpuMemory {
     pub fn in_words(&self) -> String {
         match self {
             Self::Unasked => String::new(),
-            Self::NoGpus => "it has no GPUs (no nvidia-smi)".into(),
+            Self::NoGpus(said) => format!("it has no GPUs ({said})"),
             Self::Released => "their GPU memory is released".into(),
             Self::Held(held) => {
-                let one = |(pid, mib): &(i32, Option<u64>)| {
-                    let size = mib.map_or(String::new(), |mib| format!("{} by ", plan::size(mib << 20)));
+                let one = |(pid, mib): &(u32, Option<u64>)| {
+                    let size = mib.map_or(String::new(), |mib| format!("{} by ", size(mib << 20)));
                     format!("{size}process {pid}")
                 };
                 format!("GPU memory is still held: {}", held.iter().map(one).collect::<Vec<_>>().join(", "))
             }
-            Self::Unknown(said) => {
-                format!("whether their GPU memory is released is not known: nvidia-smi fails: {said}")
-            }
+            Self::Unknown(why) => format!("whether their GPU memory was given back cannot be told: {why}"),
         }
     }
 }
@@ -53,7 +54,8 @@ impl GpuMemory {
 /// # Errors
 /// When the node does not answer.
 pub(crate) fn look(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Result<GpuMemory, RemoteError> {
-    let command = Command::new("list who holds GPU memory", SCRIPT, SOON);
+    let script = format!("apps='{COMPUTE_APPS}' format='{FORMAT}'\n{SCRIPT}");
+    let command = Command::new("list who holds GPU memory", script, SOON);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
     read(&text, pids).ok_or_else(|| RemoteError::Odd {
@@ -64,23 +66,24 @@ pub(crate) fn look(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Resul
 }
 
 fn read(text: &str, pids: &BTreeSet<i32>) -> Option<GpuMemory> {
-    let mut lines: Vec<&str> = text.lines().collect();
-    (lines.pop()? == "end").then_some(())?;
-    let mut held = Vec::new();
-    for line in lines {
-        match line.splitn(3, ' ').collect::<Vec<_>>()[..] {
-            ["none"] => return Some(GpuMemory::NoGpus),
-            ["failed", status, said] => {
-                let said = said.trim();
-                let silent = matches!(status, "124" | "137");
-                return Some(GpuMemory::Unknown(if silent { "it does not answer".into() } else { said.into() }));
-            }
-            ["held", pid, mib] => held.push((pid.parse().ok()?, mib.trim().parse().ok())),
-            _ => return None,
+    let (answer, status) = text.strip_suffix("\nend\n")?.rsplit_once('\n')?;
+    let apps = read_compute_apps(answer, Some(status.parse().ok()?));
+    let known = apps.rows.iter().filter_map(|app| Some((app.process.pid.value()?, app.process.mem_used_mib.value())));
+    let held: Vec<(u32, Option<u64>)> =
+        known.clone().filter(|(pid, _)| i32::try_from(*pid).is_ok_and(|pid| pids.contains(&pid))).collect();
+    let hidden = apps.rows.len() - known.count();
+    Some(match apps.troubles.first() {
+        _ if !held.is_empty() => GpuMemory::Held(held),
+        Some(trouble @ (SmiTrouble::NotFound | SmiTrouble::NoDriver | SmiTrouble::NoDevices)) => {
+            GpuMemory::NoGpus(trouble.to_string())
         }
-    }
-    held.retain(|(pid, _)| pids.contains(pid));
-    Some(if held.is_empty() { GpuMemory::Released } else { GpuMemory::Held(held) })
+        Some(trouble) => GpuMemory::Unknown(trouble.to_string()),
+        // They may be the very ones.
+        None if hidden > 0 => {
+            GpuMemory::Unknown(format!("nvidia-smi hides {} from this user", counted(hidden, "process")))
+        }
+        None => GpuMemory::Released,
+    })
 }
 
 #[cfg(test)]
@@ -88,28 +91,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_memory_of_the_processes_in_question_counts() {
+    fn memory_is_given_back_only_where_nvidia_smi_says_so() {
         let ours = BTreeSet::from([4101, 4102]);
         let answers = [
-            "none\nend\n",
-            "end\n",
-            "held 77 2048\nend\n",
-            "held 77 2048\nheld 4102 18432\nheld 4101 [N/A]\nend\n",
-            "failed 124 \nend\n",
-            "failed 9 NVIDIA-SMI has failed\nend\n",
+            "timeout: failed to run command 'nvidia-smi': No such file or directory\n\n127\nend\n",
+            "\n0\nend\n",
+            "GPU-a, 77, python, 2048\n\n0\nend\n",
+            "GPU-a, 77, python, 2048\nGPU-a, 4102, python, 18432\nGPU-b, 4101, python, [N/A]\n\n0\nend\n",
+            "\n124\nend\n",
+            "Failed to initialize NVML: Unknown Error\n\n255\nend\n",
+            "GPU-a, 77, python, 2048\nGPU-a, [Insufficient Permissions], [Insufficient Permissions], [N/A]\n\n0\nend\n",
         ];
         let words: Vec<String> = answers.iter().map(|text| read(text, &ours).unwrap().in_words()).collect();
+        let unknown = "whether their GPU memory was given back cannot be told";
         assert_eq!(
             words,
             [
-                "it has no GPUs (no nvidia-smi)",
-                "their GPU memory is released",
-                "their GPU memory is released",
-                "GPU memory is still held: 18.0 GiB by process 4102, process 4101",
-                "whether their GPU memory is released is not known: nvidia-smi fails: it does not answer",
-                "whether their GPU memory is released is not known: nvidia-smi fails: NVIDIA-SMI has failed",
+                "it has no GPUs (nvidia-smi is not installed)".into(),
+                "their GPU memory is released".into(),
+                "their GPU memory is released".into(),
+                "GPU memory is still held: 18.0 GiB by process 4102, process 4101".into(),
+                format!("{unknown}: nvidia-smi hangs"),
+                format!("{unknown}: NVML does not start: Unknown Error"),
+                format!("{unknown}: nvidia-smi hides 1 process from this user"),
             ]
         );
-        assert_eq!(read("held 4101 1\n", &ours), None, "it was cut off");
+        assert_eq!(read("GPU-a, 4101, python, 1\n", &ours), None, "it was cut off");
     }
 }

@@ -86,7 +86,8 @@ impl NodeReport {
         Self { node, signals, signalled: 0, left, gpu_memory, failure: None, is_unseen: false }
     }
 
-    /// Tells whether every process is verified to be gone, and no GPU memory is known to be held.
+    /// Tells whether every process is verified to be gone, and no GPU memory is known to be held; whether that was verified
+    /// as well, [`Self::unverified`] says.
     pub fn all_gone(&self) -> bool {
         self.left.is_empty() && self.failure.is_none() && !matches!(self.gpu_memory, GpuMemory::Held(_))
     }
@@ -99,6 +100,12 @@ impl NodeReport {
             (None, 0) => format!("every process is gone; {}", self.gpu_memory.in_words()),
             (None, left) => format!("{} still there", counted_processes(left)),
         }
+    }
+
+    /// Says that nobody knows what became of GPU memory, though every process is gone.
+    pub fn unverified(&self) -> Option<String> {
+        matches!(self.gpu_memory, GpuMemory::Unknown(_))
+            .then(|| format!("node {}: {}", self.node, self.ended_in_words()))
     }
 
     /// Names what is left, processes and memory.
@@ -130,14 +137,14 @@ impl KillReport {
         let counts = |node: &&NodeReport| self.job.is_none() || !node.is_unseen;
         let failures: Vec<&Failure> =
             self.nodes.iter().filter(counts).filter_map(|node| node.failure.as_ref()).collect();
-        let left: Vec<String> = match self.how {
-            KillHow::Stop => Vec::new(),
-            KillHow::Kill => self.nodes.iter().flat_map(NodeReport::survivors).collect(),
-        };
+        let of_kill = || self.nodes.iter().filter(|_| self.how == KillHow::Kill);
+        let left: Vec<String> = of_kill().flat_map(NodeReport::survivors).collect();
+        let unverified: Vec<String> =
+            of_kill().filter(|_| self.job.is_none()).filter_map(NodeReport::unverified).collect();
         let verb = if self.how == KillHow::Stop { "stop" } else { "kill" };
         let fix = match (&failures[..], &left[..]) {
-            ([], []) => return None,
-            ([only], []) => return Some((*only).clone()),
+            ([], []) => return unverified_failure(run, &unverified),
+            ([only], []) if unverified.is_empty() => return Some((*only).clone()),
             ([], _) => {
                 "a process that waits for a device ends when the device answers; if it never does, restart the node"
                     .into()
@@ -146,9 +153,16 @@ impl KillReport {
             _ if self.how == KillHow::Stop => format!("see whether these nodes are up, then stop it again: {run}"),
             _ => format!("`vidtui kill {run} --wait` asks these nodes again until they answer"),
         };
-        let whys = failures.iter().map(|failure| failure.why.clone()).chain(left);
+        let whys = failures.iter().map(|failure| failure.why.clone()).chain(left).chain(unverified);
         Some(Failure::new(format!("cannot {verb} all of {run}"), whys.collect::<Vec<_>>().join("; "), fix))
     }
+}
+
+/// A kill of which everything is known but what became of GPU memory; `of` says of what.
+pub fn unverified_failure(of: &str, nodes: &[String]) -> Option<Failure> {
+    let fix = "see whether nvidia-smi answers there by now: `vidtui smi NODE`; a driver that hangs takes a reboot";
+    let what = || format!("cannot verify that GPUs are free of {of}");
+    (!nodes.is_empty()).then(|| Failure::new(what(), nodes.join("; "), fix))
 }
 
 /// Names a process that would not end.
@@ -280,7 +294,7 @@ fn kill_job(
         && let Ok(text) = &mut job
     {
         nodes = end_processes(plan, transports, patience, progress);
-        for node in nodes.iter().filter(|node| node.is_unseen) {
+        for node in nodes.iter().filter(|node| node.is_unseen || node.unverified().is_some()) {
             *text += &format!("; not verified on {}: {}", node.node, node.ended_in_words());
         }
         // Where nobody could look, Slurm's word counts, but for nodes that it cannot see either.
@@ -482,4 +496,26 @@ fn record(dir: &RunDir, target: &NodeKill) -> Result<(), Failure> {
 
 pub(crate) fn counted_processes(count: usize) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kill_whose_gpu_memory_nobody_can_tell_of_is_no_verified_one() {
+        let node = |name: &str, gpu_memory| NodeReport { gpu_memory, ..NodeReport::new(NodeId::from_hostname(name)) };
+        let report = |nodes| KillReport { how: KillHow::Kill, nodes, job: None };
+        let hangs = || node("gpu02", GpuMemory::Unknown("nvidia-smi hangs".into()));
+        assert_eq!(report(vec![node("gpu01", GpuMemory::Released)]).failure("a-run"), None);
+        let failure = report(vec![node("gpu01", GpuMemory::Released), hangs()]).failure("a-run").unwrap();
+        assert_eq!(failure.what, "cannot verify that GPUs are free of a-run");
+        let why = "node gpu02: every process is gone; whether their GPU memory was given back cannot be told: nvidia-smi hangs";
+        assert_eq!(failure.why, why);
+
+        let held = node("gpu01", GpuMemory::Held(vec![(12, None)]));
+        let failure = report(vec![held, hangs()]).failure("a-run").unwrap();
+        assert_eq!(failure.what, "cannot kill all of a-run");
+        assert_eq!(failure.why, format!("node gpu01: GPU memory is still held: process 12; {why}"));
+    }
 }

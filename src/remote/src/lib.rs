@@ -35,7 +35,7 @@ pub use error::{Refused, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};
 pub use fleet::Fleet;
 pub use gpu_memory::GpuMemory;
-pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill, go_on_killing};
+pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill, go_on_killing, unverified_failure};
 pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;

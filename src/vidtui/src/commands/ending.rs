@@ -102,7 +102,7 @@ pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
     let of_node = |report: &NodeReport| {
         let memory = match report.gpu_memory {
             GpuMemory::Unasked => "unasked",
-            GpuMemory::NoGpus => "no_gpus",
+            GpuMemory::NoGpus(_) => "no_gpus",
             GpuMemory::Released => "released",
             GpuMemory::Held(_) => "held",
             GpuMemory::Unknown(_) => "unknown",

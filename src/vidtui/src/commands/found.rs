@@ -131,6 +131,10 @@ pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &Ho
         let fix = "a process that waits for a device ends when the device answers; if it never does, restart the node";
         return Err(Failure::new(format!("cannot end all of {what}"), left.join("; "), fix).into());
     }
+    let unverified: Vec<String> = reports.iter().filter_map(remote::NodeReport::unverified).collect();
+    if let Some(failure) = remote::unverified_failure(&what, &unverified) {
+        return Err(failure.into());
+    }
     let documents = nodes(&reports);
     seen.end(
         how,
