@@ -37,4 +37,4 @@ pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
 pub use script::{script, supervise_command};
 pub use size::{counted, grouped, size};
-pub use strays::{FoundRun, NodeProcesses, NodeStrays, Reach, SeenProcess, found_runs, kill_found, strays};
+pub use strays::{FoundRun, Lineage, NodeProcesses, NodeStrays, Reach, SeenProcess, found_runs, kill_found, strays};

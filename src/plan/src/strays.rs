@@ -74,13 +74,35 @@ pub enum Reach {
     Sudo,
 }
 
-/// Picks the processes whose command line fits. Never the first process of a node, and never one of the kernel.
-pub fn strays(seen: &NodeProcesses, reach: Reach, fits: &dyn Fn(&str) -> bool) -> NodeStrays {
+/// A program and those that started it, as shells do whose command line has the program's words too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lineage {
+    /// The boot of their machine.
+    pub boot_id: String,
+    /// The number of each, and when it started, in clock ticks since boot.
+    pub processes: Vec<(i32, u64)>,
+}
+
+impl Lineage {
+    /// Tells whether a process is one of them, whatever the node is called on which it was seen.
+    fn has(&self, seen: &NodeProcesses, process: &SeenProcess) -> bool {
+        seen.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
+    }
+}
+
+/// Picks the processes whose command line fits. Never the first process of a node, never one of the kernel, and never `own`.
+pub fn strays(seen: &NodeProcesses, reach: Reach, own: &Lineage, fits: &dyn Fn(&str) -> bool) -> NodeStrays {
     let picked = seen.processes.iter().filter(|process| {
         // ps writes the names of kernel threads, which have no command line, in brackets; a user's program may look so.
         let of_kernel = process.uid == 0 && (process.pid == 2 || process.parent == 2);
         let ours = reach != Reach::Own || process.uid == seen.uid;
-        process.pid > 1 && !of_kernel && ours && !matches!(process.state, 'Z' | 'X') && fits(&process.command)
+        let is_own = own.has(seen, process);
+        process.pid > 1
+            && !of_kernel
+            && !is_own
+            && ours
+            && !matches!(process.state, 'Z' | 'X')
+            && fits(&process.command)
     });
     NodeStrays { node: seen.node.clone(), boot_id: seen.boot_id.clone(), processes: picked.cloned().collect() }
 }
@@ -204,10 +226,34 @@ mod tests {
         }
     }
 
+    fn own(processes: &[(i32, u64)]) -> Lineage {
+        Lineage { boot_id: "4f70".into(), processes: processes.to_vec() }
+    }
+
+    #[test]
+    fn the_program_that_looks_and_its_shell_are_never_picked_whatever_their_node_is_called() {
+        let pattern = "vidtui kill --hostfile F --pattern python";
+        let mut seen = node();
+        seen.node = NodeId::from_hostname("10.99.0.1");
+        seen.processes = vec![
+            process(70, 1000, None, &format!("bash -c {pattern}")),
+            process(71, 1000, None, pattern),
+            process(5000, 1000, None, "python3 train.py"),
+        ];
+        let picked = |own: &Lineage, seen: &NodeProcesses| {
+            let picked = strays(seen, Reach::Own, own, &|command| command.contains("python"));
+            picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
+        };
+        assert_eq!(picked(&own(&[(71, 71), (70, 70), (1, 1)]), &seen), [5000]);
+        assert_eq!(picked(&own(&[(71, 99), (70, 99)]), &seen), [70, 71, 5000], "other processes of these numbers");
+        seen.boot_id = "another".into();
+        assert_eq!(picked(&own(&[(71, 71), (70, 70)]), &seen), [70, 71, 5000], "another machine's");
+    }
+
     #[test]
     fn only_the_users_own_processes_are_picked_unless_all_are_asked_for() {
         let pids = |reach| {
-            let picked = strays(&node(), reach, &|command| command.contains("python"));
+            let picked = strays(&node(), reach, &own(&[]), &|command| command.contains("python"));
             picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
         assert_eq!(pids(Reach::Own), [5000]);

@@ -39,7 +39,7 @@ pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill, go_
 pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;
-pub use processes::{end_strays, list_processes};
+pub use processes::{end_strays, list_processes, own_lineage};
 pub use slurm::{SlurmQueue, begin_first, begin_next, job_details};
 pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use stacks::{NodeStacks, collect_stacks};

@@ -38,6 +38,12 @@ pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     }
 }
 
+/// Returns the process that started another, or took it over; 0 where there is none.
+pub fn parent(pid: i32) -> i32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Reads every process of this machine that has not ended.
 ///
 /// # Errors

@@ -5,14 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use plan::{NodeProcesses, NodeStrays, Reach, SeenProcess, quote};
+use plan::{Lineage, NodeProcesses, NodeStrays, Reach, SeenProcess, quote};
 
 use crate::at_once::at_once;
 use crate::command::Command;
 use crate::gpu_memory::{self, GpuMemory};
 use crate::kill::{KillProgress, NodeReport, Patience, counted_processes};
 use crate::transport::{Process, Role, Signal};
-use crate::{RemoteError, Transport};
+use crate::{RemoteError, Transport, here, proc};
 
 const LIST: &str = include_str!("scripts/processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
@@ -32,6 +32,22 @@ pub fn list_processes(
         let listed = list(transport);
         (node, listed)
     })
+}
+
+/// Says which processes must survive what this one does: itself, and those that started it.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn own_lineage() -> Result<Lineage, RemoteError> {
+    let here = here()?;
+    let cannot = |error| RemoteError::io(&here.node, "read its own processes", error);
+    let mut processes = Vec::new();
+    let mut pid = i32::try_from(std::process::id()).unwrap_or(0);
+    while pid > 0 {
+        processes.extend(proc::stat(pid).map_err(cannot)?.map(|stat| (pid, stat.start_ticks)));
+        pid = proc::parent(pid);
+    }
+    Ok(Lineage { boot_id: here.boot_id, processes })
 }
 
 fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {

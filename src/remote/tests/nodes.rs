@@ -15,7 +15,7 @@ use cluster::NodeId;
 use plan::{NodeKill, Reach};
 use remote::{
     Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Signal, Ssh, SshOptions, Status,
-    Streamed, Streaming, Transport, end_strays, here, list_processes,
+    Streamed, Streaming, Transport, end_strays, here, list_processes, own_lineage,
 };
 use rig::{Options, Rig};
 use rundir::{Liveness, Login, RankPid, RunId};
@@ -466,7 +466,7 @@ fn one_stray_that_may_not_be_signalled_keeps_no_other_from_its_end() {
         let mut transports: Vec<Box<dyn Transport>> = vec![Box::new(eve)];
         let mut strays = || {
             let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
-            plan::strays(&seen, Reach::AllUsers, &|line| line == "sleep 31417")
+            plan::strays(&seen, Reach::AllUsers, &own_lineage().unwrap(), &|line| line == "sleep 31417")
         };
         eventually("both are seen", || strays().processes.len() == 2);
         let found = strays();
@@ -475,7 +475,8 @@ fn one_stray_that_may_not_be_signalled_keeps_no_other_from_its_end() {
         assert_eq!(report.left.len(), 1, "root's: {report:?}");
         assert!(report.failure.unwrap().to_string().contains("not permitted"));
         let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
-        let left = plan::strays(&seen, Reach::AllUsers, &|line| line == "sleep 31417").processes;
+        let left =
+            plan::strays(&seen, Reach::AllUsers, &own_lineage().unwrap(), &|line| line == "sleep 31417").processes;
         assert_eq!(left.iter().map(|process| process.user.as_str()).collect::<Vec<_>>(), ["root"]);
     });
 }

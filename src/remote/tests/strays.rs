@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plan::{NodeProcesses, NodeStrays, Reach};
-use remote::{GpuMemory, NodeReport, Patience, end_strays, here, list_processes, local_transports};
+use remote::{GpuMemory, NodeReport, Patience, end_strays, here, list_processes, local_transports, own_lineage};
 
 /// Long enough for a busy machine; only a failing test waits for it.
 const LONG: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ fn listed() -> NodeProcesses {
 fn picked(command: &str) -> NodeStrays {
     let deadline = Instant::now() + LONG;
     loop {
-        let strays = plan::strays(&listed(), Reach::Own, &|line| line == command);
+        let strays = plan::strays(&listed(), Reach::Own, &own_lineage().unwrap(), &|line| line == command);
         if !strays.processes.is_empty() {
             return strays;
         }
@@ -72,6 +72,17 @@ fn what_fits_is_ended_and_verified_and_what_does_not_goes_on() {
     assert_ne!(report.gpu_memory, GpuMemory::Unasked);
     assert_eq!(stray.0.wait().unwrap().signal(), Some(15));
     assert!(other.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn this_process_and_those_that_started_it_are_spared() {
+    let own = own_lineage().unwrap();
+    assert_eq!(own.boot_id, listed().boot_id);
+    let pids: Vec<i32> = own.processes.iter().map(|(pid, _)| *pid).collect();
+    let parent = std::os::unix::process::parent_id() as i32;
+    assert_eq!(pids[..2], [std::process::id() as i32, parent]);
+    let picked = plan::strays(&listed(), Reach::AllUsers, &own, &|_| true);
+    assert!(picked.processes.iter().all(|process| !pids.contains(&process.pid)));
 }
 
 #[test]

@@ -94,15 +94,11 @@ pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &Ho
         Refusal::request(Failure::new(format!("cannot use the pattern {pattern}"), error.to_string(), fix))
     })?;
     let mut seen = look(desk, on)?;
-    let own = std::process::id() as i32;
+    let own = remote::own_lineage().map_err(|error| error.failure("cannot look for processes"))?;
     let found: Vec<NodeStrays> = seen
         .listed
         .iter()
-        .map(|node| plan::strays(node, reach, &|command| regex.is_match(command)))
-        .map(|mut node| {
-            node.processes.retain(|process| process.pid != own || node.node != desk.fleet.here().node);
-            node
-        })
+        .map(|node| plan::strays(node, reach, &own, &|command| regex.is_match(command)))
         .filter(|node| !node.processes.is_empty())
         .collect();
     seen.tell();
