@@ -23,7 +23,7 @@ pub(super) fn script() -> String {
 pub(super) struct Gpus {
     /// Those that nvidia-smi lists.
     listed: Vec<GpuSample>,
-    /// Why it does not list all there are.
+    /// Why it does not list some, or any.
     troubles: Vec<SmiTrouble>,
     /// Whether something of NVIDIA's is plugged in.
     are_plugged_in: bool,
@@ -59,11 +59,6 @@ impl Gpus {
         let ails = |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
         !self.listed.is_empty() || self.are_plugged_in || self.troubles.iter().any(ails)
     }
-
-    /// Why nvidia-smi lists none, or not all; having none is no trouble.
-    fn trouble(&self) -> Option<&SmiTrouble> {
-        self.troubles.iter().find(|trouble| !matches!(trouble, SmiTrouble::NotFound))
-    }
 }
 
 /// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
@@ -95,17 +90,17 @@ fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: Fail<'_>) -> F
     const OR_ELSE: &str = "leave the node out (--exclude), or waive it: --waive GPUs";
     let listed = gpus.listed.len();
     let Some(why) = why else {
-        return Ok(match (gpus.trouble(), listed) {
+        return Ok(match (gpus.troubles.first(), listed) {
+            (None | Some(SmiTrouble::NotFound), 0) => "none, and none needed".into(),
             (Some(trouble), 0) => format!("none, and none needed: {trouble}"),
-            (None, 0) => "none, and none needed".into(),
             (_, listed) => format!("{listed}, not used: this trainer runs on CPUs"),
         });
     };
-    match gpus.trouble() {
-        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {OR_ELSE}", trouble.fix())),
-        None if listed == 0 => {
+    match gpus.troubles.first() {
+        Some(SmiTrouble::NotFound) => {
             fail(format!("{why}, but there is no nvidia-smi"), &format!("install NVIDIA's driver, {OR_ELSE}"))
         }
+        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {OR_ELSE}", trouble.fix())),
         None if ranks > listed => fail(
             format!("{} are to run on {}", counted(ranks, "rank"), counted(listed, "GPU")),
             "give it fewer slots in the hostfile",

@@ -4,6 +4,7 @@ use camino::Utf8Path;
 use cluster::Hostfile;
 use plan::{Context, LaunchRequest, Place, Trainer, launch};
 use recipe::Recipe;
+use rundir::StartFrom;
 
 use super::rows::usual_offset;
 use super::*;
@@ -14,7 +15,7 @@ const SHA: &str = "5d41402abc4b2a76b9719d911017c592";
 const WELL: &str = concat!(
     "sha256 5d41402abc4b2a76b9719d911017c592\n",
     "version {\"libtorch\":\"2.11.0\",\"cuda\":true}\n",
-    "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\n",
+    "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\nweights yes\n",
     "port 29500 free\nport 29501 free\n",
     "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
 );
@@ -35,7 +36,11 @@ fn recipe(path: &str, sets: &[&str]) -> Recipe {
 
 /// Three nodes with a rank each.
 fn plan_of(recipe: &Recipe) -> LaunchPlan {
-    let nodes = Hostfile::parse("node[01-03] slots=1").unwrap();
+    plan_on("node[01-03] slots=1", recipe)
+}
+
+fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
+    let nodes = Hostfile::parse(hostfile).unwrap();
     let context = Context {
         now_s: 1_795_146_012.0,
         random: 12345,
@@ -219,6 +224,43 @@ fn what_a_command_saves_needs_room_where_it_saves_it() {
     let script = disks::script(&plan);
     assert!(script.contains("runs_free_kib") && script.contains("output_free_kib"), "{script}");
     assert!(!disks::script(&inside).contains("output_free_kib"));
+}
+
+#[test]
+fn whatever_else_keeps_a_run_from_starting_on_a_node_has_a_row_with_its_name() {
+    let start = StartFrom::Weights { path: "/weights/step-00000060".into() };
+    let mut plan = embedded(&[]);
+    plan.attempt.start = start;
+    let runs = plan.dir.root.parent().unwrap();
+    let master = plan.master.clone().unwrap();
+    let silent = format!("port {} silent", master.port);
+    let version =
+        ("version {\"libtorch\":\"2.11.0\",\"cuda\":true}", "broken libtorch_cpu.so: cannot open shared object file");
+    let cases = [
+        (("runs_inodes 100000", "runs_inodes 12"), "inodes", format!("{runs} has room for 12 more files")),
+        (("runs_writable yes\n", ""), "run folder", format!("{runs} cannot be written to")),
+        (
+            ("visible yes", "visible no"),
+            "run folder",
+            format!("{runs} is not the folder that this machine sees under that name"),
+        ),
+        (version, "libtorch", "the trainer does not run there: libtorch_cpu.so: cannot open shared object file".into()),
+        (("weights yes", "weights no"), "weights", "checkpoint /weights/step-00000060 cannot be read".into()),
+        (
+            ("port 29500 free", &silent),
+            "rendezvous",
+            format!("{} port {}, where the ranks are to meet, does not answer this node", master.address, master.port),
+        ),
+        (("runs_free_kib 900000000", "runs_free_kib -"), "disk", format!("df does not tell the free space of {runs}")),
+    ];
+    assert_eq!(refusals(&plan, [&[], &[], &[]]), [""; 0]);
+    for (change, row, why) in cases {
+        assert_eq!(refusals(&plan, [&[], &[change], &[]]), [format!("{row}: node node02: {why}")]);
+    }
+
+    let two_each = plan_on("node[01-03] slots=2", &recipe("tests/fixtures/configs/valid/command.toml", &[]));
+    let second = ("gpu 0, ", "gpu 1, 00000000:20:00.0, 0, 81559, 0\ngpu 0, ");
+    assert_eq!(refusals(&two_each, [&[second], &[], &[second]]), ["GPUs: node node02: 2 ranks are to run on 1 GPU"]);
 }
 
 #[test]
