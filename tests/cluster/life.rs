@@ -1,5 +1,7 @@
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use camino::Utf8Path;
 
@@ -69,7 +71,18 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
     let said = place.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert!(!said.ok && said.err.contains("node04 could not be looked at"), "{}", said.err);
     assert!(said.out.contains("no process of yours on node01, node02, node03 fits"), "{}", said.out);
+    // Or waited for, and its strays are ended once it answers.
+    let mut stray = place.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
+    let mut waits = place.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
+    let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(told.any(|line| line.contains("node04 does not answer, asked again in")));
     place.rig.verb("heal node04").unwrap();
+    assert!(told.any(|line| line.contains("node04: every process is gone")));
+    let said = waits.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && out.contains("1 process ended on node04"), "{out}");
+    assert!(!stray.wait().unwrap().success());
 
     // Memory that is held although its process is gone.
     let pid = run.read_pid(&cluster::NodeId::new("node01").unwrap(), 1).unwrap().unwrap().ranks[0].pid;

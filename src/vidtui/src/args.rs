@@ -424,7 +424,7 @@ pub struct KillArgs {
     #[arg(long, requires = "pattern")]
     pub sudo: bool,
     /// Asks nodes that do not answer again, until every process on them is seen to be gone
-    #[arg(long, requires = "run")]
+    #[arg(long)]
     pub wait: bool,
     /// Shows what would be signalled, and signals nothing
     #[arg(long)]

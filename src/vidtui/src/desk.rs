@@ -20,7 +20,7 @@ mod subject;
 mod weights;
 
 pub use context::program;
-pub use kill::report_in_words;
+pub use kill::{report_in_words, waits_in_words};
 pub use launch::Wish;
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};

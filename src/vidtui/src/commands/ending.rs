@@ -14,7 +14,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 /// Asks a run to save and stop.
 pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
     let Some(run) = &args.run else {
-        let how = found::How { kill: KillHow::Stop, dry_run: args.dry_run, yes: true, json: args.output.json };
+        let how =
+            found::How { kill: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json: args.output.json };
         return found::runs(desk, &args.on.nodes(), &how);
     };
     let dir = desk.find(run)?;
@@ -45,7 +46,13 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
 
 /// Ends a run now.
 pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
-    let how = found::How { kill: KillHow::Kill, dry_run: args.dry_run, yes: args.yes, json: args.output.json };
+    let how = found::How {
+        kill: KillHow::Kill,
+        dry_run: args.dry_run,
+        yes: args.yes,
+        wait: args.wait,
+        json: args.output.json,
+    };
     if let Some(pattern) = &args.pattern {
         let reach = match (args.sudo, args.all_users) {
             (true, _) => Reach::Sudo,

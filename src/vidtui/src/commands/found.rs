@@ -2,7 +2,7 @@
 
 use crate::args::NodesArgs;
 use crate::commands::ending::{confirmed, document, in_words, nodes};
-use crate::desk::{Desk, report_in_words};
+use crate::desk::{Desk, report_in_words, waits_in_words};
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use cluster::NodeId;
@@ -15,6 +15,8 @@ use ui::{units, words};
 
 /// Pauses before nodes that did not answer are asked again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
+/// The pause after those, where they are waited for.
+const STILL_AGAIN: Duration = Duration::from_secs(10);
 
 /// What was asked for besides which.
 pub struct How {
@@ -24,6 +26,8 @@ pub struct How {
     pub dry_run: bool,
     /// Do not ask.
     pub yes: bool,
+    /// Ask nodes that do not answer again until they do.
+    pub wait: bool,
     /// For scripts.
     pub json: bool,
 }
@@ -36,9 +40,15 @@ struct Seen {
     transports: Vec<Box<dyn Transport>>,
 }
 
+/// What was done, for scripts and for people.
+type Done = (Vec<serde_json::Value>, String);
+
 /// Ends all of the user's runs of which processes are on these nodes.
 pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
-    let mut seen = look(desk, on)?;
+    in_rounds(desk, on, how, |seen| runs_of(desk, seen, how))
+}
+
+fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
     let mut plans: Vec<KillPlan> = Vec::new();
     for found in plan::found_runs(&seen.listed) {
         let told = found.dir.as_ref().map(RunDir::new);
@@ -48,13 +58,12 @@ pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
         let dir = dir.or(told).unwrap_or_else(|| desk.dir(&found.run));
         plans.extend(plan::kill_found(found, dir, how.kill, by_files));
     }
-    seen.tell();
     if plans.is_empty() {
-        return seen.end(how, Vec::new(), &format!("no run of yours on {}", seen.nodes()));
+        return Ok((Vec::new(), format!("no run of yours on {}", seen.nodes())));
     }
     if how.dry_run {
         let documents = plans.iter().map(document).collect();
-        return seen.end(how, documents, &plans.iter().map(in_words).collect::<Vec<_>>().join("\n"));
+        return Ok((documents, plans.iter().map(in_words).collect::<Vec<_>>().join("\n")));
     }
     if !how.yes {
         eprint!("{}", plans.iter().map(in_words).collect::<Vec<_>>().join("\n"));
@@ -70,7 +79,10 @@ pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
         let mut own = if logins.is_empty() { Vec::new() } else { desk.transports(&logins)? };
         let transports = if own.is_empty() { &mut seen.transports } else { &mut own };
         let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
-        let report = remote::execute_kill(plan, transports, &Patience::default(), &mut progress);
+        let patience = Patience::default();
+        let mut report = remote::execute_kill(plan, transports, &patience, &mut progress);
+        let waits = &mut |nodes: &[&NodeId], pause| eprintln!("{}", waits_in_words(nodes, pause));
+        remote::go_on_killing(plan, &mut report, transports, &patience, waits, &mut progress, &|| !how.wait);
         failed = failed.or(report.failure(plan.run.as_str()));
         told.push(match how.kill {
             KillHow::Stop => format!("{} saves a checkpoint and stops", plan.run),
@@ -83,7 +95,7 @@ pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
             eprintln!("{}", told.join("\n"));
             Err(failure.into())
         }
-        None => seen.end(how, documents, &told.join("\n")),
+        None => Ok((documents, told.join("\n"))),
     }
 }
 
@@ -93,31 +105,36 @@ pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &Ho
         let fix = "write it as in `grep -E`, and quote it: 'train\\.py.*--config'";
         Refusal::request(Failure::new(format!("cannot use the pattern {pattern}"), error.to_string(), fix))
     })?;
-    let mut seen = look(desk, on)?;
     let own = remote::own_lineage().map_err(|error| error.failure("cannot look for processes"))?;
-    let found: Vec<NodeStrays> = seen
-        .listed
-        .iter()
-        .map(|node| plan::strays(node, reach, &own, &|command| regex.is_match(command)))
-        .filter(|node| !node.processes.is_empty())
-        .collect();
-    seen.tell();
+    let fits = |command: &str| regex.is_match(command);
+    in_rounds(desk, on, how, |seen| {
+        let found: Vec<NodeStrays> = seen
+            .listed
+            .iter()
+            .map(|node| plan::strays(node, reach, &own, &fits))
+            .filter(|node| !node.processes.is_empty())
+            .collect();
+        if found.is_empty() {
+            let whose = if reach == Reach::Own { " of yours" } else { "" };
+            return Ok((Vec::new(), format!("no process{whose} on {} fits {pattern}", seen.nodes())));
+        }
+        end_found(seen, &found, reach, how)
+    })
+}
+
+fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> Result<Done, Refusal> {
     let count = found.iter().map(|node| node.processes.len()).sum();
-    if count == 0 {
-        let whose = if reach == Reach::Own { " of yours" } else { "" };
-        return seen.end(how, Vec::new(), &format!("no process{whose} on {} fits {pattern}", seen.nodes()));
-    }
     if how.dry_run {
         let documents = found.iter().map(|node| serde_json::json!(node)).collect();
-        return seen.end(how, documents, table(&found).trim_end());
+        return Ok((documents, table(found).trim_end().to_owned()));
     }
     let what = words::counted(count, "process");
-    eprint!("{}", table(&found));
+    eprint!("{}", table(found));
     if !how.yes && !confirmed(&what, &format!("End {what}?"), "add --yes")? {
         return Err(Failure::new(format!("{what} left alone"), "nobody said yes", "").into());
     }
     let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
-    let reports = end_strays(&found, reach, &mut seen.transports, &Patience::default(), &mut progress);
+    let reports = end_strays(found, reach, &mut seen.transports, &Patience::default(), &mut progress);
     let gone: usize = reports.iter().map(|report| report.signalled.saturating_sub(report.left.len())).sum();
     let left: Vec<String> = reports.iter().flat_map(remote::NodeReport::survivors).collect();
     if let Some(failure) = reports.iter().find_map(|report| report.failure.clone()) {
@@ -131,12 +148,28 @@ pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &Ho
     if let Some(failure) = remote::unverified_failure(&what, &unverified) {
         return Err(failure.into());
     }
-    let documents = nodes(&reports);
-    seen.end(
-        how,
-        documents,
-        &format!("{} ended on {}", words::counted(gone, "process"), names(found.iter().map(|n| &n.node))),
-    )
+    let ended = format!("{} ended on {}", words::counted(gone, "process"), names(found.iter().map(|n| &n.node)));
+    Ok((nodes(&reports), ended))
+}
+
+/// Does something with nodes as they are seen, and with those that did not answer once they do, if they are waited for.
+fn in_rounds(
+    desk: &Desk,
+    on: &NodesArgs,
+    how: &How,
+    mut round: impl FnMut(&mut Seen) -> Result<Done, Refusal>,
+) -> Result<(), Refusal> {
+    let mut seen = look(desk, on)?;
+    let (mut documents, mut told) = (Vec::new(), Vec::new());
+    loop {
+        seen.tell();
+        let (of_round, said) = round(&mut seen)?;
+        documents.extend(of_round);
+        told.push(said);
+        if !how.wait || how.dry_run || !seen.look_again() {
+            return seen.end(how, documents, &told.join("\n"));
+        }
+    }
 }
 
 /// Lists the processes of the nodes. One that does not answer is asked again.
@@ -165,6 +198,29 @@ fn look(desk: &Desk, on: &NodesArgs) -> Result<Seen, Refusal> {
 }
 
 impl Seen {
+    /// Waits until nodes answer that did not, and sees those alone. Tells whether there were any.
+    fn look_again(&mut self) -> bool {
+        self.listed.clear();
+        while self.listed.is_empty() {
+            let (blind, others) = std::mem::take(&mut self.away).into_iter().partition(|(_, error)| error.is_blind());
+            let blind: Vec<(NodeId, RemoteError)> = blind;
+            self.away = others;
+            let wanted: Vec<NodeId> = blind.into_iter().map(|(node, _)| node).collect();
+            if wanted.is_empty() {
+                return false;
+            }
+            eprintln!("{}", waits_in_words(&wanted.iter().collect::<Vec<_>>(), STILL_AGAIN));
+            thread::sleep(STILL_AGAIN);
+            for (node, result) in list_processes(&wanted, &mut self.transports) {
+                match result {
+                    Ok(processes) => self.listed.push(processes),
+                    Err(error) => self.away.push((node, error)),
+                }
+            }
+        }
+        true
+    }
+
     /// Says which nodes did not answer.
     fn tell(&self) {
         for (_, error) in &self.away {
@@ -193,7 +249,8 @@ impl Seen {
         }
         let away = names(self.away.iter().map(|(node, _)| node));
         let why = "whatever runs there goes on";
-        Err(Failure::new(format!("{away} could not be looked at"), why, "try again when they answer").into())
+        let fix = "try again when they answer; `kill --wait` does so by itself";
+        Err(Failure::new(format!("{away} could not be looked at"), why, fix).into())
     }
 }
 

@@ -42,12 +42,7 @@ impl Desk {
     ) -> Result<KillReport, Failure> {
         let (mut transports, patience) = (self.ways_to_end(plan)?, Patience::default());
         let mut report = remote::execute_kill(plan, &mut transports, &patience, progress);
-        let waits = &mut |nodes: &[&NodeId], pause: Duration| {
-            let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-            let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
-            let verb = if nodes.len() == 1 { "does" } else { "do" };
-            waits(format!("{names} {verb} not answer, asked again in {pause_s:.0} s"));
-        };
+        let waits = &mut |nodes: &[&NodeId], pause| waits(waits_in_words(nodes, pause));
         remote::go_on_killing(plan, &mut report, &mut transports, &patience, waits, progress, is_given_up);
         report.failure(plan.run.as_str()).map_or(Ok(report), Err)
     }
@@ -55,6 +50,14 @@ impl Desk {
     fn ways_to_end(&self, plan: &KillPlan) -> Result<Vec<Box<dyn Transport>>, Failure> {
         self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways()))
     }
+}
+
+/// Which nodes are waited for: `gpu[01-03] do not answer, asked again in 4 s`.
+pub fn waits_in_words(nodes: &[&NodeId], pause: Duration) -> String {
+    let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
+    let verb = if nodes.len() == 1 { "does" } else { "do" };
+    format!("{names} {verb} not answer, asked again in {pause_s:.0} s")
 }
 
 /// How a kill went, in one line: `3 processes ended on devbox`.
