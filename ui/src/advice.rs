@@ -64,7 +64,8 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
             "Its kill has waited for {waited}: {}. Until then it is neither resumed nor stopped.",
             waiting.text
         );
-        return text::wrap(&text::clean(&text), width).into_iter().map(Line::from).collect();
+        let lines = text::wrap(&text::clean(&text), width).into_iter();
+        return lines.map(|line| Line::styled(line, model.theme.bad)).collect();
     }
     if let Some(first) = row.findings.first() {
         return finding(model, row, first, width);
