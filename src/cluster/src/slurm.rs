@@ -34,8 +34,8 @@ pub const QUEUE: [&str; 6] = [
 pub const NODES: [&str; 6] =
     ["env", "SLURM_TIME_FORMAT=%s", "sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G|%H|%E"];
 
-/// Lists jobs and their steps as they were accounted. `--jobs=ID` makes it one. Where there is no database it fails, and
-/// `--completion` may have an answer. The name is last.
+/// Lists jobs and their steps as they were accounted. `--jobs=ID` makes it one. Where there is no database it fails. The name is
+/// last.
 pub const ACCOUNTING: [&str; 6] = [
     "env",
     "SLURM_TIME_FORMAT=%s",

@@ -174,7 +174,9 @@ mod tests {
     fn a_job_that_is_halted_for_now_is_not_stalled() {
         let silent = |state| RunFacts { alive: Liveness::Alive, median_step_s: Some(1.0), ..facts(job(state, "None")) };
         assert!(matches!(derive(&silent("RUNNING"), 9e9), RunState::Stalled { .. }));
-        assert_eq!(derive(&silent("SUSPENDED"), 9e9), RunState::Running);
+        for halted in ["SUSPENDED", "STOPPED"] {
+            assert_eq!(derive(&silent(halted), 9e9), RunState::Running);
+        }
     }
 
     #[test]

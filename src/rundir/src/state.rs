@@ -3,7 +3,7 @@
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample, Newest};
 use cluster::NodeId;
-use cluster::slurm::{JobSight, JobState};
+use cluster::slurm::JobSight;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -384,7 +384,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
 /// Whether Slurm has halted its job for now, which nothing is to be done about.
 fn is_suspended(facts: &RunFacts) -> bool {
     let job = facts.job.as_ref().and_then(JobSight::job);
-    job.is_some_and(|job| job.state == JobState::Suspended)
+    job.is_some_and(|job| job.state.is_halted())
 }
 
 #[cfg(test)]

@@ -67,12 +67,35 @@ impl JobState {
         (JobState::Requeued, "REQUEUED"),
     ];
 
+    /// Words for jobs that go back into the queue, are held in it, or have nodes that are not up yet. Slurm shows them in the place of
+    /// PENDING and the like.
+    const WAITING: [&str; 8] = [
+        "EXPEDITING",
+        "LAUNCH_FAILED",
+        "POWER_UP_NODE",
+        "RECONFIG_FAIL",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+    ];
+
     /// Says whether it has not begun.
     pub fn is_waiting(&self) -> bool {
-        matches!(self, JobState::Pending | JobState::Configuring | JobState::Requeued)
+        match self {
+            JobState::Pending | JobState::Configuring | JobState::Requeued => true,
+            JobState::Other(word) => JobState::WAITING.contains(&word.as_str()),
+            _ => false,
+        }
     }
 
-    /// Says whether it has ended for good. A state that is not known has not.
+    /// Says whether its processes are there and stand still, for now.
+    pub fn is_halted(&self) -> bool {
+        *self == JobState::Suspended || *self == JobState::Other("STOPPED".into())
+    }
+
+    /// Says whether it has ended for good. A state that is not known has not, nor has one that is REVOKED: of several clusters that
+    /// might have begun it, another one has.
     pub fn is_over(&self) -> bool {
         use JobState::*;
         matches!(

@@ -45,7 +45,7 @@ fn every_answer_is_read_as_its_snapshot_says() {
             insta::assert_snapshot!(name, read);
         }
     });
-    assert!(count >= 12, "the fixtures have moved");
+    assert!(count >= 17, "the fixtures have moved");
 }
 
 impl<T: Debug> Rows<T> {
@@ -82,6 +82,38 @@ fn a_job_is_left_only_on_the_nodes_where_it_still_ends() {
     assert!(!left("COMPLETING", "node[02-03]", &["node03"]) && !left("COMPLETING", "node03", &[]));
     assert!(!left("COMPLETING", "", &["node03"]) && !left("COMPLETING", "node[0", &["node03"]), "nobody knows where");
     assert!(!left("RUNNING", "node03", &["node03"]));
+}
+
+#[test]
+fn every_state_that_slurm_has_a_word_for_waits_runs_or_is_over() {
+    let words = |is: fn(&JobState) -> bool| {
+        let rows = read_queue(&fixture("queue_of_every_state")).rows.into_iter();
+        rows.filter(|job| is(&job.state)).map(|job| job.state.to_string()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(
+        words(JobState::is_waiting),
+        "PENDING CONFIGURING REQUEUED EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUE_FED REQUEUE_HOLD \
+         RESV_DEL_HOLD SPECIAL_EXIT"
+    );
+    assert_eq!(
+        words(JobState::is_over),
+        "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED OUT_OF_MEMORY BOOT_FAIL DEADLINE"
+    );
+    assert_eq!(words(JobState::is_halted), "SUSPENDED STOPPED");
+    let rest = |state: &JobState| !state.is_waiting() && !state.is_over() && !state.is_halted();
+    assert_eq!(words(rest), "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT UPDATE_DB REVOKED");
+}
+
+#[test]
+fn gpus_per_node_are_read_as_each_version_writes_them() {
+    for version in ["20_11", "24_11"] {
+        let queue = read_queue(&fixture(&format!("queue_of_slurm_{version}"))).rows;
+        let gpus: Vec<_> = queue.iter().map(|job| job.gpus_per_node).collect();
+        assert_eq!(gpus, [Some(8), Some(8), None], "{version}");
+        let job = read_job(&fixture(&format!("job_of_slurm_{version}"))).unwrap();
+        assert_eq!((job.state, job.batch_node.as_deref()), (JobState::Running, Some("gpu001")), "{version}");
+        assert_eq!(job.stdout.as_deref(), Some("/data/runs/demo/attempts/0001/job.log"), "{version}");
+    }
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl fmt::Display for ExitCode {
 
 /// Returns a text unless it is one of Slurm's words for nothing.
 pub(super) fn text(cell: &str) -> Option<String> {
-    let nothing = ["", "(null)", "N/A", "n/a", "NONE", "None", "none", "Unknown"];
+    let nothing = ["", "(null)", "N/A", "n/a", "NONE", "None", "None assigned", "none", "Unknown"];
     (!nothing.contains(&cell)).then(|| cell.into())
 }
 

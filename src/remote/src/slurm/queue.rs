@@ -3,7 +3,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::slurm::{self, Accounted, Job, JobSeen, JobSight, JobState, Silence};
+use cluster::slurm::{self, Accounted, Job, JobSeen, JobSight, Silence};
 use nix::unistd::Uid;
 
 use super::{jobs, run, user_name};
@@ -159,8 +159,7 @@ fn accounted(ids: &[u64]) -> Vec<Accounted> {
     let words: Vec<&str> = slurm::ACCOUNTING.into_iter().chain([list.as_str()]).collect();
     let rows =
         run("look up its jobs", &words).map_or_else(|_| Vec::new(), |answer| slurm::read_accounting(&answer).rows);
-    // Without a database there may be rows without a state.
-    rows.into_iter().filter(|row| row.step.is_none() && row.state != JobState::Other(String::new())).collect()
+    rows.into_iter().filter(|row| row.step.is_none()).collect()
 }
 
 fn of_record(row: Accounted) -> Job {
@@ -183,6 +182,8 @@ fn of_record(row: Accounted) -> Job {
 
 #[cfg(test)]
 mod tests {
+    use cluster::slurm::JobState;
+
     use super::*;
 
     fn listed(lines: &[&str]) -> Vec<Job> {
