@@ -1,6 +1,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use rundir::{AttemptWhy, RunDir};
@@ -71,20 +72,32 @@ fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_
 }
 
 #[test]
-fn a_controller_that_is_away_changes_nothing_and_a_kill_waits_for_it() {
+fn a_controller_that_is_away_for_a_minute_changes_nothing_and_a_kill_waits_for_it() {
     let Some(place) = Place::with_slurm() else { return };
     let run = place.launch(JOB, 1000);
     place.until_step(&run, 1, 1);
     place.rig.verb("slurmctld kill").unwrap();
+    let away_since = Instant::now();
     let status = place.does("status latest");
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
     assert!(status.contains("Slurm has not answered for"), "{status}");
     let refusal = place.vidtui("resume latest");
     assert!(refusal.err.contains("it may be alive"), "{}", refusal.err);
+    // For longer than the controller and the nodes wait for each other.
+    while away_since.elapsed() < Duration::from_secs(60) {
+        let seen = samples(&run).len();
+        place.until("it goes on", || samples(&run).len() > seen);
+    }
+    let status = place.does("status latest");
+    assert!(status.contains("Slurm has not answered for"), "{status}");
+    place.rig.verb("slurmctld start").unwrap();
+    place.until("its job is known again", || place.does("status latest").contains("runs on node[01-04]"));
     let seen = samples(&run).len();
     place.until("it goes on", || samples(&run).len() > seen);
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
 
     // It is asked again until it answers.
+    place.rig.verb("slurmctld kill").unwrap();
     let kill = place.command("kill latest --yes").stderr(Stdio::piped()).spawn().unwrap();
     place.rig.verb("slurmctld start").unwrap();
     let killed = kill.wait_with_output().unwrap();
