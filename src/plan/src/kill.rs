@@ -218,6 +218,19 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_a_job_lost_is_named_and_not_waited_for() {
+        let past = fixtures::past(10, &[]);
+        let line = "42|COMPLETING|None|0:05|10:00|2|ml-2|1000|1600|ada|train|gres:gpu:1|demo";
+        let job = Box::new(cluster::slurm::read_queue(line).rows.remove(0));
+        let sight = JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) };
+        let lost = vec![NodeId::from_hostname("ml-2")];
+        let plan = kill(&past.run.id, &past.dir, KillHow::Kill, &[], Some(&sight), lost.clone()).unwrap();
+        let job = plan.job.unwrap();
+        assert_eq!(job.lost, lost);
+        assert!(job.why.contains("; ml-2 is not waited for, it was lost; only if job 42 is yours"), "{}", job.why);
+    }
+
+    #[test]
     fn a_node_that_nobody_could_look_at_stays_in_the_plan() {
         let plan = plan(KillHow::Kill, &[owned(Liveness::Unknown)]).unwrap();
         assert_eq!(plan.nodes.len(), 1);
