@@ -3,11 +3,12 @@
 //! A collective waits for a node that fell silent until its timeout, which is half an hour; and ranks of other nodes notice a
 //! rank that failed only at their next collective. So each supervisor keeps a connection to the first node's, on the port
 //! after the ranks' own, and says a word every second. Whoever fails says why; whoever ends says goodbye; whoever falls
-//! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. Of one that
-//! ended before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
+//! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. While the run
+//! makes steps, which takes every rank, nobody is lost for silence: the ranks may have a network of their own. Of one that ended before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
 //! that: it was asked of all nodes, and the word may overtake the signal.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
@@ -23,7 +24,8 @@ use crate::killed;
 
 /// How often a supervisor says that it is there.
 const BEAT: Duration = Duration::from_secs(1);
-/// How long one may be silent. A loaded node is late by a second or two; one that is late by ten would be of no use.
+/// How long one may be silent where the run makes no steps. A loaded node is late by a second or two; one that is late by ten
+/// would be of no use.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The pseudo signal that wakes the supervisor's loop when there is news.
 const NEWS: i32 = 0;
@@ -51,6 +53,8 @@ struct Meeting {
     others: BTreeSet<NodeId>,
     address: String,
     port: u16,
+    /// How long one may be silent.
+    silence: Duration,
 }
 
 /// Why the run cannot go on, where another node is why.
@@ -144,7 +148,14 @@ impl Meeting {
             others: nodes.collect(),
             address: job.master.0.clone(),
             port: job.master.1.saturating_add(1),
+            silence: SILENCE,
         }
+    }
+
+    /// How much has been logged of the run's steps.
+    fn logged(&self) -> u64 {
+        // Opened, since a file server is asked anew then.
+        File::open(self.run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len())
     }
 
     /// How a node ended that says nothing, if its exit file tells.
@@ -274,6 +285,9 @@ impl Peers {
 
     fn hear_follower(&self, node: &NodeId, peer: TcpStream, lines: BufReader<TcpStream>) {
         let Ok(kept) = peer.try_clone() else { return };
+        if peer.set_read_timeout(Some(self.meeting.silence / 2)).is_err() {
+            return;
+        }
         {
             let mut shared = self.lock();
             let said = shared.stop_asked.then_some(Word::Stop).into_iter().chain(shared.loss.as_ref().map(Loss::word));
@@ -321,7 +335,7 @@ impl Peers {
     fn is_alone(&self) -> bool {
         let heard = &self.lock().heard;
         // Beats of two nodes are up to one apart, and may be late by another.
-        heard.len() > 1 && heard.values().all(|heard| heard.elapsed() + 2 * BEAT >= SILENCE)
+        heard.len() > 1 && heard.values().all(|heard| heard.elapsed() + 2 * BEAT >= self.meeting.silence)
     }
 
     /// Notes why the run cannot go on; from the first node, all others hear it.
@@ -405,7 +419,7 @@ impl Peers {
         let mut peer = dial(address, *port)?;
         peer.set_write_timeout(Some(BEAT))?;
         peer.write_all(format!("{subject} {this}\n").as_bytes())?;
-        peer.set_read_timeout(Some(SILENCE))?;
+        peer.set_read_timeout(Some(self.meeting.silence / 2))?;
         let lines = BufReader::new(peer.try_clone()?);
         self.lock().listeners.push(peer);
         Ok(lines)
@@ -420,11 +434,14 @@ impl Peers {
     }
 
     fn hear_out(&self, node: &NodeId, mut lines: BufReader<TcpStream>) -> Heard {
+        let mut line = String::new();
+        // What was logged when half of the time was over in which it must say something.
+        let mut logged_at_half = None;
         loop {
-            let mut line = String::new();
             let read = lines.read_line(&mut line);
-            if let Some(heard) = self.lock().heard.get_mut(node).filter(|_| read.is_ok()) {
-                *heard = Instant::now();
+            if read.is_ok() {
+                logged_at_half = None;
+                self.lock().heard.entry(node.clone()).and_modify(|heard| *heard = Instant::now());
             }
             match read {
                 Ok(0) => return Heard::Lost("its supervisor hung up without a word".into()),
@@ -440,13 +457,20 @@ impl Peers {
                     Some(Word::Here) | None => {}
                 },
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    let silence = SILENCE.as_secs();
-                    return Heard::Lost(format!(
-                        "its supervisor said nothing for {silence} s: the node or its network is down"
-                    ));
+                    let logged = self.meeting.logged();
+                    let silence = self.meeting.silence.as_secs();
+                    // One that is dead ends the run's steps at once.
+                    if logged_at_half.replace(logged).is_some_and(|before| logged <= before) {
+                        return Heard::Lost(format!(
+                            "its supervisor said nothing for {silence} s: the node or its network is down"
+                        ));
+                    }
+                    // The rest of a line may come yet.
+                    continue;
                 }
                 Err(error) => return Heard::Lost(format!("the connection to its supervisor broke: {error}")),
             }
+            line.clear();
         }
     }
 }
@@ -542,6 +566,10 @@ mod tests {
 
     impl Pair {
         fn new() -> Self {
+            Self::with(SILENCE)
+        }
+
+        fn with(silence: Duration) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let port = listener.local_addr().unwrap().port();
@@ -557,6 +585,7 @@ mod tests {
                     others: BTreeSet::from([node("node02")]),
                     address: "127.0.0.1".into(),
                     port,
+                    silence,
                 };
                 (Peers::new(meeting, wake), woken)
             });
@@ -565,7 +594,11 @@ mod tests {
 
         /// Returns what the first and the other know, once they are connected.
         fn connected() -> (Peers, Peers, Receiver<i32>, Receiver<i32>) {
-            let Self { listener, first: (first, first_woken), other: (other, other_woken), .. } = Self::new();
+            Self::new().connect()
+        }
+
+        fn connect(self) -> (Peers, Peers, Receiver<i32>, Receiver<i32>) {
+            let Self { listener, first: (first, first_woken), other: (other, other_woken), .. } = self;
             let (listening, following) = (first.clone(), other.clone());
             thread::spawn(move || listening.listen(&listener));
             thread::spawn(move || following.follow(PATIENCE));
@@ -664,6 +697,24 @@ mod tests {
         let alone = said(&[10, 9, 9]);
         assert_eq!(alone.what, LOST_PEER);
         assert_eq!(alone.why, "node node01, where rank 0 is, hears no other any more: its network is down");
+    }
+
+    #[test]
+    fn nobody_is_lost_for_silence_while_the_run_makes_steps() {
+        // Nobody says anything here.
+        let (first, other, woken, _other_woken) = Pair::with(Duration::from_secs(4)).connect();
+        let run = first.meeting.run.clone();
+        fs::create_dir_all(&run.root).unwrap();
+        let mut metrics = fs::File::create(run.metrics()).unwrap();
+        let until = Instant::now() + 2 * first.meeting.silence;
+        while Instant::now() < until {
+            writeln!(metrics, "{{}}").unwrap();
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!((first.loss(), other.loss()), (None, None));
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS), "it makes none any more");
+        assert_eq!(first.failure().why, "its supervisor said nothing for 4 s: the node or its network is down");
+        fs::remove_dir_all(&run.root).unwrap();
     }
 
     #[test]
