@@ -140,7 +140,9 @@ fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
     };
     place.until("it hangs", hangs);
     let said = place.vidtui("kill latest --yes");
-    assert!(said.ok && said.err.contains("node01: every process is gone"), "{}", said.err);
+    let unverified =
+        "node01: every process is gone; whether their GPU memory was given back cannot be told: nvidia-smi hangs";
+    assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
     assert!(all_gone(&place) && !hangs());
 }
 
@@ -167,7 +169,9 @@ fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
     assert!(!["lost", "stalled", "dead"].iter().any(|verdict| status.contains(verdict)), "{status}");
     let said = place.vidtui("kill latest --yes");
-    assert!(said.ok && said.err.contains("node01: every process is gone"), "{}", said.err);
+    let unverified =
+        "node01: every process is gone; whether their GPU memory was given back cannot be told: nvidia-smi hangs";
+    assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
     assert!(all_gone(&place));
 }
 
