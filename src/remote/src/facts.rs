@@ -151,10 +151,13 @@ pub(crate) fn read(
     Ok(facts)
 }
 
-/// A job that has another name is not the run's: another cluster gives the same numbers, and this one begins anew some day.
+/// A job that has another name is not the run's, of which this Slurm then knows nothing: another cluster gives the same numbers,
+/// and this one begins anew some day.
 fn of_run(sight: JobSight, run: &RunId) -> JobSight {
     match sight.job() {
-        Some(job) if !job.name.is_empty() && job.name != run.as_str() => JobSight::unseen(sight.id),
+        Some(job) if !job.name.is_empty() && job.name != run.as_str() => {
+            JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(sight.id) }
+        }
         _ => sight,
     }
 }
@@ -230,7 +233,7 @@ mod tests {
             of_run(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }, &run)
         };
         assert!(named("2026-11-20T0340-demo-2s-k7f2").job().is_some());
-        assert_eq!(named("somebody-elses"), JobSight::unseen(42));
+        assert_eq!(named("somebody-elses").seen, JobSeen::Forgotten);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum GpuMemory {
     NoGpus(String),
     /// None of them is listed any more.
     Released,
+    /// None of them is, and of so many that are, whose they are is hidden. A user's own are not, but for containers and MIG.
+    Hidden(usize),
     /// These are listed still, with their MiB where that is said.
     Held(Vec<(u32, Option<u64>)>),
     /// Nobody can tell, and why.
@@ -37,6 +39,12 @@ impl GpuMemory {
             Self::Unasked => String::new(),
             Self::NoGpus(said) => format!("it has no GPUs ({said})"),
             Self::Released => "their GPU memory is released".into(),
+            Self::Hidden(others) => {
+                format!(
+                    "their GPU memory is released, unless it is that of {} which nvidia-smi hides",
+                    counted(*others, "process")
+                )
+            }
             Self::Held(held) => {
                 let one = |(pid, mib): &(u32, Option<u64>)| {
                     let size = mib.map_or(String::new(), |mib| format!("{} by ", size(mib << 20)));
@@ -78,10 +86,7 @@ fn read(text: &str, pids: &BTreeSet<i32>) -> Option<GpuMemory> {
             GpuMemory::NoGpus(trouble.to_string())
         }
         Some(trouble) => GpuMemory::Unknown(trouble.to_string()),
-        // They may be the very ones.
-        None if hidden > 0 => {
-            GpuMemory::Unknown(format!("nvidia-smi hides {} from this user", counted(hidden, "process")))
-        }
+        None if hidden > 0 => GpuMemory::Hidden(hidden),
         None => GpuMemory::Released,
     })
 }
@@ -113,7 +118,7 @@ mod tests {
                 "GPU memory is still held: 18.0 GiB by process 4102, process 4101".into(),
                 format!("{unknown}: nvidia-smi hangs"),
                 format!("{unknown}: NVML does not start: Unknown Error"),
-                format!("{unknown}: nvidia-smi hides 1 process from this user"),
+                "their GPU memory is released, unless it is that of 1 process which nvidia-smi hides".into(),
             ]
         );
         assert_eq!(read("GPU-a, 4101, python, 1\n", &ours), None, "it was cut off");

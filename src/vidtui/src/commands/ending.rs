@@ -111,6 +111,7 @@ pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
             GpuMemory::Unasked => "unasked",
             GpuMemory::NoGpus(_) => "no_gpus",
             GpuMemory::Released => "released",
+            GpuMemory::Hidden(_) => "hidden",
             GpuMemory::Held(_) => "held",
             GpuMemory::Unknown(_) => "unknown",
         };
