@@ -248,8 +248,8 @@ fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
 #[test]
 fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    // It takes its time to stop, and Slurm does not wait for it.
-    let recipe = own(&place, 2, 60, "trap : TERM; sleep 0.5");
+    // It does not stop, and Slurm does not wait for it.
+    let recipe = own(&place, 2, 60, "trap \"\" TERM; sleep 0.5");
     let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
     place.until("it has saved", || rundir::latest(&run).is_some());
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();

@@ -115,7 +115,8 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
         "trainer = 'command'\n[command]\nrun = ['sh', '-c', '{chatty}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n"
     );
     fs::write(&recipe, text).unwrap();
-    place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
+    // It is a small disk.
+    place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
     place.until("it runs", || place.does("status latest").contains("running"));
     let head = |script: String| place.rig.command("sh").args(["-c", &script]).output().unwrap();
     head(format!("cat /dev/zero >{small}/full"));
@@ -130,7 +131,7 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
     place.until("every process is gone", || {
         place.rig.nodes().iter().all(|node| place.count_on(node, "vidtui supervise") == 0)
     });
-    place.does("resume latest");
+    place.does("resume latest --waive disk");
     place.until("it runs again", || place.does("status latest").contains("running"));
     place.does("kill latest --yes");
 }

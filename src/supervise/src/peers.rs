@@ -3,8 +3,9 @@
 //! A collective waits for a node that fell silent until its timeout, which is half an hour; and ranks of other nodes notice a
 //! rank that failed only at their next collective. So each supervisor keeps a connection to the first node's, on the port
 //! after the ranks' own, and says a word every second. Whoever fails says why; whoever ends says goodbye; whoever falls
-//! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. While the run
-//! makes steps, which takes every rank, nobody is lost for silence: the ranks may have a network of their own. Of one that ended before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
+//! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. While steps
+//! are made that take every rank, nobody is lost for silence: the ranks may have a network of their own. Of one that ended
+//! before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
 //! that: it was asked of all nodes, and the word may overtake the signal.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,8 @@ struct Meeting {
     port: u16,
     /// How long one may be silent.
     silence: Duration,
+    /// Whether a step takes every rank, as ours do; of a command's, nobody knows.
+    steps_take_all: bool,
 }
 
 /// Why the run cannot go on, where another node is why.
@@ -149,11 +152,15 @@ impl Meeting {
             address: job.master.0.clone(),
             port: job.master.1.saturating_add(1),
             silence: SILENCE,
+            steps_take_all: !job.is_command(),
         }
     }
 
-    /// How much has been logged of the run's steps.
+    /// How much has been logged of steps that prove that every node lives.
     fn logged(&self) -> u64 {
+        if !self.steps_take_all {
+            return 0;
+        }
         // Opened, since a file server is asked anew then.
         File::open(self.run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len())
     }
@@ -586,6 +593,7 @@ mod tests {
                     address: "127.0.0.1".into(),
                     port,
                     silence,
+                    steps_take_all: true,
                 };
                 (Peers::new(meeting, wake), woken)
             });

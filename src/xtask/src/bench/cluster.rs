@@ -90,7 +90,7 @@ fn real() -> Result<Vec<Row>> {
     let wall = super::table::median(&walls);
     let came = format!("{:.0} % of all frames came", figure(&said["frames_of_expected"]) * 100.0);
     let mut rows = vec![
-        row(format!("{NODES} nodes: all connected"), "s", vec![figure(&said["connected_s"])], 1.5, String::new()),
+        row(format!("{NODES} nodes: all connected"), "s", figures(&said["connected_s"]), 1.5, String::new()),
         row(format!("{NODES} nodes: a round of samples"), "s", walls, 0.5, came),
         row(format!("{NODES} nodes: a round of samples, CPU"), "ms", vec![cpu], 20.0, String::new()),
     ];
