@@ -119,7 +119,7 @@ done # `no`
 read -r line
 printf '[%s]' "$line"
 exit 7"#;
-        for shell in ["sh", "bash", "zsh", "fish", "tcsh", "ksh"] {
+        for shell in ["sh", "bash", "fish", "tcsh"] {
             let mut command = process::Command::new(shell);
             let command = command.args(["-c", &login_line(script)]).stdin(process::Stdio::piped());
             let Ok(mut child) = command.stdout(process::Stdio::piped()).spawn() else {
