@@ -81,7 +81,9 @@ mod tests {
 
     #[test]
     fn a_process_that_computes_is_told_from_one_that_waits() {
+        use std::io::Read;
         use std::os::unix::process::CommandExt;
+        use std::process::Stdio;
         let run = rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         let used = |script: &str| {
             let mut command = std::process::Command::new("bash");
@@ -89,8 +91,10 @@ mod tests {
                 let (name, value) = mark.split_once('=').unwrap();
                 command.env(name, value);
             }
-            let mut leader = command.args(["-c", script]).process_group(0).spawn().unwrap();
+            let mut leader = command.args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
             let pid = leader.id() as i32;
+            // What is to be measured says that it is there.
+            leader.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
             let (here, stat) = (crate::here().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
             let target = NodeKill {
                 run: run.clone(),
@@ -107,15 +111,14 @@ mod tests {
             // The group is this test's own, and its leader is not collected yet.
             let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
             let _ = leader.wait();
-            used
+            used.unwrap()
         };
         // The leader stands for the supervisor, its child for a rank.
-        assert!(used("sleep 1000 & wait").unwrap() < 0.2);
+        assert!(used("(echo; exec sleep 1000) & wait") < 0.2);
         // On a busy machine it gets a part of a processor, and that is more than nothing.
-        assert!(used("bash -c 'while :; do :; done' & wait").unwrap() > 0.0);
-        // As torchrun starts its workers; the first look may come before they are there.
-        let worker = "setsid timeout 10 bash -c 'while :; do :; done' & wait";
-        assert!((0..20).any(|_| used(worker).is_some_and(|used| used > 0.0)));
+        assert!(used("bash -c 'echo; while :; do :; done' & wait") > 0.0);
+        // As torchrun starts its workers; this one ends by itself.
+        assert!(used("setsid timeout 30 bash -c 'echo; while :; do :; done' & wait") > 0.0);
     }
 
     #[test]
