@@ -4,14 +4,15 @@
 //! rank that failed only at their next collective. So each supervisor keeps a connection to the first node's, on the port
 //! after the ranks' own, and says a word every second. Whoever fails says why; whoever ends says goodbye; whoever falls
 //! silent, hangs up without goodbye, or never calls, is lost, and the first node's supervisor tells the others. While steps
-//! are made that take every rank, nobody is lost for silence: the ranks may have a network of their own. Of one that ended
-//! before it was connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
+//! are made that take every rank, nobody is lost for silence: the ranks may have a network of their own. A connection that
+//! is reset, as by a firewall, is made again: the end of a process closes its connections in order. Of one that ended
+//! while it was not connected, its exit file tells: all nodes share the run's folder. Ranks that a stop ended are told as
 //! that: it was asked of all nodes, and the word may overtake the signal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -90,18 +91,19 @@ struct Shared {
     /// Why the run cannot go on, when another node says so or is lost.
     loss: Option<Loss>,
     /// Connections to those who listen to us.
-    listeners: Vec<TcpStream>,
-    /// On the first node: the others that have called.
-    called: BTreeSet<NodeId>,
-    /// Those of them that it listens to, and when each was last heard.
+    listeners: BTreeMap<NodeId, TcpStream>,
+    /// What was said that matters to whoever is connected later, too.
+    said: Vec<Word>,
+    /// How many connections there have been to each.
+    joined: BTreeMap<NodeId, u32>,
+    /// On the first node: the others that it listens to, and when each was last heard.
     heard: BTreeMap<NodeId, Instant>,
-    /// On the first node: whether the run is asked to stop.
-    stop_asked: bool,
     wake: Sender<i32>,
     ended: bool,
 }
 
 /// What a supervisor says, a line each.
+#[derive(Clone)]
 enum Word {
     Here,
     Bye,
@@ -156,6 +158,11 @@ impl Meeting {
         }
     }
 
+    /// How long one whose connection broke has to call again. It is less than what a rank's end waits for its reason.
+    fn patience(&self) -> Duration {
+        self.silence / 5
+    }
+
     /// How much has been logged of steps that prove that every node lives.
     fn logged(&self) -> u64 {
         if !self.steps_take_all {
@@ -205,7 +212,7 @@ impl Peers {
         let beating = peers.clone();
         thread::spawn(move || {
             while !beating.lock().ended {
-                beating.say(&Word::Here);
+                beating.say(Word::Here);
                 thread::sleep(BEAT);
             }
         });
@@ -213,8 +220,8 @@ impl Peers {
     }
 
     fn new(meeting: Meeting, wake: Sender<i32>) -> Self {
-        let (listeners, called, heard) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
-        let shared = Shared { loss: None, listeners, called, heard, stop_asked: false, wake, ended: false };
+        let (listeners, said, joined, heard) = (BTreeMap::new(), Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let shared = Shared { loss: None, listeners, said, joined, heard, wake, ended: false };
         Self { meeting: Arc::new(meeting), shared: Arc::new((Mutex::new(shared), Condvar::new())) }
     }
 
@@ -231,24 +238,23 @@ impl Peers {
 
     /// Tells the others that this node failed.
     pub fn tell(&self, failure: &Failure) {
-        self.say(&Word::Failed(failure.clone()));
+        self.say(Word::Failed(failure.clone()));
     }
 
     /// The first node: lets all others stop, those that have yet to call too.
     pub fn ask_to_stop(&self) {
-        self.lock().stop_asked = true;
-        self.say(&Word::Stop);
+        self.say(Word::Stop);
     }
 
     /// Says goodbye: this node's ranks have ended as they should.
     pub fn leave(&self) {
-        self.say(&Word::Bye);
+        self.say(Word::Bye);
         self.lock().ended = true;
     }
 
     /// Says goodbye: this node's ranks were ended by a stop that it was asked for.
     pub fn leave_stopped(&self) {
-        self.say(&Word::Stopped(self.meeting.this.clone()));
+        self.say(Word::Stopped(self.meeting.this.clone()));
         self.leave();
     }
 
@@ -256,9 +262,32 @@ impl Peers {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, word: &Word) {
+    fn say(&self, word: Word) {
+        let line = word.line();
+        let mut shared = self.lock();
         // Whoever cannot be told any more is found out by the thread that listens to it.
-        self.lock().listeners.retain_mut(|peer| peer.write_all(word.line().as_bytes()).is_ok());
+        shared.listeners.retain(|_, peer| peer.write_all(line.as_bytes()).is_ok());
+        if !matches!(word, Word::Here) {
+            shared.said.push(word);
+        }
+    }
+
+    /// Takes in a connection to one who listens, in place of any earlier one; returns how many there have been.
+    fn join(&self, node: &NodeId, mut peer: TcpStream) -> u32 {
+        let mut shared = self.lock();
+        for word in &shared.said {
+            // As above.
+            let _ = peer.write_all(word.line().as_bytes());
+        }
+        if let Some(earlier) = shared.listeners.insert(node.clone(), peer) {
+            // Who listens there hears its end.
+            let _ = earlier.shutdown(Shutdown::Both);
+        }
+        let joined = shared.joined.entry(node.clone()).or_default();
+        *joined += 1;
+        let joined = *joined;
+        self.shared.1.notify_all();
+        joined
     }
 
     /// Notes why the run cannot go on; the first reason counts, and a stop, which may be no loss, only where there is no other.
@@ -291,21 +320,22 @@ impl Peers {
     }
 
     fn hear_follower(&self, node: &NodeId, peer: TcpStream, lines: BufReader<TcpStream>) {
-        let Ok(kept) = peer.try_clone() else { return };
         if peer.set_read_timeout(Some(self.meeting.silence / 2)).is_err() {
             return;
         }
-        {
-            let mut shared = self.lock();
-            let said = shared.stop_asked.then_some(Word::Stop).into_iter().chain(shared.loss.as_ref().map(Loss::word));
-            for word in said {
-                let _ = (&peer).write_all(word.line().as_bytes());
-            }
-            shared.listeners.push(kept);
-            shared.called.insert(node.clone());
-            shared.heard.insert(node.clone(), Instant::now());
+        let call = self.join(node, peer);
+        self.lock().heard.insert(node.clone(), Instant::now());
+        let heard = self.hear(node, lines).unwrap_or_else(|error| {
+            note!("the connection to the supervisor of node {node} broke: {error}; it is to call again");
+            let patience = self.meeting.patience();
+            let waited = self.shared.1.wait_timeout_while(self.lock(), patience, |shared| shared.joined[node] == call);
+            drop(waited);
+            Heard::Lost(format!("the connection to its supervisor broke: {error}; it did not call again"))
+        });
+        if self.lock().joined[node] > call {
+            return;
         }
-        let heard = self.hear(node, lines);
+        let heard = self.settle(node, heard);
         if !matches!(heard, Heard::Lost(_)) {
             self.lock().heard.remove(node);
         }
@@ -349,9 +379,8 @@ impl Peers {
     fn pass_on(&self, loss: Loss) {
         let word = loss.word();
         self.lose(loss);
-        // After that, so that who calls in between hears it twice and not never.
         if self.meeting.this == self.meeting.first {
-            self.say(&word);
+            self.say(word);
         }
     }
 
@@ -360,7 +389,7 @@ impl Peers {
         let mut waits: BTreeMap<&NodeId, Wait> =
             self.meeting.others.iter().map(|node| (node, Wait::new(patience))).collect();
         while !waits.is_empty() && !self.lock().ended {
-            waits.retain(|node, _| !self.lock().called.contains(*node));
+            waits.retain(|node, _| !self.lock().joined.contains_key(*node));
             waits.retain(|node, wait| {
                 let heard = self.meeting.ended_on(node).or_else(|| Some(Heard::Lost(self.never_called(node, wait)?)));
                 let waits_on = heard.is_none();
@@ -384,7 +413,18 @@ impl Peers {
     /// Any other node: keeps in touch with the first.
     fn follow(&self, patience: Duration) {
         let first = &self.meeting.first;
-        match self.call(patience).map_or_else(|heard| heard, |lines| self.hear(first, lines)) {
+        let mut patience = patience;
+        let heard = loop {
+            match self.call(patience).map(|lines| self.hear(first, lines)) {
+                Ok(Err(error)) => {
+                    note!("the connection to the supervisor of node {first} broke: {error}; called again")
+                }
+                Ok(Ok(heard)) | Err(heard) => break self.settle(first, heard),
+            }
+            patience = self.meeting.patience();
+            thread::sleep(BEAT / 2);
+        };
+        match heard {
             Heard::Bye => {}
             Heard::Stopped => self.lose(Loss::Stopped(first.clone())),
             // The first node has put it in words.
@@ -422,25 +462,29 @@ impl Peers {
     }
 
     fn connect(&self) -> io::Result<BufReader<TcpStream>> {
-        let Meeting { subject, this, address, port, .. } = &*self.meeting;
+        let Meeting { subject, this, first, address, port, .. } = &*self.meeting;
         let mut peer = dial(address, *port)?;
         peer.set_write_timeout(Some(BEAT))?;
         peer.write_all(format!("{subject} {this}\n").as_bytes())?;
         peer.set_read_timeout(Some(self.meeting.silence / 2))?;
         let lines = BufReader::new(peer.try_clone()?);
-        self.lock().listeners.push(peer);
+        self.join(first, peer);
         Ok(lines)
     }
 
-    /// Listens to a supervisor to its end. Where it ended without a word, its exit file may have one.
-    fn hear(&self, node: &NodeId, lines: BufReader<TcpStream>) -> Heard {
-        match self.hear_out(node, lines) {
-            lost @ Heard::Lost(_) => self.meeting.ended_on(node).unwrap_or(lost),
-            heard => heard,
+    /// Where a supervisor ended without a word, its exit file may have one.
+    fn settle(&self, node: &NodeId, heard: Heard) -> Heard {
+        let lost @ Heard::Lost(_) = heard else { return heard };
+        match self.meeting.ended_on(node) {
+            // It lost the first node as that lost it: the disk that they share may have another network.
+            Some(Heard::Failed(failure)) if failure.is_consequence() && node != &self.meeting.first => lost,
+            Some(ended) => ended,
+            None => lost,
         }
     }
 
-    fn hear_out(&self, node: &NodeId, mut lines: BufReader<TcpStream>) -> Heard {
+    /// Listens to a supervisor to its end, or until the connection breaks, which is neither its end nor its silence.
+    fn hear(&self, node: &NodeId, mut lines: BufReader<TcpStream>) -> io::Result<Heard> {
         let mut line = String::new();
         // What was logged when half of the time was over in which it must say something.
         let mut logged_at_half = None;
@@ -451,10 +495,12 @@ impl Peers {
                 self.lock().heard.entry(node.clone()).and_modify(|heard| *heard = Instant::now());
             }
             match read {
-                Ok(0) => return Heard::Lost("its supervisor hung up without a word".into()),
+                // Of a connection that is reset, who writes may hear first; who reads then finds nothing but its end.
+                Ok(0) if !self.lock().listeners.contains_key(node) => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(0) => return Ok(Heard::Lost("its supervisor hung up without a word".into())),
                 Ok(_) => match Word::read(&line) {
-                    Some(Word::Bye) => return Heard::Bye,
-                    Some(Word::Failed(failure)) => return Heard::Failed(failure),
+                    Some(Word::Bye) => return Ok(Heard::Bye),
+                    Some(Word::Failed(failure)) => return Ok(Heard::Failed(failure)),
                     Some(Word::Stopped(node)) => self.pass_on(Loss::Stopped(node)),
                     Some(Word::Stop) => {
                         // The loop has ended when nobody listens.
@@ -468,14 +514,14 @@ impl Peers {
                     let silence = self.meeting.silence.as_secs();
                     // One that is dead ends the run's steps at once.
                     if logged_at_half.replace(logged).is_some_and(|before| logged <= before) {
-                        return Heard::Lost(format!(
+                        return Ok(Heard::Lost(format!(
                             "its supervisor said nothing for {silence} s: the node or its network is down"
-                        ));
+                        )));
                     }
                     // The rest of a line may come yet.
                     continue;
                 }
-                Err(error) => return Heard::Lost(format!("the connection to its supervisor broke: {error}")),
+                Err(error) => return Err(error),
             }
             line.clear();
         }
@@ -543,6 +589,7 @@ fn consequence(who: &str, failure: &Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::fs;
     use std::sync::mpsc::{self, Receiver};
 
@@ -555,6 +602,14 @@ mod tests {
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name).unwrap()
+    }
+
+    fn until(holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert!(Instant::now() < deadline, "it never held");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     impl Peers {
@@ -610,11 +665,7 @@ mod tests {
             let (listening, following) = (first.clone(), other.clone());
             thread::spawn(move || listening.listen(&listener));
             thread::spawn(move || following.follow(PATIENCE));
-            let deadline = Instant::now() + PATIENCE;
-            while first.lock().listeners.is_empty() || other.lock().listeners.is_empty() {
-                assert!(Instant::now() < deadline, "they are not connected");
-                thread::sleep(Duration::from_millis(5));
-            }
+            until(|| [&first, &other].iter().all(|peers| !peers.lock().listeners.is_empty()));
             (first, other, first_woken, other_woken)
         }
 
@@ -650,7 +701,7 @@ mod tests {
     #[test]
     fn that_a_stop_ended_ranks_is_told_to_all_as_that_and_a_failure_counts_more() {
         let (first, other, woken, other_woken) = Pair::connected();
-        other.say(&Word::Stopped(node("node02")));
+        other.say(Word::Stopped(node("node02")));
         for (peers, woken) in [(&first, &woken), (&other, &other_woken)] {
             assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
             assert_eq!(peers.loss(), Some(Loss::Stopped(node("node02"))));
@@ -675,7 +726,7 @@ mod tests {
     #[test]
     fn whoever_hangs_up_without_goodbye_is_lost_and_whoever_says_it_is_not() {
         let (first, other, woken, _other_woken) = Pair::connected();
-        other.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
+        other.lock().listeners[&node("node01")].shutdown(Shutdown::Both).unwrap();
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         assert_eq!(first.failure().what, "node node02 was lost");
 
@@ -683,11 +734,71 @@ mod tests {
         let Pair { listener, first: (first, _first_woken), other: (other, _), .. } = Pair::new();
         let _lines = other.connect().unwrap();
         other.leave();
-        other.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
+        other.lock().listeners[&node("node01")].shutdown(Shutdown::Both).unwrap();
         let (peer, _) = listener.accept().unwrap();
         let (name, lines) = greet(&peer, &first.meeting).unwrap();
         first.hear_follower(&name, peer, lines);
         assert_eq!(first.loss(), None);
+    }
+
+    #[test]
+    fn a_connection_that_is_reset_is_made_again_and_what_was_said_meanwhile_is_heard() {
+        let Pair { _folder, listener: between, first: (first, woken), other: (other, other_woken) } =
+            Pair::with(PATIENCE);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (listening, following) = (first.clone(), other.clone());
+        thread::spawn(move || listening.listen(&listener));
+        thread::spawn(move || following.follow(PATIENCE));
+        between.set_nonblocking(true).unwrap();
+        let put_through = || {
+            let caller = RefCell::new(None);
+            until(|| between.accept().map(|(peer, _)| caller.replace(Some(peer))).is_ok());
+            let caller = caller.take().unwrap();
+            caller.set_nonblocking(false).unwrap();
+            (caller, TcpStream::connect(("127.0.0.1", port)).unwrap())
+        };
+
+        let (caller, mut called) = put_through();
+        let mut hello = String::new();
+        BufReader::with_capacity(1, &caller).read_line(&mut hello).unwrap();
+        called.write_all(hello.as_bytes()).unwrap();
+        until(|| [&first, &other].iter().all(|peers| !peers.lock().listeners.is_empty()));
+        // A socket that is closed while there is something in it that nobody read resets its connection.
+        for (peers, socket) in [(&other, caller), (&first, called)] {
+            peers.say(Word::Here);
+            socket.peek(&mut [0]).unwrap();
+        }
+        first.ask_to_stop();
+        other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
+
+        let (caller, called) = put_through();
+        let ways = [(caller.try_clone(), called.try_clone()), (Ok(called), Ok(caller))];
+        for (from, to) in ways {
+            thread::spawn(move || io::copy(&mut from.unwrap(), &mut to.unwrap()));
+        }
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
+        assert_eq!(first.failure().why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
+        assert_eq!(other_woken.recv_timeout(PATIENCE), Ok(STOP));
+        assert_eq!(other.lock().joined[&node("node01")], 2);
+    }
+
+    #[test]
+    fn one_whose_connection_broke_and_that_does_not_call_again_is_lost() {
+        let Pair { _folder, listener, first: (first, woken), .. } = Pair::with(Duration::from_secs(4));
+        let port = listener.local_addr().unwrap().port();
+        let listening = first.clone();
+        thread::spawn(move || listening.listen(&listener));
+        let mut caller = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        caller.write_all(b"run 1 node02\n").unwrap();
+        until(|| !first.lock().listeners.is_empty());
+        first.say(Word::Here);
+        caller.peek(&mut [0]).unwrap();
+        drop(caller);
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
+        let loss = first.failure();
+        assert_eq!(loss.what, "node node02 was lost");
+        assert!(loss.why.ends_with("it did not call again"), "{loss}");
     }
 
     #[test]
@@ -705,6 +816,22 @@ mod tests {
         let alone = said(&[10, 9, 9]);
         assert_eq!(alone.what, LOST_PEER);
         assert_eq!(alone.why, "node node01, where rank 0 is, hears no other any more: its network is down");
+    }
+
+    #[test]
+    fn a_node_that_was_cut_off_and_says_so_on_a_disk_that_it_still_sees_is_lost() {
+        let pair = Pair::new();
+        let settled = |peers: &Peers, name| match peers.settle(&node(name), Heard::Lost("it said nothing".into())) {
+            Heard::Lost(how) => how,
+            Heard::Failed(failure) => failure.why,
+            Heard::Bye | Heard::Stopped => unreachable!("it failed"),
+        };
+        let follows = |why: &str| Some(Failure::new(LOST_PEER, why, ""));
+        pair.ended("node02", ExitReason::Failed, follows("node node01, where rank 0 is: its supervisor said nothing"));
+        assert_eq!(settled(&pair.first.0, "node02"), "it said nothing");
+        // What the first node heard of a third is the reason.
+        pair.ended("node01", ExitReason::Failed, follows("node node03 failed: rank 2 failed"));
+        assert_eq!(settled(&pair.other.0, "node01"), "node node03 failed: rank 2 failed");
     }
 
     #[test]
@@ -728,7 +855,7 @@ mod tests {
     #[test]
     fn the_first_node_is_missed_as_well() {
         let (first, other, _first_woken, woken) = Pair::connected();
-        first.lock().listeners[0].shutdown(std::net::Shutdown::Both).unwrap();
+        first.lock().listeners[&node("node02")].shutdown(Shutdown::Both).unwrap();
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         let loss = other.failure();
         assert_eq!(
