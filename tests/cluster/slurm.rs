@@ -107,6 +107,41 @@ fn a_controller_that_is_away_for_a_minute_changes_nothing_and_a_kill_waits_for_i
     assert!(status.contains("stopped") && !status.contains("has not answered"), "{status}");
 }
 
+#[test]
+fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfit() {
+    let Some(place) = Place::with_slurm() else { return };
+    // The job is given GPU 0 of each node; what is on the other one is not its business.
+    for (node, gpu) in [("node03", 0), ("node02", 1)] {
+        let left_over = format!(
+            "LOCAL_RANK={gpu} setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done"
+        );
+        assert!(place.rig.command("ssh").args([node, &left_over]).output().unwrap().status.success());
+    }
+    let run = place.launch(JOB, 2);
+    place.until("it is refused", || place.does("status latest").contains("failed"));
+    let status = place.does("status latest");
+    assert!(
+        status.contains("cannot begin attempt 1") && status.contains("node node03: its GPUs are in use"),
+        "{status}"
+    );
+    let log = fs::read_to_string(run.job_log(1)).unwrap();
+    let unfit: Vec<&str> = log.lines().filter(|line| line.starts_with("no ")).collect();
+    assert!(
+        matches!(unfit[..], [processes, memory] if processes.starts_with("no GPU processes  node node03")
+        && memory.starts_with("no GPU memory     node node03")),
+        "{log}"
+    );
+    assert!(log.contains("ok rendezvous") && log.contains("extra = [\"--exclude=node03\"]"), "{log}");
+    assert!(samples(&run).is_empty() && place.all_gone());
+
+    let mut waived = place.command("resume latest --wait");
+    let waived = waived.args(["--waive", "GPU processes", "--waive", "GPU memory"]).output().unwrap();
+    assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
+    assert_eq!(losses(&run).len(), 2);
+    let log = fs::read_to_string(run.job_log(2)).unwrap();
+    assert_eq!(log.matches("waived: node node03: ").count(), 2, "{log}");
+}
+
 /// Sets how long Slurm waits for a silent node before it gives it up.
 fn be_patient(place: &Place, seconds: u32) {
     let config = place.rig.folder().join("slurm/slurm.conf");

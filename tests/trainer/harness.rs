@@ -236,6 +236,7 @@ impl RunUnderTest {
                 start,
                 asked_step: self.asked_step,
                 checkpoint: None,
+                waived: Vec::new(),
                 steps: self.steps,
                 mesh,
                 placement,

@@ -175,6 +175,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         asked_step: None,
         steps: None,
         checkpoint: None,
+        waived: vec![],
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
         logins: vec![],
@@ -309,7 +310,6 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         master: None,
         job_script: None,
         replaces: None,
-        waived: vec![],
         push: false,
         data: vec![],
     })

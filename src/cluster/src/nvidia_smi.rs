@@ -82,7 +82,7 @@ impl Default for GpuQuery {
 impl GpuQuery {
     /// Asks only for what tells whether GPUs can be used: fields that every driver knows, so that once is enough.
     pub fn of_use() -> Self {
-        const CELLS: [Cell; 5] = [Cell::Index, Cell::BusId, Cell::MemUsed, Cell::MemTotal, Cell::Ecc];
+        const CELLS: [Cell; 6] = [Cell::Index, Cell::Uuid, Cell::BusId, Cell::MemUsed, Cell::MemTotal, Cell::Ecc];
         GpuQuery { fields: FIELDS.into_iter().filter(|field| CELLS.contains(&field.cell)).collect() }
     }
 

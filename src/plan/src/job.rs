@@ -8,11 +8,10 @@ use std::fmt::Write;
 use camino::Utf8Path;
 use cluster::Placement;
 use cluster::slurm::{JobDetails, SlurmSpec};
-use rundir::{Attempt, AttemptWhy, Failure, Run, RunDir, RunFacts, RunId, RunState, SlurmJob};
+use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunFacts, RunId, RunState, SlurmJob};
 
-use crate::launch_plan::{master, node_launch};
 use crate::resume::go_on;
-use crate::{Context, NodeLaunch, ResumeRequest, command_line, counted, quote};
+use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, command_line, counted, quote};
 
 /// What a job's script asks when the job begins.
 #[derive(Debug, Clone)]
@@ -27,14 +26,9 @@ pub struct BeginRequest<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Begin {
     /// The attempt that was submitted begins here.
-    First {
-        /// Where its ranks run.
-        placement: Placement,
-        /// What is started on each node.
-        nodes: Vec<NodeLaunch>,
-    },
+    First(Box<LaunchPlan>),
     /// The job was put back into the queue: a new attempt goes on from the newest checkpoint.
-    Again(Box<crate::LaunchPlan>),
+    Again(Box<LaunchPlan>),
     /// There is nothing left to do, and why.
     Nothing(String),
 }
@@ -63,8 +57,7 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
             Failure::new(&*what, error.to_string(), "submit it as vidtui wrote it: --nodes, --gres")
         })?;
         attempt.slurm = cx.place.slurm.clone();
-        let nodes = scripts(dir, run, &attempt, cx)?;
-        return Ok(Begin::First { placement: attempt.placement, nodes });
+        return Ok(Begin::First(Box::new(first(&request.resume, attempt, cx)?)));
     }
     // Of its own earlier turns nothing is left: Slurm ends all of a job before it begins it again.
     if of(newest) != job && !rundir::derive(facts, cx.now_s).is_end() {
@@ -77,16 +70,18 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
         return Ok(Begin::Nothing(format!("all {} steps are done", facts.steps_total)));
     }
     let mut plan = go_on(&what, &request.resume, cx, AttemptWhy::Requeue)?;
-    plan.attempt.by = newest.by.clone();
+    (plan.attempt.by, plan.attempt.waived) = (newest.by.clone(), newest.waived.clone());
+    plan.push = false;
     Ok(Begin::Again(Box::new(plan)))
 }
 
-fn scripts(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -> Result<Vec<NodeLaunch>, Failure> {
-    let recipe = run.recipe()?;
-    let master = master(&attempt.placement, cx);
-    let nodes = attempt.placement.by_node().into_iter();
-    let launch = |(node, _)| node_launch(run, dir, &recipe, attempt, node, master.as_ref(), &cx.trainer.path);
-    Ok(nodes.map(launch).collect())
+/// What is started for an attempt that was submitted, now that its nodes are known.
+fn first(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<LaunchPlan, Failure> {
+    let recipe = request.run.recipe()?;
+    let steps = attempt.steps.unwrap_or(recipe.train.steps);
+    let disk = DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes());
+    let plan = LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx);
+    Ok(LaunchPlan { push: false, ..plan })
 }
 
 /// Decides whether a job whose ranks have ended goes back into the queue; either way says why.

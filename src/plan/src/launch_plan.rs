@@ -38,9 +38,6 @@ pub struct LaunchPlan {
     /// The job of the attempt before, which is over but for nodes that were lost: it is ended first.
     #[serde(default)]
     pub replaces: Option<JobKill>,
-    /// The checks that may fail, by name: somebody has said so.
-    #[serde(default)]
-    pub waived: Vec<String>,
     /// Whether the trainer is copied to nodes that have another one or none.
     #[serde(default)]
     pub push: bool,
@@ -59,6 +56,27 @@ pub struct NodeLaunch {
 }
 
 impl LaunchPlan {
+    /// What is started for an attempt, without a word of it.
+    pub(crate) fn of(run: Run, dir: RunDir, recipe: &Recipe, attempt: Attempt, disk: DiskNeed, cx: &Context) -> Self {
+        let master = master(&attempt.placement, cx);
+        let launch = |(node, _)| node_launch(&run, &dir, recipe, &attempt, node, master.as_ref(), &cx.trainer.path);
+        Self {
+            nodes: attempt.placement.by_node().into_iter().map(launch).collect(),
+            trainer: cx.trainer.clone(),
+            warnings: Vec::new(),
+            summary: Vec::new(),
+            disk,
+            master,
+            job_script: None,
+            replaces: None,
+            push: recipe.run.push_trainer,
+            data: Vec::new(),
+            run,
+            dir,
+            attempt,
+        }
+    }
+
     /// Tells whether a program of the user's own trains.
     pub fn is_command(&self) -> bool {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::Trainer::Command)
@@ -116,6 +134,7 @@ impl Draft<'_> {
             asked_step: self.asked_step,
             steps: self.steps,
             checkpoint: self.checkpoint,
+            waived: Vec::new(),
             logins: logins(&placement, cx),
             mesh: self.mesh,
             placement,
@@ -123,37 +142,18 @@ impl Draft<'_> {
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
         let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes);
-        let master = master(&attempt.placement, cx);
+        let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
+        let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
         let summary = match self.recipe.trainer {
             recipe::Trainer::Embedded => {
-                summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, &disk, &cx.trainer.path)
+                summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
             }
             recipe::Trainer::Command => {
-                command_summary(&self.run, &self.dir, self.recipe, &attempt, steps, &self.weights, master.as_ref())
+                command_summary(run, dir, self.recipe, attempt, steps, &self.weights, plan.master.as_ref())
             }
         };
-        let nodes = attempt.placement.by_node().into_iter();
-        let launch = |(node, _)| {
-            node_launch(&self.run, &self.dir, self.recipe, &attempt, node, master.as_ref(), &cx.trainer.path)
-        };
-        let nodes = nodes.map(launch).collect();
-        let job_script = cx.place.asked_of_slurm().map(|_| crate::job::script(&self.dir, &self.run.id, &attempt, cx));
-        LaunchPlan {
-            run: self.run,
-            dir: self.dir,
-            trainer: cx.trainer.clone(),
-            attempt,
-            nodes,
-            warnings: self.warnings,
-            summary,
-            disk,
-            master,
-            job_script,
-            replaces: None,
-            waived: Vec::new(),
-            push: self.recipe.run.push_trainer,
-            data: Vec::new(),
-        }
+        let job_script = cx.place.asked_of_slurm().map(|_| crate::job::script(dir, &run.id, attempt, cx));
+        LaunchPlan { summary, job_script, warnings: self.warnings, ..plan }
     }
 }
 

@@ -25,6 +25,18 @@ pub struct ResumeRequest<'a> {
     pub options: ResumeOptions,
 }
 
+impl ResumeRequest<'_> {
+    /// The complete checkpoints on disk.
+    pub(crate) fn saved(&self) -> u64 {
+        self.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64
+    }
+
+    /// The size of the newest.
+    pub(crate) fn newest_bytes(&self) -> Option<u64> {
+        self.latest.map(|newest| newest.bytes)
+    }
+}
+
 /// What a user may choose about a resume. The default is to go on as if nothing had happened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResumeOptions {
@@ -142,8 +154,8 @@ pub(crate) fn go_on(
         mesh,
         placement,
         steps,
-        saved: request.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64,
-        newest_bytes: request.latest.map(|newest| newest.bytes),
+        saved: request.saved(),
+        newest_bytes: request.newest_bytes(),
         warnings,
     };
     Ok(draft.finish(cx))

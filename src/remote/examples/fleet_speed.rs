@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use nix::sys::resource::{UsageWho, getrusage};
-use remote::{Command, Ssh, SshOptions, Transport};
+use remote::{Command, Shell, Ssh, SshOptions};
 use rig::Options;
 use rundir::Login;
 

@@ -9,7 +9,8 @@ use recipe::Secrets;
 use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest_for_sure};
 
 use crate::at_once::at_once;
-use crate::{Command, Transport, preflight, slurm};
+use crate::transport::{Shell, Transport};
+use crate::{Command, preflight, slurm};
 
 /// One thing that must hold before a run starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,7 +27,7 @@ pub struct Check {
 
 impl Check {
     pub(crate) fn new(plan: &LaunchPlan, what: &str, node: Option<&NodeId>, result: Result<String, Failure>) -> Self {
-        let waived = plan.waived.iter().any(|name| name == what);
+        let waived = plan.attempt.waived.iter().any(|name| name == what);
         Self { what: what.into(), node: node.cloned(), result, waived }
     }
 
@@ -98,7 +99,7 @@ pub(crate) fn secrets(plan: &LaunchPlan) -> Result<Secrets, Failure> {
 }
 
 /// Whether the user's own command can be started: its working folder and its program, on every node.
-fn programs(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let recipe = match plan.run.recipe() {
         Ok(recipe) if recipe.trainer == recipe::Trainer::Command => recipe,
         // Any other failure has its row.
@@ -119,8 +120,8 @@ fn programs(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]
     ];
     let command = Command::new("look for the command", script.join("\n"), SOON);
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-    let found = at_once(nodes, transports, |node, transport| {
-        let said = transport.run(&command).and_then(|output| output.text(&node, &command));
+    let found = at_once(nodes, shells, |node, shell| {
+        let said = shell.run(&command).and_then(|output| output.text(&node, &command));
         let result = match said.as_deref().map(str::trim) {
             Ok("folder") => Err(Failure::new(
                 what,

@@ -13,7 +13,7 @@ use crate::command::Command;
 use crate::facts::{self, liveness};
 use crate::slurm::{SlurmNodes, SlurmQueue};
 use crate::ssh::{Ssh, SshOptions};
-use crate::transport::Transport;
+use crate::transport::{Shell, Transport};
 use crate::{Here, Local, RemoteError, here, load};
 
 /// How long a node may take to say that it is there.

@@ -289,7 +289,7 @@ fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) ->
 
 /// Writes why nothing runs on a node in the place of its supervisor: there is no other writer, and whoever looks at the run
 /// later wants to know as well.
-fn record(plan: &LaunchPlan, node: &NodeId, failure: &Failure) {
+pub(crate) fn record(plan: &LaunchPlan, node: &NodeId, failure: &Failure) {
     let exit = ExitFile {
         schema: SCHEMA,
         attempt: plan.attempt.number,

@@ -40,11 +40,11 @@ pub use launch::execute_launch;
 pub use local::{Here, Local, here, local_transports};
 pub use proc::state_in_words;
 pub use processes::{end_strays, list_processes, own_lineage};
-pub use slurm::{SlurmQueue, begin_first, begin_next, job_details};
+pub use slurm::{SlurmQueue, begin_first, begin_next, check_turn, give_up_turn, job_details};
 pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
 pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, own_program, trainer_path};
-pub use transport::{Addressee, Ended, Group, Process, Role, Signal, Started, Transport};
+pub use transport::{Addressee, Ended, Group, Process, Role, Shell, Signal, Started, Transport};
 pub use watch::{See, Sight, Watching};
 
 /// Tells the time, in Unix seconds.

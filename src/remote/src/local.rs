@@ -15,7 +15,7 @@ use rundir::Liveness;
 
 use crate::command::{Command, Output};
 use crate::group::Seen;
-use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
+use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
 use crate::{RemoteError, group, pipes, proc};
 
 /// This machine: its name, and the boot it is in.
@@ -65,7 +65,7 @@ pub fn local_transports() -> Result<Vec<Box<dyn Transport>>, RemoteError> {
     Ok(vec![Box::new(Local::new()?)])
 }
 
-impl Transport for Local {
+impl Shell for Local {
     fn node(&self) -> &NodeId {
         &self.here.node
     }
@@ -92,7 +92,9 @@ impl Transport for Local {
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         Ok(Output { status: status.into(), stdout, stderr })
     }
+}
 
+impl Transport for Local {
     /// The script leaves this program's session by itself: its supervisor calls setsid. Whoever started it looks for the
     /// process file.
     fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {

@@ -19,7 +19,8 @@ use rundir::Failure;
 use crate::at_once::at_once;
 use crate::checks::{Check, weights_dir};
 use crate::command::Command;
-use crate::{RemoteError, Transport, now_s};
+use crate::transport::{Shell, Transport};
+use crate::{RemoteError, now_s};
 pub(crate) use gpus::no_gpus;
 use rows::{Row, Usual, rows};
 
@@ -73,13 +74,13 @@ struct Answered {
     told: Told,
 }
 
-/// Makes the checks of every node of a plan that goes over SSH.
-pub(crate) fn checks(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+/// Makes the checks of every node of a plan, all of which share its folder.
+pub(crate) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let marker = Marker::new(plan);
     let asked = {
         let script = script(plan, &marker);
         let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-        at_once(nodes, transports, |node, transport| Asked { node, answer: ask(transport, &script) })
+        at_once(nodes, shells, |node, shell| Asked { node, answer: ask(shell, &script) })
     };
     let answers: Vec<_> = asked.iter().filter_map(|asked| Some((&asked.node, asked.answer.as_ref().ok()?))).collect();
     let usual = Usual::of(plan, &answers);
@@ -120,24 +121,24 @@ pub(crate) fn no_way(what: &str, node: &NodeId) -> Failure {
     Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
 }
 
-fn ask(transport: &mut dyn Transport, script: &str) -> Result<Answered, RemoteError> {
-    let node = transport.node().clone();
+fn ask<S: Shell + ?Sized>(shell: &mut S, script: &str) -> Result<Answered, RemoteError> {
+    let node = shell.node().clone();
     let clock = Command::new("tell its time", "date +%s.%N", SOON);
     // The first answer may include the time to connect.
-    transport.run(&clock)?;
+    shell.run(&clock)?;
     let asked = now_s();
-    let text = transport.run(&clock)?.text(&node, &clock)?;
+    let text = shell.run(&clock)?.text(&node, &clock)?;
     let answered = now_s();
     let node_s: f64 = text.trim().parse().map_err(|_| odd(&node, &clock, &text))?;
-    let told = tell(transport, script)?;
+    let told = tell(shell, script)?;
     let round_trip = Duration::from_secs_f64((answered - asked).max(0.0));
     Ok(Answered { round_trip, ahead_s: node_s - (asked + answered) / 2.0, told })
 }
 
 /// Lets a node tell all that a script asks for.
-fn tell(transport: &mut dyn Transport, script: &str) -> Result<Told, RemoteError> {
-    let (node, thorough) = (transport.node().clone(), Command::new("be checked", script, THOROUGH));
-    let text = transport.run(&thorough)?.text(&node, &thorough)?;
+fn tell<S: Shell + ?Sized>(shell: &mut S, script: &str) -> Result<Told, RemoteError> {
+    let (node, thorough) = (shell.node().clone(), Command::new("be checked", script, THOROUGH));
+    let text = shell.run(&thorough)?.text(&node, &thorough)?;
     Told::read(&text).ok_or_else(|| odd(&node, &thorough, &text))
 }
 

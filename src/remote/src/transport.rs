@@ -11,8 +11,8 @@ use crate::command::{Command, Output};
 /// How much of a file is sent at a time: little enough that slow networks are in time and progress is seen.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
-pub trait Transport: Send {
+/// A way to ask one node.
+pub trait Shell: Send {
     /// Returns the node.
     fn node(&self) -> &NodeId;
 
@@ -21,7 +21,10 @@ pub trait Transport: Send {
     /// # Errors
     /// When it cannot be run or its time is over; how it ended is in its [`Output`].
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError>;
+}
 
+/// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
+pub trait Transport: Shell {
     /// Starts a script that outlives this program and its connection, and writes a process file. Its standard input is
     /// `secrets`, which appear in no command line and no file; where there are any, `VIDTUI_SECRETS` says so.
     ///

@@ -174,7 +174,7 @@ impl Inner {
 
 /// When in the round this node's turn is: nodes that are asked at the same moment shall not all answer at the same one.
 fn share_of(ssh: &Ssh) -> f64 {
-    0.25 + (RandomState::new().hash_one(crate::Transport::node(ssh)) % 1000) as f64 / 1000.0
+    0.25 + (RandomState::new().hash_one(crate::Shell::node(ssh)) % 1000) as f64 / 1000.0
 }
 
 /// Opens the stream of a node; what ends it but the reader's wish has it opened anew.
@@ -205,7 +205,7 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
                 Status::Signal(name) => format!("signal {name}"),
             };
             let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let node = crate::Transport::node(&again).clone();
+            let node = crate::Shell::node(&again).clone();
             let flow =
                 watched.see(Sight::Down(RemoteError::Command { node, action: "watch it".into(), status, stderr }));
             // This thread must not wait.

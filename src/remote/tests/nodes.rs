@@ -14,8 +14,8 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{NodeKill, Reach};
 use remote::{
-    Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Signal, Ssh, SshOptions, Status,
-    Streamed, Streaming, Transport, end_strays, here, list_processes, own_lineage,
+    Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Shell, Signal, Ssh, SshOptions,
+    Status, Streamed, Streaming, Transport, end_strays, here, list_processes, own_lineage,
 };
 use rig::{Options, Rig};
 use rundir::{Liveness, Login, RankPid, RunId};

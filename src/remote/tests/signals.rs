@@ -11,7 +11,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill};
 use remote::{
-    Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Signal, Started,
+    Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Shell, Signal, Started,
     Status, Transport, execute_kill, go_on_killing, here, local_transports,
 };
 use rundir::{ExitReason, Liveness, RankPid, RunDir, RunId};
@@ -378,7 +378,7 @@ impl Stuck {
     }
 }
 
-impl Transport for Stuck {
+impl Shell for Stuck {
     fn node(&self) -> &NodeId {
         &self.0
     }
@@ -386,7 +386,9 @@ impl Transport for Stuck {
     fn run(&mut self, _: &Command) -> Result<Output, RemoteError> {
         unreachable!("nothing is run here")
     }
+}
 
+impl Transport for Stuck {
     fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
         unreachable!("nothing is started here")
     }
@@ -422,7 +424,7 @@ impl Away {
     }
 }
 
-impl Transport for Away {
+impl Shell for Away {
     fn node(&self) -> &NodeId {
         &self.0
     }
@@ -435,7 +437,9 @@ impl Transport for Away {
             stderr: Vec::new(),
         })
     }
+}
 
+impl Transport for Away {
     fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
         unreachable!("nothing is started here")
     }

@@ -10,7 +10,7 @@ use cluster::NodeId;
 use cluster::fault::faults;
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::Frame;
-use remote::{Command, Fleet, Flow, Sight, SshOptions, Transport, Watching};
+use remote::{Command, Fleet, Flow, Shell, Sight, SshOptions, Watching};
 use rig::{Options, Rig};
 use rundir::Login;
 

@@ -37,6 +37,9 @@ pub struct Attempt {
     /// The folder from which another trainer's command continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Utf8PathBuf>,
+    /// The checks that may fail, by name: somebody has said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waived: Vec<String>,
     /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,

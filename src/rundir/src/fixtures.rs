@@ -57,6 +57,7 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         asked_step: None,
         steps: None,
         checkpoint: None,
+        waived: Vec::new(),
         mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
         placement: Placement { ranks: nodes.iter().enumerate().map(place).collect() },
         logins: Vec::new(),

@@ -67,6 +67,7 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         asked_step: None,
         steps: None,
         checkpoint: None,
+        waived: Vec::new(),
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },
         placement,
         logins: Vec::new(),

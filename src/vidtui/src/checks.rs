@@ -155,7 +155,7 @@ fn machine(desk: &Desk, wish: &Wish<'_>, new: &dyn Fn(&str) -> bool) -> Vec<Row>
 }
 
 /// A row for each check: what holds on many nodes is said once, what does not hold is said for each.
-fn by_check(checks: &[Check], new: &dyn Fn(&str) -> bool) -> Vec<Row> {
+pub fn by_check(checks: &[Check], new: &dyn Fn(&str) -> bool) -> Vec<Row> {
     let of_all = checks.iter().filter(|check| check.node.is_none() && new(&check.what));
     let mut rows: Vec<Row> = of_all.map(|check| row(&check.what, check.result.clone())).collect();
     let mut names: Vec<&str> = Vec::new();

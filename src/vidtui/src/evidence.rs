@@ -166,6 +166,7 @@ mod tests {
             asked_step: None,
             steps: None,
             checkpoint: None,
+            waived: vec![],
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
             placement: Placement::new(&nodes, nodes.len()).unwrap(),
             logins: vec![],

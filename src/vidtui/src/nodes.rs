@@ -6,7 +6,7 @@ use crate::refusal::Refusal;
 use cluster::Node;
 use cluster::slurm::SlurmNode;
 use plan::Place;
-use remote::{Command, Local, Status, Transport};
+use remote::{Command, Local, Shell, Status};
 use rundir::{Failure, Login, RunDir};
 use std::time::Duration;
 use ui::fleet::{FleetOf, Listed};

@@ -89,8 +89,9 @@ fn what_slurm_is_asked_for_must_be_what_the_mesh_needs() {
 #[test]
 fn the_first_turn_of_a_job_is_the_attempt_that_was_submitted() {
     let past = begun(None, &[]);
-    let Begin::First { placement, nodes } = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
-    assert_eq!(placement.ranks[3].node.as_str(), "node06");
+    let Begin::First(plan) = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+    let LaunchPlan { attempt, nodes, .. } = *plan;
+    assert_eq!(attempt.placement.ranks[3].node.as_str(), "node06");
     assert!(nodes[3].script.contains("--attempt 1 --node node06"), "{}", nodes[3].script);
     assert!(nodes.iter().all(|node| node.script.contains("export MASTER_ADDR=node03\n")));
 }
@@ -101,7 +102,9 @@ fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
     // However the turn before was ended: without a word, or with a failure that its end led to.
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
+        past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];
         let Begin::Again(plan) = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+        assert_eq!(plan.attempt.waived, ["clock"], "nobody is there to say it again");
         assert_eq!((plan.attempt.number, plan.attempt.why, plan.attempt.start_step), (2, AttemptWhy::Requeue, 20));
         assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 20 });
         assert_eq!(plan.attempt.slurm.as_ref().unwrap().job, Some(42));

@@ -21,7 +21,7 @@ pub(super) fn script() -> String {
 
 /// What a node tells of its GPUs.
 pub(super) struct Gpus {
-    /// Those that nvidia-smi lists.
+    /// Those that nvidia-smi lists and ranks can see, in their order.
     listed: Vec<GpuSample>,
     /// Why it does not list some, or any.
     troubles: Vec<SmiTrouble>,
@@ -35,19 +35,27 @@ pub(super) struct Gpus {
 }
 
 impl Gpus {
-    pub(super) fn read(told: &Told) -> Self {
+    pub(super) fn read(plan: &LaunchPlan, told: &Told) -> Self {
         let text = |name| told.all(name).map(|line| format!("{line}\n")).collect::<String>();
         let status = |name| told.get(name).and_then(|status| status.parse().ok());
         let Answer { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        let mut apps = read_compute_apps(&text("app"), status("app_status"));
+        let mut xids: Vec<Xid> = told.all("xid").filter_map(Xid::read).collect();
+        // A queue may have given a part of them to others, who work there.
+        let recipe = plan.run.recipe().ok();
+        let chosen = recipe.as_ref().and_then(|recipe| recipe.env.variables.get("CUDA_VISIBLE_DEVICES"));
+        let (listed, others) = in_sight(chosen.map(String::as_str).or(told.get("in_sight")), listed);
+        apps.rows.retain(|app| !others.iter().any(|gpu| gpu.uuid.is_some() && gpu.uuid == app.gpu_uuid));
+        xids.retain(|xid| !others.iter().any(|gpu| gpu.bus_id.as_ref().is_some_and(|place| xid.is_at(place))));
         let owner =
             |row: &str| row.split_once(' ').and_then(|(pid, user)| Some((pid.parse().ok()?, user.trim().into())));
         Self {
             listed,
             troubles,
             are_plugged_in: told.get("plugged_in").is_some(),
-            apps: read_compute_apps(&text("app"), status("app_status")),
+            apps,
             owners: told.all("owner").filter_map(owner).collect(),
-            xids: told.all("xid").filter_map(Xid::read).collect(),
+            xids,
             is_log_read: told.all("xid").all(|line| line != "denied"),
         }
     }
@@ -59,6 +67,21 @@ impl Gpus {
         let ails = |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
         !self.listed.is_empty() || self.are_plugged_in || self.troubles.iter().any(ails)
     }
+}
+
+/// Parts GPUs into those that `CUDA_VISIBLE_DEVICES` names, in its order, and all others. Where it names what is not listed, as
+/// a part of a GPU, all are in sight.
+fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec<GpuSample>) {
+    let is_named = |gpu: &GpuSample, name: &str| {
+        let is_uuid = || name.starts_with("GPU-") && gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name));
+        name.parse() == Ok(gpu.index) || is_uuid()
+    };
+    let find = |name: &str| listed.iter().find(|gpu| is_named(gpu, name.trim())).cloned();
+    let Some(named) = names.and_then(|names| names.split(',').map(find).collect::<Option<Vec<_>>>()) else {
+        return (listed, Vec::new());
+    };
+    let others = listed.into_iter().filter(|gpu| named.iter().all(|named| named.index != gpu.index)).collect();
+    (named, others)
 }
 
 /// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
@@ -73,7 +96,7 @@ pub(crate) fn no_gpus(what: &str, node: &NodeId, because: &str) -> Failure {
 
 /// The rows of a node's GPUs.
 pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual: &Usual<'_>) -> Vec<Row> {
-    let gpus = Gpus::read(told);
+    let gpus = Gpus::read(plan, told);
     let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
     let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &fail))];
@@ -136,7 +159,7 @@ fn processes_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
 
 /// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
 fn memory_row(gpus: &[GpuSample], ranks: usize, fail: Fail<'_>) -> Found {
-    let ours = || gpus.iter().filter(|gpu| (gpu.index as usize) < ranks.max(1));
+    let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
     let taken: Vec<String> = ours()
         .filter_map(|gpu| Some((gpu.index, memory(gpu).filter(|(used, _)| *used > DRIVER_MIB)?)))

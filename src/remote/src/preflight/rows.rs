@@ -61,7 +61,7 @@ impl<'a> Usual<'a> {
             answers.iter().filter_map(|(node, answer)| Some((*node, Version::of(plan, &answer.told)?))).collect();
         let with_gpus: Vec<&NodeId> = if plan.is_command() {
             let has_gpus =
-                |(node, answer): &(&'a NodeId, &Answered)| Gpus::read(&answer.told).are_there().then_some(*node);
+                |(node, answer): &(&'a NodeId, &Answered)| Gpus::read(plan, &answer.told).are_there().then_some(*node);
             answers.iter().filter_map(has_gpus).collect()
         } else {
             versions.iter().filter(|(_, version)| version.cuda).map(|(node, _)| *node).collect()

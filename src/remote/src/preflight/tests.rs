@@ -17,11 +17,11 @@ const WELL: &str = concat!(
     "version {\"libtorch\":\"2.11.0\",\"cuda\":true}\n",
     "visible yes\nruns_writable yes\nruns_free_kib 900000000\nruns_inodes 100000\nweights yes\n",
     "port 29500 free\nport 29501 free\n",
-    "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
+    "gpu 0, GPU-9d2c, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
 );
 /// What nvidia-smi says after an update of the driver, until the next boot.
 const MISMATCH: (&str, &str) = (
-    "gpu 0, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
+    "gpu 0, GPU-9d2c, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\napp \napp_status 0\n",
     "gpu Failed to initialize NVML: Driver/library version mismatch\ngpu NVML library version: 590.48\ngpu_status 18\n",
 );
 /// What the shell says where there is none.
@@ -164,6 +164,32 @@ fn what_is_left_over_on_gpus_is_told_or_that_it_cannot_be() {
 }
 
 #[test]
+fn of_a_node_that_is_shared_only_the_gpus_that_ranks_see_count() {
+    const OTHERS: &str = "gpu 0, GPU-1b77, 00000000:20:00.0, 70000, 81559, 3\n\
+        gpu 1, GPU-9d2c, 00000000:19:00.0, 0, 81559, 0\ngpu_status 0\n\
+        app GPU-1b77, 12, python train.py, 70000\napp_status 0\nowner 12 bob\n\
+        xid [ 9.0] NVRM: Xid (PCI:0000:20:00): 79, pid=1\n";
+    let of = |plan: &LaunchPlan, in_sight: &str| {
+        let refused = refusals(plan, [&[(MISMATCH.0, &format!("{in_sight}{OTHERS}"))], &[], &[]]);
+        refused.iter().map(|row| row.split_once(": ").unwrap().0.to_owned()).collect::<Vec<_>>()
+    };
+    let all = ["GPU processes", "GPU memory", "GPU errors"];
+    for (in_sight, refused) in [
+        ("in_sight 1\n", &[][..]),
+        ("in_sight GPU-9d\n", &[]),
+        ("in_sight 0\n", &all),
+        ("in_sight 1,0\n", &["GPU processes", "GPU errors"]),
+        ("", &all),
+        ("in_sight MIG-51\n", &all),
+    ] {
+        assert_eq!(of(&command(), in_sight), refused, "{in_sight}");
+    }
+    // What the recipe says, ranks are told.
+    let chosen = command_with(&["env.variables.CUDA_VISIBLE_DEVICES=1"]);
+    assert_eq!(of(&chosen, "in_sight 0\n"), [""; 0]);
+}
+
+#[test]
 fn a_gpu_that_is_lost_is_named_though_the_others_answer() {
     let lost = "gpu Unable to determine the device handle for GPU1: 0000:20:00.0: GPU is lost.  Reboot the system\ngpu_status 15\n";
     assert_eq!(
@@ -259,7 +285,7 @@ fn whatever_else_keeps_a_run_from_starting_on_a_node_has_a_row_with_its_name() {
     }
 
     let two_each = plan_on("node[01-03] slots=2", &recipe("tests/fixtures/configs/valid/command.toml", &[]));
-    let second = ("gpu 0, ", "gpu 1, 00000000:20:00.0, 0, 81559, 0\ngpu 0, ");
+    let second = ("gpu 0, ", "gpu 1, GPU-1b77, 00000000:20:00.0, 0, 81559, 0\ngpu 0, ");
     assert_eq!(refusals(&two_each, [&[second], &[], &[second]]), ["GPUs: node node02: 2 ranks are to run on 1 GPU"]);
 }
 

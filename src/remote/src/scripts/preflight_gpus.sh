@@ -7,6 +7,7 @@ ask_gpus() { # NAME ARGUMENT...
     printf '%s\n' "$said" | sed "s/^/$name /"
     echo "${name}_status $status"
 }
+[ -z "$CUDA_VISIBLE_DEVICES" ] || echo "in_sight $CUDA_VISIBLE_DEVICES"
 ask_gpus gpu "$query" "$format"
 # What is not there, or hangs, need not be asked again.
 case $status in

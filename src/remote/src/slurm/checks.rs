@@ -23,7 +23,7 @@ pub(crate) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
     let are_away = rows.iter().any(|row| row.result.as_ref().is_ok_and(|said| said.contains(LATER)));
     rows.push(check("job", test(what, script, are_away)));
     let runs = plan.dir.root.parent().unwrap_or(&plan.dir.root);
-    rows.push(check("run folder", Ok(format!("{runs}; whether its nodes see it too, the job finds out"))));
+    rows.push(check("run folder", Ok(format!("{runs}; its nodes are looked at when the job begins"))));
     rows
 }
 

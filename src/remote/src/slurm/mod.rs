@@ -4,6 +4,7 @@ mod checks;
 mod end;
 mod nodes;
 mod queue;
+mod step;
 mod turn;
 
 use std::time::Duration;
@@ -13,11 +14,12 @@ use nix::unistd::{Uid, User};
 use plan::{command_line, quote};
 use rundir::{Failure, RunDir};
 
+use crate::Local;
 use crate::command::{Command, Status};
-use crate::{Local, Transport};
+use crate::transport::Shell;
 
 pub use queue::SlurmQueue;
-pub use turn::{begin_first, begin_next, job_details};
+pub use turn::{begin_first, begin_next, check_turn, give_up_turn, job_details};
 
 pub(crate) use checks::checks;
 pub(crate) use end::end_job;

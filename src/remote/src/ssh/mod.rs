@@ -26,7 +26,7 @@ pub use stream::{Flow, Streamed, Tell};
 use crate::command::{Command, Output, Status};
 use crate::error::Refused;
 use crate::group::Seen;
-use crate::transport::{Addressee, Ended, Group, Process, Signal, Started, Transport};
+use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
 use crate::{RemoteError, group, script};
 use config::Settings;
 use connect::{READING, Turn};
@@ -169,7 +169,7 @@ impl Ssh {
     }
 }
 
-impl Transport for Ssh {
+impl Shell for Ssh {
     fn node(&self) -> &NodeId {
         &self.link.login.node
     }
@@ -180,7 +180,9 @@ impl Transport for Ssh {
             Way::Program(program) => program.run(command),
         }
     }
+}
 
+impl Transport for Ssh {
     /// Waits on the node until the supervisor has written its process file or ended, or five seconds are over.
     fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {
         let start =

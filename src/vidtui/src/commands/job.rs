@@ -2,6 +2,7 @@
 //! decided in `plan`; messages go to the job's log.
 
 use crate::args::JobCommand;
+use crate::checks;
 use crate::console::now_s;
 use crate::desk::Desk;
 use crate::output;
@@ -41,23 +42,31 @@ fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal>
         latest: latest.as_ref(),
         options,
     };
-    let number = match plan::begin(&BeginRequest { submitted, resume }, &context)? {
+    let mut plan = match plan::begin(&BeginRequest { submitted, resume }, &context)? {
         Begin::Nothing(why) => {
             eprintln!("nothing to do: {why}");
             return Ok(());
         }
-        Begin::First { placement, nodes } => {
-            remote::begin_first(&dir, submitted, job, &placement, &nodes)?;
-            submitted
+        Begin::First(plan) => {
+            remote::begin_first(&plan, job)?;
+            plan
         }
         Begin::Again(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next(&plan)?;
             eprintln!("attempt {} goes on from step {}", plan.attempt.number, plan.attempt.start_step);
-            plan.attempt.number
+            plan
         }
     };
-    output::line(&format!("{number:04}"))
+    if !plan.is_command() {
+        plan.data = checks::some_files(&run.recipe()?);
+    }
+    let found = remote::check_turn(&plan);
+    eprint!("{}", checks::table(&checks::by_check(&found, &|_| true), false));
+    if let Some(failure) = remote::give_up_turn(&plan, &found) {
+        return Err(failure.into());
+    }
+    output::line(&format!("{:04}", plan.attempt.number))
 }
 
 fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {

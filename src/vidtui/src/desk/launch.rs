@@ -107,7 +107,7 @@ impl Desk {
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
         let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && !plan.attempt.logins.is_empty());
         let data = recipe.map_or_else(Vec::new, |recipe| crate::checks::some_files(&recipe));
-        LaunchPlan { waived: waive, push: push || plan.push, data, ..plan }
+        LaunchPlan { push: push || plan.push, data, attempt: Attempt { waived: waive, ..plan.attempt }, ..plan }
     }
 
     /// Starts what a plan says, after every check that has to do with files.
