@@ -205,6 +205,23 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
 }
 
 #[test]
+fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
+    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let (recipe, job) = (own(&place, 2, 12, "true"), job_file(&place));
+    // The first node asks all, and its own programs come first.
+    let srun = place.rig.node_folder("node01").join("bin/srun");
+    let refuses = "#!/bin/sh\ncase $* in *--nodelist*) echo 'no steps today' >&2; exit 1 ;; esac\n\
+        PATH=${PATH#*:} exec srun \"$@\"\n";
+    fs::write(&srun, refuses).unwrap();
+    fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job}"))));
+    place.until("it is over", || place.does("status latest").contains("finished"));
+    let log = fs::read_to_string(run.job_log(1)).unwrap();
+    assert!(log.contains("waived: node node02: cannot tell its time: exit status 1; it said: no steps today"), "{log}");
+    assert_eq!(losses(&run).len(), 12);
+}
+
+#[test]
 fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_on_from_its_checkpoint() {
     let Some(place) = Place::without_trainer_with_slurm(2) else { return };
     let recipe = own(&place, 2, 12, HANGS);

@@ -120,7 +120,7 @@ pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells:
     ];
     let command = Command::new("look for the command", script.join("\n"), SOON);
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-    let found = at_once(nodes, shells, |node, shell| {
+    at_once(nodes, shells, |node, shell| {
         let said = shell.run(&command).and_then(|output| output.text(&node, &command));
         let result = match said.as_deref().map(str::trim) {
             Ok("folder") => Err(Failure::new(
@@ -134,11 +134,10 @@ pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells:
                 "install it there, write its whole path into command.run, or set PATH in env.variables",
             )),
             Ok(path) => Ok(path.to_owned()),
-            Err(error) => Err(error.failure(what)),
+            Err(error) => return Check::new(plan, "node", Some(&node), Err(error.failure(what))),
         };
-        (node, result)
-    });
-    found.into_iter().map(|(node, result)| Check::new(plan, "command", Some(&node), result)).collect()
+        Check::new(plan, "command", Some(&node), result)
+    })
 }
 
 /// How long a node may take to look for a program.
