@@ -51,7 +51,8 @@ fn where_no_console_sees_it_the_others_end_when_the_rank_of_one_node_cannot_star
     let recipe = recipe(&place, &["node01"]);
     let job = place.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job}"))));
+    // That there is no such program the job would see before.
+    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job} --waive command"))));
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap();
     place.until("both have ended", || exit("node01").is_some() && exit("node02").is_some());
     let (first, second) = (exit("node01").unwrap(), exit("node02").unwrap());

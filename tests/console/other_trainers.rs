@@ -177,7 +177,7 @@ fn a_command_on_this_machine_is_kept_off_gpus_that_are_in_use() {
     assert!(checked.lines().any(|line| line.starts_with("✓ inodes")), "{checked}");
     place.nvidia_smi(
         r#"case $1 in
-            --query-gpu=*) printf '%s, 00000000:19:00.0, 0, 81559, 0\n' 0 1 ;;
+            --query-gpu=*) printf '%s, GPU-5a7e, 00000000:19:00.0, 0, 81559, 0\n' 0 1 ;;
             *) echo 'GPU-5a7e0000-11d2-4c33-9d00-60b5c0ffee00, 1, python train.py, 70000' ;;
         esac"#,
     );

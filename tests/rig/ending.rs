@@ -91,11 +91,11 @@ fn a_rig_dies_with_its_owner_killed_before_it_is_up() {
         owner.kill().unwrap();
         owner.wait().unwrap();
         let began = Instant::now();
-        while left_of(&place).len() > 1 {
+        // A process that becomes another program has no name for a moment.
+        while left_of(&place).len() > 1 || fs::read_dir(&place).unwrap().count() > 0 {
             assert!(began.elapsed() < Duration::from_secs(60), "killed after {wait_ms} ms, it lives on");
             sleep(Duration::from_millis(5));
         }
-        assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "killed after {wait_ms} ms");
     }
     fs::remove_dir(&place).unwrap();
 }
