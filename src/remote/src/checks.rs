@@ -80,7 +80,7 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         };
         if plan.on_gpus(plan.trainer.cuda) && !plan.trainer.cuda {
             let because = "train.device is \"cuda\"";
-            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, &launch.node, because))));
+            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, plan, &launch.node, because))));
         }
         let rows = preflight::of_this_machine(&what, plan, transport.as_mut());
         checks.extend(rows.into_iter().map(|(name, result)| Check::new(plan, name, node, result)));

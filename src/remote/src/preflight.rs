@@ -117,6 +117,14 @@ fn twins(asked: &[Asked]) -> Vec<(&NodeId, &NodeId)> {
     twins
 }
 
+/// How a launch goes without a node.
+fn leave_out(plan: &LaunchPlan, node: &NodeId) -> String {
+    match plan.attempt.slurm {
+        Some(_) => format!("leave the node out (extra = [\"--exclude={node}\"] in the Slurm file)"),
+        None => "leave the node out (--exclude)".into(),
+    }
+}
+
 pub(crate) fn no_way(what: &str, node: &NodeId) -> Failure {
     Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
 }

@@ -8,7 +8,7 @@ use plan::{LaunchPlan, counted, size};
 use rundir::Failure;
 
 use super::rows::{Fail, Found, Row, Usual};
-use super::{Told, now_s};
+use super::{Told, leave_out, now_s};
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
 /// Memory that the driver takes for itself.
@@ -85,12 +85,15 @@ fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec
 }
 
 /// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
-pub(crate) fn no_gpus(what: &str, node: &NodeId, because: &str) -> Failure {
+pub(crate) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &str) -> Failure {
     Failure::new(
         what,
         format!("node {node}: {because}, and the trainer finds no GPU there"),
-        "see `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; leave the node out \
-         (--exclude), or set train.device = \"cpu\"",
+        format!(
+            "see `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; {}, or set \
+             train.device = \"cpu\"",
+            leave_out(plan, node)
+        ),
     )
 }
 
@@ -99,18 +102,19 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, us
     let gpus = Gpus::read(plan, told);
     let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
-    let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &fail))];
+    let leave_out = leave_out(plan, node);
+    let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &leave_out, &fail))];
     if !gpus.listed.is_empty() {
-        rows.push(("GPU processes", processes_row(&gpus, &fail)));
-        rows.push(("GPU memory", memory_row(&gpus.listed, ranks, &fail)));
+        rows.push(("GPU processes", processes_row(&gpus, &leave_out, &fail)));
+        rows.push(("GPU memory", memory_row(&gpus.listed, ranks, &leave_out, &fail)));
         rows.push(("GPU errors", errors_row(&gpus, &fail)));
     }
     rows
 }
 
 /// Where one node computes on GPUs, each must: `why` says whose are the reason.
-fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: Fail<'_>) -> Found {
-    const OR_ELSE: &str = "leave the node out (--exclude), or waive it: --waive GPUs";
+fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, leave_out: &str, fail: Fail<'_>) -> Found {
+    let or_else = format!("{leave_out}, or waive it: --waive GPUs");
     let listed = gpus.listed.len();
     let Some(why) = why else {
         return Ok(match (gpus.troubles.first(), listed) {
@@ -121,9 +125,9 @@ fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: Fail<'_>) -> F
     };
     match gpus.troubles.first() {
         Some(SmiTrouble::NotFound) => {
-            fail(format!("{why}, but there is no nvidia-smi"), &format!("install NVIDIA's driver, {OR_ELSE}"))
+            fail(format!("{why}, but there is no nvidia-smi"), &format!("install NVIDIA's driver, {or_else}"))
         }
-        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {OR_ELSE}", trouble.fix())),
+        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {or_else}", trouble.fix())),
         None if ranks > listed => fail(
             format!("{} are to run on {}", counted(ranks, "rank"), counted(listed, "GPU")),
             "give it fewer slots in the hostfile",
@@ -133,7 +137,7 @@ fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, fail: Fail<'_>) -> F
 }
 
 /// Processes that were there before the run.
-fn processes_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
+fn processes_row(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> Found {
     const WAIVE: &str = "or waive it: --waive 'GPU processes'";
     let in_words = |app: &ComputeApp| {
         let (pid, name) = (app.process.pid.value()?, &app.process.name);
@@ -143,8 +147,8 @@ fn processes_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
     };
     let apps: Vec<String> = gpus.apps.rows.iter().filter_map(in_words).collect();
     if !apps.is_empty() {
-        let fix = "end what is left over (vidtui kill --pattern), leave the node out (--exclude)";
-        return fail(format!("its GPUs are in use: {}", apps.join("; ")), &format!("{fix}, {WAIVE}"));
+        let fix = format!("end what is left over (vidtui kill --pattern), {leave_out}, {WAIVE}");
+        return fail(format!("its GPUs are in use: {}", apps.join("; ")), &fix);
     }
     let cannot = "what is left over on its GPUs cannot be told";
     match (gpus.apps.troubles.first(), gpus.apps.rows.len()) {
@@ -158,7 +162,7 @@ fn processes_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
 }
 
 /// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
-fn memory_row(gpus: &[GpuSample], ranks: usize, fail: Fail<'_>) -> Found {
+fn memory_row(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> Found {
     let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
     let taken: Vec<String> = ours()
@@ -168,7 +172,7 @@ fn memory_row(gpus: &[GpuSample], ranks: usize, fail: Fail<'_>) -> Found {
     if !taken.is_empty() {
         return fail(
             format!("memory is taken: {}", taken.join(", ")),
-            "end what holds it (vidtui kill --pattern), leave the node out (--exclude), or waive it: --waive 'GPU memory'",
+            &format!("end what holds it (vidtui kill --pattern), {leave_out}, or waive it: --waive 'GPU memory'"),
         );
     }
     let free = ours().filter_map(memory).map(|(used, total)| total.saturating_sub(used) << 20).min();

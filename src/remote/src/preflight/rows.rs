@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::disks;
 use super::gpus::{self, Gpus, no_gpus};
-use super::{Answered, Told};
+use super::{Answered, Told, leave_out};
 use crate::checks::weights_dir;
 
 /// What was found, or what is wrong.
@@ -233,10 +233,12 @@ fn libtorch_row(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual
     match (&usual.libtorch, usual.why_gpus(node)) {
         (Some((most, at)), _) if *most != version.libtorch => fail(
             format!("its libtorch is {}, that of {at} is {most}", version.libtorch),
-            "put the same trainer on all nodes (--push copies this machine's), leave the node out (--exclude), or waive it: \
-             --waive libtorch",
+            &format!(
+                "put the same trainer on all nodes (--push copies this machine's), {}, or waive it: --waive libtorch",
+                leave_out(plan, node)
+            ),
         ),
-        (_, Some(why)) if !version.cuda => Err(no_gpus(what, node, &why)),
+        (_, Some(why)) if !version.cuda => Err(no_gpus(what, plan, node, &why)),
         _ => Ok(format!("{} for {}", version.libtorch, if version.cuda { "GPUs" } else { "CPUs" })),
     }
 }

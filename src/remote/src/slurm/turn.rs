@@ -45,10 +45,6 @@ pub fn check_turn(plan: &LaunchPlan) -> Vec<Check> {
     checks.extend(programs(&what, plan, &mut steps));
     for check in &mut checks {
         check.waived |= check.what == "node";
-        if let (Err(failure), Some(node)) = (&mut check.result, &check.node) {
-            failure.fix =
-                failure.fix.replace("(--exclude)", &format!("(extra = [\"--exclude={node}\"] in the Slurm file)"));
-        }
     }
     checks
 }
