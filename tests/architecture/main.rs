@@ -154,5 +154,5 @@ fn the_console_is_built_without_libtorch() {
 #[test]
 fn the_model_knows_no_processes_and_parallelism_knows_no_model() {
     assert!(!tree("dit", "normal").contains("c10d"));
-    assert!(!tree("dist", "normal").contains("dit"));
+    assert!(!tree("sharding", "normal").contains("dit"));
 }

@@ -75,7 +75,7 @@ fn killing_without_a_terminal_needs_a_yes_and_then_leaves_nothing_alive() {
     assert_eq!(place.json(&["status", run, "--json"])["state"], "running");
     place.works(&["kill", run, "--yes"]);
     let files = remote::pid_files(&place.runs()[0]).unwrap();
-    assert!(files.iter().all(|(_, live)| *live == rundir::Liveness::Dead));
+    assert!(files.iter().all(|(_, live)| *live == runstate::Liveness::Dead));
     let refused = place.refuses(&["kill", run, "--yes"]);
     assert!(refused.contains("none of its processes is alive"), "{refused}");
 }

@@ -219,7 +219,12 @@ impl Fake<'_> {
         };
         let failure = || {
             let why = format!("it was ended by signal KILL at step {step}; the kernel does that when memory runs out");
-            Failure::new(format!("rank 1 died on node {node}"), why, "free memory on the node, then resume")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("rank 1 died on node {node}"),
+                why,
+                "free memory on the node, then resume",
+            )
         };
         let exit = ExitFile {
             schema: SCHEMA,

@@ -1,7 +1,8 @@
 //! Runs that another program trains: a shell script that prints and saves as cogvideox-factory does.
 
 use crate::place::Place;
-use rundir::{EventKind, Liveness, RunDir};
+use rundir::{EventKind, RunDir};
+use runstate::Liveness;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -130,7 +131,7 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
     assert_eq!((&done["state"], &done["step"]), (&"finished".into(), &20.into()));
     let log = fs::read_to_string(dir.rank_log(&remote::here().unwrap().node, 2, 0)).unwrap();
     assert!(log.starts_with("place none 0 of 2, preset 1, secret of 14 letters"), "{log}");
-    let metrics = rundir::recent_metrics(&dir).unwrap();
+    let metrics = runstate::recent_metrics(&dir).unwrap();
     let last: Vec<(u32, u64)> = metrics.iter().rev().take(2).map(|m| (m.attempt, m.step)).collect();
     assert_eq!(last, [(2, 20), (2, 19)]);
     assert_eq!(metrics.iter().filter(|m| m.attempt == 2).count(), 10, "no step is told twice");

@@ -3,7 +3,8 @@
 use crate::fake_trainer;
 use crate::pty::{PATIENCE, Pty};
 use camino::Utf8PathBuf;
-use rundir::{Liveness, RunDir};
+use rundir::RunDir;
+use runstate::Liveness;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -133,7 +134,7 @@ impl Place {
 
     /// The folders of all runs, oldest first.
     pub fn runs(&self) -> Vec<RunDir> {
-        rundir::list_runs(&self.root.join("runs")).into_iter().flatten().collect()
+        runstate::list_runs(&self.root.join("runs")).into_iter().flatten().collect()
     }
 
     /// Waits until something is so.

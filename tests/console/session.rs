@@ -4,7 +4,8 @@ use crate::place::Place;
 use crate::pty::{ENTER, ESC, Pty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rundir::{Liveness, RunDir};
+use rundir::RunDir;
+use runstate::Liveness;
 
 const SIZE: (u16, u16) = (100, 30);
 

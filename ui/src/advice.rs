@@ -5,13 +5,12 @@ use crate::model::Model;
 use crate::msg::RunRow;
 use crate::slurm;
 use crate::text;
-use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, failure_lines};
 use crate::words::{StateKind, ranks, short_id};
-use plan::{Finding, Rule, Subject, Urgency};
+use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
-use rundir::{RunState, START_GRACE};
+use runstate::{RunState, START_GRACE};
 
 /// Longer than processes need to appear, on nodes too.
 const USUAL_START_S: f64 = 10.0;

@@ -7,7 +7,6 @@ use crate::keymap::Action;
 use crate::model::{Model, Screen};
 use crate::msg::RunRow;
 use crate::screens::logs;
-use crate::units;
 use crate::words::{StateKind, short_id};
 
 /// Returns why an action on the current run makes no sense now, as a sentence to show.

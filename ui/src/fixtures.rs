@@ -3,11 +3,13 @@
 use crate::*;
 use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
-use plan::{Finding, KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch, Rule, Subject, Urgency};
+use health::{Finding, Rule, Subject, Urgency};
+use plan::{KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch};
 use ratatui_core::backend::TestBackend;
 use ratatui_core::terminal::Terminal;
 use recipe::{Change, Mesh, StageStart};
 use rundir::*;
+use runstate::RunState;
 
 /// The moment of every test: 2026-11-20 04:00:00 UTC.
 pub const NOW: f64 = 1_795_147_200.0;
@@ -111,6 +113,7 @@ pub fn running(step: u64) -> RunRow {
 
 pub fn failure() -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         "rank 1 died",
         "out of memory: it wanted 3.2 GiB and 1.1 GiB were free on devbox",
         "set train.grad_accum = 2, or train on a machine with more memory",

@@ -24,7 +24,6 @@ pub mod series;
 pub mod slurm;
 pub mod text;
 mod theme;
-pub mod units;
 mod update;
 mod view;
 pub mod widgets;

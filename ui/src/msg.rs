@@ -5,8 +5,10 @@ use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
 use cluster::slurm::JobSight;
-use plan::{Finding, KillPlan, LaunchPlan};
-use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, Moment, RunId, RunState, StartFrom};
+use health::Finding;
+use plan::{KillPlan, LaunchPlan};
+use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, Moment, RunId, StartFrom};
+use runstate::RunState;
 use serde::{Deserialize, Serialize};
 
 /// A key press, free of any terminal library.

@@ -1,6 +1,6 @@
 //! A run's Slurm job in plain words.
 
-use crate::{text, units};
+use crate::text;
 use cluster::slurm::{Job, JobSeen, JobSight, JobState, SlurmNode};
 
 /// What a job waits for, by Slurm's word for it or its beginning. The first that fits counts.

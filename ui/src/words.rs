@@ -1,7 +1,7 @@
 //! States and events in plain words.
 
-use crate::units;
-use rundir::{Event, EventKind, LOST_PEER, RunId, RunState};
+use rundir::{Event, EventKind, LOST_PEER, RunId};
+use runstate::RunState;
 
 /// A run's state without its details; indexes [`crate::Symbols::states`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,17 +139,7 @@ fn sentence(what: &str, why: &str) -> String {
 
 /// Returns `1 rank`, `2 ranks`.
 pub fn ranks(n: usize) -> String {
-    counted(n, "rank")
-}
-
-/// Returns a count with its noun, in the plural where needed.
-pub fn counted(n: usize, noun: &str) -> String {
-    let plural = match (n, noun) {
-        (1, _) => "",
-        (_, noun) if noun.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{n} {noun}{plural}")
+    units::counted(n, "rank")
 }
 
 /// Returns a signal's name; numbers are those of Linux.
@@ -173,16 +163,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_agree_with_their_nouns() {
-        assert_eq!(
-            [counted(1, "rank"), counted(2, "rank"), counted(3, "process")],
-            ["1 rank", "2 ranks", "3 processes"]
-        );
-    }
-
-    #[test]
     fn the_cause_of_an_end_has_the_colour_and_what_follows_from_it_has_none() {
-        let failed = |what: &str| EventKind::Failed { failure: rundir::Failure::new(what, "why", "") };
+        let failed = |what: &str| EventKind::Failed {
+            failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, what, "why", ""),
+        };
         let died =
             |message: &str| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: message.into() };
         let lost = format!("{LOST_PEER}: connection reset");

@@ -110,7 +110,7 @@ impl Place {
         let by_node = attempt.placement.by_node();
         let nodes: Vec<Node> =
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
-        let said = format!("the {} of attempt {}", crate::counted(nodes.len(), "node"), attempt.number);
+        let said = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
         Self { nodes, said, logins: attempt.logins.clone(), address: None, slurm: None }
     }
 

@@ -1,6 +1,6 @@
 use recipe::{Cost, RankMemory, Recipe, Traffic};
 
-use crate::{grouped, size};
+use units::{grouped, size};
 
 /// Says what a recipe costs on its mesh, as names and values: for `check` and for whoever is about to launch it.
 pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {

@@ -2,7 +2,7 @@ use camino::Utf8Path;
 use recipe::Recipe;
 use rundir::Failure;
 
-use crate::{counted, size};
+use units::{counted, size};
 
 /// What a disk must have free for a command whose checkpoints nobody foresees: 8 MB of samples for each node and day, logs
 /// of ranks, and an adapter of some 100 MB with its optimizer, the least that such programs save. One with less is full.
@@ -77,7 +77,12 @@ pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, s
         format!("{count} of {one} need {}, {at} has {free} free", size(need.bytes()))
     };
     let fewer = if need.count > 2 { ", keep fewer (--set checkpoint.keep_last=1)" } else { "" };
-    Err(Failure::new(what, why, format!("free {missing} there{fewer}, or choose another disk with {setting}")))
+    Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what,
+        why,
+        format!("free {missing} there{fewer}, or choose another disk with {setting}"),
+    ))
 }
 
 #[cfg(test)]

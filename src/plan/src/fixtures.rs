@@ -7,7 +7,8 @@ use recipe::{
     CheckpointPolicy, Curriculum, Data, Device, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
     RunSettings, Schedule, StageSpec, StageStart, Train, Trainable,
 };
-use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Liveness, Run, RunDir, RunFacts};
+use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Run, RunDir};
+use runstate::{Liveness, RunFacts};
 
 use crate::{Context, LaunchPlan, LaunchRequest, Place, Trainer, launch};
 

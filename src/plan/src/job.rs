@@ -8,10 +8,12 @@ use std::fmt::Write;
 use camino::Utf8Path;
 use cluster::Placement;
 use cluster::slurm::{JobDetails, SlurmSpec};
-use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunFacts, RunId, RunState, SlurmJob};
+use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunId, SlurmJob};
+use runstate::{RunFacts, RunState};
 
 use crate::resume::go_on;
-use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, command_line, counted, quote};
+use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, command_line, quote};
+use units::counted;
 
 /// What a job's script asks when the job begins.
 #[derive(Debug, Clone)]
@@ -41,7 +43,7 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
     let BeginRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
     let what = format!("cannot begin {}", run.id);
     let job = cx.place.slurm.as_ref().and_then(|slurm| slurm.job);
-    let refuse = |why: String, fix: String| Err(Failure::new(&*what, why, fix));
+    let refuse = |why: String, fix: String| Err(Failure::new(rundir::ErrorCode::Unclassified, &*what, why, fix));
     let Some(newest) = &facts.attempt else {
         return refuse(format!("{} has no attempt", dir.root), "submit it again: `vidtui resume`".into());
     };
@@ -54,13 +56,18 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
     if is_first {
         let mut attempt = newest.clone();
         attempt.placement = Placement::new(&cx.place.nodes, attempt.mesh.world()).map_err(|error| {
-            Failure::new(&*what, error.to_string(), "submit it as vidtui wrote it: --nodes, --gres")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                &*what,
+                error.to_string(),
+                "submit it as vidtui wrote it: --nodes, --gres",
+            )
         })?;
         attempt.slurm = cx.place.slurm.clone();
         return Ok(Begin::First(Box::new(first(&request.resume, attempt, cx)?)));
     }
     // Of its own earlier turns nothing is left: Slurm ends all of a job before it begins it again.
-    if of(newest) != job && !rundir::derive(facts, cx.now_s).is_end() {
+    if of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
         return refuse(
             format!("attempt {} was started since, by {}", newest.number, newest.by),
             format!("it is the one to watch: `vidtui status {}`", run.id),
@@ -98,7 +105,7 @@ pub fn goes_on(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now
     if is_done(facts, attempt) {
         return Err(format!("all {} steps are done", facts.steps_total));
     }
-    match (rundir::derive(facts, now_s), was_warned, preempted) {
+    match (runstate::derive(facts, now_s), was_warned, preempted) {
         (RunState::Failed(failure), ..) => Err(format!("{}: {}", failure.what, failure.why)),
         _ if facts.stops_for_good => Err("it was asked to stop".into()),
         (_, true, _) => Ok("its time is over".into()),

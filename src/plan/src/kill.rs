@@ -1,8 +1,9 @@
 use cluster::NodeId;
 use cluster::slurm::JobSight;
-use rundir::{Failure, Liveness, PidFile, RankPid, RunDir, RunId};
+use rundir::{Failure, PidFile, RankPid, RunDir, RunId};
+use runstate::Liveness;
 
-use crate::counted;
+use units::counted;
 
 /// Exactly which processes will be signalled, and why they are believed to be the run's.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -29,7 +30,7 @@ pub struct JobKill {
     pub is_cancelled: bool,
     /// Whether it waits in the queue: nothing of it runs.
     pub is_waiting: bool,
-    /// The nodes that it lost ([`rundir::RunFacts::lost_nodes`]). Slurm may wait for them for minutes; nobody else does.
+    /// The nodes that it lost ([`runstate::RunFacts::lost_nodes`]). Slurm may wait for them for minutes; nobody else does.
     pub lost: Vec<NodeId>,
     /// What Slurm is told, and what is compared before.
     pub why: String,
@@ -100,6 +101,7 @@ pub fn kill(
             "none of its processes is alive"
         };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot {verb} {run}"),
             why,
             format!("look at its state: `vidtui status {run}`"),
@@ -115,6 +117,7 @@ pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<No
         let verb = if how == KillHow::Stop { "stop" } else { "kill" };
         let said = sight.state().map_or("Slurm knows it no more".into(), |state| format!("Slurm says {state}"));
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot {verb} {run}"),
             format!("its job {id} has ended: {said}"),
             format!("look at its state: `vidtui status {run}`"),

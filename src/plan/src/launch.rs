@@ -3,7 +3,8 @@ use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable, save_re
 use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
-use crate::{Context, LaunchPlan, Weights, counted, size};
+use crate::{Context, LaunchPlan, Weights};
+use units::{counted, size};
 
 /// What to launch.
 #[derive(Debug, Clone)]
@@ -66,6 +67,7 @@ fn stage_start(what: &str, request: &LaunchRequest<'_>) -> Result<Origin, Failur
             let before =
                 before.map_or_else(|| "the stage before".to_owned(), |before| format!("stage {}", before.name));
             Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("stage {} starts from the weights of {before}, and none were given", stage.name),
                 format!(
@@ -89,7 +91,9 @@ pub(crate) struct NewRun<'a> {
 impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
-        recipe.check().map_err(|error| Failure::new(what, format!("{}: {}", error.what, error.why), error.fix))?;
+        recipe.check().map_err(|error| {
+            Failure::new(rundir::ErrorCode::Unclassified, what, format!("{}: {}", error.what, error.why), error.fix)
+        })?;
         let is_command = recipe.trainer == recipe::Trainer::Command;
         let mesh = match (is_command, cx.place.slots()) {
             // What the ranks of a command share is its own affair: it takes as many as there are.
@@ -101,6 +105,7 @@ impl NewRun<'_> {
         }
         if is_command && self.origin.start != StartFrom::Random {
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("it is to start from {}, and only the command itself can say how", self.origin.words),
                 "name the weights in command.run, and start the stage at random",
@@ -188,7 +193,7 @@ fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> 
         }
         None => error.fix,
     };
-    Err(Failure::new(what, why, fix))
+    Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix))
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use rundir::{
 use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
 use crate::script::Details;
-use crate::{Context, JobKill, Master, Trainer, command_line, counted, script, size, supervise_command};
+use crate::{Context, JobKill, Master, Trainer, command_line, script, supervise_command};
+use units::{counted, size};
 
 /// Exactly what will be started, on which nodes, and everything to know before saying yes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -396,9 +397,15 @@ pub(crate) fn place(what: &str, mesh: &Mesh, cx: &Context) -> Result<Placement, 
             |number| Node { id: NodeId::from_hostname(&format!("node-{number}")), slots: spec.gpus_per_node };
         let nodes: Vec<Node> = (0..spec.nodes).map(stand_in).collect();
         return Placement::new(&nodes, mesh.world()).map_err(|error| {
-            Failure::new(what, error.to_string(), format!("change nodes or gpus_per_node in {}", cx.place.said))
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                error.to_string(),
+                format!("change nodes or gpus_per_node in {}", cx.place.said),
+            )
         });
     }
-    Placement::new(&cx.place.nodes, mesh.world())
-        .map_err(|error| Failure::new(what, error.to_string(), format!("change {}", cx.place.said)))
+    Placement::new(&cx.place.nodes, mesh.world()).map_err(|error| {
+        Failure::new(rundir::ErrorCode::Unclassified, what, error.to_string(), format!("change {}", cx.place.said))
+    })
 }

@@ -9,7 +9,6 @@ mod cost_rows;
 mod disk;
 #[cfg(test)]
 mod fixtures;
-mod health;
 mod job;
 mod kill;
 mod launch;
@@ -18,16 +17,11 @@ mod next;
 mod quote;
 mod resume;
 mod script;
-mod size;
 mod strays;
 
 pub use context::{Context, Master, Place, Trainer, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
-pub use health::{
-    CLOCKS_APART_S, Disk, Evidence, Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency, findings,
-    node_findings, power,
-};
 pub use job::{Begin, BeginRequest, begin, goes_on};
 pub use kill::{JobKill, KillHow, KillPlan, NodeKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
@@ -36,5 +30,4 @@ pub use next::{NextRequest, check_weights, next, parent_of};
 pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
 pub use script::{script, supervise_command};
-pub use size::{counted, grouped, size};
 pub use strays::{FoundRun, Lineage, NodeProcesses, NodeStrays, Reach, SeenProcess, found_runs, kill_found, strays};

@@ -1,7 +1,6 @@
 use recipe::{Curriculum, Recipe, StageStart, param_specs};
-use rundir::{
-    CheckpointSummary, Event, EventKind, Failure, Lineage, Liveness, Manifest, Run, RunFacts, RunState, RunSummary,
-};
+use rundir::{CheckpointSummary, Event, EventKind, Failure, Lineage, Manifest, Run};
+use runstate::{Liveness, RunFacts, RunState, RunSummary};
 
 use crate::launch::{NewRun, from_weights};
 use crate::{Context, LaunchPlan, LaunchRequest, Weights, launch};
@@ -31,7 +30,12 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
     let init_by_hand =
         "give its weights to any recipe: `vidtui launch RECIPE --init RUN`".replace("RUN", parent.id.as_str());
     let Some(stage) = &parent.stage else {
-        return Err(Failure::new(what, "it is not a stage of a curriculum", init_by_hand));
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            "it is not a stage of a curriculum",
+            init_by_hand,
+        ));
     };
     let Some(next) = curriculum.next_after(stage) else {
         let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
@@ -40,7 +44,7 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
         } else {
             format!("{} has no stage {stage} any more; it has {}", curriculum.path, names.join(", "))
         };
-        return Err(Failure::new(what, why, init_by_hand));
+        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, init_by_hand));
     };
     let recipe = &next.resolved.recipe;
     if next.start != StageStart::Previous {
@@ -52,6 +56,7 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
     }
     let Some(checkpoint) = request.latest else {
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("stage {} starts from its weights, and it has no complete checkpoint", next.name),
             format!("let it save one: `vidtui resume {}`", parent.id),
@@ -113,6 +118,7 @@ pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result
             None => format!("they have no {}, which recipe {} needs", spec.name, recipe.name),
         };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("the weights of step {} of run {} do not fit: {why}", manifest.step, manifest.run),
             "start from weights of the same model shape (compare `vidtui recipe show`), or change the recipe's [model]",

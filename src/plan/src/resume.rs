@@ -1,12 +1,11 @@
 use recipe::{Mesh, Recipe};
-use rundir::{
-    Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, Failure, Lineage, Liveness, Run, RunDir, RunFacts,
-    RunState, StartFrom, derive,
-};
+use rundir::{Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, Failure, Lineage, Run, RunDir, StartFrom};
+use runstate::{Liveness, RunFacts, RunState, derive};
 
 use crate::launch::{NewRun, from_weights, ranks_alone};
 use crate::launch_plan::{Draft, crossing, place, sizes};
-use crate::{Context, JobKill, KillHow, LaunchPlan, Weights, counted};
+use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
+use units::counted;
 
 /// What to resume, and how.
 #[derive(Debug, Clone)]
@@ -93,6 +92,7 @@ pub(crate) fn go_on(
     let is_command = recipe.trainer == recipe::Trainer::Command;
     if is_command && request.options.kind != ResumeKind::Everything {
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             "a command continues in the one way that command.resume says",
             "leave --weights-only and --fresh-data out, or launch anew and name the weights in command.run",
@@ -179,6 +179,7 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
         match &state {
             RunState::Queued => {
                 return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
                     what,
                     format!("job {job} waits in the queue, and will train it"),
                     format!("wait for it, or take it out of the queue: `vidtui stop {id}`"),
@@ -187,6 +188,7 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
             // Its files may tell of steps a moment ago, or of the end of one node.
             _ if facts.alive == Liveness::Unknown => {
                 return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
                     what,
                     format!("Slurm does not say whether job {job} still runs: it may be alive"),
                     "wait until Slurm answers: `scontrol ping`",
@@ -210,6 +212,7 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
             _ => "is ending".to_owned(),
         };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("attempt {} {doing} on {}", attempt.number, nodes(attempt)),
             match state {
@@ -222,12 +225,14 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
     }
     match state {
         RunState::Starting => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("attempt {} was started {:.0} s ago by {}", attempt.number, now_s - attempt.started_s, attempt.by),
             format!("wait a moment and look at it: `vidtui status {id}`"),
         )),
         // Its files may tell of steps a moment ago.
         state if facts.alive == Liveness::Unknown && !state.is_end() => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!(
                 "attempt {} ran on {}, which cannot be seen from here: it may be alive",
@@ -253,6 +258,7 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
     let Some(step) = request.options.step else {
         if request.latest.is_none() && request.options.kind != ResumeKind::Everything {
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 "it has no complete checkpoint to take weights from",
                 format!("start over: `vidtui resume {}`", request.run.id),
@@ -263,6 +269,7 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
                 format!("; or go back to an older one: `vidtui resume {} --step {}`", request.run.id, latest.step)
             });
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("checkpoint {dir} may be the newest and cannot be read: {why}"),
                 format!("mend the access to it, and resume again{older}"),
@@ -278,15 +285,28 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
     };
     match request.checkpoints.iter().find(|entry| entry.step() == step) {
         Some(CheckpointEntry::Complete(summary)) => Ok(Some(summary)),
-        Some(CheckpointEntry::Incomplete { dir, why, .. }) => {
-            Err(Failure::new(what, format!("checkpoint {dir} is incomplete: {why}"), fix))
-        }
+        Some(CheckpointEntry::Incomplete { dir, why, .. }) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("checkpoint {dir} is incomplete: {why}"),
+            fix,
+        )),
         Some(CheckpointEntry::Unreadable { dir, why, .. }) => {
             let other = if complete.is_empty() { String::new() } else { format!(", or {fix}") };
             let fix = format!("mend the access to it{other}");
-            Err(Failure::new(what, format!("checkpoint {dir} cannot be read: {why}"), fix))
+            Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                format!("checkpoint {dir} cannot be read: {why}"),
+                fix,
+            ))
         }
-        None => Err(Failure::new(what, format!("it has no checkpoint of step {step}"), fix)),
+        None => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("it has no checkpoint of step {step}"),
+            fix,
+        )),
     }
 }
 
@@ -341,6 +361,7 @@ fn steps(
             String::new()
         };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("all {total} steps are done: its checkpoint is of step {done}"),
             format!("train longer: `vidtui resume {id} --set train.steps={longer}`{next}"),
@@ -364,6 +385,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     if ranks == 0 || !ranks.is_multiple_of(row) {
         let kept = if tp == 1 { String::new() } else { format!(" × tp {tp}") };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!(
                 "mesh {} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}{kept}",
@@ -380,6 +402,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     if !batch.is_multiple_of(parts) {
         let each = if tp == 1 { String::new() } else { format!(" / tp {tp}") };
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!(
                 "train.global_batch {batch} is not a multiple of {}{each} × train.grad_accum {accum} = {parts}",

@@ -173,7 +173,7 @@ fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&SeenProce
         ranks: Vec::new(),
         why: format!(
             "process group {pgid}: {} ({}); VIDTUI_RUN={run} is in their environment",
-            crate::counted(pids.len(), "process"),
+            units::counted(pids.len(), "process"),
             pids.join(", ")
         ),
     }

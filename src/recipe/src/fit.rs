@@ -1,8 +1,8 @@
 //! A recipe on another number of ranks, with the same global batch.
 
 use crate::load::{Origin, Resolved};
-use crate::mesh::counted;
 use crate::{Mesh, Recipe, RecipeError, Trainer};
+use units::counted;
 
 /// What a fit changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,5 @@
 use std::fmt;
+use units::counted;
 
 use serde::{Deserialize, Serialize};
 
@@ -100,11 +101,6 @@ impl fmt::Display for Mesh {
 
 fn product(factors: impl Iterator<Item = String>) -> String {
     factors.collect::<Vec<_>>().join(" × ")
-}
-
-/// Writes a count with its noun, `1 rank` or `2 ranks`.
-pub(crate) fn counted(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

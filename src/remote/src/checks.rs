@@ -4,9 +4,10 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
-use plan::{DiskNeed, LaunchPlan, Weights, check_disk, check_weights, quote, size};
+use plan::{DiskNeed, LaunchPlan, Weights, check_disk, check_weights, quote};
 use recipe::Secrets;
 use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest_for_sure};
+use units::size;
 
 use crate::at_once::at_once;
 use crate::transport::{Shell, Transport};
@@ -95,7 +96,8 @@ pub(crate) fn secrets(plan: &LaunchPlan) -> Result<Secrets, Failure> {
     if path.as_str().is_empty() {
         return Ok(Secrets::default());
     }
-    Secrets::read(&path).map_err(|error| Failure::new(error.what, error.why, error.fix))
+    Secrets::read(&path)
+        .map_err(|error| Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix))
 }
 
 /// Whether the user's own command can be started: its working folder and its program, on every node.
@@ -124,11 +126,13 @@ pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells:
         let said = shell.run(&command).and_then(|output| output.text(&node, &command));
         let result = match said.as_deref().map(str::trim) {
             Ok("folder") => Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("node {node}: its working folder {folder} is not there"),
                 "put it on a file system that all nodes share, or change command.folder",
             )),
             Ok("none" | "") => Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("node {node}: there is no program {program}"),
                 "install it there, write its whole path into command.run, or set PATH in env.variables",
@@ -156,8 +160,18 @@ fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     let path = &plan.trainer.path;
     match path.metadata() {
         Ok(meta) if meta.is_file() && meta.permissions().mode() & 0o111 != 0 => Ok(path.to_string()),
-        Ok(_) => Err(Failure::new(what, format!("the trainer {path} is not an executable file"), "build it again")),
-        Err(error) => Err(Failure::new(what, format!("the trainer {path} cannot be used: {error}"), "build it again")),
+        Ok(_) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("the trainer {path} is not an executable file"),
+            "build it again",
+        )),
+        Err(error) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("the trainer {path} cannot be used: {error}"),
+            "build it again",
+        )),
     }
 }
 
@@ -170,7 +184,7 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     let refused = |why: String| {
         let run = dir.ancestors().nth(2).map(RunDir::new).filter(|run| run.run_toml().exists());
         let fix = run.map_or("name others: --init PATH".into(), |run| other_checkpoint(&run));
-        Failure::new(what, why, fix)
+        Failure::new(rundir::ErrorCode::Unclassified, what, why, fix)
     };
     let checkpoint = Checkpoint::open(&dir).map_err(|error| refused(error.to_string()))?;
     check_weights(what, &checkpoint.manifest, &plan.run.recipe()?)?;
@@ -186,7 +200,7 @@ fn command_weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
         Some(Err((_, why))) => why,
         None => "it is gone",
     };
-    Err(Failure::new(what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
+    Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
 }
 
 fn other_checkpoint(run: &RunDir) -> String {
@@ -213,11 +227,17 @@ pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
 fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Utf8Path::new("."));
     if !existing.is_dir() {
-        return Err(Failure::new(what, format!("{existing} is not a folder"), "choose another folder with --runs"));
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("{existing} is not a folder"),
+            "choose another folder with --runs",
+        ));
     }
     match access(existing.as_std_path(), AccessFlags::W_OK | AccessFlags::X_OK) {
         Ok(()) => Ok(dir.to_string()),
         Err(error) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("folder {existing} cannot be written to: {}", error.desc()),
             "choose another folder with --runs, or change its permissions",
@@ -251,19 +271,24 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     let path = camino::absolute_utf8(&path).unwrap_or(path);
     if !path.exists() {
         let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
-        return Err(Failure::new(what, format!("{path} does not exist"), fix));
+        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("{path} does not exist"), fix));
     }
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
         let newest = latest_for_sure(&run)?.ok_or_else(|| {
             let fix = format!("let it save one first: `vidtui resume {}`", run.name());
-            Failure::new(&*what, format!("run {path} has no complete checkpoint"), fix)
+            Failure::new(rundir::ErrorCode::Unclassified, &*what, format!("run {path} has no complete checkpoint"), fix)
         })?;
         let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
         return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
     }
     let checkpoint = Checkpoint::open(&path).map_err(|error| {
-        Failure::new(&*what, error.to_string(), "give a complete step directory (RUN/checkpoints/step-…) or a run")
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            &*what,
+            error.to_string(),
+            "give a complete step directory (RUN/checkpoints/step-…) or a run",
+        )
     })?;
     let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
     Ok(Weights { path, lineage: Some(lineage) })

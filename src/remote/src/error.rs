@@ -128,6 +128,6 @@ impl RemoteError {
             Self::Io { .. } | Self::Command { .. } | Self::Odd { .. } => "look at that node, then try again",
             Self::NotOurs { .. } => "nothing was signalled; look at the processes with `ps -ef`",
         };
-        Failure::new(what, self.to_string(), fix)
+        Failure::new(rundir::ErrorCode::Unclassified, what, self.to_string(), fix)
     }
 }

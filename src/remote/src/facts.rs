@@ -3,16 +3,15 @@ use std::os::unix::fs::MetadataExt;
 
 use cluster::NodeId;
 use cluster::slurm::{JobSeen, JobSight};
-use rundir::{
-    Attempt, Error, EventKind, Failure, Following, History, Liveness, PidFile, Run, RunDir, RunFacts, RunId, Stop,
-};
+use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
+use runstate::{Following, Liveness, RunFacts};
 
 use crate::{Here, group, here, proc};
 
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
 
-/// Reads everything from which the state of a run follows ([`rundir::derive`]), as far as this machine sees it. What runs on
+/// Reads everything from which the state of a run follows ([`runstate::derive`]), as far as this machine sees it. What runs on
 /// other nodes is unknown; [`crate::Fleet`] sees it.
 ///
 /// # Errors

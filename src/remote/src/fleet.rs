@@ -6,7 +6,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use cluster::NodeId;
 use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
-use rundir::{Attempt, Failure, Following, Liveness, Load, Login, PidFile, Run, RunDir, RunFacts, RunId};
+use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId};
+use runstate::{Following, Liveness, Load, RunFacts};
 
 use crate::at_once::at_once;
 use crate::command::Command;
@@ -157,7 +158,7 @@ impl Fleet {
         Ok(local.into_iter().chain(others).collect())
     }
 
-    /// Reads everything from which the state of a run follows ([`rundir::derive`]), its processes on other nodes among it.
+    /// Reads everything from which the state of a run follows ([`runstate::derive`]), its processes on other nodes among it.
     ///
     /// Nodes that have not answered when `patience` is over are as they were seen last, or unknown.
     ///

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cluster::nvidia_smi::{COMPUTE_APPS, FORMAT, SmiTrouble, read_compute_apps};
-use plan::{counted, size};
+use units::{counted, size};
 
 use crate::command::Command;
 use crate::{RemoteError, Transport};

@@ -6,7 +6,8 @@
 
 use cluster::NodeId;
 use plan::NodeKill;
-use rundir::{Liveness, RunId};
+use rundir::RunId;
+use runstate::Liveness;
 
 use crate::proc::{self, Stat};
 use crate::{Addressee, Group, Process, Role};

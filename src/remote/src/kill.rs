@@ -154,7 +154,12 @@ impl KillReport {
             _ => format!("`vidtui kill {run} --wait` asks these nodes again until they answer"),
         };
         let whys = failures.iter().map(|failure| failure.why.clone()).chain(left).chain(unverified);
-        Some(Failure::new(format!("cannot {verb} all of {run}"), whys.collect::<Vec<_>>().join("; "), fix))
+        Some(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot {verb} all of {run}"),
+            whys.collect::<Vec<_>>().join("; "),
+            fix,
+        ))
     }
 }
 
@@ -162,7 +167,7 @@ impl KillReport {
 pub fn unverified_failure(of: &str, nodes: &[String]) -> Option<Failure> {
     let fix = "see whether nvidia-smi answers there by now: `vidtui smi NODE`; a driver that hangs takes a reboot";
     let what = || format!("cannot verify that GPUs are free of {of}");
-    (!nodes.is_empty()).then(|| Failure::new(what(), nodes.join("; "), fix))
+    (!nodes.is_empty()).then(|| Failure::new(rundir::ErrorCode::Unclassified, what(), nodes.join("; "), fix))
 }
 
 /// Names a process that would not end.
@@ -331,6 +336,7 @@ impl<'a> Ending<'a> {
         let reachable = transports.iter().any(|transport| *transport.node() == target.node);
         let failure = (!reachable).then(|| {
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 &*what,
                 format!("node {} cannot be reached from here", target.node),
                 format!("run `vidtui {verb} {}` on {}", plan.run, target.node),

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, LaunchPlan, node_kill, quote};
-use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, Liveness, RunDir, SCHEMA, StartFrom, Stop};
+use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop};
+use runstate::Liveness;
 
 use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
@@ -223,6 +224,7 @@ fn check_unchanged(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Tran
     }
     if alive {
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what,
             format!("attempt {newest} is alive"),
             format!("stop it first: `vidtui stop {}`", plan.run.id),
@@ -239,7 +241,12 @@ fn too_late(what: &str, plan: &LaunchPlan) -> Failure {
     } else {
         format!("look at it: `vidtui status {}`", plan.run.id)
     };
-    Failure::new(what, format!("attempt {number} was started a moment ago{by}, from another console"), fix)
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what,
+        format!("attempt {number} was started a moment ago{by}, from another console"),
+        fix,
+    )
 }
 
 /// Waits until every supervisor has written its process file, for a short while. Returns why those ended that did.
@@ -279,6 +286,7 @@ fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) ->
     let said = if last.is_empty() { "it said nothing".to_owned() } else { format!("it said:\n{}", last.join("\n")) };
     let script = plan.dir.launch_script(number, node);
     let failure = Failure::new(
+        rundir::ErrorCode::Unclassified,
         what,
         format!("the supervisor on node {node} ended at once ({}); {said}", ended.status),
         format!("its log is {log}; by hand: bash {}", quote(script.as_str())),
@@ -329,11 +337,12 @@ impl Drop for Scratch {
 /// Puts what was to be done before why it was not.
 fn explained(what: &str, error: Error) -> Failure {
     let cause = Failure::from(error);
-    Failure::new(what, format!("{}: {}", cause.what, cause.why), cause.fix)
+    Failure::new(rundir::ErrorCode::Unclassified, what, format!("{}: {}", cause.what, cause.why), cause.fix)
 }
 
 fn io_failure(what: &str, action: &'static str, path: &Utf8Path, source: &io::Error) -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         what,
         format!("cannot {action} {path}: {source}"),
         "check its permissions and its disk, then try again",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use plan::{NodeKill, quote};
-use rundir::Load;
+use runstate::Load;
 
 use crate::command::Command;
 use crate::script::marked;

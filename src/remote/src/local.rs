@@ -11,7 +11,7 @@ use nix::sys::signal;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use plan::NodeKill;
-use rundir::Liveness;
+use runstate::Liveness;
 
 use crate::command::{Command, Output};
 use crate::group::Seen;

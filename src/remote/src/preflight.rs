@@ -97,7 +97,12 @@ pub(crate) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
     for (node, other) in twins(&asked) {
         let why = format!("node {node} is the same machine as {other}");
         let fix = format!("name each machine once: leave one of them out, such as with --exclude {node}");
-        checks.push(Check::new(plan, "machine", Some(node), Err(Failure::new(what, why, fix))));
+        checks.push(Check::new(
+            plan,
+            "machine",
+            Some(node),
+            Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix)),
+        ));
     }
     checks
 }
@@ -126,7 +131,12 @@ fn leave_out(plan: &LaunchPlan, node: &NodeId) -> String {
 }
 
 pub(crate) fn no_way(what: &str, node: &NodeId) -> Failure {
-    Failure::new(what, format!("node {node} cannot be reached from here"), format!("start it on {node}"))
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what,
+        format!("node {node} cannot be reached from here"),
+        format!("start it on {node}"),
+    )
 }
 
 fn ask<S: Shell + ?Sized>(shell: &mut S, script: &str) -> Result<Answered, RemoteError> {
@@ -165,7 +175,7 @@ pub(crate) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn
         Err(error) => return vec![("node", Err(error.failure(what)))],
     };
     let node = transport.node();
-    let fail = |why: String, fix: &str| Err(Failure::new(what, why, fix));
+    let fail = |why: String, fix: &str| Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix));
     let mut rows = vec![("node", Ok("reachable".to_owned()))];
     rows.extend(disks::rows(plan, &told, &fail));
     if with_gpus {

@@ -4,8 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use plan::{LaunchPlan, quote, size};
+use plan::{LaunchPlan, quote};
 use rundir::Failure;
+use units::size;
 
 use crate::at_once::at_once;
 use crate::command::Command;
@@ -32,8 +33,14 @@ pub(crate) fn push(
     progress: &(dyn Fn(String) + Sync),
 ) -> Result<(), Failure> {
     let path = &plan.trainer.path;
-    let bytes = fs::read(path)
-        .map_err(|error| Failure::new(what, format!("cannot read the trainer {path}: {error}"), "build it again"))?;
+    let bytes = fs::read(path).map_err(|error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("cannot read the trainer {path}: {error}"),
+            "build it again",
+        )
+    })?;
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), ())).collect();
     let pushed =
         at_once(nodes, transports, |(), transport| to_node(path, &plan.trainer.sha256, &bytes, transport, progress));

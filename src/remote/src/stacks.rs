@@ -43,7 +43,12 @@ pub fn collect_stacks(
     let what = format!("cannot collect the stacks of {run}");
     if files.is_empty() {
         let fix = format!("look at its state: vidtui status {run}");
-        return Err(Failure::new(what, "it has no process file: it is starting, or never started", fix));
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            "it has no process file: it is starting, or never started",
+            fix,
+        ));
     }
     let targets: Vec<(NodeId, NodeKill)> =
         files.iter().map(|file| (file.node.clone(), node_kill(run, KillHow::Kill, file))).collect();
@@ -52,7 +57,12 @@ pub fn collect_stacks(
             let processes = text.lines().filter(|line| line.starts_with("=== process ")).count();
             if processes == 0 {
                 let why = format!("node {}: no process of the run is left there", target.node);
-                return Err(Failure::new(&*what, why, format!("look at how it ended: vidtui status {run}")));
+                return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    &*what,
+                    why,
+                    format!("look at how it ended: vidtui status {run}"),
+                ));
             }
             let path = dir.stacks_file(target.attempt, at_s, &target.node);
             fs::create_dir_all(dir.stacks_dir(target.attempt, at_s)).map_err(|source| Error::Io {
@@ -68,7 +78,10 @@ pub fn collect_stacks(
     let unreachable = files.iter().filter(|file| told.iter().all(|told| told.node != file.node)).map(|file| {
         let why = format!("node {} cannot be reached from here", file.node);
         let fix = format!("run `vidtui stacks {run}` on {}", file.node);
-        NodeStacks { node: file.node.clone(), result: Err(Failure::new(&*what, why, fix)) }
+        NodeStacks {
+            node: file.node.clone(),
+            result: Err(Failure::new(rundir::ErrorCode::Unclassified, &*what, why, fix)),
+        }
     });
     let unreachable: Vec<NodeStacks> = unreachable.collect();
     Ok(told.into_iter().chain(unreachable).collect())

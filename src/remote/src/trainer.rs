@@ -36,7 +36,9 @@ pub fn find_trainer() -> Result<Trainer, Failure> {
 /// # Errors
 /// When its own file cannot be read.
 pub fn own_program(version: &str) -> Result<Trainer, Failure> {
-    let failed = |why: String| Failure::new("cannot supervise a command", why, "check that /proc is mounted");
+    let failed = |why: String| {
+        Failure::new(rundir::ErrorCode::Unclassified, "cannot supervise a command", why, "check that /proc is mounted")
+    };
     let path = env::current_exe().map_err(|error| failed(format!("this program's own file is unknown: {error}")))?;
     let path = Utf8PathBuf::from_path_buf(path)
         .map_err(|path| failed(format!("this program's path is not UTF-8: {}", path.display())))?;
@@ -62,6 +64,7 @@ fn find(variable: Option<OsString>, own: Option<&Utf8Path>, path: Option<OsStrin
             return Ok(absolute(named));
         }
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             WHAT,
             format!("{VARIABLE} names {named}, which is not an executable file"),
             format!("set {VARIABLE} to the {BINARY} to use, or unset it"),
@@ -83,6 +86,7 @@ fn find(variable: Option<OsString>, own: Option<&Utf8Path>, path: Option<OsStrin
     }
     let looked = folders.iter().map(|folder| folder.as_str()).chain(["$PATH"]).collect::<Vec<_>>();
     Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
         WHAT,
         format!("there is no {BINARY} in {}", looked.join(", ")),
         format!("build it with `cargo xtask build`, or set {VARIABLE} to where it is"),
@@ -112,7 +116,7 @@ fn probe(path: &Utf8Path) -> Result<Trainer, Failure> {
     let fail = |why: String| {
         let fix =
             format!("try it: `{path} version --json`; build it again with `cargo xtask build`, or set {VARIABLE}");
-        Failure::new(&*what, why, fix)
+        Failure::new(rundir::ErrorCode::Unclassified, &*what, why, fix)
     };
     let io = |error: io::Error| fail(error.to_string());
     let mut child = Command::new(path)

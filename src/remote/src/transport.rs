@@ -3,7 +3,7 @@ use std::sync::mpsc::{self, Receiver};
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::NodeKill;
-use rundir::Liveness;
+use runstate::Liveness;
 
 use crate::RemoteError;
 use crate::command::{Command, Output};

@@ -12,7 +12,8 @@ use cluster::NodeId;
 use demo::{Demo, FakeDoes};
 use plan::{KillHow, KillPlan, LaunchPlan, Weights, kill};
 use remote::{Patience, execute_kill, execute_launch, find_weights, here, local_transports, pid_files, read_facts};
-use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, Liveness, RunDir, RunState, StartFrom, derive};
+use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, RunDir, StartFrom};
+use runstate::{Liveness, RunState, derive};
 
 /// Launches, and waits for the supervisor where a busy machine makes it later than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {

@@ -18,7 +18,8 @@ use remote::{
     Status, Streamed, Streaming, Transport, end_strays, here, list_processes, own_lineage,
 };
 use rig::{Options, Rig};
-use rundir::{Liveness, Login, RankPid, RunId};
+use rundir::{Login, RankPid, RunId};
+use runstate::Liveness;
 
 const LONG: Duration = Duration::from_secs(60);
 const RUN: &str = "2026-11-20T0340-demo-k7f2";

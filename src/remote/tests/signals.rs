@@ -14,7 +14,8 @@ use remote::{
     Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Shell, Signal, Started,
     Status, Transport, execute_kill, go_on_killing, here, local_transports,
 };
-use rundir::{ExitReason, Liveness, RankPid, RunDir, RunId};
+use rundir::{ExitReason, RankPid, RunDir, RunId};
+use runstate::Liveness;
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
 

@@ -268,7 +268,14 @@ mod tests {
             EventKind::Stopping { why: "SIGTERM".into() },
             EventKind::Stopped { why: "SIGTERM".into() },
             EventKind::Finished,
-            EventKind::Failed { failure: Failure::new("cannot save", "the disk is full", "free some space") },
+            EventKind::Failed {
+                failure: Failure::new(
+                    crate::ErrorCode::Unclassified,
+                    "cannot save",
+                    "the disk is full",
+                    "free some space",
+                ),
+            },
             EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into() },
             EventKind::SignalReceived { signal: 15 },
             EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },

@@ -1,17 +1,24 @@
 //! Errors: what this crate returns, and the one shape that people see.
 
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 
-use crate::LOST_PEER;
+use crate::{ErrorCode, LOST_PEER};
 
 /// An error as a person reads it: what failed, why, and what to do now.
 ///
 /// It lives in the contract because events carry it from a dying rank to the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Failure {
+    /// The kind of error, for programs.
+    #[serde(default)]
+    pub code: ErrorCode,
+    /// Whether this is where the trouble began.
+    #[serde(default, skip_serializing_if = "Cause::is_root")]
+    pub cause: Cause,
     /// What failed: `cannot resume demo-2s`.
     pub what: String,
     /// Why, with the real values.
@@ -21,14 +28,33 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure of its three parts.
-    pub fn new(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), fix: fix.into() }
+    /// Makes a failure that is a root cause.
+    pub fn new(code: ErrorCode, what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { code, cause: Cause::Root, what: what.into(), why: why.into(), fix: fix.into() }
     }
 
     /// Whether it is the consequence of another rank's or node's.
     pub fn is_consequence(&self) -> bool {
-        self.what == LOST_PEER
+        matches!(self.cause, Cause::Peer(_)) || self.what == LOST_PEER
+    }
+}
+
+/// Where the trouble began that a failure reports.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Here.
+    #[default]
+    Root,
+    /// On another rank or node: this one could not continue without it. The node, where it is known.
+    Peer(Option<NodeId>),
+    /// A stop that was requested.
+    Stop,
+}
+
+impl Cause {
+    fn is_root(&self) -> bool {
+        *self == Self::Root
     }
 }
 
@@ -125,7 +151,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(action: &'static str, path: &Utf8Path, source: io::Error) -> Self {
+    /// Makes an error of the operating system.
+    pub fn io(action: &'static str, path: &Utf8Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }
 
@@ -139,17 +166,23 @@ impl Error {
     }
 }
 
-/// Whether the file system did not answer, or did not let us look: that says nothing about the file.
-pub(crate) fn is_no_answer(error: &io::Error) -> bool {
+/// Whether an error leaves open what a file is: the file system did not answer, or refused access.
+pub fn is_no_answer(error: &io::Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     ![NotFound, NotADirectory, IsADirectory, UnexpectedEof].contains(&error.kind())
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let split = |what: String, why: String, fix: String| Failure { what, why, fix };
+        let split = |code, what: String, why: String, fix: String| Failure::new(code, what, why, fix);
         match error {
             Error::Io { action, path, source } => {
+                let code = match source.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::DiskFull,
+                    io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
+                    io::ErrorKind::NotFound => ErrorCode::NotFound,
+                    _ => ErrorCode::Io,
+                };
                 let fix = match source.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                         format!("free some space on the disk that holds {path}")
@@ -162,19 +195,22 @@ impl From<Error> for Failure {
                     }
                     _ => format!("look at {path} and its disk, then try again"),
                 };
-                split(format!("cannot {action} {path}"), source.to_string(), fix)
+                split(code, format!("cannot {action} {path}"), source.to_string(), fix)
             }
             Error::Malformed { path, why } => split(
+                ErrorCode::Malformed,
                 format!("cannot read {path}"),
                 why,
                 "vidtui never edits this file after writing it: restore it, or remove the folder that holds it".into(),
             ),
             Error::Newer { path, key, found, known } => split(
+                ErrorCode::NewerFormat,
                 format!("cannot read {path}"),
                 format!("written by a newer vidtui ({key} {found}; this one reads {known})"),
                 "upgrade vidtui on this machine".into(),
             ),
             Error::BadRunId { id, why } => split(
+                ErrorCode::InvalidRunId,
                 format!("'{id}' is not a run id"),
                 why.into(),
                 "`vidtui runs` lists the runs there are; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
@@ -186,19 +222,23 @@ impl From<Error> for Failure {
                     Some(run) => format!("choose another step: `vidtui checkpoints {run}` lists the complete ones"),
                     None => "choose another checkpoint".into(),
                 };
-                split(format!("cannot use checkpoint {dir}"), why, fix)
+                split(ErrorCode::CheckpointIncomplete, format!("cannot use checkpoint {dir}"), why, fix)
             }
             Error::Unreadable { dir, why } => split(
+                ErrorCode::CheckpointUnreadable,
                 format!("cannot read checkpoint {dir}"),
                 why,
                 "it may be the newest: mend the access to it, or name an older one".into(),
             ),
             Error::Checksum { path, found, wanted } => split(
+                ErrorCode::CheckpointDamaged,
                 format!("checkpoint file {path} is damaged"),
                 format!("its checksum is {found}, its manifest says {wanted}"),
                 "check the disk and resume again: the newest checkpoint before it is taken then".into(),
             ),
-            Error::Recipe { path, why, fix } => split(format!("the recipe in {path} is not valid"), why, fix),
+            Error::Recipe { path, why, fix } => {
+                split(ErrorCode::InvalidRecipe, format!("the recipe in {path} is not valid"), why, fix)
+            }
         }
     }
 }

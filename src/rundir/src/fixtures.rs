@@ -9,16 +9,19 @@ use cluster::{NodeId, Placement, RankPlace};
 use recipe::Mesh;
 use std::fs;
 
+/// Makes an empty run directory that is removed with the first value.
 pub fn temp() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().unwrap();
     let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap());
     (folder, run)
 }
 
+/// The id of the run of these fixtures.
 pub fn run_id() -> RunId {
     RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap()
 }
 
+/// Makes the id of a node.
 pub fn node(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
@@ -65,6 +68,7 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
     }
 }
 
+/// Writes an attempt of one rank on node `ml-1`.
 pub fn write_attempt(run: &RunDir, number: u32, start_step: u64) {
     fs::create_dir_all(run.attempt_dir(number)).unwrap();
     run.write_attempt(&attempt(number, start_step, &["ml-1"])).unwrap();
@@ -83,6 +87,7 @@ pub fn save(run: &RunDir, step: u64, attempt: u32) -> Manifest {
     manifest
 }
 
+/// The state of training after a step.
 pub fn state(step: u64) -> TrainState {
     TrainState {
         step,

@@ -78,7 +78,7 @@ impl History {
 }
 
 /// The median of `step_s` over the last 51 of `samples`; none without samples.
-pub(crate) fn median_step_s(samples: &[MetricSample]) -> Option<f64> {
+pub fn median_step_s(samples: &[MetricSample]) -> Option<f64> {
     let mut last: Vec<f64> = samples.iter().rev().take(MEDIAN_OVER).map(|s| s.step_s).collect();
     last.sort_by(f64::total_cmp);
     last.get(last.len() / 2).copied()

@@ -8,36 +8,33 @@
 //! 3. **Completion is a rename.** A checkpoint is complete when its manifest exists, and the manifest is written last.
 //! 4. **Never edited.** A correction is a later line or a later attempt; where two disagree, the later one wins.
 //!
-//! State is derived from these files ([`derive()`]), never stored. Unknown fields and events of a newer writer are
+//! State is derived from these files by the crate `runstate`, never stored. Unknown fields and events of a newer writer are
 //! tolerated; a newer *schema* is refused, because it may mean something else by the same name.
 
 mod append;
 mod attempt;
 mod checkpoint;
 mod command;
+mod error_code;
 mod events;
 mod failure;
 mod files;
-#[cfg(test)]
-mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 mod foreign;
 mod history;
 mod id;
-mod job_end;
 mod layout;
 mod lines;
 mod listing;
 mod metrics;
 mod metrics_line;
 mod moments;
-mod newest;
 mod node_sample;
 mod process;
 mod run;
 mod staging;
-mod state;
 mod stop;
-mod summary;
 mod summed_file;
 mod tail;
 mod tensor_box;
@@ -49,11 +46,12 @@ pub use checkpoint::{
     Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, model_config, xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_words};
+pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
-pub use failure::{Error, Failure};
+pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
 pub use foreign::written_over_s;
-pub use history::History;
+pub use history::{History, median_step_s};
 pub use id::RunId;
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
@@ -63,14 +61,11 @@ pub use listing::{
 };
 pub use metrics::MetricSample;
 pub use moments::{Moment, Moments, Spread};
-pub use newest::{Following, Newest, recent_metrics};
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
 pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
-pub use state::{Liveness, Load, RunFacts, RunState, START_GRACE, derive};
 pub use stop::Stop;
-pub use summary::{RunSummary, list_runs};
 pub use summed_file::SummedFile;
 pub use tail::{Batch, Tail};
 pub use tensor_box::{Common, TensorBox};

@@ -212,7 +212,12 @@ mod tests {
             ended_s: 1100.25,
             reason: ExitReason::Failed,
             first_failure: Some(1),
-            failure: Some(Failure::new("rank 1 died", "signal 9\n\"killed\"", "resume")),
+            failure: Some(Failure::new(
+                crate::ErrorCode::Unclassified,
+                "rank 1 died",
+                "signal 9\n\"killed\"",
+                "resume",
+            )),
             ranks: vec![
                 RankExit {
                     rank: 0,
@@ -247,12 +252,12 @@ mod tests {
     #[test]
     fn a_node_whose_own_rank_failed_first_is_no_consequence_and_one_that_had_to_end_is() {
         assert!(!exit().is_consequence());
-        let lost = Some(Failure::new("node ml-3 was lost", "it said nothing", ""));
+        let lost = Some(Failure::new(crate::ErrorCode::Unclassified, "node ml-3 was lost", "it said nothing", ""));
         let ended = ExitFile { first_failure: None, failure: lost, ..exit() };
         assert!(ended.is_consequence());
         let cannot_start = ExitFile { ranks: vec![], ..ended };
         assert!(!cannot_start.is_consequence());
-        let hung_up = Some(Failure::new(LOST_PEER, "connection reset", ""));
+        let hung_up = Some(Failure::new(crate::ErrorCode::Unclassified, LOST_PEER, "connection reset", ""));
         assert!(ExitFile { failure: hung_up, ..exit() }.is_consequence());
         assert!(!ExitFile { reason: ExitReason::Killed, first_failure: None, ..exit() }.is_consequence());
     }

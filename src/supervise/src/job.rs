@@ -43,6 +43,7 @@ impl Job {
         if places.is_empty() {
             let nodes: Vec<_> = attempt.placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot supervise attempt {} on node {node}", attempt.number),
                 format!("its ranks are on {}", nodes.join(", ")),
                 format!("name one of them with --node, or look at {}", run.attempt_toml(attempt.number)),
@@ -141,10 +142,12 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
         return Ok(Secrets::default());
     }
     if std::env::var_os(SECRETS_VARIABLE).is_none() {
-        return Secrets::read(path).map_err(|error| Failure::new(error.what, error.why, error.fix));
+        return Secrets::read(path)
+            .map_err(|error| Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix));
     }
     let failed = |why: String| {
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             "cannot take over the secrets from standard input",
             why,
             "launch it again, or report this as a bug",
@@ -166,7 +169,12 @@ fn loopback() -> Result<(String, u16), Failure> {
     let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     let address = address.map_err(|error| {
         let why = format!("127.0.0.1 has no free port: {error}");
-        Failure::new("cannot start ranks", why, "check that the loopback interface is up: ip addr show lo")
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot start ranks",
+            why,
+            "check that the loopback interface is up: ip addr show lo",
+        )
     })?;
     Ok((address.ip().to_string(), address.port()))
 }
@@ -177,6 +185,7 @@ fn master_from_environment() -> Result<(String, u16), Failure> {
     let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());
     address.zip(port).ok_or_else(|| {
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             "cannot start the ranks of several nodes",
             "MASTER_ADDR and MASTER_PORT do not say where rank 0 listens",
             "set both to the same address and port on every node",

@@ -268,6 +268,7 @@ fn arrived(wakes: &Receiver<i32>, deadline: Option<Instant>) -> Vec<i32> {
 /// What is told of ranks that a person ended.
 fn killed(node: &NodeId) -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("the ranks of node {node} were killed"),
         "somebody ended them",
         "resume from the last checkpoint",
@@ -278,6 +279,7 @@ fn killed(node: &NodeId) -> Failure {
 fn wakes() -> Result<(Sender<i32>, Receiver<i32>), Failure> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGCHLD]).map_err(|error| {
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             "cannot start the supervisor",
             format!("signals cannot be caught: {error}"),
             "report this as a bug",

@@ -19,7 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{ExitReason, Failure, LOST_PEER, RunDir, START_GRACE};
+use rundir::{ExitReason, Failure, LOST_PEER, RunDir};
+use runstate::START_GRACE;
 
 use crate::job::Job;
 use crate::killed;
@@ -196,6 +197,7 @@ impl Peers {
             let bound = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
             let listener = bound.map_err(|error| {
                 Failure::new(
+                    rundir::ErrorCode::Unclassified,
                     "cannot listen to the supervisors of the other nodes",
                     format!("port {port} of node {}, the one after the ranks' own: {error}", job.node),
                     format!("`ss -lptn sport = :{port}` there names who has it; resume: another port is drawn"),
@@ -346,12 +348,12 @@ impl Peers {
             Heard::Stopped => Loss::Stopped(node.clone()),
             Heard::Failed(failure) => Loss::Failed(consequence(&format!("node {node} failed"), &failure)),
             Heard::Lost(_) if self.is_alone() => Loss::Failed(Failure::new(
-                LOST_PEER,
+                rundir::ErrorCode::Unclassified, LOST_PEER,
                 format!("node {}, where rank 0 is, hears no other any more: its network is down", self.meeting.this),
                 "see what became of it; then resume from the last checkpoint",
             )),
             Heard::Lost(how) => Loss::Failed(Failure::new(
-                format!("node {node} was lost"),
+                rundir::ErrorCode::Unclassified, format!("node {node} was lost"),
                 how,
                 match self.meeting.is_job {
                     true => "see what became of it; when Slurm gives it up, the job begins again, and a resume does not wait for that".into(),
@@ -430,6 +432,7 @@ impl Peers {
             }
             Heard::Failed(failure) => self.lose(Loss::Failed(consequence(&format!("node {first} failed"), &failure))),
             Heard::Lost(how) => self.lose(Loss::Failed(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 LOST_PEER,
                 format!("node {first}, where rank 0 is: {how}"),
                 "see what became of it; then resume from the last checkpoint",
@@ -581,7 +584,12 @@ fn dial(address: &str, port: u16) -> io::Result<TcpStream> {
 
 /// Another node's failure, as the reason why this one ended.
 fn consequence(who: &str, failure: &Failure) -> Failure {
-    Failure::new(LOST_PEER, format!("{who}: {}: {}", failure.what, failure.why), failure.fix.clone())
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        LOST_PEER,
+        format!("{who}: {}: {}", failure.what, failure.why),
+        failure.fix.clone(),
+    )
 }
 
 #[cfg(test)]

@@ -63,10 +63,15 @@ impl Ranks {
                     let what = format!("cannot start rank {}", place.rank);
                     return Err(if job.is_command() {
                         let fix = "check command.run and command.folder; a program without '/' is looked for in the PATH there";
-                        Failure::new(what, format!("node {}: {program}: {error}", job.node), fix)
+                        Failure::new(
+                            rundir::ErrorCode::Unclassified,
+                            what,
+                            format!("node {}: {program}: {error}", job.node),
+                            fix,
+                        )
                     } else {
                         let fix = format!("check its log {log} and this program's file");
-                        Failure::new(what, format!("node {}: {error}", job.node), fix)
+                        Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {}: {error}", job.node), fix)
                     });
                 }
             }
@@ -77,7 +82,12 @@ impl Ranks {
     /// Who the processes are, for those who may want to signal them.
     pub fn pid_file(&self, job: &Job) -> Result<PidFile, Failure> {
         let proc = |error: io::Error| {
-            Failure::new("cannot tell who this process is", format!("/proc: {error}"), "check that /proc is mounted")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot tell who this process is",
+                format!("/proc: {error}"),
+                "check that /proc is mounted",
+            )
         };
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(proc)?;
         let mut ranks = Vec::new();

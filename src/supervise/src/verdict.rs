@@ -6,7 +6,8 @@ use std::io::{Read, Seek, SeekFrom};
 use camino::Utf8Path;
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
-use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events, recent_metrics};
+use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events};
+use runstate::recent_metrics;
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use crate::job::Job;
@@ -92,7 +93,7 @@ pub fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure
     let how = in_words(rank.how);
     if rank.how.signal == Some(SIGKILL) && !rank.by_us {
         let (why, fix) = killed(ooms_before.zip(oom_kills()), &rank.log);
-        return Failure::new(format!("{who} was killed"), why, fix);
+        return Failure::new(rundir::ErrorCode::Unclassified, format!("{who} was killed"), why, fix);
     }
     let lines = tail(&rank.log);
     let hint = lines.last().and_then(|line| line.strip_prefix("hint: "));
@@ -100,16 +101,21 @@ pub fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure
     if let (Some(fix), [.., said, _]) = (hint, &lines[..])
         && let Some((what, why)) = said.split_once(": ")
     {
-        return Failure::new(what, format!("{why} ({who}, {how})"), fix);
+        return Failure::new(rundir::ErrorCode::Unclassified, what, format!("{why} ({who}, {how})"), fix);
     }
     let said = says(rank);
     let why = if said.is_empty() { format!("{how}; it said nothing") } else { format!("{how}; it said: {said}") };
     if disk_is_full(&job.run.root) {
         let fix =
             "make room there (`df`, `vidtui checkpoints` lists what was saved), then resume from the last checkpoint";
-        return Failure::new(format!("{who} failed"), format!("{why}; the disk of {} is full", job.run.root), fix);
+        return Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("{who} failed"),
+            format!("{why}; the disk of {} is full", job.run.root),
+            fix,
+        );
     }
-    Failure::new(format!("{who} failed"), why, read_log)
+    Failure::new(rundir::ErrorCode::Unclassified, format!("{who} failed"), why, read_log)
 }
 
 /// Tells whether a disk has no room for what a rank would say or save.

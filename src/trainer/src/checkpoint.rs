@@ -10,8 +10,6 @@ use crate::optim::{Moment, Moments};
 use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
-use dist::flat::Which;
-use dist::fsdp::{Fsdp, OwnedRun};
 use recipe::{Family, Mesh, ParamSpec, Split};
 use rundir::{
     Checkpoint, Common, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
@@ -20,6 +18,8 @@ use rundir::{
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
+use sharding::flat::Which;
+use sharding::fsdp::{Fsdp, OwnedRun};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
@@ -207,6 +207,7 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     }
     let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("cannot save {dir}"),
         format!("it needs {}, and {} are free on its disk", mb(needed), mb(free)),
         "free some space there; the checkpoints before this one are untouched",
@@ -247,7 +248,7 @@ pub fn begin(
         let arrived = copied.and_then(Copies::arrived);
         let files = arrived.map_err(|error| {
             let fix = "leave more of the node's memory free; the checkpoints before this one are untouched";
-            Failure::new(format!("cannot save {dir}"), error.to_string(), fix)
+            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot save {dir}"), error.to_string(), fix)
         });
         match files {
             Ok(files) => {
@@ -374,7 +375,12 @@ fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
             Err(error) => {
                 let Failure { why, .. } = error.into();
                 let fix = format!("look at {dir} and its disk on the node of rank {rank}, then resume again");
-                return Err(Failure::new(format!("rank {rank} cannot see {dir}, which rank 0 sees"), why, fix));
+                return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    format!("rank {rank} cannot see {dir}, which rank 0 sees"),
+                    why,
+                    fix,
+                ));
             }
         }
     }
@@ -437,6 +443,7 @@ fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Res
     for piece in pieces {
         let refuse = |why: String| {
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot start from {}", checkpoint.dir),
                 why,
                 "start from a checkpoint of the same model and trainable parameters, or from its weights alone",
@@ -509,6 +516,7 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
         let path = dir.join(file);
         let written = write_tensors(&path, pieces).map_err(|error| {
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot save {path}"),
                 error.to_string(),
                 format!("free some space on the disk that holds {dir}; the checkpoints before this one are untouched"),

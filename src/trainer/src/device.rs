@@ -16,7 +16,12 @@ pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<D
     if let Device::Cuda(gpu) = device {
         cuda::set_device(gpu).map_err(|error| {
             let what = format!("cannot train on GPU {gpu}");
-            Failure::new(what, error.to_string(), "look at the GPU with nvidia-smi; other programs must leave it alone")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                error.to_string(),
+                "look at the GPU with nvidia-smi; other programs must leave it alone",
+            )
         })?;
     }
     Ok(device)
@@ -24,7 +29,9 @@ pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<D
 
 /// What [`choose`] chooses where the program sees so many `gpus`.
 fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
-    let fail = |why: &str, fix: &str| Err(Failure::new("cannot train on GPUs: train.device is \"cuda\"", why, fix));
+    let fail = |why: &str, fix: &str| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, "cannot train on GPUs: train.device is \"cuda\"", why, fix))
+    };
     match (wanted, gpus) {
         (Wanted::Cpu, _) | (Wanted::Auto, 0) => Ok(Device::Cpu),
         (Wanted::Cuda, _) if !built => fail(
@@ -36,6 +43,7 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
             "see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES lets it through, or set train.device = \"cpu\"",
         ),
         (_, gpus) if gpus < local_world => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot give each of {local_world} ranks of this node a GPU"),
             format!("{gpus} can be seen"),
             "give the node as many slots in its hostfile as it has GPUs; see CUDA_VISIBLE_DEVICES",

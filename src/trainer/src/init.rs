@@ -2,8 +2,8 @@
 
 use crate::parallelize::flat_part;
 use crate::seeds::{self, Purpose};
-use dist::fsdp::Fsdp;
 use recipe::{Init, Model, ParamSpec};
+use sharding::fsdp::Fsdp;
 use tch::{Device, Kind, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 

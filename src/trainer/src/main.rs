@@ -128,7 +128,12 @@ fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Fai
         let path = std::env::current_exe().map_err(|error| error.to_string());
         let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
         path.map_err(|why| {
-            Failure::new("cannot start ranks", format!("this program's own file is unknown: {why}"), "check /proc")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot start ranks",
+                format!("this program's own file is unknown: {why}"),
+                "check /proc",
+            )
         })
     };
     supervise::supervise(run_dir, attempt, node, &own_program)

@@ -1,9 +1,9 @@
 //! AdamW over sharded parameters, in four groups: TTT or rest, decayed or not.
 
 use c10d::ops::AdamW;
-use dist::flat::Which;
-use dist::fsdp::Fsdp;
 use recipe::{Family, Optimizer, ParamSpec};
+use sharding::flat::Which;
+use sharding::fsdp::Fsdp;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};

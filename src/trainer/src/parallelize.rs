@@ -1,13 +1,13 @@
 //! Where the model and parallelism meet: the units of the transformer, kept by FSDP, their parts shared out by TP.
 
 use c10d::Group;
-use dist::flat::{Held, Layout, Which};
-use dist::fsdp::Fsdp;
 use dit::block::Keep;
 use dit::network::{KeepInput, Network, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{ParamSpec, Recipe, Split, Unit};
+use sharding::flat::{Held, Layout, Which};
+use sharding::fsdp::Fsdp;
 use tch::{TchError, Tensor};
 
 /// The parameter table of every unit, in the order of FSDP's unit numbers: the root, then the blocks.

@@ -4,8 +4,8 @@ use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
 use crate::{device, interface};
 use c10d::Store;
-use dist::mesh::MeshGroups;
 use rundir::{Attempt, EventKind, Failure, LOST_PEER, Run, RunDir};
+use sharding::mesh::MeshGroups;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     if let (Err(failure), 0) = (&result, place.rank)
         && let Ok(mut log) = RunLog::open(run, number)
     {
-        let step = rundir::recent_metrics(run).ok().and_then(|m| m.last().map(|m| m.step)).unwrap_or(step);
+        let step = runstate::recent_metrics(run).ok().and_then(|m| m.last().map(|m| m.step)).unwrap_or(step);
         log.event(step, EventKind::Failed { failure: failure.clone() });
     }
     result
@@ -50,7 +50,10 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
 
 fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Finish, Failure> {
     let recipe = meta.recipe()?;
-    attempt.mesh.check_world(place.world).map_err(|e| Failure::new(e.what, e.why, e.fix))?;
+    attempt
+        .mesh
+        .check_world(place.world)
+        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, e.what, e.why, e.fix))?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
     let groups = match place.world {
@@ -63,6 +66,7 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Fi
 /// A failed collective as people should read it.
 pub fn peer_lost(error: c10d::Error) -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         LOST_PEER,
         error.to_string(),
         "see which rank ended first in the logs; then resume from the last checkpoint",
@@ -99,7 +103,7 @@ fn variable<T: FromStr>(name: &str) -> Result<T, Failure> {
     let text = std::env::var(name).ok();
     text.as_deref().and_then(|text| text.parse().ok()).ok_or_else(|| {
         Failure::new(
-            format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
+            rundir::ErrorCode::Unclassified, format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
             "a rank reads its place from the variables that torchrun sets",
             "start ranks through `vidtui-train supervise`, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
         )

@@ -12,8 +12,6 @@ use crate::tensor_file::write;
 use crate::wishes::Wishes;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
-use dist::fsdp::Fsdp;
-use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use recipe::{
@@ -21,6 +19,8 @@ use recipe::{
     RematMode, RunSettings, Train, Trainable,
 };
 use serde::{Deserialize, Serialize};
+use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::process::{Child, Command};

@@ -6,11 +6,11 @@ use crate::parallelize::{layouts, network, unit_tables};
 use crate::step::{Step, compute_kind};
 use crate::wishes::Wishes;
 use c10d::Store;
-use dist::fsdp::Fsdp;
-use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use recipe::{Mesh, Recipe, Traffic};
+use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 

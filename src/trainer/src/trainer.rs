@@ -13,12 +13,12 @@ use crate::spikes::Spikes;
 use crate::step::{Outcome, Step, compute_kind};
 use crate::wishes::{Deadline, Why, Wishes, save_s_after};
 use camino::Utf8Path;
-use dist::fsdp::Fsdp;
-use dist::mesh::MeshGroups;
 use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
+use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
 use std::io;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -97,8 +97,14 @@ impl Trainer {
         let mut recipe = meta.recipe()?;
         recipe.mesh = attempt.mesh;
         recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
-        let signals = Signals::watch()
-            .map_err(|e| Failure::new("cannot watch for signals", e.to_string(), "check the limits of this node"))?;
+        let signals = Signals::watch().map_err(|e| {
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot watch for signals",
+                e.to_string(),
+                "check the limits of this node",
+            )
+        })?;
         let data = agree_on(&groups.world, Data::open(&recipe))?;
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
@@ -249,6 +255,7 @@ impl Trainer {
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
         let refuse = |why: String| {
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 "cannot resume at the same place in the data",
                 why,
                 "resume with --fresh-data to begin the data anew",
@@ -347,6 +354,7 @@ impl Trainer {
             return Ok(());
         }
         Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("training stopped at step {}: {failed} saves in a row failed", self.progress.step),
             format!("{}: {}", failure.what, failure.why),
             format!("{}; checkpoint.max_failures = 0 would train on without checkpoints", failure.fix),
@@ -377,6 +385,7 @@ impl Trainer {
         // If it fails, its event says so; why training ends is another matter.
         let _ = self.finish_save();
         Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("training stopped at step {}", self.progress.step),
             format!("the gradient was not finite in {bad} steps in a row"),
             "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",

@@ -11,7 +11,7 @@ use rundir::Failure;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Once;
-use ui::units::{Unit, ticks};
+use units::{Unit, ticks};
 
 /// Pixels of one panel; charts grow downwards with the number of panels.
 const PANEL: (u32, u32) = (1200, 420);
@@ -104,7 +104,9 @@ pub enum Weight {
 /// # Errors
 /// When the ending is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
 pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
-    let cannot = |why: String, fix: &str| Failure::new(format!("cannot export to {to}"), why, fix);
+    let cannot = |why: String, fix: &str| {
+        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot export to {to}"), why, fix)
+    };
     let drawable = |curve: &Curve| curve.points.iter().any(|(_, value)| value.is_some());
     if !chart.panels.iter().any(|panel| panel.curves.iter().any(drawable)) {
         return Err(cannot("no step has been logged yet".into(), "wait for the first step and export again"));

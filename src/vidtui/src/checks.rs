@@ -86,7 +86,7 @@ fn embedded(desk: &Desk, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, 
 
 fn ranks(place: &Place) -> String {
     let nodes = place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes);
-    format!("{} on {}", ui::words::ranks(place.slots()), ui::words::counted(nodes, "node"))
+    format!("{} on {}", ui::words::ranks(place.slots()), units::counted(nodes, "node"))
 }
 
 fn supervisor() -> Result<String, Failure> {
@@ -104,7 +104,7 @@ pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
     if let Some(path) = recipe.data.null_text() {
         weights::open_null_text(path, &recipe.model)?;
     }
-    Ok(format!("{} samples, {}, every shape right", info.samples, ui::units::bytes(info.bytes)))
+    Ok(format!("{} samples, {}, every shape right", info.samples, units::bytes(info.bytes)))
 }
 
 /// Names the files of a data set's first, middle and last sample, and that of the text that stands for none.
@@ -122,7 +122,7 @@ fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
     recipe.check_world(ranks).map_err(|error| desk::recipe_failure(error).into_failure())?;
     let of_nodes = match place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes) {
         1 => String::new(),
-        nodes => format!(" on {}", ui::words::counted(nodes, "node")),
+        nodes => format!(" on {}", units::counted(nodes, "node")),
     };
     Ok(format!("{mesh}{of_nodes}"))
 }
@@ -169,7 +169,7 @@ pub fn by_check(checks: &[Check], new: &dyn Fn(&str) -> bool) -> Vec<Row> {
         let good: Vec<&str> = of_nodes().filter_map(|check| check.result.as_deref().ok()).collect();
         if let Some(first) = good.first() {
             let all = if good.iter().all(|said| said == first) { "" } else { "first: " };
-            let many = ui::words::counted(good.len(), "node");
+            let many = units::counted(good.len(), "node");
             let detail = if good.len() == 1 { (*first).to_owned() } else { format!("{many}, {all}{first}") };
             rows.push(Row { what: name.to_owned(), found: Found::Good { detail } });
         }

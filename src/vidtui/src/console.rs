@@ -61,7 +61,12 @@ pub enum End {
 pub fn open(desk: Desk, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, Refusal> {
     if !Screen::available() {
         let what = "vidtui: the console needs a terminal, and here is none";
-        return Err(Refusal::request(Failure::new(what, "use `vidtui runs` and `vidtui status RUN` instead", "")));
+        return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            "use `vidtui runs` and `vidtui status RUN` instead",
+            "",
+        )));
     }
     let run = run.map(|run| Ok::<_, Refusal>(desk.find(run)?.read_run()?.id)).transpose()?;
     let desk = Arc::new(desk);
@@ -340,12 +345,17 @@ pub fn symbols_are_unicode() -> bool {
 }
 
 fn cannot_open(error: io::Error) -> Refusal {
-    Failure::new("cannot open the console", error.to_string(), "use `vidtui runs` and `vidtui status RUN` instead")
-        .into()
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "cannot open the console",
+        error.to_string(),
+        "use `vidtui runs` and `vidtui status RUN` instead",
+    )
+    .into()
 }
 
 /// The terminal went away, or cannot be written to.
 fn cannot_draw(error: io::Error) -> Refusal {
     let fix = "open it again with `vidtui`; runs go on meanwhile";
-    Failure::new("the console lost its terminal", error.to_string(), fix).into()
+    Failure::new(rundir::ErrorCode::Unclassified, "the console lost its terminal", error.to_string(), fix).into()
 }

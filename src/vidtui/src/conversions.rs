@@ -44,7 +44,9 @@ pub fn convert(
     if plan.fingerprint() != shown.fingerprint {
         let what = format!("cannot convert {}", shown.wish.source);
         let fix = "look at the preview again, and convert then";
-        return Err(Failure::new(what, "it has changed since it was shown", fix).into());
+        return Err(
+            Failure::new(rundir::ErrorCode::Unclassified, what, "it has changed since it was shown", fix).into()
+        );
     }
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let mut told = Instant::now();

@@ -2,10 +2,11 @@
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
-use rundir::{Error, Failure, History, MetricSample, Moment, Moments, RunDir, RunSummary, Spread, Tail};
+use rundir::{Error, Failure, History, MetricSample, Moment, Moments, RunDir, Spread, Tail};
+use runstate::RunSummary;
 use std::fmt::Write;
-use ui::units::Unit;
 use ui::{ChartSpec, XAxis};
+use units::Unit;
 
 /// One thing that can be drawn or tabulated, under the name it has in `metrics.jsonl`.
 pub struct Metric {
@@ -95,7 +96,12 @@ pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
     METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
         let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
         let why = format!("the metrics are {}", names.join(", "));
-        Refusal::request(Failure::new(format!("no metric '{name}'"), why, "name one of them, or leave out --metric"))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("no metric '{name}'"),
+            why,
+            "name one of them, or leave out --metric",
+        ))
     })
 }
 
@@ -347,7 +353,7 @@ fn subtitle(summary: &RunSummary, history: &History) -> String {
     let ranks = summary.attempt.as_ref().map_or(0, |attempt| attempt.placement.world());
     let ranks = format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
     let loss = history.effective().iter().rev().find_map(|sample| sample.loss);
-    let loss = loss.map(|loss| format!(", last loss {}", ui::units::number(loss))).unwrap_or_default();
+    let loss = loss.map(|loss| format!(", last loss {}", units::number(loss))).unwrap_or_default();
     format!("{}: step {} of {}, {ranks}{loss}", summary.run.id, summary.step, summary.steps_total)
 }
 

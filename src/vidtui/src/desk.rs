@@ -52,7 +52,12 @@ impl Desk {
         let here = std::env::current_dir().map_err(|error| error.to_string());
         let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
         let here = here.map_err(|why| {
-            Refusal::request(Failure::new("cannot use the working folder", why, "change into a folder that exists: cd"))
+            Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot use the working folder",
+                why,
+                "change into a folder that exists: cd",
+            ))
         })?;
         let fleet =
             Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot tell which machine this is"))?;

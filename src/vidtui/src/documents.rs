@@ -3,8 +3,9 @@
 
 use camino::Utf8PathBuf;
 use cluster::slurm::JobSight;
-use plan::Finding;
-use rundir::{CheckpointEntry, Failure, RunSummary};
+use health::Finding;
+use rundir::{CheckpointEntry, Failure};
+use runstate::RunSummary;
 use serde::Serialize;
 use ui::words::StateKind;
 
@@ -41,8 +42,8 @@ pub struct RunDocument {
 /// Something that a person should know of.
 #[derive(Debug, Serialize)]
 pub struct FindingDocument {
-    rule: plan::Rule,
-    urgency: plan::Urgency,
+    rule: health::Rule,
+    urgency: health::Urgency,
     /// In words: `GPU 2 of node03`.
     about: String,
     since_s: Option<f64>,

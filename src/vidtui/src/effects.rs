@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use ui::units::bytes;
 use ui::{ConvertWish, Effect, JobId, JobMsg, Msg, Outcome};
+use units::bytes;
 use weights::{Doing, Progress};
 
 /// Starts effects.

@@ -1,8 +1,9 @@
 //! What nodes wrote of their GPUs over the last minutes, for the rules that tell what is wrong with a run.
 
 use cluster::NodeId;
-use plan::{Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence};
-use rundir::{NodeSample, RunDir, RunFacts, Tail};
+use health::{Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence};
+use rundir::{NodeSample, RunDir, Tail};
+use runstate::RunFacts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -149,7 +150,8 @@ mod tests {
     use cluster::nvidia_smi::GpuQuery;
     use cluster::probe::Frames;
     use cluster::{Node, Placement};
-    use rundir::{Attempt, LineAppender, Liveness, Load, MetricSample, RunState, SAMPLE_EVERY_S, SCHEMA};
+    use rundir::{Attempt, LineAppender, MetricSample, SAMPLE_EVERY_S, SCHEMA};
+    use runstate::{Liveness, Load, RunState};
 
     const OWN_S: f64 = 1_795_146_012.0;
 
@@ -244,7 +246,7 @@ mod tests {
         assert_eq!(ahead, [None, None, Some(40.0)]);
         // The other GPU, which no rank uses, draws little.
         let facts = RunFacts { last_metric: Some((1, OWN_S)), ..facts };
-        assert_eq!(plan::power(&told, &facts, OWN_S + 1.0), Some(Load::Unknown));
+        assert_eq!(health::power(&told, &facts, OWN_S + 1.0), Some(Load::Unknown));
     }
 
     #[test]
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 28.0), OWN_S + 28.0);
         let node = &samples.of(&dir, &facts, OWN_S + 28.0)[0];
         assert_eq!(node.clock_ahead_s, None);
-        assert_eq!(plan::node_findings(node)[0].saw, "nvidia-smi hangs");
+        assert_eq!(health::node_findings(node)[0].saw, "nvidia-smi hangs");
     }
 
     /// Replays a run as its files tell it: what its two GPUs draw at each second, and whether a step is logged then. Looks
@@ -287,9 +289,9 @@ mod tests {
                 facts.load = Load::Unknown;
                 if facts.silent_since_s(t).is_some() {
                     let nodes = samples.of(&dir, &facts, t);
-                    facts.load = plan::power(&nodes, &facts, t).unwrap_or_default();
+                    facts.load = health::power(&nodes, &facts, t).unwrap_or_default();
                 }
-                if matches!(rundir::derive(&facts, t), RunState::Stalled { .. }) {
+                if matches!(runstate::derive(&facts, t), RunState::Stalled { .. }) {
                     called.push(second);
                 }
                 later(&samples);
@@ -350,9 +352,9 @@ mod tests {
             };
             file.append(&sample).unwrap();
         }
-        facts.newest = rundir::Following::default().newest(&dir, []).unwrap();
+        facts.newest = runstate::Following::default().newest(&dir, []).unwrap();
         facts.newest.clone().metrics.iter().for_each(|sample| facts.see_metric(sample));
-        let found = plan::findings(&plan::Evidence {
+        let found = health::findings(&health::Evidence {
             run: "r",
             now_s: OWN_S + 901.0,
             state: &RunState::Running,

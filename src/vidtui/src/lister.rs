@@ -6,7 +6,8 @@
 use crate::desk::{self, Desk};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobSight;
-use rundir::{Failure, RunDir, RunFacts, RunSummary};
+use rundir::{Failure, RunDir};
+use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -52,7 +53,7 @@ impl Lister {
         let folders = folders(&self.desk.runs);
         if folders != self.folders || self.runs.is_empty() {
             self.folders = folders;
-            self.runs = rundir::list_runs(&self.desk.runs);
+            self.runs = runstate::list_runs(&self.desk.runs);
         }
         let mut list = RunList::default();
         let mut still = BTreeMap::new();

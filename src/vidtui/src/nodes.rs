@@ -71,7 +71,12 @@ impl Desk {
             let job = slurm.job.map_or_else(|| "its job".into(), |job| format!("job {job}"));
             let why = format!("{job} has not begun to train, and Slurm chooses its nodes before it does");
             let fix = format!("see what it waits for: vidtui status {}", dir.name());
-            return Err(Failure::new(format!("{} has no nodes yet", dir.name()), why, fix));
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("{} has no nodes yet", dir.name()),
+                why,
+                fix,
+            ));
         }
         let known = self.fleet.slurm_nodes(self.patience);
         for (listed, _) in &mut listed {
@@ -108,16 +113,19 @@ impl Desk {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         match output.status {
             Status::Code(0) => Ok(said),
-            Status::Code(127) => {
-                Err(Failure::new(what, "it is not installed there", "install the driver's utilities, if it has GPUs"))
-            }
+            Status::Code(127) => Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                "it is not installed there",
+                "install the driver's utilities, if it has GPUs",
+            )),
             Status::Code(124 | 137) => {
                 let fix = "see `dmesg` on the node for Xid errors; a hung driver takes a reboot";
-                Err(Failure::new(what, "it hangs", fix))
+                Err(Failure::new(rundir::ErrorCode::Unclassified, what, "it hangs", fix))
             }
             // A part of its table with an error among it is worth more than the error alone.
             _ if said.contains("NVIDIA-SMI ") && said.contains("|==") => Ok(said),
-            _ => Err(Failure::new(what, said.trim(), "run it on the node by hand")),
+            _ => Err(Failure::new(rundir::ErrorCode::Unclassified, what, said.trim(), "run it on the node by hand")),
         }
     }
 }

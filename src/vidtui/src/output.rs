@@ -30,15 +30,25 @@ fn written(result: io::Result<()>) -> Result<(), Refusal> {
     match result {
         // `vidtui logs RUN | head` has got what it wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => {
-            Err(Failure::new("cannot write to standard output", error.to_string(), "is the disk full?").into())
-        }
+        Err(error) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot write to standard output",
+            error.to_string(),
+            "is the disk full?",
+        )
+        .into()),
         Ok(()) => Ok(()),
     }
 }
 
 fn unserializable(error: serde_json::Error) -> Refusal {
-    Failure::new("cannot print JSON", error.to_string(), "this is a bug; leave out --json").into()
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "cannot print JSON",
+        error.to_string(),
+        "this is a bug; leave out --json",
+    )
+    .into()
 }
 
 /// On which side a column is aligned.

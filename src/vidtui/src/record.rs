@@ -67,7 +67,12 @@ impl Recorder {
     pub fn create(path: &Utf8Path, setup: &Setup) -> Result<Self, Refusal> {
         let file = File::create_new(path).map_err(|error| {
             let what = format!("cannot record to {path}");
-            Refusal::request(Failure::new(what, error.to_string(), "name a new file in a folder you may write to"))
+            Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                error.to_string(),
+                "name a new file in a folder you may write to",
+            ))
         })?;
         let mut recorder = Self { path: path.to_owned(), file, started: Instant::now() };
         recorder.write(&Header {
@@ -96,6 +101,7 @@ impl Recorder {
     fn write(&mut self, line: &impl Serialize) -> Result<(), Refusal> {
         let failed = |path: &Utf8Path, error: String| {
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot record to {path}"),
                 error,
                 "free some space, or open the console without --record",
@@ -110,8 +116,14 @@ impl Recorder {
 
 /// Opens a recording: its header, and its moments one by one.
 pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<Moment, Refusal>> + use<>), Refusal> {
-    let unreadable =
-        |why: String| Failure::new(format!("cannot replay {path}"), why, "record one with `vidtui --record FILE`");
+    let unreadable = |why: String| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot replay {path}"),
+            why,
+            "record one with `vidtui --record FILE`",
+        )
+    };
     let file = File::open(path).map_err(|error| Refusal::request(unreadable(error.to_string())))?;
     let mut lines = BufReader::new(file).lines();
     let first = lines.next().transpose().map_err(|error| unreadable(error.to_string()))?.unwrap_or_default();
@@ -121,13 +133,18 @@ pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<Mome
     if header.vidtui != ours {
         let why = format!("vidtui {} recorded it, and this is {ours}", header.vidtui);
         let fix = format!("use vidtui {}: recordings are for the build that made them", header.vidtui);
-        return Err(Refusal::request(Failure::new(format!("cannot replay {path}"), why, fix)));
+        return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot replay {path}"),
+            why,
+            fix,
+        )));
     }
     let path = path.to_owned();
     let moments = lines.enumerate().map(move |(i, line)| {
         let bad = |why: String| {
             let fix = "the rest cannot be replayed; was the disk full, or was it recorded by another build?";
-            Failure::new(format!("cannot replay line {} of {path}", i + 2), why, fix)
+            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot replay line {} of {path}", i + 2), why, fix)
         };
         let line = line.map_err(|error| bad(error.to_string()))?;
         Ok(serde_json::from_str(&line).map_err(|error| bad(error.to_string()))?)

@@ -244,7 +244,12 @@ impl Stream {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
                 let what = format!("cannot read {run}");
-                let failure = Failure::new(what, error.to_string(), "check that the runs folder is still mounted");
+                let failure = Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    what,
+                    error.to_string(),
+                    "check that the runs folder is still mounted",
+                );
                 self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) })?;
                 Ok(None)
             }

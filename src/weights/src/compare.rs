@@ -72,7 +72,12 @@ pub fn compare(
         }
         done += a.bytes() + b.bytes();
         if progress(Progress { doing: Doing::Comparing, done, total }).is_break() {
-            return Err(Failure::new("cannot compare", "it was interrupted", "run it again"));
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot compare",
+                "it was interrupted",
+                "run it again",
+            ));
         }
     }
     Ok(Difference { same: both.len() - changed.len(), missing, extra, changed, norm: f64::sqrt(squares) })

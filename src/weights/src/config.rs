@@ -179,14 +179,25 @@ impl Config {
     /// Reads the text of the `config.json` at `path`.
     pub(crate) fn parse(path: &Utf8Path, text: &str) -> Result<Self, Failure> {
         let what = || format!("cannot use {path}");
-        let config: Self = serde_json::from_value(json_of(path, text)?)
-            .map_err(|e| Failure::new(what(), e.to_string(), "copy it again from where the weights came"))?;
+        let config: Self = serde_json::from_value(json_of(path, text)?).map_err(|e| {
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what(),
+                e.to_string(),
+                "copy it again from where the weights came",
+            )
+        })?;
         if config.class_name != CLASS {
             let why = match config.class_name.as_str() {
                 "" => "it does not say what it configures: _class_name is missing".into(),
                 other => format!("it configures a {other}, and only a {CLASS} is understood"),
             };
-            return Err(Failure::new(what(), why, "give the transformer/ folder of a CogVideoX model"));
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what(),
+                why,
+                "give the transformer/ folder of a CogVideoX model",
+            ));
         }
         Ok(config)
     }
@@ -219,23 +230,34 @@ pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
 
 fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
     let why = |e: serde_json::Error| format!("it is not JSON: {e}");
-    serde_json::from_str(text)
-        .map_err(|e| Failure::new(format!("cannot read {path}"), why(e), "copy it again from where it came"))
+    serde_json::from_str(text).map_err(|e| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot read {path}"),
+            why(e),
+            "copy it again from where it came",
+        )
+    })
 }
 
 /// Reads a small file of text.
 pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
     let what = || format!("cannot read {path}");
-    let meta = fs::metadata(path).map_err(|e| Failure::new(what(), e.to_string(), "check the path"))?;
+    let meta = fs::metadata(path)
+        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "check the path"))?;
     if meta.len() > MAX_CONFIG {
         return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             what(),
             format!("it has {} bytes, too many for a configuration", meta.len()),
             "check the path",
         ));
     }
-    let bytes = fs::read(path).map_err(|e| Failure::new(what(), e.to_string(), "check its permissions"))?;
-    String::from_utf8(bytes).map_err(|e| Failure::new(what(), e.to_string(), "copy it again from where it came"))
+    let bytes = fs::read(path)
+        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "check its permissions"))?;
+    String::from_utf8(bytes).map_err(|e| {
+        Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "copy it again from where it came")
+    })
 }
 
 /// The model that a configuration describes.
@@ -246,7 +268,12 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let what = || format!("cannot use a {} model", config.family());
     let unsupported = |key: &str, value: String| {
         let why = format!("{key} = {value} in its config.json is something that the trainer does not have");
-        Err(Failure::new(what(), why, "use a CogVideoX 1.0, CogVideoX 1.5 or CogVideoX-Fun model"))
+        Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what(),
+            why,
+            "use a CogVideoX 1.0, CogVideoX 1.5 or CogVideoX-Fun model",
+        ))
     };
     let in_time = config.patch_size_t.is_some();
     let ofs = config.ofs();
@@ -314,8 +341,14 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("qk_norm_eps", QK_NORM_EPS.into());
     set("spatial_interpolation", config.spatial_interpolation_scale.into());
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
-    Model::from_table(&table)
-        .map_err(|e| Failure::new(what(), format!("its config.json does not fit: {}", e.why), "check its config.json"))
+    Model::from_table(&table).map_err(|e| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what(),
+            format!("its config.json does not fit: {}", e.why),
+            "check its config.json",
+        )
+    })
 }
 
 /// The `config.json` of a model, made from the one that its weights came with, and what of the model has no place in it.

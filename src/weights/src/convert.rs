@@ -129,7 +129,9 @@ pub struct Converted {
 /// no error yet: [`Report::check`] says so, and the report can be shown first.
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
     let source = Source::open(&request.source)?;
-    let refuse = |why: &str, fix: &str| Err(Failure::new(format!("cannot convert {}", request.source), why, fix));
+    let refuse = |why: &str, fix: &str| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", request.source), why, fix))
+    };
     if !request.scale.is_finite() {
         return refuse(&format!("{} is no scale for an adapter", request.scale), "give a number: --scale 1");
     }

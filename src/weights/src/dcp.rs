@@ -60,6 +60,7 @@ pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
     let path = folder.join(METADATA);
     let bad = |why: String| {
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot read the distributed checkpoint {folder}"),
             why,
             "copy it again from where it came",

@@ -17,7 +17,9 @@ const MANIFEST: &str = "manifest.toml";
 
 /// Checks that a folder may be made at `target`, or replaced with `force`. None of `sources` may be lost by it.
 pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
-    let refuse = |why: String, fix: String| Err(Failure::new(format!("cannot write {target}"), why, fix));
+    let refuse = |why: String, fix: String| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot write {target}"), why, fix))
+    };
     if target.file_name().is_none() {
         return refuse("it is not the name of a folder".into(), "name a new folder".into());
     }
@@ -68,6 +70,7 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(Utf8Path::new("."));
     let disk = statvfs(existing.as_std_path()).map_err(|e| {
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot ask the disk of {existing} for its free space"),
             e.desc(),
             "check that it is mounted",
@@ -79,6 +82,7 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
     }
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("cannot write {target}"),
         format!("it needs {} MiB, and the disk has {} MiB free", mib(bytes + SPARE), mib(free)),
         "free some space, or choose a folder on another disk",
@@ -88,12 +92,19 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
 /// Takes the right to fill a folder; held until the file is dropped.
 pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
     let dir = folder.dir();
-    let failed =
-        |e: std::io::Error| Failure::new(format!("cannot create {dir}"), e.to_string(), "choose another folder");
+    let failed = |e: std::io::Error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot create {dir}"),
+            e.to_string(),
+            "choose another folder",
+        )
+    };
     fs::create_dir_all(dir).map_err(failed)?;
     let file = File::open(dir).map_err(failed)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot write {}", folder.place()),
             "another conversion is writing it",
             "wait for that one, or name another folder",
@@ -104,7 +115,14 @@ pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
 }
 
 fn entries(dir: &Utf8Path) -> Result<Vec<String>, Failure> {
-    let failed = |e: std::io::Error| Failure::new(format!("cannot list {dir}"), e.to_string(), "check its permissions");
+    let failed = |e: std::io::Error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot list {dir}"),
+            e.to_string(),
+            "check its permissions",
+        )
+    };
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;

@@ -140,7 +140,9 @@ impl Importing<'_> {
         if let Some(known) = self.names.get(&met) {
             return Ok(known.clone());
         }
-        let bad = |why: String, fix: String| Failure::new(self.source.what(sample, "cannot be imported"), why, fix);
+        let bad = |why: String, fix: String| {
+            Failure::new(rundir::ErrorCode::Unclassified, self.source.what(sample, "cannot be imported"), why, fix)
+        };
         let stored = only_tensor(&mut self.disk, path).map_err(|(why, fix)| bad(format!("{path}: {why}"), fix))?;
         if !DTYPES.contains(&stored.dtype) {
             let why = format!("{path} holds {}, wanted is F32, F16 or BF16", stored.dtype);

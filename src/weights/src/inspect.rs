@@ -162,7 +162,7 @@ fn lacking(source: &Source, model: &Model) -> Option<Failure> {
     (!missing.is_empty()).then(|| {
         let what = format!("{} lacks tensors that its model needs", source.found.path);
         let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
-        Failure::new(what, why, "copy it again from where it came")
+        Failure::new(rundir::ErrorCode::Unclassified, what, why, "copy it again from where it came")
     })
 }
 
@@ -183,7 +183,12 @@ fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
         others.len(),
         specs.len()
     );
-    Some(Failure::new(what, why, "use the configuration that belongs to these weights, or copy both again"))
+    Some(Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what,
+        why,
+        "use the configuration that belongs to these weights, or copy both again",
+    ))
 }
 
 /// The number of blocks, by the names of the tensors.

@@ -139,7 +139,12 @@ impl Lora {
                 .find(|file| file.is_file())
                 .ok_or_else(|| {
                     let why = format!("it holds neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
-                    Failure::new(format!("cannot read the adapter {path}"), why, "name its .safetensors file")
+                    Failure::new(
+                        rundir::ErrorCode::Unclassified,
+                        format!("cannot read the adapter {path}"),
+                        why,
+                        "name its .safetensors file",
+                    )
                 })?,
             false => path.to_owned(),
         };
@@ -154,7 +159,7 @@ impl Lora {
     fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
         let bad = |why: String| {
             let fix = "give a LoRA of a CogVideoX transformer, saved by diffusers, PEFT or kohya's scripts";
-            Failure::new(format!("cannot read the adapter {path}"), why, fix)
+            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read the adapter {path}"), why, fix)
         };
         let tensors = stored::of_header(header);
         let kohya = Underscored::new();
@@ -220,6 +225,7 @@ impl Lora {
         };
         if spec.shape != [layer.up.shape[0], layer.down.shape[1]] {
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot merge {}", self.path),
                 format!(
                     "it adds [{}, {}] to {module}, which is {:?}",
@@ -285,7 +291,9 @@ struct Alphas {
 
 impl Alphas {
     fn read(file: &Utf8Path, header: &Header, form: LoraForm) -> Result<Self, Failure> {
-        let bad = |why: String, fix: &str| Failure::new(format!("cannot read the adapter {file}"), why, fix);
+        let bad = |why: String, fix: &str| {
+            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read the adapter {file}"), why, fix)
+        };
         let beside = file.parent().unwrap_or(Utf8Path::new("")).join(PEFT_CONFIG);
         let config = match (form, header.metadata.get(METADATA)) {
             (LoraForm::Peft, _) if beside.is_file() => read_json(&beside)?,

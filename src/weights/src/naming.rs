@@ -49,7 +49,12 @@ pub(crate) fn recognize(tensors: Tensors) -> Recognized {
 pub(crate) fn model_of_ttt_video(tensors: &Tensors) -> Result<Model, Failure> {
     let bad = |why: String| {
         let what = "cannot tell the shape of the model from its weights";
-        Failure::new(what, why, "convert from the whole checkpoint, as ttt-video-dit wrote it")
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            why,
+            "convert from the whole checkpoint, as ttt-video-dit wrote it",
+        )
     };
     let shape = |name: &str, axes: usize| -> Result<&[usize], Failure> {
         let tensor = tensors.get(name).ok_or_else(|| bad(format!("they have no {name}")))?;

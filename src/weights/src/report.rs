@@ -76,6 +76,7 @@ impl Report {
     pub fn check(&self, source: &str) -> Result<(), Failure> {
         if let [first, ..] = &self.missing[..] {
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot convert {source}"),
                 format!(
                     "{} that the model needs {} not there: {}",
@@ -88,6 +89,7 @@ impl Report {
         }
         if !self.unused.is_empty() {
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot convert {source}"),
                 format!(
                     "{} {} no place in the target: {}",

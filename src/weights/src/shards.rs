@@ -51,7 +51,14 @@ fn is_index(path: &Utf8Path) -> bool {
 /// Finds the file that stands for a folder: its index or its only file. Variants such as `.fp16.` stand back.
 fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     let what = || format!("cannot read the weights in {folder}");
-    let list = |e: io::Error| Failure::new(what(), e.to_string(), format!("check its permissions: ls -l {folder}"));
+    let list = |e: io::Error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what(),
+            e.to_string(),
+            format!("check its permissions: ls -l {folder}"),
+        )
+    };
     let mut names = Vec::new();
     for entry in folder.read_dir_utf8().map_err(list)? {
         names.push(entry.map_err(list)?.file_name().to_owned());
@@ -73,7 +80,12 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
             [first, ..] => {
                 let all = candidates.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
                 let fix = format!("name the one you mean: {}", folder.join(first));
-                return Err(Failure::new(what(), format!("it holds several: {all}"), fix));
+                return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    what(),
+                    format!("it holds several: {all}"),
+                    fix,
+                ));
             }
         }
     }
@@ -81,15 +93,27 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         Some(shard) => format!("it holds shards ({shard}) without the index that lists them"),
         None => "it holds no .safetensors file".into(),
     };
-    Err(Failure::new(what(), why, "give the folder of a model with its weights, or copy it again"))
+    Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what(),
+        why,
+        "give the folder of a model with its weights, or copy it again",
+    ))
 }
 
 fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     let bad = |why: String| {
-        Failure::new(format!("{path} is not a valid index of shards"), why, "copy it again from where it came")
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("{path} is not a valid index of shards"),
+            why,
+            "copy it again from where it came",
+        )
     };
     let folder = path.parent().unwrap_or(Utf8Path::new(""));
-    let io = |e: io::Error| Failure::new(format!("cannot read {path}"), e.to_string(), "check the path");
+    let io = |e: io::Error| {
+        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read {path}"), e.to_string(), "check the path")
+    };
     if fs::metadata(path).map_err(io)?.len() > MAX_INDEX {
         return Err(bad(format!("it is larger than {MAX_INDEX} bytes")));
     }
@@ -108,6 +132,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
         if !file.exists() {
             let listed = index.weight_map.values().filter(|name| *name == shard).count();
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("shard {file} is missing"),
                 format!("{path} lists {listed} tensors in it"),
                 "copy or download it again; a download that was interrupted can usually be continued",

@@ -127,7 +127,12 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
     let what = || format!("cannot tell what {path} is");
     let found = |kind, weights: Utf8PathBuf| Ok(Found { path: path.to_owned(), kind, weights });
     if !path.exists() {
-        return Err(Failure::new(what(), "there is no such file or folder", "check the path"));
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what(),
+            "there is no such file or folder",
+            "check the path",
+        ));
     }
     if !path.is_dir() {
         if TORCH_ENDS.iter().any(|end| path.as_str().ends_with(end)) {
@@ -135,7 +140,12 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
         }
         if !path.as_str().ends_with(".safetensors") && !path.as_str().ends_with(".json") {
             let fix = "give a .safetensors, .pt or .pth file, the index of one in shards, or a folder";
-            return Err(Failure::new(what(), "it is not a kind of file that is understood", fix));
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what(),
+                "it is not a kind of file that is understood",
+                fix,
+            ));
         }
         if path.as_str().ends_with(".safetensors") && Header::read(path).is_ok_and(|h| is_lora(h.tensors.keys())) {
             return found(Kind::Lora, path.to_owned());
@@ -168,7 +178,12 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
     }
     let why =
         "it holds neither model_index.json, config.json, manifest.toml, run.toml, .metadata nor a .safetensors file";
-    Err(Failure::new(what(), why, "give a diffusers model or pipeline, a checkpoint, a run, or a .safetensors file"))
+    Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what(),
+        why,
+        "give a diffusers model or pipeline, a checkpoint, a run, or a .safetensors file",
+    ))
 }
 
 impl Source {
@@ -190,7 +205,12 @@ impl Source {
                 let run = RunDir::new(&found.weights);
                 let newest = rundir::latest_for_sure(&run)?.ok_or_else(|| {
                     let fix = format!("let it save one first: vidtui resume {}", run.name());
-                    Failure::new(format!("cannot read weights of {}", found.path), "it has no complete checkpoint", fix)
+                    Failure::new(
+                        rundir::ErrorCode::Unclassified,
+                        format!("cannot read weights of {}", found.path),
+                        "it has no complete checkpoint",
+                        fix,
+                    )
                 })?;
                 Self::of_checkpoint(found, &newest.dir)
             }
@@ -238,7 +258,12 @@ impl Source {
                     _ => "there is no config.json beside it",
                 };
                 let fix = "give the folder that holds the configuration too: a diffusers model, or a run";
-                Err(Failure::new(format!("the shape of the model in {} is not known", self.found.path), why, fix))
+                Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    format!("the shape of the model in {} is not known", self.found.path),
+                    why,
+                    fix,
+                ))
             }
         }
     }
@@ -340,7 +365,12 @@ fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
         Some(scale) if scale > 0.0 && scale.is_finite() => Ok(Some(scale)),
         found => {
             let why = format!("its scaling_factor is {found:?}, not a number above 0");
-            Err(Failure::new(format!("cannot use {vae}"), why, "copy it again from where the weights came"))
+            Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("cannot use {vae}"),
+                why,
+                "copy it again from where the weights came",
+            ))
         }
     }
 }
@@ -348,7 +378,12 @@ fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
 /// The model with the TTT layers that [`TTT_FILE`] says it has.
 fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let bad = |why: String| {
-        Failure::new(format!("cannot use {}", header.path), why, "convert the model again, or move that file away")
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot use {}", header.path),
+            why,
+            "convert the model again, or move that file away",
+        )
     };
     let text = header.metadata.get(TTT_MODEL).ok_or_else(|| bad("it does not say what model it belongs to".into()))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
@@ -377,7 +412,14 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
 fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     let beside = dir.join(MODEL_FILE);
     if beside.is_file() {
-        let bad = |why: String| Failure::new(format!("cannot use {beside}"), why, "convert the weights again");
+        let bad = |why: String| {
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("cannot use {beside}"),
+                why,
+                "convert the weights again",
+            )
+        };
         let text = std::fs::read_to_string(&beside).map_err(|e| bad(e.to_string()))?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
         let section =
@@ -416,7 +458,12 @@ fn checkpoint_tensor(
 ) -> Result<Stored, Failure> {
     let bad = |why: String| {
         let fix = "use another checkpoint; this one was not written by vidtui, or was changed since";
-        Failure::new(format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir), why, fix)
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir),
+            why,
+            fix,
+        )
     };
     let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its type '{}' is unknown", tensor.dtype)))?;
     let whole = TensorBox::whole(&tensor.shape);

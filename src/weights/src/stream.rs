@@ -94,6 +94,7 @@ impl Target {
                 converted.map_err(|value| {
                     let why = format!("it holds {value:e}, which {} cannot", self.to);
                     Failure::new(
+                        rundir::ErrorCode::Unclassified,
                         format!("cannot convert {}", self.name),
                         why,
                         "choose another --dtype, such as bfloat16",

@@ -37,7 +37,7 @@ const STORAGES: [(&str, Dtype); 10] = [
 pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
     let bad = |why: String| {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
-        Failure::new(format!("cannot read {path}"), why, fix)
+        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read {path}"), why, fix)
     };
     let len = fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
     let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));

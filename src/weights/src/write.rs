@@ -255,12 +255,17 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull => "free some space on that disk, or choose another".to_owned(),
         _ => "check the disk and the permissions of its folder".to_owned(),
     };
-    Failure::new(format!("cannot write {path}"), error.to_string(), fix)
+    Failure::new(rundir::ErrorCode::Unclassified, format!("cannot write {path}"), error.to_string(), fix)
 }
 
 /// The work was stopped from outside, or the other side of a channel has said why it ended.
 pub(crate) fn stopped() -> Failure {
-    Failure::new("stopped", "it was interrupted", "run it again: nothing was left behind")
+    Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "stopped",
+        "it was interrupted",
+        "run it again: nothing was left behind",
+    )
 }
 
 #[cfg(test)]

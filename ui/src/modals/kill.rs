@@ -8,11 +8,12 @@ use crate::model::Model;
 use crate::text;
 use crate::widgets::dialog;
 use crate::widgets::key_bar::key_of;
-use crate::words::{counted, short_id};
+use crate::words::short_id;
 use plan::KillPlan;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::text::{Line, Span};
+use units::counted;
 
 /// The kill dialog.
 #[derive(Debug, Clone)]

@@ -7,7 +7,6 @@ use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::{ConvertForm, ConvertPreview, ConvertWish, JobId, WeightType};
 use crate::text;
-use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, write, write_lines};
 use camino::Utf8PathBuf;

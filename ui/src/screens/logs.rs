@@ -7,9 +7,8 @@ use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::LogChunk;
 use crate::screens::run;
 use crate::text;
-use crate::units;
 use crate::widgets::{write, write_centered, write_split};
-use crate::words::{counted, short_id};
+use crate::words::short_id;
 use cluster::RankPlace;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -17,6 +16,7 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use regex::{Regex, RegexBuilder};
 use std::collections::VecDeque;
+use units::counted;
 
 /// Lines that are kept; older ones stay in the file.
 pub const MAX_LINES: usize = 5000;

@@ -7,7 +7,6 @@ use crate::layout;
 use crate::model::{Model, Screen};
 use crate::screens::nodes;
 use crate::text;
-use crate::units;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use crate::words::short_id;
 use cluster::{GpuProcess, GpuSample, NodeId, Reading};

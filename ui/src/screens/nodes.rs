@@ -10,17 +10,17 @@ use crate::msg::RunRow;
 use crate::screens::node;
 use crate::slurm;
 use crate::text;
-use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
-use crate::words::{counted, short_id};
+use crate::words::short_id;
 use cluster::fault::{Fault, FaultWeight};
 use cluster::{GpuSample, NodeId};
-use plan::{Finding, Rule};
+use health::{Finding, Rule};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 6;

@@ -10,7 +10,6 @@ use crate::model::{Model, Screen};
 use crate::msg::{RunMsg, RunRow, RunStatus};
 use crate::screens::run_panels;
 use crate::series::{Piece, SMOOTHING, Series};
-use crate::units;
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use crate::words::{StateKind, short_id};
 use cluster::RankPlace;

@@ -7,7 +7,6 @@ use crate::rank_times::LEVELS;
 use crate::screens::run::State;
 use crate::series::{Bound, MAX_RANK_LINES, Quantity, SMOOTHING, Track};
 use crate::text;
-use crate::units::{self, Unit};
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::{panel as heading, write, write_lines};
@@ -17,6 +16,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{Event, EventKind};
+use units::Unit;
 
 /// Whether any node of the run has GPUs that say what they draw.
 fn has_power(run: &State) -> bool {

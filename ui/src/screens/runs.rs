@@ -10,16 +10,16 @@ use crate::msg::RunRow;
 use crate::screens::stages;
 use crate::slurm;
 use crate::text;
-use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
-use crate::words::{StateKind, counted, ranks, short_id};
-use plan::Urgency;
+use crate::words::{StateKind, ranks, short_id};
+use health::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::RunId;
+use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 8;

@@ -8,7 +8,6 @@ use crate::modals::{Modal, failure};
 use crate::model::{Model, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::text;
-use crate::units;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
 use crate::words::{StateKind, ranks, short_id};
@@ -183,6 +182,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
     let from = match weights(model, curriculum, stage) {
         Weights::Missing(before) => {
             let failure = Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot start {}", stage.name),
                 format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
                 format!("start {} first, and let it finish", before.name),
@@ -296,7 +296,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let more = match unseen {
         0 => Vec::new(),
         n => {
-            let text = format!("{} {} below", model.symbols.ellipsis, crate::words::counted(n, "stage"));
+            let text = format!("{} {} below", model.symbols.ellipsis, units::counted(n, "stage"));
             vec![Span::styled(text, model.theme.faint)]
         }
     };
@@ -305,11 +305,11 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let width = usize::from(below.width);
     let dot = format!(" {} ", symbols.separator);
     let facts = match &stage.command {
-        Some(_) => vec![crate::words::counted(stage.steps as usize, "step"), ranks(stage.ranks)],
+        Some(_) => vec![units::counted(stage.steps as usize, "step"), ranks(stage.ranks)],
         None => vec![
             format!("{} parameters", units::count(stage.params)),
             format!("{} latent frames", stage.latent_frames),
-            format!("{} steps of {}", units::grouped(stage.steps), crate::words::counted(stage.global_batch, "sample")),
+            format!("{} steps of {}", units::grouped(stage.steps), units::counted(stage.global_batch, "sample")),
             ranks(stage.ranks),
         ],
     };

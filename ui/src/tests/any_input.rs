@@ -7,7 +7,8 @@ use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::Frames;
 use cluster::{Node, NodeId};
 use proptest::prelude::*;
-use rundir::{CheckpointEntry, RunState};
+use rundir::CheckpointEntry;
+use runstate::RunState;
 
 fn any_key() -> impl Strategy<Value = Msg> {
     let named = prop::sample::select(vec![

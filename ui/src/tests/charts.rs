@@ -3,13 +3,13 @@
 use crate::effect::XAxis;
 use crate::fixtures::*;
 use crate::series::{Series, Track};
-use crate::units::Unit;
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::*;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use rundir::MetricSample;
+use units::Unit;
 
 fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
     let lines = [ChartLine { track: Track::Loss, label: "loss".into(), mark: 'l', style: Style::new() }];

@@ -52,6 +52,6 @@ fn the_key_bar_offers_only_what_works() {
     let bar = |row: RunRow| Ui::with_runs(vec![row]).screen().lines().last().unwrap().to_owned();
     let running = bar(running(83));
     assert!(running.contains("s stop") && !running.contains("r resume"), "{running}");
-    let stopped = bar(row(stage_1(), "2s", rundir::RunState::Stopped, 97));
+    let stopped = bar(row(stage_1(), "2s", runstate::RunState::Stopped, 97));
     assert!(stopped.contains("r resume") && !stopped.contains("s stop") && !stopped.contains("K kill"), "{stopped}");
 }

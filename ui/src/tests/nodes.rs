@@ -6,7 +6,7 @@ use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
-use plan::{Finding, Rule, Subject, Urgency};
+use health::{Finding, Rule, Subject, Urgency};
 use rundir::Failure;
 
 fn named(name: &str) -> NodeId {
@@ -66,6 +66,7 @@ fn no_gpus(number: u64) -> Frame {
 
 fn away() -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         "node gpu005 cannot be seen",
         "node gpu005 cannot be reached: connecting: it does not answer within 10 s",
         "see whether the node and its network are up; try `ssh gpu005`",
@@ -143,7 +144,12 @@ fn what_slurm_says_of_its_nodes_is_shown_also_of_those_that_cannot_be_seen() {
     ui.press("j j");
     insta::assert_snapshot!(ui.screen());
     // Where Slurm falls silent, what it said stays, and is told apart.
-    let silent = Failure::new("cannot list Slurm's nodes", "Slurm's controller does not answer", "wait");
+    let silent = Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "cannot list Slurm's nodes",
+        "Slurm's controller does not answer",
+        "wait",
+    );
     ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(silent) });
     let screen = ui.screen();
     assert!(screen.contains("not listed anew: Slurm's controller") && screen.contains("draining"), "{screen}");
@@ -203,7 +209,12 @@ fn nodes_are_awaited_and_a_list_that_cannot_be_read_says_why() {
     let mut ui = Ui::new();
     ui.press("3");
     assert!(ui.screen().contains("Looking for the nodes…"));
-    let why = Failure::new("cannot use hostfile gpus.txt", "line 3: gpu001 is listed again", "list it once");
+    let why = Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "cannot use hostfile gpus.txt",
+        "line 3: gpu001 is listed again",
+        "list it once",
+    );
     ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(why) });
     assert!(ui.screen().contains("What to do: list it once"), "{}", ui.screen());
 }

@@ -3,7 +3,8 @@
 use crate::fixtures::*;
 use crate::modals::{Modal, failure as failure_dialog, help, kill, launch};
 use crate::*;
-use rundir::{CheckpointEntry, EventKind, RunState};
+use rundir::{CheckpointEntry, EventKind};
+use runstate::RunState;
 
 /// Compares a screen at 80×24 and at 160×48 with its pictures.
 fn picture(name: &str, mut ui: Ui) {
@@ -44,6 +45,7 @@ fn runs_empty() {
 fn runs_unreadable() {
     let mut ui = Ui::new();
     ui.send(Msg::Runs(Err(rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot list /home/ada/vidtui/runs",
         "permission denied (os error 13)",
         "check who owns /home/ada/vidtui/runs and its permissions: ls -ld /home/ada/vidtui/runs",
@@ -54,8 +56,12 @@ fn runs_unreadable() {
 #[test]
 fn runs_of_every_state() {
     let mut ui = Ui::with_runs(many_runs().rows);
-    let bad =
-        rundir::Failure::new("cannot read /home/ada/vidtui/runs/x/run.toml", "written by a newer vidtui", "upgrade");
+    let bad = rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "cannot read /home/ada/vidtui/runs/x/run.toml",
+        "written by a newer vidtui",
+        "upgrade",
+    );
     ui.send(Msg::Runs(Ok(RunList { unreadable: vec![bad], ..many_runs() })));
     picture("runs", ui);
 }
@@ -88,6 +94,7 @@ fn convert_with_a_preview() {
 fn convert_that_would_be_refused() {
     let mut preview = convert_preview();
     preview.refusal = Some(rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot convert /home/ada/models/CogVideoX-5b",
         "1 tensor has no place in the target: transformer_blocks.0.extra.weight",
         "if they are not needed, say so: --allow-unused 'transformer_blocks.0.extra.weight'",
@@ -135,6 +142,7 @@ fn weights_that_must_be_converted_first() {
     let effects = ui.press("2 Enter");
     let [Effect::PlanLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
     let failure = rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot start from /home/ada/models/CogVideoX-5b",
         "it is a diffusers pipeline, not a checkpoint",
         "convert it: vidtui convert /home/ada/models/CogVideoX-5b OUT --to internal",
@@ -235,7 +243,9 @@ fn run_failed() {
 #[test]
 fn of_a_failure_that_every_node_passes_on_the_first_word_is_shown() {
     let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure()), 97));
-    let lost = || EventKind::Failed { failure: rundir::Failure::new("node gpu03 was lost", "it says nothing", "") };
+    let lost = || EventKind::Failed {
+        failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, "node gpu03 was lost", "it says nothing", ""),
+    };
     ui.tell(RunMsg::Events((0..4).map(|n| event(20.0 - f64::from(n), None, lost())).collect()));
     let screen = ui.screen();
     assert_eq!(screen.matches("node gpu03 was lost").count(), 1, "{screen}");
@@ -263,6 +273,7 @@ fn runs_with_findings() {
 fn run_lost() {
     let mut ui = Ui::on_run(running(83));
     ui.tell(RunMsg::Lost(rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot read /home/ada/vidtui/runs/2026-11-20T0340-demo-2s-k7f2/metrics.jsonl",
         "no such file or directory (os error 2)",
         "was the folder moved or removed?",
@@ -348,6 +359,7 @@ fn stages_broken_and_missing() {
     ui.press("2");
     let mut curricula = curricula();
     let broken = rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot use configs/long/curriculum.toml",
         "line 7: unknown key 'trian.steps'",
         "did you mean 'train.steps'?",
@@ -423,6 +435,7 @@ fn kill_dialog() {
 fn failure_of_a_job() {
     let mut ui = Ui::on_run(stopped());
     let failure = rundir::Failure::new(
+        rundir::ErrorCode::Unclassified,
         "cannot resume demo-2s-k7f2",
         "attempt 2 exists already: another console on devbox resumed it 3 s ago",
         "watch that attempt here, or stop it first",

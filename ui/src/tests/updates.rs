@@ -3,7 +3,8 @@
 use crate::fixtures::*;
 use crate::modals::Modal;
 use crate::*;
-use rundir::{RunState, StartFrom};
+use rundir::StartFrom;
+use runstate::RunState;
 
 fn stopped() -> RunRow {
     row(stage_1(), "2s", RunState::Stopped, 97)
@@ -373,7 +374,7 @@ fn messages_survive_a_recording() {
 #[test]
 fn a_failure_that_is_too_long_for_the_screen_shows_where_it_was_cut_and_keeps_the_keys() {
     let why = "the loader of rank 3 could not open a file ".repeat(20);
-    let failure = rundir::Failure::new("the run failed", why, "read the log");
+    let failure = rundir::Failure::new(rundir::ErrorCode::Unclassified, "the run failed", why, "read the log");
     let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure), 97));
     for (width, height) in [(80, 24), (40, 12)] {
         ui.resize(width, height);

@@ -5,10 +5,10 @@
 use crate::rank_times::{LEVELS, RankRow, RankTimes};
 use crate::text;
 use crate::theme::{Symbols, Theme};
-use crate::units::{self, Unit};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
+use units::Unit;
 
 /// Everything a heat map needs; drawing it changes nothing.
 #[derive(Debug, Clone)]

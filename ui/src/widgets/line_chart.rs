@@ -6,10 +6,10 @@
 use crate::effect::XAxis;
 use crate::series::{Column, Extent, Piece, Series, Track};
 use crate::theme::{Symbols, Theme};
-use crate::units::{self, Unit};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
+use units::Unit;
 
 /// One line of a chart.
 #[derive(Debug, Clone)]

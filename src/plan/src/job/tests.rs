@@ -42,7 +42,7 @@ fn begun(job: Option<u64>, saved: &[i64]) -> Past {
     }
     let mut past = past(30, saved);
     (past.run, past.facts.attempt) = (plan.run, Some(attempt));
-    past.facts.alive = rundir::Liveness::Unknown;
+    past.facts.alive = runstate::Liveness::Unknown;
     past
 }
 
@@ -65,7 +65,8 @@ fn ended(past: &mut Past, reason: ExitReason) {
             ended_s: fixtures::NOW - 50.0,
             reason,
             first_failure: None,
-            failure: (reason == ExitReason::Failed).then(|| Failure::new("rank 2 failed", "it had no data", "")),
+            failure: (reason == ExitReason::Failed)
+                .then(|| Failure::new(rundir::ErrorCode::Unclassified, "rank 2 failed", "it had no data", "")),
             ranks: vec![],
         })
         .to_vec();

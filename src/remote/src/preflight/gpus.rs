@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use cluster::nvidia_smi::{Answer, COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
-use plan::{LaunchPlan, counted, size};
+use plan::LaunchPlan;
 use rundir::Failure;
+use units::{counted, size};
 
 use super::rows::{Fail, Found, Row, Usual};
 use super::{Told, leave_out, now_s};
@@ -87,6 +88,7 @@ fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec
 /// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
 pub(crate) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &str) -> Failure {
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         what,
         format!("node {node}: {because}, and the trainer finds no GPU there"),
         format!(
@@ -100,7 +102,9 @@ pub(crate) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &st
 /// The rows of a node's GPUs.
 pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual: &Usual<'_>) -> Vec<Row> {
     let gpus = Gpus::read(plan, told);
-    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let fail = |why: String, fix: &str| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {node}: {why}"), fix))
+    };
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
     let leave_out = leave_out(plan, node);
     let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &leave_out, &fail))];

@@ -1,7 +1,8 @@
 //! What is to be said of a node, from what it told and what the others did.
 
 use cluster::NodeId;
-use plan::{CLOCKS_APART_S, LaunchPlan};
+use health::CLOCKS_APART_S;
+use plan::LaunchPlan;
 use rundir::Failure;
 use serde::Deserialize;
 
@@ -106,7 +107,9 @@ pub(super) fn usual_offset(mut offsets: Vec<f64>) -> f64 {
 /// Everything that is looked at on a node.
 pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answered, usual: &Usual<'_>) -> Vec<Row> {
     let told = &answered.told;
-    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let fail = |why: String, fix: &str| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {node}: {why}"), fix))
+    };
     let yes = |name: &str| told.get(name) == Some("yes");
     let runs = disks::runs(plan);
     let mut rows = vec![("node", Ok(format!("answers in {:.0} ms", answered.round_trip.as_secs_f64() * 1e3)))];
@@ -178,7 +181,9 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answ
                         "put it on a file system that all nodes share, or copy it to the same place on each",
                     )
                 }
-                (Err(error), _) => Err(Failure::new(what, error.to_string(), "launch it again")),
+                (Err(error), _) => {
+                    Err(Failure::new(rundir::ErrorCode::Unclassified, what, error.to_string(), "launch it again"))
+                }
             },
         ));
     }
@@ -222,7 +227,9 @@ pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, answered: &Answ
 
 /// The library must load, be the same on all nodes, and find GPUs on all or on none.
 fn libtorch_row(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual: &Usual<'_>) -> Found {
-    let fail = |why: String, fix: &str| Err(Failure::new(what, format!("node {node}: {why}"), fix));
+    let fail = |why: String, fix: &str| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {node}: {why}"), fix))
+    };
     let Some(version) = Version::of(plan, told) else {
         let said = told.get("broken").unwrap_or("it says no version");
         return fail(

@@ -1,6 +1,7 @@
 use cluster::slurm::{self, SlurmNode, SlurmSpec, SlurmTrouble};
-use plan::{LaunchPlan, counted};
+use plan::LaunchPlan;
 use rundir::Failure;
+use units::counted;
 
 use super::{ask, failure, run};
 use crate::checks::Check;
@@ -42,12 +43,17 @@ pub(super) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Re
             None => Ok(wanted.split(',').next().unwrap_or(wanted).to_owned()),
             Some(missing) => {
                 let why = format!("there is no partition {missing}; there are {known}");
-                Err(Failure::new(what, why, "name one of them in the Slurm file"))
+                Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them in the Slurm file"))
             }
         },
         None => nodes.iter().find(|node| node.is_default).map(|node| node.partition.clone()).ok_or_else(|| {
             let why = format!("this cluster has no default partition; there are {known}");
-            Failure::new(what, why, "name one of them: partition = … in the Slurm file")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                why,
+                "name one of them: partition = … in the Slurm file",
+            )
         }),
     }
 }
@@ -68,7 +74,12 @@ fn enough(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNode]) -
         counted(nodes.len(), "node"),
         large.len()
     );
-    Err(Failure::new(what, why, "ask for less in the Slurm file, or for another partition"))
+    Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
+        what,
+        why,
+        "ask for less in the Slurm file, or for another partition",
+    ))
 }
 
 /// Lets Slurm look at the script: account, limits and all that only it knows.

@@ -70,6 +70,7 @@ pub(crate) fn end_job(
         if Instant::now() > deadline {
             let nodes = now.node_list.unwrap_or_else(|| "its nodes".into());
             return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 what,
                 format!("job {id} was cancelled {} s ago and is still {} on {nodes}", ENDING.as_secs(), now.state),
                 format!("look there for processes that do not end (`ps -eo pid,stat,cmd`); `scontrol show job {id}`"),
@@ -97,7 +98,7 @@ fn check_is_ours(what: &str, run: &RunId, job: &Job) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
-    Err(Failure::new(what, odd, "nothing was done; see `squeue --me`"))
+    Err(Failure::new(rundir::ErrorCode::Unclassified, what, odd, "nothing was done; see `squeue --me`"))
 }
 
 /// Asks again for a while when the controller does not answer.

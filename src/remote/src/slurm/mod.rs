@@ -105,7 +105,7 @@ pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) ->
 
 /// Makes a trouble the reason why `what` failed.
 fn failure(what: &str, trouble: &SlurmTrouble) -> Failure {
-    Failure::new(what, trouble.to_string(), trouble.fix())
+    Failure::new(rundir::ErrorCode::Unclassified, what, trouble.to_string(), trouble.fix())
 }
 
 fn user_name(user: Uid) -> String {

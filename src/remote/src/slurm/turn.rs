@@ -54,7 +54,12 @@ pub fn give_up_turn(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
     let obstacle = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::obstacle);
     let nodes = || plan.nodes.iter().map(|launch| &launch.node);
     let first = nodes().find_map(obstacle)?;
-    let follows = Failure::new(LOST_PEER, format!("{}: {}", first.what, first.why), first.fix.clone());
+    let follows = Failure::new(
+        rundir::ErrorCode::Unclassified,
+        LOST_PEER,
+        format!("{}: {}", first.what, first.why),
+        first.fix.clone(),
+    );
     for node in nodes() {
         record(plan, node, obstacle(node).unwrap_or(&follows));
     }

@@ -18,7 +18,8 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use nix::unistd::{Uid, User};
 use plan::{NodeKill, quote};
-use rundir::{Liveness, Login};
+use rundir::Login;
+use runstate::Liveness;
 
 pub use config::SshOptions;
 pub use stream::{Flow, Streamed, Tell};

@@ -102,7 +102,12 @@ impl Pair {
 #[test]
 fn a_failure_is_told_to_all_as_the_reason_of_theirs() {
     let (first, other, woken, _) = Pair::connected();
-    other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
+    other.tell(&Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "rank 3 on node node02 failed",
+        "exit code 9",
+        "read its log",
+    ));
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
     let loss = first.failure();
     assert_eq!(loss.what, LOST_PEER);
@@ -117,7 +122,12 @@ fn that_a_stop_ended_ranks_is_told_to_all_as_that_and_a_failure_counts_more() {
         assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
         assert_eq!(peers.loss(), Some(Loss::Stopped(node("node02"))));
     }
-    other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
+    other.tell(&Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "rank 3 on node node02 failed",
+        "exit code 9",
+        "read its log",
+    ));
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
     assert_eq!(first.failure().why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
 }
@@ -180,7 +190,12 @@ fn a_connection_that_is_reset_is_made_again_and_what_was_said_meanwhile_is_heard
         socket.peek(&mut [0]).unwrap();
     }
     first.ask_to_stop();
-    other.tell(&Failure::new("rank 3 on node node02 failed", "exit code 9", "read its log"));
+    other.tell(&Failure::new(
+        rundir::ErrorCode::Unclassified,
+        "rank 3 on node node02 failed",
+        "exit code 9",
+        "read its log",
+    ));
 
     let (caller, called) = put_through();
     let ways = [(caller.try_clone(), called.try_clone()), (Ok(called), Ok(caller))];
@@ -236,7 +251,7 @@ fn a_node_that_was_cut_off_and_says_so_on_a_disk_that_it_still_sees_is_lost() {
         Heard::Failed(failure) => failure.why,
         Heard::Bye | Heard::Stopped => unreachable!("it failed"),
     };
-    let follows = |why: &str| Some(Failure::new(LOST_PEER, why, ""));
+    let follows = |why: &str| Some(Failure::new(rundir::ErrorCode::Unclassified, LOST_PEER, why, ""));
     pair.ended("node02", ExitReason::Failed, follows("node node01, where rank 0 is: its supervisor said nothing"));
     assert_eq!(settled(&pair.first.0, "node02"), "it said nothing");
     // What the first node heard of a third is the reason.
@@ -292,7 +307,14 @@ fn a_node_that_never_calls_is_lost_and_so_is_a_first_one_that_never_listens() {
 
 #[test]
 fn of_a_node_that_ended_before_it_was_connected_its_exit_file_tells() {
-    let failed = |node: &str| Some(Failure::new("cannot start rank 1", format!("node {node}: no such file"), "look"));
+    let failed = |node: &str| {
+        Some(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot start rank 1",
+            format!("node {node}: no such file"),
+            "look",
+        ))
+    };
     let pair = Pair::new();
     pair.ended("node02", ExitReason::Failed, failed("node02"));
     pair.first.0.miss(PATIENCE);

@@ -3,8 +3,8 @@ use crate::memory::Memory;
 use crate::parallelize::{layouts, unit_tables};
 use c10d::Store;
 use camino::Utf8PathBuf;
-use dist::mesh::MeshGroups;
 use recipe::Recipe;
+use sharding::mesh::MeshGroups;
 use std::process::Command;
 use std::time::Duration;
 

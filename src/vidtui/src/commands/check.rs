@@ -41,7 +41,7 @@ pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
         Some(failure) => {
             let what = format!("{named} cannot be launched");
             let why = format!("{} of {} checks failed, the first is '{}'", bad, rows.len(), failure.what);
-            Err(Failure::new(what, why, failure.fix.clone()).into())
+            Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, failure.fix.clone()).into())
         }
     }
 }

@@ -22,7 +22,7 @@ pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
     let row = |entry: &CheckpointEntry| {
         let step = entry.step().to_string();
         match entry.summary() {
-            Ok(c) => vec![step, ui::units::bytes(c.bytes), ui::units::ago(now_s(), c.saved_s), c.dir.to_string()],
+            Ok(c) => vec![step, units::bytes(c.bytes), units::ago(now_s(), c.saved_s), c.dir.to_string()],
             Err((how, why)) => vec![step, how.into(), String::new(), why.into()],
         }
     };

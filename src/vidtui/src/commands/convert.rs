@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use recipe::Layer;
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
-use ui::{ConvertRow, units};
+use ui::ConvertRow;
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
 
 /// Converts weights, or shows what would be converted.
@@ -42,7 +42,12 @@ fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
     let shard_bytes = match args.shard_gb {
         Some(gb) if gb > 0.0 && gb.is_finite() => Some((gb * 1e9) as u64),
         Some(gb) => {
-            let failure = Failure::new("cannot use --shard-gb", format!("{gb} is not a size"), "give a number above 0");
+            let failure = Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot use --shard-gb",
+                format!("{gb} is not a size"),
+                "give a number above 0",
+            );
             return Err(Refusal::request(failure));
         }
         None => None,
@@ -88,12 +93,7 @@ pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
         ("from".into(), format!("{} ({family}{})", source.found.path, source.found.kind)),
         (
             "to".into(),
-            format!(
-                "{}, {} in {}",
-                plan.target,
-                units::bytes(plan.bytes()),
-                ui::words::counted(plan.file_count(), "file")
-            ),
+            format!("{}, {} in {}", plan.target, units::bytes(plan.bytes()), units::counted(plan.file_count(), "file")),
         ),
         ("mapped".into(), counted(mapped.len())),
         ("unused".into(), counted(unused.len())),

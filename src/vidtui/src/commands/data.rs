@@ -4,7 +4,6 @@ use crate::args::DataImportArgs;
 use crate::commands::transfer::Transfer;
 use crate::output;
 use crate::refusal::Refusal;
-use ui::{units, words};
 use weights::{ImportRequest, Imported, plan_import};
 
 /// Brings a dataset into the form that training reads.
@@ -23,8 +22,8 @@ pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {
     let Imported { index, samples, files, bytes } = done;
     eprintln!(
         "{} in {}, {}; set data.index to the index below",
-        words::counted(samples, "sample"),
-        words::counted(files, "file"),
+        units::counted(samples, "sample"),
+        units::counted(files, "file"),
         units::bytes(bytes)
     );
     output::line(index.as_str())

@@ -71,7 +71,13 @@ pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
         eprint!("{}", in_words(&plan));
         let question = "Steps since the last checkpoint are lost. Kill?";
         if !confirmed(plan.run.as_str(), question, &format!("vidtui kill {} --yes", plan.run))? {
-            return Err(Failure::new(format!("{} goes on", plan.run), "nobody said yes", "").into());
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("{} goes on", plan.run),
+                "nobody said yes",
+                "",
+            )
+            .into());
         }
     }
     // Without --wait, it is given up as soon as a node would be waited for.
@@ -94,7 +100,12 @@ pub fn confirmed(what: &str, question: &str, say_yes: &str) -> Result<bool, Refu
     if !io::stdin().is_terminal() {
         let why = "it asks first, and there is no terminal to ask on";
         let fix = format!("say yes beforehand: {say_yes}");
-        return Err(Refusal::request(Failure::new(format!("cannot kill {what}"), why, fix)));
+        return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot kill {what}"),
+            why,
+            fix,
+        )));
     }
     eprint!("{question} [y/N] ");
     // A question that cannot be shown is not answered with yes.

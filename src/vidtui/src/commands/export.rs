@@ -20,7 +20,12 @@ pub fn run(desk: &Desk, args: &ExportArgs) -> Result<(), Refusal> {
         _ => {
             let why = "its ending names no format";
             let fix = "end it in .svg or .png for a picture, in .csv for a table";
-            return Err(Refusal::request(Failure::new(format!("cannot export to {to}"), why, fix)));
+            return Err(Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("cannot export to {to}"),
+                why,
+                fix,
+            )));
         }
     };
     let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;

@@ -11,7 +11,6 @@ use remote::{Patience, RemoteError, Transport, end_strays, list_processes};
 use rundir::{Failure, RunDir};
 use std::thread;
 use std::time::Duration;
-use ui::{units, words};
 
 /// Pauses before nodes that did not answer are asked again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
@@ -67,9 +66,11 @@ fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
     }
     if !how.yes {
         eprint!("{}", plans.iter().map(in_words).collect::<Vec<_>>().join("\n"));
-        let what = words::counted(plans.len(), "run");
+        let what = units::counted(plans.len(), "run");
         if !confirmed(&what, "Steps since the last checkpoints are lost. Kill?", "add --yes")? {
-            return Err(Failure::new(format!("{what} go on"), "nobody said yes", "").into());
+            return Err(
+                Failure::new(rundir::ErrorCode::Unclassified, format!("{what} go on"), "nobody said yes", "").into()
+            );
         }
     }
     let (mut told, mut documents, mut failed) = (Vec::new(), Vec::new(), None);
@@ -103,7 +104,12 @@ fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
 pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &How) -> Result<(), Refusal> {
     let regex = regex::Regex::new(pattern).map_err(|error| {
         let fix = "write it as in `grep -E`, and quote it: 'train\\.py.*--config'";
-        Refusal::request(Failure::new(format!("cannot use the pattern {pattern}"), error.to_string(), fix))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot use the pattern {pattern}"),
+            error.to_string(),
+            fix,
+        ))
     })?;
     let own = remote::own_lineage().map_err(|error| error.failure("cannot look for processes"))?;
     let fits = |command: &str| regex.is_match(command);
@@ -128,10 +134,12 @@ fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> 
         let documents = found.iter().map(|node| serde_json::json!(node)).collect();
         return Ok((documents, table(found).trim_end().to_owned()));
     }
-    let what = words::counted(count, "process");
+    let what = units::counted(count, "process");
     eprint!("{}", table(found));
     if !how.yes && !confirmed(&what, &format!("End {what}?"), "add --yes")? {
-        return Err(Failure::new(format!("{what} left alone"), "nobody said yes", "").into());
+        return Err(
+            Failure::new(rundir::ErrorCode::Unclassified, format!("{what} left alone"), "nobody said yes", "").into()
+        );
     }
     let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
     let reports = end_strays(found, reach, &mut seen.transports, &Patience::default(), &mut progress);
@@ -142,13 +150,19 @@ fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> 
     }
     if !left.is_empty() {
         let fix = "a process that waits for a device ends when the device answers; if it never does, restart the node";
-        return Err(Failure::new(format!("cannot end all of {what}"), left.join("; "), fix).into());
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot end all of {what}"),
+            left.join("; "),
+            fix,
+        )
+        .into());
     }
     let unverified: Vec<String> = reports.iter().filter_map(remote::NodeReport::unverified).collect();
     if let Some(failure) = remote::unverified_failure(&what, &unverified) {
         return Err(failure.into());
     }
-    let ended = format!("{} ended on {}", words::counted(gone, "process"), names(found.iter().map(|n| &n.node)));
+    let ended = format!("{} ended on {}", units::counted(gone, "process"), names(found.iter().map(|n| &n.node)));
     Ok((nodes(&reports), ended))
 }
 
@@ -250,7 +264,7 @@ impl Seen {
         let away = names(self.away.iter().map(|(node, _)| node));
         let why = "whatever runs there goes on";
         let fix = "try again when they answer; `kill --wait` does so by itself";
-        Err(Failure::new(format!("{away} could not be looked at"), why, fix).into())
+        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("{away} could not be looked at"), why, fix).into())
     }
 }
 

@@ -6,7 +6,6 @@ use crate::desk::Desk;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use camino::Utf8Path;
-use ui::units;
 use weights::{Changed, Difference, Inspection, Source, TensorRow};
 
 /// Shows what weights are, or how two differ.

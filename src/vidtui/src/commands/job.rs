@@ -28,7 +28,12 @@ fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal>
     let attempt = dir.read_attempt(submitted)?;
     let Some(slurm) = attempt.slurm else {
         let why = format!("attempt {submitted} of {} was not submitted as a job", run.id);
-        return Err(Refusal::request(Failure::new("cannot begin in this job", why, "resume it with --slurm FILE")));
+        return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot begin in this job",
+            why,
+            "resume it with --slurm FILE",
+        )));
     };
     let context = desk.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
     let checkpoints = rundir::checkpoints(&dir)?;
@@ -78,14 +83,21 @@ fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
             eprintln!("{why}: it goes back into the queue");
             Ok(())
         }
-        Err(why) => Err(Failure::new("it does not go back into the queue", why, "").into()),
+        Err(why) => {
+            Err(Failure::new(rundir::ErrorCode::Unclassified, "it does not go back into the queue", why, "").into())
+        }
     }
 }
 
 /// The job that this program runs in, and its nodes.
 fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
     let odd = |name: &str, why: String| {
-        Refusal::request(Failure::new("cannot begin in this job", format!("{name} {why}"), FIX))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot begin in this job",
+            format!("{name} {why}"),
+            FIX,
+        ))
     };
     let job = variable("SLURM_JOB_ID")?;
     let job = job.parse().map_err(|_| odd("SLURM_JOB_ID", format!("is {job:?}, which is no number")))?;
@@ -98,6 +110,12 @@ fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
 const FIX: &str = "this command is for the scripts of Slurm jobs: submit them with sbatch";
 
 fn variable(name: &str) -> Result<String, Refusal> {
-    std::env::var(name)
-        .map_err(|_| Refusal::request(Failure::new("cannot begin in this job", format!("{name} is not set"), FIX)))
+    std::env::var(name).map_err(|_| {
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot begin in this job",
+            format!("{name} is not set"),
+            FIX,
+        ))
+    })
 }

@@ -43,7 +43,12 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
     let refuse = |set: &str, why: &str| {
         let fix =
             "a resume can only train longer: --set train.steps=N; for other settings launch a new run with --init RUN";
-        Err(Refusal::request(Failure::new(format!("cannot resume with --set {set}"), why, fix)))
+        Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot resume with --set {set}"),
+            why,
+            fix,
+        )))
     };
     let mut steps = None;
     for set in sets {

@@ -22,7 +22,13 @@ pub fn run(desk: &Desk, args: &LogsArgs) -> Result<(), Refusal> {
     let dir = desk.find(&args.run)?;
     let Some(mut attempt) = dir.latest_attempt()? else {
         let fix = format!("see its state: vidtui status {}", dir.name());
-        return Err(Failure::new(format!("{} has no logs", dir.name()), "it was never started", fix).into());
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("{} has no logs", dir.name()),
+            "it was never started",
+            fix,
+        )
+        .into());
     };
     let mut logs = open(&dir, &attempt, args.rank)?;
     let mut first = true;
@@ -58,7 +64,12 @@ fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>
         (true, Some(rank)) => {
             let last = attempt.placement.world().saturating_sub(1);
             let why = format!("attempt {} has ranks 0 to {last}", attempt.number);
-            Err(Refusal::request(Failure::new(format!("{} has no rank {rank}", dir.name()), why, "name one of them")))
+            Err(Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("{} has no rank {rank}", dir.name()),
+                why,
+                "name one of them",
+            )))
         }
         _ => Ok(logs),
     }

@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use ui::fleet::{Condition, Digest, Fleet, Link, Listed, NodeView, Sort, Summary};
 use ui::screens::nodes::{COLUMNS, Column, cell, is_shown, of_memory, unreachable};
-use ui::{NodeMsg, units, words};
+use ui::{NodeMsg, words};
 
 /// How often nodes are asked.
 const EVERY: Duration = Duration::from_secs(2);
@@ -77,7 +77,12 @@ pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
     let Some(view) = view.filter(|view| view.frame.is_some()) else {
         let silent = || {
             let why = format!("it said nothing within {} s", PATIENCE.as_secs());
-            Failure::new(format!("node {} cannot be seen", login.node), why, "nvidia-smi may hang there: see `dmesg`")
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("node {} cannot be seen", login.node),
+                why,
+                "nvidia-smi may hang there: see `dmesg`",
+            )
         };
         return Err(match view.map(|view| &view.link) {
             Some(Link::Unreachable { why, .. }) => why.clone(),
@@ -122,7 +127,12 @@ fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
     };
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
-            Refusal::request(Failure::new(&*what, error.to_string(), "name it as ssh is asked for it"))
+            Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                &*what,
+                error.to_string(),
+                "name it as ssh is asked for it",
+            ))
         })?;
         return Ok(Login::by_name(node));
     };
@@ -130,7 +140,7 @@ fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
     found.ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(listed, _)| listed.node.id.as_str()).collect();
         let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
-        Refusal::request(Failure::new(what, why, "name one of them"))
+        Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them"))
     })
 }
 
@@ -140,7 +150,12 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
     found.ok_or_else(|| {
         let words: Vec<&str> = Sort::ALL.iter().map(|(_, word)| *word).collect();
         let why = format!("it can be one of {}", words.join(", "));
-        Refusal::request(Failure::new(format!("cannot sort by '{word}'"), why, "name one of them"))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot sort by '{word}'"),
+            why,
+            "name one of them",
+        ))
     })
 }
 
@@ -259,15 +274,15 @@ fn note(view: &NodeView, now: f64) -> String {
 }
 
 fn summary(sum: &Summary) -> String {
-    let mut facts = vec![words::counted(sum.nodes, "node"), format!("{} up", sum.up)];
+    let mut facts = vec![units::counted(sum.nodes, "node"), format!("{} up", sum.up)];
     if sum.unreachable > 0 {
         facts.push(format!("{} unreachable", sum.unreachable));
     }
     if sum.faults > 0 {
-        facts.push(words::counted(sum.faults, "fault"));
+        facts.push(units::counted(sum.faults, "fault"));
     }
     if sum.gpus > 0 {
-        facts.push(words::counted(sum.gpus, "GPU"));
+        facts.push(units::counted(sum.gpus, "GPU"));
     }
     facts.extend(sum.power_w_mean.map(|power| format!("mean {power:.0} W")));
     if sum.mem_total_mib > 0 {
@@ -280,9 +295,9 @@ fn facts(view: &NodeView) -> String {
     let digest = &view.digest;
     let mut facts = Vec::new();
     match view.gpus().first().and_then(|gpu| gpu.name.clone()) {
-        Some(name) => facts.push(format!("{} of {name}", words::counted(digest.gpus, "GPU"))),
+        Some(name) => facts.push(format!("{} of {name}", units::counted(digest.gpus, "GPU"))),
         None if digest.gpus == 0 => facts.push("no GPUs".into()),
-        None => facts.push(words::counted(digest.gpus, "GPU")),
+        None => facts.push(units::counted(digest.gpus, "GPU")),
     }
     facts.extend(digest.power_w.map(|power| format!("{power:.0} W")));
     facts.extend(digest.load.map(|load| format!("load {load:.1}")));

@@ -27,11 +27,17 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
     }
     if !Screen::available() {
         let fix = "print its last screen instead: vidtui replay FILE --screen 80x24";
-        return Err(Refusal::request(Failure::new("cannot play here", "this is not a terminal", fix)));
+        return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot play here",
+            "this is not a terminal",
+            fix,
+        )));
     }
     if !(args.speed.is_finite() && args.speed > 0.0) {
         let why = format!("--speed {} is not a positive number", args.speed);
         return Err(Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("cannot replay {}", args.file),
             why,
             "for twice as fast: --speed 2",
@@ -63,7 +69,12 @@ fn parse_size(text: &str) -> Result<Size, Refusal> {
         }
         _ => {
             let what = format!("'{text}' is not the size of a screen");
-            Err(Refusal::request(Failure::new(what, "it must be columns x rows", "for example --screen 80x24")))
+            Err(Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                "it must be columns x rows",
+                "for example --screen 80x24",
+            )))
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::desk::Desk;
 use crate::documents::RunDocument;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
-use rundir::RunSummary;
+use runstate::RunSummary;
 use ui::words::StateKind;
 
 /// Lists the runs, the newest first.
@@ -44,8 +44,8 @@ fn row(summary: &RunSummary) -> Vec<String> {
             true => format!("?/{}", summary.steps_total),
             false => format!("{}/{}", summary.step, summary.steps_total),
         },
-        loss.map(ui::units::number).unwrap_or_default(),
-        summary.eta_s.map(ui::units::duration).unwrap_or_default(),
-        ui::units::ago(now_s(), summary.run.created_s),
+        loss.map(units::number).unwrap_or_default(),
+        summary.eta_s.map(units::duration).unwrap_or_default(),
+        units::ago(now_s(), summary.run.created_s),
     ]
 }

@@ -5,11 +5,10 @@ use crate::desk::{self, Desk};
 use crate::output;
 use crate::refusal::Refusal;
 use recipe::{Curriculum, StageSpec, StageStart};
-use rundir::{RunState, RunSummary};
+use runstate::{RunState, RunSummary};
 use serde::Serialize;
 use std::fmt::Write;
 use ui::StageView;
-use ui::units;
 use ui::words::{self, StateKind};
 
 /// A stage, with the run that is furthest in it.
@@ -69,7 +68,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
                 view.latent_frames,
                 units::grouped(view.seq_len as u64),
                 units::grouped(view.steps),
-                words::counted(view.global_batch, "sample"),
+                units::counted(view.global_batch, "sample"),
                 words::ranks(view.ranks),
             );
             let _ = writeln!(text, "   weights: {}", start_in_words(&stage.spec.start));

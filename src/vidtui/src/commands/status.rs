@@ -7,10 +7,10 @@ use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
 use cluster::{NodeId, hostlist};
-use plan::Finding;
-use rundir::{AttemptWhy, RunSummary};
+use health::Finding;
+use rundir::AttemptWhy;
+use runstate::RunSummary;
 use ui::advice::finding_in_words;
-use ui::units;
 use ui::words::{self, StateKind};
 
 /// Shows one run: state, progress, loss, checkpoint.

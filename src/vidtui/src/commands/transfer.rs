@@ -11,7 +11,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use ui::units;
 use weights::{Doing, Progress};
 
 /// How often a bar is drawn on a terminal.
@@ -30,7 +29,12 @@ pub fn find(desk: &Desk, given: &str) -> Result<Utf8PathBuf, Refusal> {
     desk.find(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file or folder; as a run: {why}");
-        Refusal::request(Failure::new(format!("cannot find '{given}'"), why, format!("check the path; {fix}")))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("cannot find '{given}'"),
+            why,
+            format!("check the path; {fix}"),
+        ))
     })
 }
 

@@ -2,10 +2,10 @@
 
 use crate::desk::Desk;
 use crate::refusal::Refusal;
-use rundir::{Failure, Liveness, RunDir, RunState, RunSummary};
+use rundir::{Failure, RunDir};
+use runstate::{Liveness, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
-use ui::units;
 use ui::words::StateKind;
 
 /// How often the run is looked at.
@@ -22,6 +22,7 @@ pub fn until_finished(desk: &Desk, dir: &RunDir) -> Result<(), Refusal> {
     let stopped = || {
         let why = format!("it was stopped at step {} of {}", summary.step, summary.steps_total);
         Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("{} is not finished", summary.run.id),
             why,
             format!("continue it: vidtui resume {}", summary.run.id),

@@ -39,7 +39,14 @@ pub fn program(trainer: Trainer) -> Result<plan::Trainer, Failure> {
 fn own_file() -> Result<Utf8PathBuf, Failure> {
     let path = std::env::current_exe().map_err(|error| error.to_string());
     let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
-    path.map_err(|why| Failure::new("cannot tell where this program is", why, "check that /proc is mounted"))
+    path.map_err(|why| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "cannot tell where this program is",
+            why,
+            "check that /proc is mounted",
+        )
+    })
 }
 
 /// The commit that the folder, or one above it, has checked out; read from git's files, so that git need not exist.

@@ -69,7 +69,7 @@ pub fn report_in_words(report: &KillReport) -> String {
     }
     let of_node = |node: &remote::NodeReport| {
         let gone = node.signalled.saturating_sub(node.left.len());
-        format!("{} ended on {}", ui::words::counted(gone, "process"), node.node)
+        format!("{} ended on {}", units::counted(gone, "process"), node.node)
     };
     report.nodes.iter().map(of_node).collect::<Vec<_>>().join(", ")
 }

@@ -82,7 +82,12 @@ impl Desk {
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
             let fix = format!("launch what is to follow with --init {}", dir.root);
-            return Err(Refusal::request(Failure::new(format!("nothing follows {}", summary.run.id), why, fix)));
+            return Err(Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("nothing follows {}", summary.run.id),
+                why,
+                fix,
+            )));
         };
         let mut curriculum = curriculum(path, sets)?;
         let next = summary.run.stage.as_deref().and_then(|stage| curriculum.next_after(stage));

@@ -21,7 +21,12 @@ impl Desk {
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
                 let why = "there is no hostfile from which to choose nodes";
-                return Err(Refusal::request(Failure::new("cannot choose nodes", why, "name it: --hostfile FILE")));
+                return Err(Refusal::request(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    "cannot choose nodes",
+                    why,
+                    "name it: --hostfile FILE",
+                )));
             }
             return Ok(Place::local(here, ranks.unwrap_or(world)));
         };
@@ -34,11 +39,13 @@ impl Desk {
         let what = format!("cannot use hostfile {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write one with a node to each line, such as `gpu01 slots=8`, or train here: --local N";
-            Refusal::request(Failure::new(&*what, error.to_string(), fix))
+            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), fix))
         })?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
-        chosen.map_err(|error| Refusal::request(Failure::new(&*what, error.to_string(), &*error.fix)))
+        chosen.map_err(|error| {
+            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), &*error.fix))
+        })
     }
 
     fn slurm_place(&self, path: &Utf8Path) -> Result<Place, Refusal> {
@@ -50,9 +57,10 @@ impl Desk {
         let what = format!("cannot use Slurm file {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write one like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
-            Refusal::request(Failure::new(&*what, error.to_string(), fix))
+            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), fix))
         })?;
-        SlurmSpec::parse(&text).map_err(|e| Refusal::request(Failure::new(&*what, e.why, e.fix)))
+        SlurmSpec::parse(&text)
+            .map_err(|e| Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, e.why, e.fix)))
     }
 
     /// The nodes that a command names; those named before the command, when it names none.
@@ -68,6 +76,7 @@ impl Desk {
             let Some(list) = list else { continue };
             let names = cluster::hostlist::expand(list).map_err(|error| {
                 Refusal::request(Failure::new(
+                    rundir::ErrorCode::Unclassified,
                     what,
                     format!("{flag} {list}: {error}"),
                     "write names as in gpu[001-024]",
@@ -90,7 +99,13 @@ impl Desk {
         }
         if place.nodes.is_empty() {
             let why = if warnings.is_empty() { "none of its nodes is left".into() } else { warnings.join("; ") };
-            return Err(Failure::new("cannot resume on the same nodes", why, "name others: --hostfile FILE").into());
+            return Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
+                "cannot resume on the same nodes",
+                why,
+                "name others: --hostfile FILE",
+            )
+            .into());
         }
         Ok((self.with_address(place)?, warnings))
     }

@@ -2,16 +2,18 @@
 
 use super::Desk;
 use crate::refusal::Refusal;
-use plan::{Disk, Evidence, Finding};
+use health::{Disk, Evidence, Finding};
 use remote::{Local, Transport};
-use rundir::{Failure, Liveness, Load, RunDir, RunFacts, RunSummary};
+use rundir::{Failure, RunDir};
+use runstate::{Liveness, Load, RunFacts, RunSummary};
 
 impl Desk {
     /// Finds the run that a person means: its id, the unique beginning or end of one, or `latest`.
     pub fn find(&self, name: &str) -> Result<RunDir, Refusal> {
-        let runs: Vec<RunDir> = rundir::list_runs(&self.runs).into_iter().flatten().collect();
-        let unknown =
-            |why: String, fix: String| Err(Refusal::request(Failure::new(format!("no run '{name}'"), why, fix)));
+        let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
+        let unknown = |why: String, fix: String| {
+            Err(Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, format!("no run '{name}'"), why, fix)))
+        };
         if runs.is_empty() {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
             return unknown(format!("{} has no runs", self.runs), fix.into());
@@ -61,7 +63,7 @@ impl Desk {
         };
         // GPUs tell more than processors, if they tell anything: a collective that hangs keeps a processor busy.
         if facts.silent_since_s(now_s).is_some()
-            && let Some(power @ Load::Power { .. }) = plan::power(&self.samples.of(dir, &facts, own_s), &facts, now_s)
+            && let Some(power @ Load::Power { .. }) = health::power(&self.samples.of(dir, &facts, own_s), &facts, now_s)
         {
             facts.load = power;
         }
@@ -89,7 +91,7 @@ impl Desk {
         };
         let disk = checkpoint_bytes.zip(free_bytes);
         let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
-        let mut found = plan::findings(&Evidence {
+        let mut found = health::findings(&Evidence {
             run: summary.run.id.as_str(),
             now_s,
             state: &summary.state,
@@ -108,7 +110,7 @@ impl Desk {
     /// Sums up all runs, oldest first; then why others cannot be read.
     pub fn summaries(&self) -> (Vec<RunSummary>, Vec<Failure>) {
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
-        for dir in rundir::list_runs(&self.runs) {
+        for dir in runstate::list_runs(&self.runs) {
             match dir.and_then(|dir| self.summary(&dir)) {
                 Ok((summary, _)) => runs.push(summary),
                 Err(failure) => unreadable.push(failure),

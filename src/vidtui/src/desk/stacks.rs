@@ -19,6 +19,7 @@ impl Desk {
         match stacks.iter().all(|node| node.result.is_err()) {
             true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
                 Failure::new(
+                    rundir::ErrorCode::Unclassified,
                     format!("cannot collect the stacks of {run}"),
                     "it has no nodes",
                     "look at its attempt.toml",
@@ -32,7 +33,7 @@ impl Desk {
 /// What became of collecting stacks, in one line.
 pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
     let written: Vec<_> = stacks.iter().filter_map(|node| node.result.as_ref().ok()).collect();
-    let processes = ui::words::counted(written.iter().map(|(_, count)| count).sum(), "process");
+    let processes = units::counted(written.iter().map(|(_, count)| count).sum(), "process");
     let folder = written.first().and_then(|(path, _)| path.parent()).map_or("", Utf8Path::as_str);
     let away: Vec<String> =
         stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();

@@ -80,6 +80,7 @@ impl Desk {
             let first = curriculum.stages.first().map_or("STAGE", |stage| stage.name.as_str());
             let why = "it is a curriculum, and one stage is trained at a time";
             return Err(Refusal::request(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot use {text}"),
                 why,
                 format!("name the stage: {text}:{first}"),
@@ -98,7 +99,7 @@ impl Desk {
             Fitting::ToNodes => self.place(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };
         let fit = resolved.fit(ranks).map_err(recipe_failure)?;
-        let batch = ui::words::counted(resolved.recipe.train.global_batch, "sample");
+        let batch = units::counted(resolved.recipe.train.global_batch, "sample");
         Ok((!fit.is_none()).then(|| format!("fitted to this place: {fit}; a step still takes {batch}")))
     }
 }
@@ -116,7 +117,12 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
     curriculum.stage(name).ok_or_else(|| {
         let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
         let what = format!("{} has no stage '{name}'", curriculum.path);
-        Refusal::request(Failure::new(what, format!("its stages are {}", names.join(", ")), "name one of them"))
+        Refusal::request(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("its stages are {}", names.join(", ")),
+            "name one of them",
+        ))
     })
 }
 
@@ -154,5 +160,5 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
 
 /// A recipe that cannot be used is a wrong request, whatever the state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
-    Refusal::request(Failure::new(error.what, error.why, error.fix))
+    Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix))
 }

@@ -43,7 +43,7 @@ impl Desk {
         let Some(checkpoint) = rundir::latest_for_sure(dir)? else {
             let what = format!("cannot start from {}", run.id);
             let fix = format!("let it reach a checkpoint: vidtui resume {}", run.id);
-            return Err(Failure::new(what, "it has no complete checkpoint", fix));
+            return Err(Failure::new(rundir::ErrorCode::Unclassified, what, "it has no complete checkpoint", fix));
         };
         Ok(Weights { path: checkpoint.dir, lineage: Some(Lineage { run: run.id, step: checkpoint.step }) })
     }
@@ -53,6 +53,7 @@ impl Desk {
         match plan::parent_of(curriculum, &spec.name, &runs) {
             Some(parent) => self.newest_weights(&parent.dir),
             None => Err(Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot launch stage {}", spec.name),
                 format!("it starts from the stage before it, and no run in {} has a checkpoint of that", self.runs),
                 "train the stage before it first, or name a checkpoint: --init PATH",

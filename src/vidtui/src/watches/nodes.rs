@@ -79,7 +79,12 @@ impl Stream {
                 _ if self.desk.simulate.is_some() && *of == FleetOf::Given => Ok(simulate::TABLE.to_owned()),
                 Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
                     Some((_, login)) => self.desk.smi(&login),
-                    None => Err(Failure::new(format!("cannot ask {node}"), "it is no longer listed", "")),
+                    None => Err(Failure::new(
+                        rundir::ErrorCode::Unclassified,
+                        format!("cannot ask {node}"),
+                        "it is no longer listed",
+                        "",
+                    )),
                 },
                 // Slurm's nodes have no other names: they need not be listed to be asked.
                 Err(_) if *of == FleetOf::Given && self.desk.nodes.slurm.is_some() => {

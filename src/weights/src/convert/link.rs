@@ -31,6 +31,7 @@ pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Fai
         return Ok(());
     }
     Err(Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("cannot convert {}", request.source),
         "only the files of a diffusers model can be taken over, and only into a checkpoint",
         "leave out --link",
@@ -51,7 +52,14 @@ pub(super) fn taken_over(body: &mut Vec<Target>, keys: &BTreeMap<String, String>
     }
     let count = by_file.len();
     let named = by_file.into_iter().enumerate().map(|(n, (file, tensors))| {
-        let cannot = |e: std::io::Error| Failure::new(format!("cannot find {file}"), e.to_string(), "check the path");
+        let cannot = |e: std::io::Error| {
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                format!("cannot find {file}"),
+                e.to_string(),
+                "check the path",
+            )
+        };
         let source = file.canonicalize_utf8().map_err(cannot)?;
         let bytes = fs::metadata(&source).map_err(cannot)?.len();
         Ok(Linked { name: format!("linked-{:05}-of-{count:05}.safetensors", n + 1), source, bytes, tensors })
@@ -85,6 +93,7 @@ impl Linked {
                 _ => error.to_string(),
             };
             Failure::new(
+                rundir::ErrorCode::Unclassified,
                 format!("cannot take over {}", self.source),
                 why,
                 "leave out --link: its tensors are copied then",

@@ -24,7 +24,12 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
         let what = format!("cannot convert {}", request.source);
         let fix = format!("leave out {option}, or convert a model");
-        return Err(Failure::new(what, format!("it is an adapter, and {option} is for models"), fix));
+        return Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            format!("it is an adapter, and {option} is for models"),
+            fix,
+        ));
     }
     let lora = Lora::of_found(&source.found)?;
     let mut report = Report::default();

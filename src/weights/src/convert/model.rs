@@ -128,7 +128,9 @@ pub(super) fn stands_for(known: &str, name: &str) -> bool {
 /// The model of the source, with what the request adds to it.
 fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Failure> {
     let mut model = source.model()?.clone();
-    let refuse = |why: String, fix: String| Err(Failure::new(format!("cannot convert {}", request.source), why, fix));
+    let refuse = |why: String, fix: String| {
+        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", request.source), why, fix))
+    };
     if let Some(channels) = request.in_channels {
         if channels < model.in_channels {
             let why = format!("it has {} input channels, {channels} were asked for", model.in_channels);
@@ -180,7 +182,7 @@ fn mapped(
 ) -> Result<(Target, Mapped), Failure> {
     let bad = |why: String| {
         let fix = "use the configuration that belongs to these weights, or copy both again";
-        Failure::new(format!("cannot convert {}", source.found.path), why, fix)
+        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", source.found.path), why, fix)
     };
     if !cast::FLOATS.contains(&stored.dtype) {
         return Err(bad(format!(

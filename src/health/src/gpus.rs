@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use cluster::{Absent, GpuSample, NodeId, Reading, XidAction};
-use rundir::{Load, RunFacts, RunState, SAMPLE_EVERY_S};
+use rundir::SAMPLE_EVERY_S;
+use runstate::{Load, RunFacts, RunState};
 
 use super::past::{Ecc, GpuPast};
 use super::{Evidence, Finding, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency};

@@ -1,10 +1,14 @@
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::{Frame, HostSample};
 use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
-use rundir::{EventKind, Failure, History, Liveness, Load, RunId, derive};
+use rundir::{EventKind, Failure, History, RunId};
+use runstate::{Liveness, Load, derive};
 
 use super::*;
-use crate::fixtures;
+use rundir::fixtures;
+
+/// 2026-11-20 03:40:12 UTC.
+const NOW_S: f64 = 1_795_146_012.0;
 
 /// Power of an H100 that trains, that waits in a collective, and that has nothing to do.
 const TRAINING_W: f64 = 650.0;
@@ -42,8 +46,8 @@ enum Machine {
 /// Replays phases, looks every two seconds as the console does, and returns the times at which the run counted as stalled,
 /// from its beginning on.
 fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
-    let attempt = fixtures::past(10, &[]).facts.attempt.unwrap();
-    let start_s = fixtures::NOW;
+    let attempt = fixtures::attempt(1, 0, &["vm", "vm"]);
+    let start_s = NOW_S;
     let mut facts =
         RunFacts { attempt: Some(attempt.clone()), alive: Liveness::Alive, steps_total: 1000, ..RunFacts::default() };
     facts.attempt.as_mut().unwrap().started_s = start_s;
@@ -219,7 +223,7 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
-        let attempt = fixtures::past(10, &[]).facts.attempt.unwrap();
+        let attempt = fixtures::attempt(1, 0, &["vm", "vm"]);
         let start_s = attempt.started_s;
         let metrics: Vec<MetricSample> = (1..=60)
             .map(|step| MetricSample {
@@ -348,7 +352,8 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
     add("disk", &|case| case.disk = Some(Disk { free_bytes: 25 << 28, checkpoint_bytes: 3 << 30 }));
     add("full disk", &|case| case.disk = Some(Disk { free_bytes: 1 << 20, checkpoint_bytes: 3 << 30 }));
     add("failed checkpoint", &|case| {
-        let failure = Failure::new("cannot save step 40", "the disk is full", "free some space");
+        let failure =
+            Failure::new(rundir::ErrorCode::Unclassified, "cannot save step 40", "the disk is full", "free some space");
         let event = Event::new(case.now_s() - 20.0, 1, Some(40), EventKind::CheckpointFailed { failure });
         case.events.push(event);
     });
@@ -467,7 +472,8 @@ fn a_checkpoint_is_late_by_the_steps_since_the_one_that_the_attempt_went_on_from
 #[test]
 fn what_happened_to_an_earlier_attempt_is_no_finding() {
     let mut case = Case::new();
-    let failure = Failure::new("cannot save step 40", "the disk is full", "free some space");
+    let failure =
+        Failure::new(rundir::ErrorCode::Unclassified, "cannot save step 40", "the disk is full", "free some space");
     for kind in [EventKind::CheckpointFailed { failure }, EventKind::LossSpike { loss: 1.05, usual: 0.5 }] {
         case.events.push(Event::new(case.now_s() - 500.0, 0, Some(40), kind));
     }

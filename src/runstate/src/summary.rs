@@ -1,13 +1,11 @@
 //! The runs of a folder, and a run in one line.
 
-use crate::history::median_step_s;
-use crate::{
-    Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunFacts, RunId, RunState, derive,
-    latest,
-};
+use crate::{RunFacts, RunState, derive};
 use camino::Utf8Path;
 use cluster::NodeId;
 use cluster::slurm::JobSight;
+use rundir::median_step_s;
+use rundir::{Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunId, latest};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -117,6 +115,7 @@ fn readable(dir: RunDir) -> Result<RunDir, Failure> {
     match dir.read_run() {
         Ok(_) => Ok(dir),
         Err(e) if e.is_not_found() => Err(Failure::new(
+            rundir::ErrorCode::Unclassified,
             format!("{} is not a run", dir.root),
             "it has no run.toml: its launch was interrupted",
             "remove the folder, then launch again",
@@ -128,8 +127,9 @@ fn readable(dir: RunDir) -> Result<RunDir, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{attempt, run, save, temp};
-    use crate::{Following, LineAppender, Liveness};
+    use crate::{Following, Liveness};
+    use rundir::LineAppender;
+    use rundir::fixtures::{attempt, run, save, temp};
 
     #[test]
     fn every_folder_that_should_be_a_run_is_listed_in_order() {

@@ -1,7 +1,7 @@
 //! What is wrong with a run, or soon will be: rules over what its files and nodes tell.
 //!
 //! Each finding says what was seen, since when, and what to do. Whether a run is stalled is decided once, in
-//! [`rundir::derive`], from silence and from [`power`]; here it is explained. Nothing is done about a finding but to show
+//! [`runstate::derive`], from silence and from [`power`]; here it is explained. Nothing is done about a finding but to show
 //! it: a person decides.
 
 mod gpus;
@@ -13,7 +13,8 @@ mod tests;
 use std::fmt;
 
 use cluster::{GpuSample, NodeId};
-use rundir::{CheckpointSummary, Event, MetricSample, NodeSample, RunFacts, RunState};
+use rundir::{CheckpointSummary, Event, MetricSample, NodeSample};
+use runstate::{RunFacts, RunState};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,10 @@
 //! Rules over what a run writes: steps, losses, checkpoints.
 
-use rundir::{Event, EventKind, Load, MetricSample, RunState};
+use rundir::{Event, EventKind, MetricSample};
+use runstate::{Load, RunState};
 
 use super::{Evidence, Finding, Rule, Subject, Urgency};
-use crate::{counted, size};
+use units::{counted, size};
 
 /// A rank is a straggler when it needs so much more time than the median rank,
 const STRAGGLER: f64 = 1.2;

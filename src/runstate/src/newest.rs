@@ -1,8 +1,8 @@
 //! The newest lines of runs, followed: what was read once is not read again.
 
-use crate::{Error, Event, MetricSample, RunDir, Tail};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
+use rundir::{Error, Event, MetricSample, RunDir, Tail};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -130,8 +130,8 @@ fn recent(path: &Utf8Path) -> io::Result<(Tail<MetricSample>, Vec<MetricSample>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{node, temp};
-    use crate::{EventKind, LineAppender};
+    use rundir::fixtures::{node, temp};
+    use rundir::{EventKind, LineAppender};
 
     fn line(step: u64, ranks: usize) -> MetricSample {
         let by_rank = vec![12.345; ranks];

@@ -1,7 +1,8 @@
 //! How a Slurm job ended, where its processes could not say.
 
-use crate::{Attempt, Failure, RunFacts, RunState};
+use crate::{RunFacts, RunState};
 use cluster::slurm::{JobSeen, JobSight, JobState};
+use rundir::{Attempt, Failure};
 
 /// Whether the job has begun again, and its next attempt is not written yet.
 pub fn is_about_to_begin(facts: &RunFacts) -> bool {
@@ -18,7 +19,12 @@ pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
     let (id, job) = (sight.id, sight.job()?);
     let crashed = |what: &str, why: &str, fix: &str| {
         let reason = job.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
-        Some(RunState::Crashed(Failure::new(format!("job {id} {what}{reason}"), why, fix)))
+        Some(RunState::Crashed(Failure::new(
+            rundir::ErrorCode::Unclassified,
+            format!("job {id} {what}{reason}"),
+            why,
+            fix,
+        )))
     };
     let resume = "resume from the newest checkpoint";
     match job.state {
@@ -47,7 +53,9 @@ pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
 pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
     let (id, number) = (sight.id, attempt.number);
     let log = format!("read attempts/{number:04}/job.log in its folder");
-    let crashed = |what: String, why: String, fix: &str| Some(RunState::Crashed(Failure::new(what, why, fix)));
+    let crashed = |what: String, why: String, fix: &str| {
+        Some(RunState::Crashed(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix)))
+    };
     match &sight.seen {
         // Its turn came, and there was nothing left to do.
         JobSeen::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
@@ -75,9 +83,10 @@ pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Att
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{attempt, node};
-    use crate::{Event, EventKind, ExitFile, ExitReason, Liveness, SCHEMA, derive};
+    use crate::{Liveness, derive};
     use cluster::slurm::read_queue;
+    use rundir::fixtures::{attempt, node};
+    use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
 
     fn job(state: &str, reason: &str) -> Option<JobSight> {
         let line = format!("42|{state}|{reason}|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
@@ -130,7 +139,9 @@ mod tests {
             let left_a_word = derive(&RunFacts { exits: exits(ExitReason::Failed), ..facts(job(state, "None")) }, 9e9);
             assert_eq!(left_a_word, derive(&facts(job(state, "None")), 9e9), "{state}");
             let mut lost_a_peer = facts(job(state, "None"));
-            let failed = EventKind::Failed { failure: Failure::new(crate::LOST_PEER, "it is gone", "") };
+            let failed = EventKind::Failed {
+                failure: Failure::new(rundir::ErrorCode::Unclassified, rundir::LOST_PEER, "it is gone", ""),
+            };
             lost_a_peer.see_event(&Event::new(1104.0, 2, Some(40), failed));
             assert_eq!(left_a_word, derive(&lost_a_peer, 9e9), "{state}");
             match left_a_word {

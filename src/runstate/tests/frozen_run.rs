@@ -7,6 +7,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::*;
+use runstate::*;
 
 const ID: &str = "2026-11-20T0340-demo-2s-k7f2";
 const NOW: f64 = 1_795_147_000.0;

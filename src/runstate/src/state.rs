@@ -1,9 +1,10 @@
 //! The state of a run: derived from facts, never stored.
 
+use crate::Newest;
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
-use crate::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample, Newest};
 use cluster::NodeId;
 use cluster::slurm::JobSight;
+use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +88,7 @@ pub struct RunFacts {
     pub is_incomplete: bool,
     /// Whether it was asked to stop.
     pub stopping: bool,
-    /// Whether that was by file and for good ([`crate::Stop::ForGood`]): its job has no further turn.
+    /// Whether that was by file and for good ([`rundir::Stop::ForGood`]): its job has no further turn.
     pub stops_for_good: bool,
     /// Its last logged step and the time of that.
     pub last_metric: Option<(u64, f64)>,
@@ -109,7 +110,7 @@ pub struct RunFacts {
     pub steps_total: u64,
     /// Whether a program of the user's own trains.
     pub is_command: bool,
-    /// Whether nobody hears of its steps ([`crate::Run::is_stepless`]).
+    /// Whether nobody hears of its steps ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
     /// Since when it has been saving.
     pub checkpointing_since: Option<f64>,
@@ -318,7 +319,12 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
 fn unexplained(exit: &ExitFile) -> Failure {
     let first = exit.ranks.iter().find(|r| Some(r.rank) == exit.first_failure).or(exit.ranks.first());
     let Some(rank) = first else {
-        return Failure::new("the run failed", format!("node {} says no more", exit.node), "read its logs");
+        return Failure::new(
+            rundir::ErrorCode::Unclassified,
+            "the run failed",
+            format!("node {} says no more", exit.node),
+            "read its logs",
+        );
     };
     let how = match (rank.code, rank.signal) {
         (_, Some(signal)) => format!("was ended by signal {signal}"),
@@ -327,6 +333,7 @@ fn unexplained(exit: &ExitFile) -> Failure {
     };
     let last = rank.stderr_tail.last().map_or(String::new(), |line| format!("; its last line: {line}"));
     Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("rank {} failed", rank.rank),
         format!("it {how} on node {}{last}", exit.node),
         format!("read the log of rank {}, then resume", rank.rank),
@@ -359,6 +366,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
         None => "its processes are gone before the first step and left no word".into(),
     };
     RunState::Crashed(Failure::new(
+        rundir::ErrorCode::Unclassified,
         format!("attempt {} crashed", attempt.number),
         why,
         "read its logs (was the machine restarted, or out of memory?), then resume",
@@ -390,9 +398,9 @@ fn is_suspended(facts: &RunFacts) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{attempt, node};
-    use crate::{RankExit, SCHEMA};
     use proptest::prelude::*;
+    use rundir::fixtures::{attempt, node};
+    use rundir::{RankExit, SCHEMA};
 
     /// A run of two nodes, started at second 1000, that logged step 40 at second 1100.
     fn running() -> RunFacts {
@@ -424,7 +432,7 @@ mod tests {
     }
 
     fn failed(name: &str, ended_s: f64, why: &str) -> ExitFile {
-        let failure = Some(Failure::new("the run failed", why, "read the log"));
+        let failure = Some(Failure::new(rundir::ErrorCode::Unclassified, "the run failed", why, "read the log"));
         ExitFile { ended_s, failure, ..exit(name, ExitReason::Failed) }
     }
 
@@ -632,7 +640,7 @@ mod tests {
             facts.see_event(&event(1101.0, kind));
             derive(&facts, 2000.0)
         };
-        let failure = Failure::new("a", "b", "c");
+        let failure = Failure::new(rundir::ErrorCode::Unclassified, "a", "b", "c");
         for alive in [Liveness::Dead, Liveness::Unknown] {
             assert_eq!(end(EventKind::Finished, alive), RunState::Finished);
             assert_eq!(end(EventKind::Stopped { why: "x".into() }, alive), RunState::Stopped);
@@ -653,8 +661,8 @@ mod tests {
         let json = |state: &RunState| serde_json::to_string(state).unwrap();
         assert_eq!(json(&RunState::Running), r#"{"state":"running"}"#);
         assert_eq!(json(&RunState::Stalled { since_s: 5.0 }), r#"{"state":"stalled","since_s":5.0}"#);
-        let failed = RunState::Failed(Failure::new("a", "b", "c"));
-        assert_eq!(json(&failed), r#"{"state":"failed","what":"a","why":"b","fix":"c"}"#);
+        let failed = RunState::Failed(Failure::new(rundir::ErrorCode::Unclassified, "a", "b", "c"));
+        assert_eq!(json(&failed), r#"{"state":"failed","code":"unclassified","what":"a","why":"b","fix":"c"}"#);
         assert_eq!(serde_json::from_str::<RunState>(&json(&failed)).unwrap(), failed);
     }
 

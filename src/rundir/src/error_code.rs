@@ -1,0 +1,158 @@
+//! The stable codes of errors: what scripts and tests compare.
+
+use serde::{Deserialize, Serialize};
+
+/// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
+///
+/// A code names what a reader can act on, not the place where it was found. Sentences are for people and may change.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ErrorCode {
+    // The command line and the console.
+    /// A flag, an argument or a value is not valid.
+    InvalidArgument,
+    /// A name matches nothing that exists.
+    UnknownName,
+    /// A name matches more than one thing.
+    AmbiguousName,
+    /// The user declined to confirm.
+    Cancelled,
+    /// A terminal is needed and there is none, or it was lost.
+    NoTerminal,
+    /// A defect of vidtui.
+    Internal,
+
+    // Files.
+    /// The operating system refused to read, write, create or list a file.
+    Io,
+    /// A file or folder does not exist.
+    NotFound,
+    /// The user may not do this.
+    PermissionDenied,
+    /// A disk has too little space.
+    DiskFull,
+    /// A file does not have the format that it should have.
+    Malformed,
+    /// A file was written by a newer version.
+    NewerFormat,
+    /// The destination exists already.
+    AlreadyExists,
+
+    // Recipes, curricula and placement.
+    /// A recipe or curriculum is not valid.
+    InvalidRecipe,
+    /// A mesh does not fit its ranks, or a batch does not fit the mesh.
+    InvalidMesh,
+    /// The curriculum has no such stage, or the stage must be named.
+    UnknownStage,
+    /// A hostfile is not valid, or leaves no node.
+    InvalidHostfile,
+    /// A Slurm file is not valid.
+    InvalidSlurmFile,
+    /// There are fewer nodes or GPUs than the mesh needs.
+    TooFewRanks,
+
+    // Runs.
+    /// A run id is not valid.
+    InvalidRunId,
+    /// There is no such run.
+    RunNotFound,
+    /// A run has processes that are alive.
+    RunIsAlive,
+    /// Whether a run is alive cannot be determined.
+    RunStateUnknown,
+    /// A run has no attempt, process or log yet.
+    RunNotStarted,
+    /// A run is not running.
+    RunNotRunning,
+    /// A run has done all its steps.
+    RunFinished,
+    /// Two consoles started the same attempt.
+    AttemptConflict,
+
+    // Checkpoints.
+    /// A run has no complete checkpoint.
+    NoCheckpoint,
+    /// A checkpoint is incomplete.
+    CheckpointIncomplete,
+    /// A checkpoint cannot be read at present.
+    CheckpointUnreadable,
+    /// A checkpoint does not match its checksums.
+    CheckpointDamaged,
+    /// A checkpoint cannot be saved.
+    SaveFailed,
+
+    // Tensor files and data sets.
+    /// The model or file format is not supported.
+    UnsupportedModel,
+    /// Shapes, types or names of tensors do not match.
+    TensorMismatch,
+    /// A pickle would run code.
+    UnsafePickle,
+    /// A data set or one of its samples cannot be used.
+    InvalidDataset,
+
+    // Nodes and networks.
+    /// No connection to a node can be made.
+    NodeUnreachable,
+    /// The host key of a node is unknown or has changed.
+    HostKey,
+    /// A node refused the login.
+    LoginRefused,
+    /// The connection broke, or no answer came in time. The request may have been carried out.
+    NoAnswer,
+    /// A command failed on a node.
+    CommandFailed,
+    /// A node is not fit to train: a check failed.
+    CheckFailed,
+    /// A program is not installed or cannot be started.
+    ProgramMissing,
+    /// The trainer is missing, differs, or does not start.
+    TrainerUnusable,
+    /// A node has no GPU that can be used.
+    NoGpu,
+    /// Clocks of nodes differ.
+    ClockSkew,
+    /// A network port is in use.
+    PortInUse,
+    /// Processes are not those that were meant, so that none was signalled.
+    NotOwned,
+    /// Not all processes ended, or it could not be verified.
+    KillIncomplete,
+
+    // Slurm.
+    /// Slurm refused, or one of its commands failed.
+    SlurmFailed,
+    /// Slurm does not answer.
+    SlurmUnreachable,
+    /// A job is not in the state that is needed.
+    SlurmJobState,
+
+    // How attempts end.
+    /// A rank ended with an error.
+    RankFailed,
+    /// A rank was ended by a signal from outside.
+    RankKilled,
+    /// The node or the GPU ran out of memory.
+    OutOfMemory,
+    /// A node was lost.
+    NodeLost,
+    /// A rank or a node lost contact with another one.
+    PeerLost,
+    /// The ranks of a node were killed.
+    RanksKilled,
+    /// Loss or gradient is not finite.
+    NotFinite,
+    /// A device or a collective failed.
+    DeviceFailed,
+    /// The supervisor or a rank could not be started.
+    StartFailed,
+
+    /// A placeholder until every error has a code.
+    Unclassified,
+    /// An error of a run that an older or newer version wrote.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
