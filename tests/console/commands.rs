@@ -1,139 +1,139 @@
 //! The commands, without a terminal: what they print, what they refuse, and with which exit code.
 
-use crate::place::{Finish, Place};
+use crate::test_site::{Finish, TestSite};
 use std::process::Stdio;
 
 #[test]
 fn a_run_is_launched_watched_stopped_and_resumed_from_the_shell() {
-    let place = Place::new();
-    let run = place.works(&["launch", "configs/small/curriculum.toml:short", "--local", "2"]);
+    let site = TestSite::new();
+    let run = site.works(&["launch", "configs/small/curriculum.toml:short", "--local", "2"]);
     let run = run.trim();
     assert!(run.contains("small-short"), "{run}");
-    place.until_step(run, 3);
-    assert_eq!(place.json(&["status", run, "--json"])["state"], "running");
-    let logs = place.works(&["logs", run]);
+    site.until_step(run, 3);
+    assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
+    let logs = site.works(&["logs", run]);
     assert!(logs.contains("0: rank 0 begins") && logs.contains("1: rank 1 begins"), "{logs}");
 
-    let said = place.works(&["stop", run, "--wait"]);
+    let said = site.works(&["stop", run, "--wait"]);
     assert!(said.contains("its checkpoint is of step"), "{said}");
-    let stopped = place.json(&["status", run, "--json"]);
+    let stopped = site.json(&["status", run, "--json"]);
     assert_eq!(stopped["state"], "stopped");
     let saved = stopped["checkpoint"]["step"].as_u64().unwrap();
 
-    assert_eq!(place.works(&["resume", run]).trim(), run);
-    place.until_step(run, saved + 2);
-    let resumed = place.json(&["status", run, "--json"]);
+    assert_eq!(site.works(&["resume", run]).trim(), run);
+    site.until_step(run, saved + 2);
+    let resumed = site.json(&["status", run, "--json"]);
     assert_eq!(resumed["attempt"]["number"], 2);
     assert_eq!(resumed["attempt"]["start_step"].as_u64(), Some(saved));
 }
 
 #[test]
 fn a_finished_stage_is_followed_by_the_next_with_its_weights() {
-    let place = Place::new().with("FAKE_STEP_MS", "1");
-    place.works(&["launch", "configs/small/curriculum.toml:short", "--set", "train.steps=30", "--wait"]);
-    let run = place.works(&["next", "latest", "--wait"]);
-    let document = place.json(&["status", run.trim(), "--json"]);
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.works(&["launch", "configs/small/curriculum.toml:short", "--set", "train.steps=30", "--wait"]);
+    let run = site.works(&["next", "latest", "--wait"]);
+    let document = site.json(&["status", run.trim(), "--json"]);
     assert_eq!(document["stage"], "long");
     assert_eq!(document["state"], "finished");
     assert_eq!(document["parent"]["step"], 30);
-    let stages = place.json(&["stages", "configs/small", "--json"]);
+    let stages = site.json(&["stages", "configs/small", "--json"]);
     assert_eq!(stages["stages"][0]["state"], "finished");
     assert_eq!(stages["stages"][1]["changes"][0]["key"], "model.latent_frames");
 }
 
 #[test]
 fn a_run_is_found_by_the_beginning_and_the_end_of_its_id_and_as_the_latest() {
-    let place = Place::new().with("FAKE_STEP_MS", "1");
-    let run = place.works(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let run = site.works(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
     let run = run.trim();
     for name in [run, &run[..run.len() - 2], &run[run.len() - 6..], "latest"] {
-        assert_eq!(place.json(&["status", name, "--json"])["id"], run);
+        assert_eq!(site.json(&["status", name, "--json"])["id"], run);
     }
-    insta::assert_snapshot!(place.refuses(&["status", "nonesuch"]));
+    insta::assert_snapshot!(site.refuses(&["status", "nonesuch"]));
 }
 
 #[test]
 fn a_dry_run_shows_everything_and_starts_nothing() {
-    let place = Place::new();
-    let shown = place.works(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);
+    let site = TestSite::new();
+    let shown = site.works(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);
     assert!(shown.contains("supervise --run-dir"), "{shown}");
-    assert!(place.runs().is_empty());
-    let document = place.json(&["launch", "configs/small/short.toml", "--dry-run", "--json"]);
+    assert!(site.runs().is_empty());
+    let document = site.json(&["launch", "configs/small/short.toml", "--dry-run", "--json"]);
     assert!(document["summary"]["mesh"].as_str().unwrap().contains("2 ranks"));
 }
 
 #[test]
 fn killing_without_a_terminal_needs_a_yes_and_then_leaves_nothing_alive() {
-    let place = Place::new();
-    let run = place.works(&["launch", "configs/small/short.toml"]);
+    let site = TestSite::new();
+    let run = site.works(&["launch", "configs/small/short.toml"]);
     let run = run.trim();
-    place.until_step(run, 1);
-    let plan = place.json(&["kill", run, "--dry-run", "--json"]);
+    site.until_step(run, 1);
+    let plan = site.json(&["kill", run, "--dry-run", "--json"]);
     assert_eq!(plan["nodes"][0]["ranks"].as_array().unwrap().len(), 2);
-    let refused = place.refuses(&["kill", run]);
+    let refused = site.refuses(&["kill", run]);
     assert!(refused.contains("exit code 2") && refused.contains("--yes"), "{refused}");
-    assert_eq!(place.json(&["status", run, "--json"])["state"], "running");
-    place.works(&["kill", run, "--yes"]);
-    let files = remote::pid_files(&place.runs()[0]).unwrap();
+    assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
+    site.works(&["kill", run, "--yes"]);
+    let files = remote::pid_files(&site.runs()[0]).unwrap();
     assert!(files.iter().all(|(_, live)| *live == runstate::Liveness::Dead));
-    let refused = place.refuses(&["kill", run, "--yes"]);
+    let refused = site.refuses(&["kill", run, "--yes"]);
     assert!(refused.contains("none of its processes is alive"), "{refused}");
 }
 
 #[test]
 fn a_rank_that_dies_fails_the_run_and_the_wait_for_it_and_resume_goes_on() {
-    let place = Place::new().with("FAKE_STEP_MS", "1").with("FAKE_DIES_AT", "25");
+    let site = TestSite::new().with("FAKE_STEP_MS", "1").with("FAKE_DIES_AT", "25");
     let launch = ["launch", "configs/small/short.toml", "--set", "train.steps=40", "--wait"];
-    let failed = place.refuses(&launch);
+    let failed = site.refuses(&launch);
     assert!(failed.contains("exit code 1") && failed.contains("rank 1 died on node"), "{failed}");
-    let document = place.json(&["status", "latest", "--json"]);
+    let document = site.json(&["status", "latest", "--json"]);
     assert_eq!((document["state"].as_str(), document["checkpoint"]["step"].as_u64()), (Some("failed"), Some(20)));
-    place.works(&["resume", "latest", "--wait"]);
-    assert_eq!(place.json(&["status", "latest", "--json"])["state"], "finished");
+    site.works(&["resume", "latest", "--wait"]);
+    assert_eq!(site.json(&["status", "latest", "--json"])["state"], "finished");
 }
 
 #[test]
 fn of_two_resumes_at_once_one_wins_and_the_other_says_so() {
-    let place = Place::new();
-    let run = place.works(&["launch", "configs/small/short.toml"]);
+    let site = TestSite::new();
+    let run = site.works(&["launch", "configs/small/short.toml"]);
     let run = run.trim();
-    place.until_step(run, 1);
-    place.works(&["stop", run, "--wait"]);
+    site.until_step(run, 1);
+    site.works(&["stop", run, "--wait"]);
     let resume =
-        || place.command(&["resume", run]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        || site.command(&["resume", run]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let both = [resume().unwrap(), resume().unwrap()].map(|child| child.wait_with_output().unwrap());
     let won: Vec<bool> = both.iter().map(|output| output.status.success()).collect();
     assert_eq!(won.iter().filter(|won| **won).count(), 1, "{both:?}");
     let lost = &both[won.iter().position(|won| !won).unwrap()];
     let said = String::from_utf8_lossy(&lost.stderr);
     assert!(said.contains(&format!("cannot resume {run}")) && said.contains("hint: "), "{said}");
-    assert_eq!(place.runs()[0].attempt_numbers().unwrap(), [1, 2]);
+    assert_eq!(site.runs()[0].attempt_numbers().unwrap(), [1, 2]);
 }
 
 #[test]
 fn curves_are_exported_as_svg_png_and_csv() {
-    let place = Place::new().with("FAKE_STEP_MS", "1");
-    place.works(&["launch", "configs/small/short.toml", "--set", "train.steps=30", "--wait"]);
-    let read = |name: &str| std::fs::read(place.root.join(name)).unwrap();
-    place.works(&["export", "latest", "--out", "loss.svg"]);
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.works(&["launch", "configs/small/short.toml", "--set", "train.steps=30", "--wait"]);
+    let read = |name: &str| std::fs::read(site.root.join(name)).unwrap();
+    site.works(&["export", "latest", "--out", "loss.svg"]);
     let svg = String::from_utf8(read("loss.svg")).unwrap();
     assert!(svg.contains("<svg") && svg.contains("gradient norm"));
-    place.works(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
+    site.works(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
     assert!(read("loss.png").starts_with(b"\x89PNG"));
-    place.works(&["export", "latest", "--out", "all.csv"]);
+    site.works(&["export", "latest", "--out", "all.csv"]);
     let csv = String::from_utf8(read("all.csv")).unwrap();
     assert_eq!(csv.lines().count(), 31);
     assert!(csv.starts_with("attempt,step,t,loss,grad_norm"));
-    insta::assert_snapshot!("export_to_an_unknown_format", place.refuses(&["export", "latest", "--out", "loss.gif"]));
-    let unwritable = place.refuses(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
+    insta::assert_snapshot!("export_to_an_unknown_format", site.refuses(&["export", "latest", "--out", "loss.gif"]));
+    let unwritable = site.refuses(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
     insta::assert_snapshot!("export_to_an_unwritable_folder", unwritable);
 }
 
 #[test]
 fn the_stages_and_recipes_are_shown_with_what_changes_and_where_it_comes_from() {
-    let place = Place::new();
-    insta::assert_snapshot!("stages", place.redacted(&place.works(&["stages", "configs/small"])));
-    let why = place.works(&["recipe", "show", "configs/small/long.toml", "--why", "--set", "train.seed=7"]);
+    let site = TestSite::new();
+    insta::assert_snapshot!("stages", site.redacted(&site.works(&["stages", "configs/small"])));
+    let why = site.works(&["recipe", "show", "configs/small/long.toml", "--why", "--set", "train.seed=7"]);
     for line in [
         "num_layers = 1                           # configs/small/short.toml:4",
         "latent_frames = 5                        # configs/small/long.toml:5",
@@ -142,35 +142,35 @@ fn the_stages_and_recipes_are_shown_with_what_changes_and_where_it_comes_from() 
     ] {
         assert!(why.contains(line), "{line} is not in\n{why}");
     }
-    let json = place.json(&["recipe", "show", "configs/small/curriculum.toml:long", "--json"]);
+    let json = site.json(&["recipe", "show", "configs/small/curriculum.toml:long", "--json"]);
     assert_eq!(json["model"]["latent_frames"], 5);
 }
 
 #[test]
 fn a_shown_recipe_loads_again() {
-    let place = Place::new();
-    let shown = place.works(&["recipe", "show", "configs/small/long.toml"]);
-    place.write("again.toml", &shown);
-    assert_eq!(place.works(&["recipe", "show", "again.toml"]), shown);
+    let site = TestSite::new();
+    let shown = site.works(&["recipe", "show", "configs/small/long.toml"]);
+    site.write("again.toml", &shown);
+    assert_eq!(site.works(&["recipe", "show", "again.toml"]), shown);
 }
 
 #[test]
 fn check_ticks_what_holds_and_starts_nothing() {
-    let place = Place::new();
-    let good = place.redacted(&place.works(&["check", "configs/small/short.toml", "--local", "2"]));
+    let site = TestSite::new();
+    let good = site.redacted(&site.works(&["check", "configs/small/short.toml", "--local", "2"]));
     assert!(good.lines().filter(|line| line.starts_with('✓')).count() >= 7, "{good}");
-    assert!(place.runs().is_empty());
-    assert_eq!(place.json(&["check", "configs/small/short.toml", "--json"])["ready"], true);
+    assert!(site.runs().is_empty());
+    assert_eq!(site.json(&["check", "configs/small/short.toml", "--json"])["ready"], true);
 
-    place.write("configs/small/other.toml", "base = \"short.toml\"\n[data]\nindex = \"../../data/long.jsonl\"\n");
-    insta::assert_snapshot!("check_wrong_shape", place.refuses(&["check", "configs/small/other.toml", "--local", "3"]));
+    site.write("configs/small/other.toml", "base = \"short.toml\"\n[data]\nindex = \"../../data/long.jsonl\"\n");
+    insta::assert_snapshot!("check_wrong_shape", site.refuses(&["check", "configs/small/other.toml", "--local", "3"]));
 }
 
 #[test]
 fn wrong_requests_end_with_code_2_and_say_what_to_do() {
-    let place = Place::new();
-    place.write("broken.toml", "[model\nnum_layers = 1\n");
-    place.write("typo.toml", "base = \"configs/small/short.toml\"\n[optimizer]\nlearning_rate = 1e-3\n");
+    let site = TestSite::new();
+    site.write("broken.toml", "[model\nnum_layers = 1\n");
+    site.write("typo.toml", "base = \"configs/small/short.toml\"\n[optimizer]\nlearning_rate = 1e-3\n");
     let cases: &[(&str, &[&str])] = &[
         ("missing_recipe", &["launch", "nonesuch.toml"]),
         ("broken_recipe", &["launch", "broken.toml"]),
@@ -184,17 +184,17 @@ fn wrong_requests_end_with_code_2_and_say_what_to_do() {
         ("metric_that_is_none", &["export", "latest", "--out", "x.svg", "--metric", "los"]),
     ];
     for (name, args) in cases {
-        let refused = place.refuses(args);
+        let refused = site.refuses(args);
         assert!(refused.starts_with("exit code 2"), "{args:?}: {refused}");
         insta::assert_snapshot!(*name, refused);
     }
-    assert!(place.runs().is_empty());
+    assert!(site.runs().is_empty());
 }
 
 #[test]
 fn what_cannot_be_started_here_is_not_started() {
-    let place = Place::new();
-    place.write("nodata.toml", "base = \"configs/small/short.toml\"\n[data]\nindex = \"nonesuch.jsonl\"\n");
+    let site = TestSite::new();
+    site.write("nodata.toml", "base = \"configs/small/short.toml\"\n[data]\nindex = \"nonesuch.jsonl\"\n");
     let cases: &[(&str, &[&str])] = &[
         ("mesh_that_does_not_fit", &["launch", "configs/small/short.toml", "--local", "3"]),
         ("missing_data_set", &["launch", "nodata.toml"]),
@@ -202,17 +202,17 @@ fn what_cannot_be_started_here_is_not_started() {
         ("init_from_nothing", &["launch", "configs/small/short.toml", "--init", "nonesuch"]),
     ];
     for (name, args) in cases {
-        insta::assert_snapshot!(*name, place.refuses(args));
+        insta::assert_snapshot!(*name, site.refuses(args));
     }
-    let place = place.with("VIDTUI_TRAIN", "/nonesuch/vidtui-train");
-    insta::assert_snapshot!("missing_trainer", place.refuses(&["launch", "configs/small/short.toml"]));
-    assert!(place.runs().is_empty());
+    let site = site.with("VIDTUI_TRAIN", "/nonesuch/vidtui-train");
+    insta::assert_snapshot!("missing_trainer", site.refuses(&["launch", "configs/small/short.toml"]));
+    assert!(site.runs().is_empty());
 }
 
 #[test]
 fn without_a_terminal_the_console_refuses_in_one_line_without_escape_codes() {
-    let place = Place::new();
-    let done = place.command(&[]).stdin(Stdio::null()).finish();
+    let site = TestSite::new();
+    let done = site.command(&[]).stdin(Stdio::null()).finish();
     assert_eq!(done.code, 2);
     assert_eq!(done.stdout, "");
     assert!(!done.stderr.contains('\x1b'));
@@ -221,15 +221,15 @@ fn without_a_terminal_the_console_refuses_in_one_line_without_escape_codes() {
 
 #[test]
 fn completions_of_every_shell_know_the_commands() {
-    let place = Place::new();
+    let site = TestSite::new();
     for shell in ["bash", "zsh", "fish"] {
-        assert!(place.works(&["completions", shell]).contains("checkpoints"), "{shell}");
+        assert!(site.works(&["completions", shell]).contains("checkpoints"), "{shell}");
     }
 }
 
 #[test]
 fn a_reader_that_has_had_enough_is_no_error() {
-    let script = format!("{} completions bash | head -1; echo ${{PIPESTATUS[0]}}", crate::place::VIDTUI);
+    let script = format!("{} completions bash | head -1; echo ${{PIPESTATUS[0]}}", crate::test_site::VIDTUI);
     let done = std::process::Command::new("bash").args(["-c", &script]).finish();
     assert_eq!(done.stdout.lines().last(), Some("0"), "{}", done.stderr);
 }

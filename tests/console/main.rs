@@ -4,11 +4,11 @@
 
 mod commands;
 mod fake_trainer;
-mod nodes;
+mod nodes_and_smi;
 mod other_trainers;
-mod place;
 mod pty;
 mod real_trainer;
 mod session;
 mod terminal;
+mod test_site;
 mod weights;

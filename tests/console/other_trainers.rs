@@ -1,6 +1,6 @@
 //! Runs that another program trains: a shell script that prints and saves as cogvideox-factory does.
 
-use crate::place::Place;
+use crate::test_site::TestSite;
 use rundir::{EventKind, RunDir};
 use runstate::Liveness;
 use std::fs;
@@ -62,23 +62,23 @@ dp_replicate = 2
 /// Written nowhere but into this file.
 const SECRET: &str = "hush-9c1f-e77a";
 
-fn place() -> Place {
+fn site() -> TestSite {
     // Without the trainer: a run of another program needs none.
-    let place = Place::new().with("VIDTUI_TRAIN", "/nowhere/vidtui-train");
-    place.write("configs/own/own.toml", RECIPE);
-    place.write("keys.env", &format!("# for the tracker\nTOKEN={SECRET}\n"));
-    script(&place, TRAINER);
-    mode(&place, "keys.env", 0o600);
-    place
+    let site = TestSite::new().with("VIDTUI_TRAIN", "/nowhere/vidtui-train");
+    site.write("configs/own/own.toml", RECIPE);
+    site.write("keys.env", &format!("# for the tracker\nTOKEN={SECRET}\n"));
+    script(&site, TRAINER);
+    mode(&site, "keys.env", 0o600);
+    site
 }
 
-fn script(place: &Place, text: &str) {
-    place.write("code/train.sh", text);
-    mode(place, "code/train.sh", 0o755);
+fn script(site: &TestSite, text: &str) {
+    site.write("code/train.sh", text);
+    mode(site, "code/train.sh", 0o755);
 }
 
-fn mode(place: &Place, path: &str, mode: u32) {
-    fs::set_permissions(place.root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+fn mode(site: &TestSite, path: &str, mode: u32) {
+    fs::set_permissions(site.root.join(path), fs::Permissions::from_mode(mode)).unwrap();
 }
 
 fn events(dir: &RunDir) -> Vec<String> {
@@ -95,21 +95,21 @@ fn events(dir: &RunDir) -> Vec<String> {
 
 #[test]
 fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_checkpoint() {
-    let place = place();
-    let run = place.works(&["launch", "configs/own/own.toml"]);
+    let site = site();
+    let run = site.works(&["launch", "configs/own/own.toml"]);
     let run = run.trim();
-    let dir = place.runs().remove(0);
-    place.until("it to hang", || dir.root.join("output/hangs").exists());
-    place.until_step(run, 12);
-    place.until("its checkpoints to be seen", || events(&dir).iter().any(|event| event == "saved checkpoint-10"));
-    nobody_tells_the_secret(&place, &dir);
+    let dir = site.runs().remove(0);
+    site.until("it to hang", || dir.root.join("output/hangs").exists());
+    site.until_step(run, 12);
+    site.until("its checkpoints to be seen", || events(&dir).iter().any(|event| event == "saved checkpoint-10"));
+    nobody_tells_the_secret(&site, &dir);
 
-    let findings = place.json(&["status", run, "--json"])["findings"].clone();
+    let findings = site.json(&["status", run, "--json"])["findings"].clone();
     assert!(
         findings.is_array() && !findings.to_string().contains("gradient"),
         "a gradient that is not printed is no alarm: {findings}"
     );
-    let listed = place.json(&["checkpoints", run, "--json"]);
+    let listed = site.json(&["checkpoints", run, "--json"]);
     let listed: Vec<(u64, bool)> = listed["checkpoints"]
         .as_array()
         .unwrap()
@@ -117,17 +117,17 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
         .map(|c| (c["step"].as_u64().unwrap(), c["complete"].as_bool().unwrap()))
         .collect();
     assert_eq!(listed, [(5, true), (10, true), (12, false)]);
-    place.works(&["kill", run, "--yes"]);
+    site.works(&["kill", run, "--yes"]);
     assert!(remote::pid_files(&dir).unwrap().iter().all(|(_, live)| *live == Liveness::Dead));
-    let killed = place.json(&["status", run, "--json"]);
+    let killed = site.json(&["status", run, "--json"]);
     assert_eq!(killed["checkpoint"]["step"], 10);
 
-    let shown = place.json(&["resume", run, "--dry-run", "--json"]);
+    let shown = site.json(&["resume", run, "--dry-run", "--json"]);
     let command = shown["summary"]["command"].as_str().unwrap();
     let checkpoint = dir.root.join("output/checkpoint-10");
     assert!(command.ends_with(&format!("--resume_from_checkpoint {checkpoint}")), "{command}");
-    place.works(&["resume", run, "--wait"]);
-    let done = place.json(&["status", run, "--json"]);
+    site.works(&["resume", run, "--wait"]);
+    let done = site.json(&["status", run, "--json"]);
     assert_eq!((&done["state"], &done["step"]), (&"finished".into(), &20.into()));
     let log = fs::read_to_string(dir.rank_log(&remote::here().unwrap().node, 2, 0)).unwrap();
     assert!(log.starts_with("place none 0 of 2, preset 1, secret of 14 letters"), "{log}");
@@ -144,11 +144,11 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
             "{events:?}"
         );
     }
-    nobody_tells_the_secret(&place, &dir);
+    nobody_tells_the_secret(&site, &dir);
 }
 
 /// Looks at every file of the run, and at the command line of every process.
-fn nobody_tells_the_secret(place: &Place, dir: &RunDir) {
+fn nobody_tells_the_secret(site: &TestSite, dir: &RunDir) {
     let mut folders = vec![dir.root.clone()];
     let mut files = 0;
     while let Some(folder) = folders.pop() {
@@ -167,57 +167,57 @@ fn nobody_tells_the_secret(place: &Place, dir: &RunDir) {
         let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
         assert!(!String::from_utf8_lossy(&line).contains(SECRET), "{}", process.path().display());
     }
-    assert!(fs::read_to_string(place.root.join("keys.env")).unwrap().contains(SECRET));
+    assert!(fs::read_to_string(site.root.join("keys.env")).unwrap().contains(SECRET));
 }
 
 #[test]
 fn a_command_on_this_machine_is_kept_off_gpus_that_are_in_use() {
-    let place = place();
-    let checked = place.works(&["check", "configs/own/own.toml"]);
+    let site = site();
+    let checked = site.works(&["check", "configs/own/own.toml"]);
     assert!(checked.contains("✓ GPUs           none, and none needed"), "{checked}");
     assert!(checked.lines().any(|line| line.starts_with("✓ inodes")), "{checked}");
-    place.nvidia_smi(
+    site.nvidia_smi(
         r#"case $1 in
             --query-gpu=*) printf '%s, GPU-5a7e, 00000000:19:00.0, 0, 81559, 0\n' 0 1 ;;
             *) echo 'GPU-5a7e0000-11d2-4c33-9d00-60b5c0ffee00, 1, python train.py, 70000' ;;
         esac"#,
     );
-    let refused = place.refuses(&["launch", "configs/own/own.toml"]);
+    let refused = site.refuses(&["launch", "configs/own/own.toml"]);
     assert!(refused.contains("its GPUs are in use: process 1 of root with 68.4 GiB (python train.py)"), "{refused}");
-    assert!(place.runs().is_empty());
-    place.works(&["check", "configs/own/own.toml", "--waive", "GPU processes"]);
+    assert!(site.runs().is_empty());
+    site.works(&["check", "configs/own/own.toml", "--waive", "GPU processes"]);
 }
 
 #[test]
 fn what_a_command_will_be_is_checked_and_shown_word_for_word() {
-    let place = place();
-    let checked = place.works(&["check", "configs/own/own.toml"]);
+    let site = site();
+    let checked = site.works(&["check", "configs/own/own.toml"]);
     let words = r#"./train.sh --output_dir "#;
     let quoted = r#"--nodes 1 --words '$HOME; two {words}'"#;
     assert!(checked.contains(words) && checked.contains(quoted), "{checked}");
     assert!(checked.contains("TOKEN, handed over at the start") && !checked.contains(SECRET), "{checked}");
-    let shown = place.works(&["launch", "configs/own/own.toml", "--dry-run"]);
+    let shown = site.works(&["launch", "configs/own/own.toml", "--dry-run"]);
     assert!(shown.contains("# What the supervisor starts here:\n#   ./train.sh") && shown.contains(quoted), "{shown}");
     assert!(shown.contains("NCCL_IB_DISABLE=1") && !shown.contains(SECRET), "{shown}");
 
-    mode(&place, "keys.env", 0o644);
-    let open = place.refuses(&["launch", "configs/own/own.toml"]);
+    mode(&site, "keys.env", 0o644);
+    let open = site.refuses(&["launch", "configs/own/own.toml"]);
     assert!(
         open.contains("mode 0644") && open.contains("hint: close it: chmod 600") && !open.contains(SECRET),
         "{open}"
     );
-    mode(&place, "keys.env", 0o600);
-    fs::remove_file(place.root.join("code/train.sh")).unwrap();
-    let gone = place.refuses(&["launch", "configs/own/own.toml"]);
+    mode(&site, "keys.env", 0o600);
+    fs::remove_file(site.root.join("code/train.sh")).unwrap();
+    let gone = site.refuses(&["launch", "configs/own/own.toml"]);
     assert!(gone.contains("there is no program ./train.sh"), "{gone}");
-    assert!(place.runs().is_empty());
+    assert!(site.runs().is_empty());
 }
 
 #[test]
 fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
-    let place = place();
+    let site = site();
     script(
-        &place,
+        &site,
         "#!/usr/bin/env bash\n\
          setsid sleep 600 & echo $! >\"$(dirname \"$2\")/stray-$RANK\"\n\
          [ \"$RANK\" = 1 ] || exec sleep 600\n\
@@ -228,9 +228,9 @@ fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
          exit 1\n",
     );
     let per_rank = ["--set", "command.per=rank", "--set", "env.variables.LOCAL=here"];
-    let failed = place.refuses(&[&["launch", "configs/own/own.toml", "--wait"], &per_rank[..]].concat());
+    let failed = site.refuses(&[&["launch", "configs/own/own.toml", "--wait"], &per_rank[..]].concat());
     assert!(failed.contains("rank 1 on node") && failed.contains("ValueError: no video in /data"), "{failed}");
-    let dir = place.runs().remove(0);
+    let dir = site.runs().remove(0);
     for rank in [0, 1] {
         let pid = fs::read_to_string(dir.root.join(format!("stray-{rank}"))).unwrap();
         let line = fs::read(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
@@ -240,18 +240,18 @@ fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
 
 #[test]
 fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_gone() {
-    let place = place();
+    let site = site();
     script(
-        &place,
+        &site,
         "#!/usr/bin/env bash\n\
          setsid bash -c 'trap \"\" TERM; echo $$ >\"$0\"; while :; do sleep 0.1; done' \"$(dirname \"$2\")/worker\" &\n\
          exec sleep 600\n",
     );
-    let run = place.works(&["launch", "configs/own/own.toml"]);
+    let run = site.works(&["launch", "configs/own/own.toml"]);
     let run = run.trim();
-    let dir = place.runs().remove(0);
+    let dir = site.runs().remove(0);
     let worker = || fs::read_to_string(dir.root.join("worker")).unwrap_or_default().trim().parse::<i32>().ok();
-    place.until("its worker to run", || worker().is_some());
+    site.until("its worker to run", || worker().is_some());
     let worker = worker().unwrap();
     let (file, _) = remote::pid_files(&dir).unwrap().remove(0);
     let kill = |pid: i32| {
@@ -264,7 +264,7 @@ fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_go
     }
     let alive = || remote::pid_files(&dir).unwrap()[0].1;
     assert_eq!(alive(), Liveness::Alive, "its worker still trains");
-    let killed = place.works(&["kill", run, "--yes", "--json"]);
+    let killed = site.works(&["kill", run, "--yes", "--json"]);
     assert!(killed.contains("\"gone\": true") || killed.contains("\"gone\":true"), "{killed}");
     assert_eq!(alive(), Liveness::Dead);
     let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
@@ -273,32 +273,32 @@ fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_go
 
 #[test]
 fn a_command_whose_steps_nobody_reads_is_running_and_finished_and_says_why_it_has_no_charts() {
-    let place = place();
-    script(&place, "#!/usr/bin/env bash\nuntil [ -e ../../go ]; do sleep 0.02; done\n");
+    let site = site();
+    script(&site, "#!/usr/bin/env bash\nuntil [ -e ../../go ]; do sleep 0.02; done\n");
     let none = ["--set", "command.adapter=none", "--set", "command.resume=[]", "--set", "command.folder="];
-    let program = format!("command.run=[\"{}\"]", place.root.join("code/train.sh"));
-    let run = place.works(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
+    let program = format!("command.run=[\"{}\"]", site.root.join("code/train.sh"));
+    let run = site.works(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
     let run = run.trim();
-    let shown = place.works(&["status", run]);
+    let shown = site.works(&["status", run]);
     assert!(shown.contains("running") && shown.contains("adapter = \"none\""), "{shown}");
-    assert!(place.works(&["runs"]).contains("?/20"));
-    place.write("go", "");
-    place.until("it to end", || place.json(&["status", run, "--json"])["state"] == "finished");
-    assert_eq!(place.json(&["status", run, "--json"])["step"], 20);
+    assert!(site.works(&["runs"]).contains("?/20"));
+    site.write("go", "");
+    site.until("it to end", || site.json(&["status", run, "--json"])["state"] == "finished");
+    assert_eq!(site.json(&["status", run, "--json"])["step"], 20);
 }
 
 #[test]
 fn a_stage_that_a_command_trains_shows_the_command_and_no_figures_of_a_model() {
-    let place = place();
-    place.write(
+    let site = site();
+    site.write(
         "configs/own/curriculum.toml",
         "title = \"Own\"\n[[stage]]\nname = \"short\"\nrecipe = \"own.toml\"\nstart = \"random\"\n",
     );
-    let listed = place.works(&["stages", "configs/own"]);
+    let listed = site.works(&["stages", "configs/own"]);
     assert!(listed.contains("20 steps, 2 ranks\n   command: ./train.sh --output_dir"), "{listed}");
     assert!(!listed.contains("parameters"), "{listed}");
-    let stage = &place.json(&["stages", "configs/own", "--json"])["stages"][0];
+    let stage = &site.json(&["stages", "configs/own", "--json"])["stages"][0];
     assert!(stage["params"].is_null() && stage["command"].as_str().unwrap().starts_with("./train.sh"), "{stage}");
-    let fitted = place.refuses(&["launch", "configs/own/own.toml", "--fit", "4"]);
+    let fitted = site.refuses(&["launch", "configs/own/own.toml", "--fit", "4"]);
     assert!(fitted.contains("started on as many ranks as there are"), "{fitted}");
 }

@@ -1,7 +1,7 @@
 //! The same session with the real `vidtui-train` on the demo's own data, cut short. Skipped aloud where either is missing.
 
-use crate::place::{Place, VIDTUI};
 use crate::pty::ENTER;
+use crate::test_site::{TestSite, VIDTUI};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{History, MetricSample, RunDir, Tail};
 
@@ -9,7 +9,7 @@ use rundir::{History, MetricSample, RunDir, Tail};
 pub fn trainer() -> Option<Utf8PathBuf> {
     let folder = Utf8Path::new(VIDTUI).parent().unwrap();
     let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
-    places.into_iter().find(|place| place.exists())
+    places.into_iter().find(|site| site.exists())
 }
 
 fn history(run: &RunDir) -> History {
@@ -30,23 +30,23 @@ fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage
         eprintln!("SKIPPED: no assets/demo; `cargo xtask fixtures` makes it");
         return;
     }
-    let place = Place::new().with("VIDTUI_TRAIN", trainer.as_str());
-    std::fs::remove_dir_all(place.root.join("configs")).unwrap();
+    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
+    std::fs::remove_dir_all(site.root.join("configs")).unwrap();
     let stage = |name: &str, steps: u32| {
         let recipe = format!("name = \"demo-{name}\"\nbase = \"{demo}/{name}.toml\"\n[train]\nsteps = {steps}\n");
         // One block instead of three: it is about the session.
         let rest = "[model]\nnum_layers = 1\n[checkpoint]\ninterval = 2\n";
-        place.write(&format!("configs/demo/{name}.toml"), &format!("{recipe}{rest}"));
+        site.write(&format!("configs/demo/{name}.toml"), &format!("{recipe}{rest}"));
     };
     // More than a fast machine does while `s` is on its way.
     stage("2s", 40);
     stage("4s", 6);
-    place.write("configs/demo/curriculum.toml", &std::fs::read_to_string(demo.join("curriculum.toml")).unwrap());
+    site.write("configs/demo/curriculum.toml", &std::fs::read_to_string(demo.join("curriculum.toml")).unwrap());
 
-    let mut console = place.console((100, 30), &[], &[]);
+    let mut console = site.console((100, 30), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["2s", "4s"]).press(ENTER).shows(&["Start 2s?"]).press(ENTER);
     console.shows(&["demo-2s", "running", "Gradient norm"]);
-    let first = place.runs()[0].clone();
+    let first = site.runs()[0].clone();
     console.meanwhile("the second step", || history(&first).last().is_some_and(|sample| sample.step >= 2));
     console.press("s").shows(&["resume from step"]);
     let saved = rundir::latest(&first).unwrap().step;
@@ -65,9 +65,9 @@ fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage
 
     console.press("e").shows(&[".svg"]);
     console.press("n").shows(&["Start 4s?"]).press(ENTER).shows_no("Start 4s?");
-    console.meanwhile("the second run", || place.runs().len() == 2);
+    console.meanwhile("the second run", || site.runs().len() == 2);
     console.shows(&["demo-4s", "step 6 of 6", "finished"]);
-    let second = place.json(&["status", "latest", "--json"]);
+    let second = site.json(&["status", "latest", "--json"]);
     assert_eq!((second["stage"].as_str(), second["parent"]["step"].as_u64()), (Some("4s"), Some(40)));
     console.press("q");
     assert_eq!(console.ended(), 0);

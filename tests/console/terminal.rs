@@ -1,14 +1,14 @@
 //! What the console does to the terminal, and that it always gives it back.
 
-use crate::place::Place;
 use crate::pty::{CTRL_C, CTRL_Z, ENTER, ESC, Pty, colour_codes};
+use crate::test_site::TestSite;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const SIZE: (u16, u16) = (100, 30);
 
-fn open(place: &Place) -> Pty {
-    let console = place.console(SIZE, &[], &[]);
+fn open(site: &TestSite) -> Pty {
+    let console = site.console(SIZE, &[], &[]);
     console.shows(&["No runs yet"]);
     console.until("the alternate screen", |screen| screen.alternate_screen() && screen.hide_cursor());
     console
@@ -17,8 +17,8 @@ fn open(place: &Place) -> Pty {
 #[test]
 fn quitting_gives_the_terminal_back() {
     for key in ["q", CTRL_C] {
-        let place = Place::new();
-        let mut console = open(&place);
+        let site = TestSite::new();
+        let mut console = open(&site);
         console.press(key);
         assert_eq!(console.ended(), 0);
         console.assert_restored();
@@ -28,8 +28,8 @@ fn quitting_gives_the_terminal_back() {
 #[test]
 fn signals_that_end_it_give_the_terminal_back_and_are_seen_by_the_parent() {
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
-        let place = Place::new();
-        let mut console = open(&place);
+        let site = TestSite::new();
+        let mut console = open(&site);
         kill(Pid::from_raw(console.pid() as i32), signal).unwrap();
         assert_ne!(console.ended(), 0, "a shell must see that {signal} ended it");
         console.assert_restored();
@@ -38,10 +38,10 @@ fn signals_that_end_it_give_the_terminal_back_and_are_seen_by_the_parent() {
 
 #[test]
 fn ctrl_z_suspends_it_and_fg_draws_everything_again() {
-    let place = Place::new();
-    let mut shell = place.shell(SIZE);
+    let site = TestSite::new();
+    let mut shell = site.shell(SIZE);
     shell.prompts();
-    shell.press(&format!("{} --runs runs\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    shell.press(&format!("{} --runs runs\r", crate::test_site::VIDTUI)).shows(&["No runs yet"]);
     shell.press(CTRL_Z).shows(&["Stopped"]).prompts();
     shell.until("the main screen and the cursor", |screen| !screen.alternate_screen() && !screen.hide_cursor());
     shell.press("echo at the shell\r").shows(&["at the shell\n"]).prompts();
@@ -57,10 +57,12 @@ fn ctrl_z_suspends_it_and_fg_draws_everything_again() {
 #[test]
 fn suspending_takes_the_programs_along_that_started_it() {
     // As under `cargo run`: the shell waits for a program that waits for the console.
-    let place = Place::new();
-    let shell = place.shell(SIZE);
+    let site = TestSite::new();
+    let shell = site.shell(SIZE);
     shell.prompts();
-    shell.press(&format!("sh -c '{} --runs runs; echo it has ended'\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    shell
+        .press(&format!("sh -c '{} --runs runs; echo it has ended'\r", crate::test_site::VIDTUI))
+        .shows(&["No runs yet"]);
     shell.press(CTRL_Z).shows(&["Stopped"]).prompts();
     shell.press("fg\r").shows(&["No runs yet"]);
     shell.press("q").shows(&["it has ended"]);
@@ -68,8 +70,8 @@ fn suspending_takes_the_programs_along_that_started_it() {
 
 #[test]
 fn without_a_shell_to_return_to_ctrl_z_does_nothing() {
-    let place = Place::new();
-    let mut console = open(&place);
+    let site = TestSite::new();
+    let mut console = open(&site);
     console.press(CTRL_Z).press("?").shows(&["Keys"]);
     console.press(ESC).press("q");
     assert_eq!(console.ended(), 0);
@@ -77,10 +79,10 @@ fn without_a_shell_to_return_to_ctrl_z_does_nothing() {
 
 #[test]
 fn a_stop_signal_from_outside_suspends_it_too() {
-    let place = Place::new();
-    let shell = place.shell(SIZE);
+    let site = TestSite::new();
+    let shell = site.shell(SIZE);
     shell.prompts();
-    shell.press(&format!("{} --runs runs\r", crate::place::VIDTUI)).shows(&["No runs yet"]);
+    shell.press(&format!("{} --runs runs\r", crate::test_site::VIDTUI)).shows(&["No runs yet"]);
     kill(Pid::from_raw(shell.children()[0]), Signal::SIGTSTP).unwrap();
     shell.shows(&["Stopped"]).prompts();
     shell.press("fg\r").shows(&["No runs yet"]).press("q").prompts();
@@ -88,10 +90,10 @@ fn a_stop_signal_from_outside_suspends_it_too() {
 
 #[test]
 fn no_color_means_not_one_colour_code() {
-    let place = Place::new().with("FAKE_STEP_MS", "1");
-    place.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let tour = |env: &[(&str, &str)]| {
-        let mut console = place.console(SIZE, &[], env);
+        let mut console = site.console(SIZE, &[], env);
         console.shows(&["small-short"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]);
         console.press(ESC).press("2").shows(&["Small"]).press("q");
         console.ended();
@@ -103,8 +105,8 @@ fn no_color_means_not_one_colour_code() {
 
 #[test]
 fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
-    let place = Place::new();
-    let console = open(&place);
+    let site = TestSite::new();
+    let console = open(&site);
     for size in [(1, 1), (7, 2), (300, 3), (2, 100), (40, 10)] {
         // Help opens and closes; time is given for that to be drawn, and not waited for: there may be nothing to see.
         console.resize(size).press("?\x1b");
@@ -116,8 +118,8 @@ fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
 
 #[test]
 fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
-    let place = Place::new();
-    let mut console = open(&place);
+    let site = TestSite::new();
+    let mut console = open(&site);
     console.press("/").shows(&["Show runs with:"]);
     for n in 0..200 {
         let size = if n % 2 == 0 { (90, 30) } else { SIZE };
@@ -136,8 +138,8 @@ fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
 
 #[test]
 fn pasted_text_presses_no_keys() {
-    let place = Place::new();
-    let mut console = open(&place);
+    let site = TestSite::new();
+    let mut console = open(&site);
     console.press("\x1b[200~q2?\x1b[201~").press("?").shows(&["Keys"]);
     console.press(ESC).shows(&["No runs yet"]).press("q");
     assert_eq!(console.ended(), 0);
@@ -145,10 +147,10 @@ fn pasted_text_presses_no_keys() {
 
 #[test]
 fn a_panic_gives_the_terminal_back_before_it_is_told() {
-    let place = Place::new();
+    let site = TestSite::new();
     let me = std::env::current_exe().unwrap();
     let args = ["--exact", "terminal::panic_with_the_terminal_taken", "--nocapture"];
-    let mut child = Pty::start(SIZE, me.to_str().unwrap(), &args, &[(PANIC, "1")], &place.root);
+    let mut child = Pty::start(SIZE, me.to_str().unwrap(), &args, &[(PANIC, "1")], &site.root);
     assert_eq!(child.ended(), 101);
     child.assert_restored();
     let raw = child.raw();
@@ -159,11 +161,11 @@ fn a_panic_gives_the_terminal_back_before_it_is_told() {
 
 #[test]
 fn a_replay_plays_in_the_terminal_and_gives_it_back() {
-    let place = Place::new();
-    let mut console = place.console(SIZE, &["--record", "session.jsonl"], &[]);
+    let site = TestSite::new();
+    let mut console = site.console(SIZE, &["--record", "session.jsonl"], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press("q");
     console.ended();
-    let mut replay = place.console(SIZE, &["replay", "session.jsonl", "--speed", "4"], &[]);
+    let mut replay = site.console(SIZE, &["replay", "session.jsonl", "--speed", "4"], &[]);
     replay.shows(&["Small"]);
     kill(Pid::from_raw(replay.pid() as i32), Signal::SIGTERM).unwrap();
     assert_ne!(replay.ended(), 0);
@@ -172,15 +174,15 @@ fn a_replay_plays_in_the_terminal_and_gives_it_back() {
 
 #[test]
 fn kill_on_a_terminal_asks_and_takes_no_for_an_answer() {
-    let place = Place::new();
-    let run = place.works(&["launch", "configs/small:short"]);
+    let site = TestSite::new();
+    let run = site.works(&["launch", "configs/small:short"]);
     let run = run.trim();
     for (answer, state) in [("\r", "running"), ("no\r", "running"), ("y\r", "stopped")] {
-        place.until_step(run, 1);
-        let mut shell = place.console(SIZE, &["kill", run], &[]);
+        site.until_step(run, 1);
+        let mut shell = site.console(SIZE, &["kill", run], &[]);
         shell.shows(&["supervisor", "Kill? [y/N]"]).press(answer);
         assert_eq!(shell.ended() == 0, state == "stopped");
-        assert_eq!(place.json(&["status", run, "--json"])["state"], state);
+        assert_eq!(site.json(&["status", run, "--json"])["state"], state);
     }
 }
 

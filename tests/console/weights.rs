@@ -1,8 +1,8 @@
 //! `vidtui convert` and `vidtui inspect`: from a diffusers folder to a run that starts from it, and back.
 
-use crate::place::Place;
 use crate::pty::{ENTER, RIGHT};
 use crate::real_trainer::trainer;
+use crate::test_site::TestSite;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,66 +19,66 @@ fn model() -> Utf8PathBuf {
 
 /// The same by a short path: long ones wrap and are cut on the screen, and what it shows must not depend on where this
 /// checkout lies.
-fn nearby_model(place: &Place) -> Utf8PathBuf {
-    let link = place.root.join("theirs");
+fn nearby_model(site: &TestSite) -> Utf8PathBuf {
+    let link = site.root.join("theirs");
     std::os::unix::fs::symlink(model(), &link).unwrap();
     link
 }
 
 /// A recipe for weights that were converted to `inner`, and data of their shape.
-fn recipe(place: &Place) {
-    place.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 8, 12]);
-    place.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
+fn recipe(site: &TestSite) {
+    site.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 8, 12]);
+    site.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
     let line = r#"{"vid_emb": "tiny.latent.safetensors", "text_chunk_emb": ["tiny.text.safetensors"]}"#;
-    place.write("data/tiny.jsonl", &format!("{line}\n"));
+    site.write("data/tiny.jsonl", &format!("{line}\n"));
     let rest = "[data]\nindex = \"data/tiny.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\ndtype = \"float32\"\n";
-    place.write("tiny.toml", &format!("base = \"inner/model.toml\"\n{rest}"));
+    site.write("tiny.toml", &format!("base = \"inner/model.toml\"\n{rest}"));
 }
 
 #[test]
 fn a_diffusers_folder_is_converted_and_launched_from() {
-    let place = Place::new();
+    let site = TestSite::new();
     let model = model();
-    let printed = place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    let printed = site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
     assert_eq!(printed.trim(), "inner");
-    recipe(&place);
-    let shown = place.works(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
+    recipe(&site);
+    let shown = site.works(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
     assert!(shown.contains("-converted-inner-"), "{shown}");
-    let seen = place.json(&["inspect", "inner", "--json"]);
+    let seen = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((seen["kind"].as_str(), seen["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
     assert_eq!((seen["complete"].as_bool(), seen["layers"].as_u64()), (Some(true), Some(2)));
-    let found = place.json(&["inspect", model.as_str(), "inner", "--json"]);
+    let found = site.json(&["inspect", model.as_str(), "inner", "--json"]);
     assert_eq!(found["difference"]["same"], 64);
 }
 
 #[test]
 fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
-    let place = Place::new();
+    let site = TestSite::new();
     let args =
         ["convert", model().as_str(), "inner", "--to", "internal", "--layer", "ttt_linear", "--in-channels", "9"]
             .map(str::to_owned);
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
     args.push("--dry-run");
-    let shown = place.works(&args);
+    let shown = site.works(&args);
     insta::assert_snapshot!(shown.replace(model().as_str(), "MODEL"));
-    assert!(!place.root.join("inner").exists());
+    assert!(!site.root.join("inner").exists());
     args.push("--json");
-    let document = place.json(&args);
+    let document = site.json(&args);
     assert_eq!(document["report"]["initialized"].as_array().unwrap().len(), 40);
     assert_eq!(document["done"], false);
 }
 
 #[test]
 fn what_cannot_be_converted_is_refused_with_a_way_out() {
-    let place = Place::new();
+    let site = TestSite::new();
     let model = model();
-    place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
     let said = [
-        place.refuses(&["convert", model.as_str(), "inner", "--to", "internal"]),
-        place.refuses(&["convert", "nowhere", "outer", "--to", "diffusers"]),
-        place.refuses(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
-        place.refuses(&["convert", "data", "outer", "--to", "diffusers"]),
-        place.refuses(&["inspect", "configs"]),
+        site.refuses(&["convert", model.as_str(), "inner", "--to", "internal"]),
+        site.refuses(&["convert", "nowhere", "outer", "--to", "diffusers"]),
+        site.refuses(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
+        site.refuses(&["convert", "data", "outer", "--to", "diffusers"]),
+        site.refuses(&["inspect", "configs"]),
     ];
     insta::assert_snapshot!(said.join("\n").replace(model.as_str(), "MODEL"));
 }
@@ -89,17 +89,17 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
         eprintln!("SKIPPED: no vidtui-train; `cargo xtask test` builds it");
         return;
     };
-    let place = Place::new().with("VIDTUI_TRAIN", trainer.as_str());
+    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
     let model = model();
-    place.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
-    recipe(&place);
+    site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    recipe(&site);
     // So small a step that the weights stay what they were, up to its size.
     let launch = ["launch", "tiny.toml", "--init", "inner", "--set", "optimizer.lr=1e-9", "--wait"];
-    let run = place.works(&launch);
-    place.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
-    let found = place.json(&["inspect", model.as_str(), "outer", "--json"]);
+    let run = site.works(&launch);
+    site.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
+    let found = site.json(&["inspect", model.as_str(), "outer", "--json"]);
     let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
-    assert_eq!(config(&place.root.join("outer")), config(&model), "what the weights came with travelled along");
+    assert_eq!(config(&site.root.join("outer")), config(&model), "what the weights came with travelled along");
     let found = &found["difference"];
     assert_eq!((found["missing"].as_array().unwrap().len(), found["extra"].as_array().unwrap().len()), (0, 0));
     for changed in found["changed"].as_array().unwrap() {
@@ -108,10 +108,10 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
 }
 
 /// Writes a diffusers model of half a gigabyte, of zeros that take no room on the disk.
-fn large(place: &Place) {
+fn large(site: &TestSite) {
     let config = r#"{"_class_name": "CogVideoXTransformer3DModel", "num_layers": 2, "num_attention_heads": 32}"#;
-    place.write("large/config.json", config);
-    let config = weights::Config::read(&place.root.join("large/config.json")).unwrap();
+    site.write("large/config.json", config);
+    let config = weights::Config::read(&site.root.join("large/config.json")).unwrap();
     let model = weights::model_from_diffusers(&config).unwrap();
     let mut at = 0;
     let entries = recipe::param_specs(&model).into_iter().map(|spec| {
@@ -120,7 +120,7 @@ fn large(place: &Place) {
         format!(r#""{name}":{{"dtype":"F32","shape":{:?},"data_offsets":[{begin},{at}]}}"#, spec.shape)
     });
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
-    let mut file = File::create(place.root.join("large/diffusion_pytorch_model.safetensors")).unwrap();
+    let mut file = File::create(site.root.join("large/diffusion_pytorch_model.safetensors")).unwrap();
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
     file.set_len(8 + header.len() as u64 + at).unwrap();
@@ -128,13 +128,13 @@ fn large(place: &Place) {
 
 #[test]
 fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() {
-    let place = Place::new();
-    large(&place);
+    let site = TestSite::new();
+    large(&site);
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let (target, part) = (place.root.join(signal.as_str()), place.root.join(format!(".{signal}.part")));
+        let (target, part) = (site.root.join(signal.as_str()), site.root.join(format!(".{signal}.part")));
         let args = ["convert", "large", signal.as_str(), "--to", "internal"];
         let ended = (0..20).find_map(|_| {
-            let mut child = place.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let mut child = site.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
             let writes = || part.read_dir_utf8().is_ok_and(|mut files| files.next().is_some());
             while !writes() && child.try_wait().unwrap().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -150,7 +150,7 @@ fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() 
         });
         assert_eq!(ended.and_then(|ended| ended.signal()), Some(signal as i32));
         assert_eq!(part.exists(), signal == Signal::SIGKILL, "only who is killed cannot clear up");
-        place.works(&args);
+        site.works(&args);
         assert!(!part.exists());
         rundir::Checkpoint::open(&target).unwrap().verify_checksums().unwrap();
     }
@@ -158,35 +158,35 @@ fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() 
 
 #[test]
 fn the_console_shows_what_it_would_convert_and_converts_that() {
-    let place = Place::new();
-    let console = place.console((120, 50), &[], &[]);
+    let site = TestSite::new();
+    let console = site.console((120, 50), &[], &[]);
     console.shows(&["No runs yet"]).press("4").shows(&["Convert weights", "a diffusers folder"]);
     console.press(ENTER).shows(&["Convert:"]);
-    console.press(nearby_model(&place).as_str()).press(ENTER).shows(&["theirs-internal", "in 1 file"]);
+    console.press(nearby_model(&site).as_str()).press(ENTER).shows(&["theirs-internal", "in 1 file"]);
     console.press("j").press(ENTER).shows(&["Into the new folder:"]);
     console.press(&"\x7f".repeat(200)).press("inner").press(ENTER);
     console.shows(&["inner, 639 KiB in 1 file", "convert as shown", "blocks.{i}.attn.q.weight"]);
-    assert!(!place.root.join("inner").exists(), "a preview writes nothing");
+    assert!(!site.root.join("inner").exists(), "a preview writes nothing");
     console.press("c").shows(&["Wrote inner"]);
-    let found = place.json(&["inspect", model().as_str(), "inner", "--json"]);
+    let found = site.json(&["inspect", model().as_str(), "inner", "--json"]);
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
     // Once more it would be in the way of itself.
     console.press("j").press("j").press(RIGHT).shows(&["That folder exists", "r replace it"]);
     console.press("r").shows(&["Replaces the earlier conversion there.", "do not replace"]);
     console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
-    let seen = place.json(&["inspect", "inner", "--json"]);
+    let seen = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((seen["kind"].as_str(), seen["complete"].as_bool()), (Some("checkpoint"), Some(true)));
 }
 
 #[test]
 fn a_stage_that_starts_from_a_diffusers_folder_offers_to_convert_it() {
-    let place = Place::new();
+    let site = TestSite::new();
     let stages = format!(
         "title = \"Theirs\"\n[[stage]]\nname = \"begin\"\nrecipe = \"../small/short.toml\"\nstart = \"{}/\"\n",
-        nearby_model(&place)
+        nearby_model(&site)
     );
-    place.write("configs/theirs/curriculum.toml", &stages);
-    let console = place.console((100, 40), &[], &[]);
+    site.write("configs/theirs/curriculum.toml", &stages);
+    let console = site.console((100, 40), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Theirs", "begin"]);
     console.press("G").press(ENTER).shows(&["c convert them"]);
     console.press("c").shows(&["Convert weights", "theirs-internal", "convert as shown"]);

@@ -1,7 +1,7 @@
 //! The checks that a launch makes, one after the other, so that nothing is started that cannot be finished.
 
-use crate::desk::{self, Desk, Wish};
 use crate::refusal::Refusal;
+use crate::workspace::{self, Wish, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::Place;
 use recipe::{Recipe, Trainer};
@@ -41,19 +41,19 @@ pub enum Found {
 }
 
 /// Makes every check on a launch; each row stands for itself, so that one look shows all that is wrong.
-pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
+pub fn all(workspace: &Workspace, wish: &Wish<'_>) -> Vec<Row> {
     let recipe = &wish.subject.resolved().recipe;
-    let place = desk.place(wish.ranks, wish.nodes, recipe.mesh.world()).map_err(Refusal::into_failure);
+    let place = workspace.place(wish.ranks, wish.nodes, recipe.mesh.world()).map_err(Refusal::into_failure);
     let known = good("recipe", format!("{}: every key known, every rule holds", recipe.name));
     let mut rows = match recipe.trainer {
-        Trainer::Embedded => embedded(desk, wish, recipe, place),
+        Trainer::Embedded => embedded(workspace, wish, recipe, place),
         Trainer::Command => vec![row("ranks", place.map(|place| ranks(&place))), row("supervisor", supervisor())],
     };
     rows.insert(0, known);
     if rows.iter().all(Row::holds) {
         // A launch looks at some things once more; they have their row.
         let new = |what: &str| rows.iter().all(|known| known.what != what);
-        let machine = machine(desk, wish, &new);
+        let machine = machine(workspace, wish, &new);
         rows.extend(machine);
     } else {
         let needs = "the checks above".to_owned();
@@ -63,11 +63,11 @@ pub fn all(desk: &Desk, wish: &Wish<'_>) -> Vec<Row> {
 }
 
 /// What vidtui's own trainer needs.
-fn embedded(desk: &Desk, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, Failure>) -> Vec<Row> {
+fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, Failure>) -> Vec<Row> {
     vec![
         row("mesh", place.and_then(|place| mesh(recipe, &place))),
         row("data", dataset(recipe)),
-        row("weights", weights(desk, wish)),
+        row("weights", weights(workspace, wish)),
         row(
             "trainer",
             remote::find_trainer().map(|trainer| {
@@ -90,7 +90,7 @@ fn ranks(place: &Place) -> String {
 }
 
 fn supervisor() -> Result<String, Failure> {
-    let program = desk::program(Trainer::Command)?;
+    let program = workspace::program(Trainer::Command)?;
     Ok(format!("{} {}, no libtorch needed", program.path, program.version))
 }
 
@@ -119,7 +119,7 @@ pub fn some_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
 
 fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
     let (mesh, ranks) = (&recipe.mesh, place.slots());
-    recipe.check_world(ranks).map_err(|error| desk::recipe_failure(error).into_failure())?;
+    recipe.check_world(ranks).map_err(|error| workspace::recipe_failure(error).into_failure())?;
     let of_nodes = match place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes) {
         1 => String::new(),
         nodes => format!(" on {}", units::counted(nodes, "node")),
@@ -127,9 +127,9 @@ fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
     Ok(format!("{mesh}{of_nodes}"))
 }
 
-fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {
+fn weights(workspace: &Workspace, wish: &Wish<'_>) -> Result<String, Failure> {
     let recipe = &wish.subject.resolved().recipe;
-    let Some(weights) = desk.weights_of(wish).map_err(Refusal::into_failure)? else {
+    let Some(weights) = workspace.weights_of(wish).map_err(Refusal::into_failure)? else {
         return Ok(format!("random, from seed {}", recipe.train.seed));
     };
     let checkpoint = Checkpoint::open(&weights.path)?;
@@ -141,14 +141,14 @@ fn weights(desk: &Desk, wish: &Wish<'_>) -> Result<String, Failure> {
 }
 
 /// What only a whole plan can be asked: disk, the run folder, and whatever else the node says.
-fn machine(desk: &Desk, wish: &Wish<'_>, new: &dyn Fn(&str) -> bool) -> Vec<Row> {
-    let plan = match desk.plan_launch(wish) {
+fn machine(workspace: &Workspace, wish: &Wish<'_>, new: &dyn Fn(&str) -> bool) -> Vec<Row> {
+    let plan = match workspace.plan_launch(wish) {
         Ok(plan) => plan,
         Err(refusal) => return vec![Row { what: "plan".into(), found: Found::Bad(refusal.into_failure()) }],
     };
     let starts = plan.summary.iter().find(|(name, _)| plan.is_command() && name == "command");
     let starts = starts.map(|(_, command)| good("starts", command.clone()));
-    match desk.transports(&plan.attempt.logins) {
+    match workspace.transports(&plan.attempt.logins) {
         Ok(mut nodes) => by_check(&remote::checks(&plan, &mut nodes), new).into_iter().chain(starts).collect(),
         Err(failure) => vec![Row { what: "node".into(), found: Found::Bad(failure) }],
     }

@@ -7,13 +7,13 @@
 //! effects ────┘ <──── effects.rs <─────┘ Effect
 //! ```
 
-use crate::desk::Desk;
 use crate::effects::Runner;
 use crate::queue::Queue;
 use crate::record::{Header, Moment, Recorder};
 use crate::refusal::Refusal;
 use crate::terminal::{self, Colours, Screen};
 use crate::watches::{Stop, Watcher};
+use crate::workspace::Workspace;
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rundir::Failure;
@@ -58,7 +58,7 @@ pub enum End {
 ///
 /// # Errors
 /// A refusal in one line when there is no terminal; a failure when the terminal cannot be used.
-pub fn open(desk: Desk, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, Refusal> {
+pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, Refusal> {
     if !Screen::available() {
         let what = "vidtui: the console needs a terminal, and here is none";
         return Err(Refusal::request(Failure::new(
@@ -68,8 +68,8 @@ pub fn open(desk: Desk, run: Option<&str>, record: Option<&Utf8Path>) -> Result<
             "",
         )));
     }
-    let run = run.map(|run| Ok::<_, Refusal>(desk.find(run)?.read_run()?.id)).transpose()?;
-    let desk = Arc::new(desk);
+    let run = run.map(|run| Ok::<_, Refusal>(workspace.find(run)?.read_run()?.id)).transpose()?;
+    let workspace = Arc::new(workspace);
     let queue = Arc::new(Queue::new());
     let mut screen = take_terminal(&queue)?;
     let (width, height) = screen.size().map_err(cannot_open)?;
@@ -78,15 +78,15 @@ pub fn open(desk: Desk, run: Option<&str>, record: Option<&Utf8Path>) -> Result<
         now: now_s(),
         theme: theme(),
         symbols: symbols(),
-        runs_dir: desk.runs.clone(),
-        export_dir: desk.here.clone(),
-        nodes_from: desk.nodes_from(),
+        runs_dir: workspace.runs.clone(),
+        export_dir: workspace.here.clone(),
+        nodes_from: workspace.nodes_from(),
         open: run,
     };
     let recorder = record.map(|file| Recorder::create(file, &setup)).transpose()?;
     read_keys(queue.clone(), |event| message_of(event).map(Item::Msg));
-    let runner = Runner::new(desk.clone(), queue.clone());
-    let live = Live { runner, watcher: Watcher::new(desk, queue.clone()), recorder };
+    let runner = Runner::new(workspace.clone(), queue.clone());
+    let live = Live { runner, watcher: Watcher::new(workspace, queue.clone()), recorder };
     let mut console = Console { model: Model::new(setup), queue, live: Some(live) };
     let end = console.run(&mut screen);
     drop(screen);

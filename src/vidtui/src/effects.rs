@@ -4,9 +4,9 @@ use crate::chart_export;
 use crate::console::Item;
 use crate::conversions;
 use crate::curves;
-use crate::desk::{self, Desk, Fitting, Init, Subject, Wish, report_in_words, stacks_in_words};
 use crate::queue::Queue;
 use crate::refusal::Refusal;
+use crate::workspace::{self, Fitting, Init, Subject, Wish, Workspace, report_in_words, stacks_in_words};
 use plan::{KillHow, ResumeOptions};
 use recipe::StageStart;
 use remote::Patience;
@@ -20,7 +20,7 @@ use weights::{Doing, Progress};
 
 /// Starts effects.
 pub struct Runner {
-    desk: Arc<Desk>,
+    workspace: Arc<Workspace>,
     queue: Arc<Queue<Item>>,
     /// What changes something outside, and must not be cut off in the middle.
     begun: Vec<JoinHandle<()>>,
@@ -32,8 +32,8 @@ pub struct Runner {
 
 impl Runner {
     /// A runner that answers through `queue`.
-    pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
-        Self { desk, queue, begun: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
+    pub fn new(workspace: Arc<Workspace>, queue: Arc<Queue<Item>>) -> Self {
+        Self { workspace, queue, begun: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
     /// Starts an effect that answers a job; the others are the console's own.
@@ -60,11 +60,11 @@ impl Runner {
                 | Effect::PlanKill { .. }
                 | Effect::PlanConvert { .. }
         );
-        let (desk, queue) = (self.desk.clone(), self.queue.clone());
+        let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
         let thread = thread::spawn(move || {
             // Once the console has closed, nobody asks for answers.
             let tell = |what| drop(queue.push_urgent(Item::Msg(Msg::Job { job, what })));
-            let answer = run(&desk, effect, &tell, &stop);
+            let answer = run(&workspace, effect, &tell, &stop);
             tell(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
         });
         self.begun.retain(|thread| !thread.is_finished());
@@ -106,12 +106,12 @@ fn job_of(effect: &Effect) -> Option<JobId> {
     }
 }
 
-fn run(at: &Desk, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
+fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
     let progress: &(dyn Fn(String) + Sync) = &|line| tell(JobMsg::Progress(line));
     Ok(match effect {
         Effect::PlanLaunch { curriculum, stage, from, .. } => {
-            let curriculum = desk::curriculum(&curriculum, &[])?;
-            desk::named_stage(&curriculum, &stage)?;
+            let curriculum = workspace::curriculum(&curriculum, &[])?;
+            workspace::named_stage(&curriculum, &stage)?;
             let mut subject = Subject::Stage(Box::new(curriculum), stage);
             let fitted = at.fit(subject.resolved_mut(), Fitting::ToNodes, &at.nodes)?;
             let init = from.as_ref().map_or(Init::ByStage, Init::Run);

@@ -4,9 +4,9 @@
 //! NFS too.
 
 use crate::console::Item;
-use crate::desk::Desk;
-use crate::lister::{self, Curricula, Known, Lister};
+use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
 use crate::queue::Queue;
+use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Event, Failure, MetricSample, Moment, Moments, NodeSample, RunDir, RunId, Tail};
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 use ui::{LogChunk, Msg, RunMsg, Watch};
 
-mod nodes;
+mod node_streams;
 
 /// How often a growing file is looked at: new lines are on screen before one wonders where they are.
 const FOLLOW: Duration = Duration::from_millis(300);
@@ -31,15 +31,15 @@ const LOG_TAIL_BYTES: u64 = 1 << 20;
 
 /// The running streams.
 pub struct Watcher {
-    desk: Arc<Desk>,
+    workspace: Arc<Workspace>,
     queue: Arc<Queue<Item>>,
     running: BTreeMap<Watch, Stop>,
 }
 
 impl Watcher {
     /// A watcher with nothing running.
-    pub fn new(desk: Arc<Desk>, queue: Arc<Queue<Item>>) -> Self {
-        Self { desk, queue, running: BTreeMap::new() }
+    pub fn new(workspace: Arc<Workspace>, queue: Arc<Queue<Item>>) -> Self {
+        Self { workspace, queue, running: BTreeMap::new() }
     }
 
     /// Starts what is wanted and not running, stops what is running and not wanted.
@@ -54,7 +54,8 @@ impl Watcher {
         for watch in wanted {
             if !self.running.contains_key(watch) {
                 let stop = Stop::default();
-                let stream = Stream { desk: self.desk.clone(), queue: self.queue.clone(), stop: stop.clone() };
+                let stream =
+                    Stream { workspace: self.workspace.clone(), queue: self.queue.clone(), stop: stop.clone() };
                 let what = watch.clone();
                 thread::spawn(move || stream.run(what));
                 self.running.insert(watch.clone(), stop);
@@ -98,7 +99,7 @@ struct Ended;
 
 /// One stream's end of the queue.
 struct Stream {
-    desk: Arc<Desk>,
+    workspace: Arc<Workspace>,
     queue: Arc<Queue<Item>>,
     stop: Stop,
 }
@@ -117,13 +118,13 @@ impl Stream {
     }
 
     fn runs(&self) -> Result<std::convert::Infallible, Ended> {
-        let mut lister = Lister::new(self.desk.clone());
+        let mut lister = RunLister::new(self.workspace.clone());
         self.repeat(LIST, || Ok(lister.list()), Msg::Runs)
     }
 
     fn curricula(&self) -> Result<std::convert::Infallible, Ended> {
-        let mut curricula = Curricula::default();
-        self.repeat(CURRICULA, || curricula.list(&self.desk.configs), Msg::Curricula)
+        let mut curricula = CurriculumLister::default();
+        self.repeat(CURRICULA, || curricula.list(&self.workspace.configs), Msg::Curricula)
     }
 
     /// Looks again and again, and tells what changed.
@@ -145,16 +146,16 @@ impl Stream {
     }
 
     fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
-        let dir = self.desk.dir(run);
+        let dir = self.workspace.dir(run);
         let tell = |what| self.send(Msg::Run { run: run.clone(), what });
         tell(RunMsg::Opened)?;
-        let (mut known, mut told, mut lost) = (Known::default(), None, false);
+        let (mut known, mut told, mut lost) = (CachedRun::default(), None, false);
         let mut folders = None;
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
         loop {
-            match known.status(&self.desk, &dir) {
+            match known.status(&self.workspace, &dir) {
                 Ok(status) if told.as_ref() != Some(status) => {
                     tell(RunMsg::State(Box::new(told.insert(status.clone()).clone())))?;
                     lost = false;
@@ -166,7 +167,7 @@ impl Stream {
                 }
                 _ => {}
             }
-            let found = lister::checkpoint_folders(&dir);
+            let found = listings::checkpoint_folders(&dir);
             if folders.as_ref() != Some(&found)
                 && let Ok(checkpoints) = rundir::checkpoints(&dir)
             {
@@ -208,7 +209,7 @@ impl Stream {
     }
 
     fn log(&self, run: &RunId, node: &NodeId, rank: usize) -> Result<std::convert::Infallible, Ended> {
-        let dir = self.desk.dir(run);
+        let dir = self.workspace.dir(run);
         let mut open: Option<(u32, Tail<String>)> = None;
         loop {
             let newest = dir.attempt_numbers().ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);

@@ -3,21 +3,21 @@
 use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
 use crate::console::symbols_are_unicode;
-use crate::desk::{Desk, Wish};
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::{Wish, Workspace};
 use recipe::{Flops, Trainer};
 use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
-pub fn run(desk: &Desk, args: &CheckArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let StageArgs { recipe: named, how, init } = &args.stage;
-    let mut subject = desk.subject(named, &how.sets())?;
-    let fitted = desk.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let mut subject = workspace.subject(named, &how.sets())?;
+    let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
     let init = init.as_deref().into();
     let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let rows = checks::all(desk, &wish);
+    let rows = checks::all(workspace, &wish);
     // What a command costs, it alone knows.
     let own = recipe.trainer == Trainer::Embedded;
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();

@@ -2,15 +2,15 @@
 
 use crate::args::RunArgs;
 use crate::console::now_s;
-use crate::desk::Desk;
 use crate::documents::CheckpointDocument;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use rundir::CheckpointEntry;
 
 /// Lists the checkpoints of a run, complete or not.
-pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
-    let dir = desk.find(&args.run)?;
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+    let dir = workspace.find(&args.run)?;
     let entries = rundir::checkpoints(&dir)?;
     if args.output.json {
         let documents: Vec<_> = entries.iter().map(CheckpointDocument::new).collect();

@@ -3,9 +3,9 @@
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::commands::transfer::{Transfer, find};
 use crate::console::now_s;
-use crate::desk::Desk;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use recipe::Layer;
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
@@ -13,8 +13,8 @@ use ui::ConvertRow;
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
 
 /// Converts weights, or shows what would be converted.
-pub fn run(desk: &Desk, args: &ConvertArgs) -> Result<(), Refusal> {
-    let request = request(desk, args)?;
+pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), Refusal> {
+    let request = request(workspace, args)?;
     let plan = weights::plan_conversion(&request)?;
     if !args.output.json {
         let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };
@@ -38,7 +38,7 @@ pub fn run(desk: &Desk, args: &ConvertArgs) -> Result<(), Refusal> {
     output::line(done.target.as_str())
 }
 
-fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
+fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
     let shard_bytes = match args.shard_gb {
         Some(gb) if gb > 0.0 && gb.is_finite() => Some((gb * 1e9) as u64),
         Some(gb) => {
@@ -53,7 +53,7 @@ fn request(desk: &Desk, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
         None => None,
     };
     Ok(ConvertRequest {
-        source: find(desk, &args.source)?,
+        source: find(workspace, &args.source)?,
         target: args.target.clone(),
         to: match args.to {
             FormArg::Internal => Form::Internal,

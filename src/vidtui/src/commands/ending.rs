@@ -2,30 +2,31 @@
 
 use crate::args::{KillArgs, StopArgs};
 use crate::commands::{found, waiting};
-use crate::desk::{Desk, report_in_words};
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillPlan, Reach};
 use remote::{GpuMemory, NodeReport, Patience};
 use rundir::Failure;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 /// Asks a run to save and stop.
-pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
+pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
     let Some(run) = &args.run else {
         let how =
             found::How { kill: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json: args.output.json };
-        return found::runs(desk, &args.on.nodes(), &how);
+        return found::runs(workspace, &args.on.nodes(), &how);
     };
-    let dir = desk.find(run)?;
-    let plan = desk.plan_kill(&dir, KillHow::Stop)?;
+    let dir = workspace.find(run)?;
+    let plan = workspace.plan_kill(&dir, KillHow::Stop)?;
     if args.dry_run {
         return show(&plan, args.output.json);
     }
-    let report = desk.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
+    let report =
+        workspace.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
     if args.wait {
-        let summary = waiting::until_ended(desk, &dir)?;
+        let summary = waiting::until_ended(workspace, &dir)?;
         if args.output.json {
             return output::json(&RunDocument::new(&summary));
         }
@@ -45,7 +46,7 @@ pub fn stop(desk: &Desk, args: &StopArgs) -> Result<(), Refusal> {
 }
 
 /// Ends a run now.
-pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
+pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), Refusal> {
     let how = found::How {
         kill: KillHow::Kill,
         dry_run: args.dry_run,
@@ -59,11 +60,11 @@ pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
             (false, true) => Reach::AllUsers,
             (false, false) => Reach::Own,
         };
-        return found::strays(desk, &args.on.nodes(), pattern, reach, &how);
+        return found::strays(workspace, &args.on.nodes(), pattern, reach, &how);
     }
-    let Some(run) = &args.run else { return found::runs(desk, &args.on.nodes(), &how) };
-    let dir = desk.find(run)?;
-    let plan = desk.plan_kill(&dir, KillHow::Kill)?;
+    let Some(run) = &args.run else { return found::runs(workspace, &args.on.nodes(), &how) };
+    let dir = workspace.find(run)?;
+    let plan = workspace.plan_kill(&dir, KillHow::Kill)?;
     if args.dry_run {
         return show(&plan, args.output.json);
     }
@@ -81,7 +82,7 @@ pub fn kill(desk: &Desk, args: &KillArgs) -> Result<(), Refusal> {
         }
     }
     // Without --wait, it is given up as soon as a node would be waited for.
-    let report = desk.kill(
+    let report = workspace.kill(
         &plan,
         &mut |text| eprintln!("{text}"),
         &mut |step| eprintln!("{}: {}", step.node, step.text),

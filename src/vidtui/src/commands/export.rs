@@ -3,16 +3,16 @@
 use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::curves::{self, METRICS, Metric};
-use crate::desk::Desk;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use rundir::Failure;
 
 /// What a picture shows when nobody says what.
 const OVERVIEW: [&str; 4] = ["loss", "lr", "grad_norm", "step_s"];
 
 /// Writes the curves of a run as a picture or a table.
-pub fn run(desk: &Desk, args: &ExportArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), Refusal> {
     let to = &args.out;
     let is_table = match to.extension() {
         Some("csv") => true,
@@ -29,7 +29,7 @@ pub fn run(desk: &Desk, args: &ExportArgs) -> Result<(), Refusal> {
         }
     };
     let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;
-    let (summary, _) = desk.summary(&desk.find(&args.run)?)?;
+    let (summary, _) = workspace.summary(&workspace.find(&args.run)?)?;
     let measured = curves::read(&summary.dir)?;
     if is_table {
         let metrics = if named.is_empty() { METRICS.iter().collect() } else { named };

@@ -2,9 +2,9 @@
 
 use crate::args::NodesArgs;
 use crate::commands::ending::{confirmed, document, in_words, nodes};
-use crate::desk::{Desk, report_in_words, waits_in_words};
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
+use crate::workspace::{Workspace, report_in_words, waits_in_words};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeProcesses, NodeStrays, Reach};
 use remote::{Patience, RemoteError, Transport, end_strays, list_processes};
@@ -43,18 +43,19 @@ struct Seen {
 type Done = (Vec<serde_json::Value>, String);
 
 /// Ends all of the user's runs of which processes are on these nodes.
-pub fn runs(desk: &Desk, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
-    in_rounds(desk, on, how, |seen| runs_of(desk, seen, how))
+pub fn runs(workspace: &Workspace, on: &NodesArgs, how: &How) -> Result<(), Refusal> {
+    in_rounds(workspace, on, how, |seen| runs_of(workspace, seen, how))
 }
 
-fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
+fn runs_of(workspace: &Workspace, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
     let mut plans: Vec<KillPlan> = Vec::new();
     for found in plan::found_runs(&seen.listed) {
         let told = found.dir.as_ref().map(RunDir::new);
-        let dir = [Some(desk.dir(&found.run)), told.clone()].into_iter().flatten().find(|dir| dir.run_toml().exists());
+        let dir =
+            [Some(workspace.dir(&found.run)), told.clone()].into_iter().flatten().find(|dir| dir.run_toml().exists());
         // The process files of its folder name all of its nodes; without them, what was found is what there is.
-        let by_files = dir.as_ref().and_then(|dir| desk.plan_kill(dir, how.kill).ok());
-        let dir = dir.or(told).unwrap_or_else(|| desk.dir(&found.run));
+        let by_files = dir.as_ref().and_then(|dir| workspace.plan_kill(dir, how.kill).ok());
+        let dir = dir.or(told).unwrap_or_else(|| workspace.dir(&found.run));
         plans.extend(plan::kill_found(found, dir, how.kill, by_files));
     }
     if plans.is_empty() {
@@ -77,7 +78,7 @@ fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
     for plan in &plans {
         // The nodes of its attempt may be more than those of the hostfile.
         let logins = plan.dir.latest_attempt().ok().flatten().map_or_else(Vec::new, |attempt| attempt.logins);
-        let mut own = if logins.is_empty() { Vec::new() } else { desk.transports(&logins)? };
+        let mut own = if logins.is_empty() { Vec::new() } else { workspace.transports(&logins)? };
         let transports = if own.is_empty() { &mut seen.transports } else { &mut own };
         let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
         let patience = Patience::default();
@@ -101,7 +102,7 @@ fn runs_of(desk: &Desk, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
 }
 
 /// Ends processes whose command line fits, after they were shown.
-pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &How) -> Result<(), Refusal> {
+pub fn strays(workspace: &Workspace, on: &NodesArgs, pattern: &str, reach: Reach, how: &How) -> Result<(), Refusal> {
     let regex = regex::Regex::new(pattern).map_err(|error| {
         let fix = "write it as in `grep -E`, and quote it: 'train\\.py.*--config'";
         Refusal::request(Failure::new(
@@ -113,7 +114,7 @@ pub fn strays(desk: &Desk, on: &NodesArgs, pattern: &str, reach: Reach, how: &Ho
     })?;
     let own = remote::own_lineage().map_err(|error| error.failure("cannot look for processes"))?;
     let fits = |command: &str| regex.is_match(command);
-    in_rounds(desk, on, how, |seen| {
+    in_rounds(workspace, on, how, |seen| {
         let found: Vec<NodeStrays> = seen
             .listed
             .iter()
@@ -168,12 +169,12 @@ fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> 
 
 /// Does something with nodes as they are seen, and with those that did not answer once they do, if they are waited for.
 fn in_rounds(
-    desk: &Desk,
+    workspace: &Workspace,
     on: &NodesArgs,
     how: &How,
     mut round: impl FnMut(&mut Seen) -> Result<Done, Refusal>,
 ) -> Result<(), Refusal> {
-    let mut seen = look(desk, on)?;
+    let mut seen = look(workspace, on)?;
     let (mut documents, mut told) = (Vec::new(), Vec::new());
     loop {
         seen.tell();
@@ -187,9 +188,9 @@ fn in_rounds(
 }
 
 /// Lists the processes of the nodes. One that does not answer is asked again.
-fn look(desk: &Desk, on: &NodesArgs) -> Result<Seen, Refusal> {
-    let place = desk.place(None, on, 1)?;
-    let mut transports = desk.transports(&place.logins)?;
+fn look(workspace: &Workspace, on: &NodesArgs) -> Result<Seen, Refusal> {
+    let place = workspace.place(None, on, 1)?;
+    let mut transports = workspace.transports(&place.logins)?;
     let nodes: Vec<NodeId> = place.nodes.iter().map(|node| node.id.clone()).collect();
     let (mut listed, mut away) = (Vec::new(), Vec::new());
     let mut wanted = nodes;

@@ -2,17 +2,17 @@
 
 use crate::args::InspectArgs;
 use crate::commands::transfer::{Transfer, find};
-use crate::desk::Desk;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use camino::Utf8Path;
 use weights::{Changed, Difference, Inspection, Source, TensorRow};
 
 /// Shows what weights are, or how two differ.
-pub fn run(desk: &Desk, args: &InspectArgs) -> Result<(), Refusal> {
-    let path = find(desk, &args.path)?;
+pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), Refusal> {
+    let path = find(workspace, &args.path)?;
     if let Some(other) = &args.other {
-        return compare(&path, &find(desk, other)?, args);
+        return compare(&path, &find(workspace, other)?, args);
     }
     let mut transfer = Transfer::begin();
     let seen = weights::inspect_with(&path, args.stats, &mut |progress| transfer.step(progress));

@@ -4,23 +4,23 @@
 use crate::args::JobCommand;
 use crate::checks;
 use crate::console::now_s;
-use crate::desk::Desk;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{Begin, BeginRequest, Place, ResumeOptions, ResumeRequest};
 use rundir::{Failure, RunDir};
 
 /// Does what the script asks.
-pub fn run(desk: &Desk, command: &JobCommand) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), Refusal> {
     match command {
-        JobCommand::Begin { run_dir, attempt } => begin(desk, run_dir, *attempt),
+        JobCommand::Begin { run_dir, attempt } => begin(workspace, run_dir, *attempt),
         JobCommand::Again { run_dir, warned } => again(run_dir, *warned),
     }
 }
 
-fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal> {
+fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal> {
     let (job, names) = allocation()?;
     let dir = RunDir::new(run_dir);
     let run = dir.read_run()?;
@@ -35,7 +35,7 @@ fn begin(desk: &Desk, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal>
             "resume it with --slurm FILE",
         )));
     };
-    let context = desk.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
+    let context = workspace.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
     let checkpoints = rundir::checkpoints(&dir)?;
     let latest = rundir::latest_among(&dir, &checkpoints);
     let options = ResumeOptions::default();

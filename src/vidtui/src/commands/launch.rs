@@ -2,40 +2,40 @@
 
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::commands::waiting;
-use crate::desk::{Desk, Wish};
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::{Wish, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::Failure;
 
 /// Starts a run.
-pub fn launch(desk: &Desk, args: &LaunchArgs) -> Result<(), Refusal> {
+pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
     let StageArgs { recipe, how, init } = &args.stage;
-    let mut subject = desk.subject(recipe, &how.sets())?;
-    let fitted = desk.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let mut subject = workspace.subject(recipe, &how.sets())?;
+    let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
     let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
-    let plan = desk.plan_launch(&wish)?;
-    carry_out(desk, &plan, &args.then)
+    let plan = workspace.plan_launch(&wish)?;
+    carry_out(workspace, &plan, &args.then)
 }
 
 /// Continues a run.
-pub fn resume(desk: &Desk, args: &ResumeArgs) -> Result<(), Refusal> {
+pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), Refusal> {
     let kind = match (args.weights_only, args.fresh_data) {
         (true, _) => ResumeKind::WeightsOnly,
         (_, true) => ResumeKind::FreshData,
         _ => ResumeKind::Everything,
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
-    let plan = desk.plan_resume(&desk.find(&args.run)?, args.ranks, &args.nodes, options)?;
-    carry_out(desk, &plan, &args.then)
+    let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, &args.nodes, options)?;
+    carry_out(workspace, &plan, &args.then)
 }
 
 /// Starts the stage that follows a run's.
-pub fn next(desk: &Desk, args: &NextArgs) -> Result<(), Refusal> {
+pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), Refusal> {
     let how = &args.how;
-    let plan = desk.plan_next(&desk.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
-    carry_out(desk, &plan, &args.then)
+    let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
+    carry_out(workspace, &plan, &args.then)
 }
 
 /// The one key that a resume may change: how long the run is to be.
@@ -61,21 +61,21 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
     Ok(steps)
 }
 
-fn carry_out(desk: &Desk, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
+fn carry_out(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
     if then.dry_run {
         return show(plan, then.output.json);
     }
     for warning in &plan.warnings {
         eprintln!("warning: {warning}");
     }
-    let dir = desk.launch(plan, &|step| eprintln!("{step}"))?;
+    let dir = workspace.launch(plan, &|step| eprintln!("{step}"))?;
     if then.output.json {
         let (run, attempt) = (&plan.run.id, plan.attempt.number);
         output::json(&serde_json::json!({ "run": run, "attempt": attempt, "dir": dir.root }))?;
     } else {
         output::line(plan.run.id.as_str())?;
     }
-    if then.wait { waiting::until_finished(desk, &dir) } else { Ok(()) }
+    if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
 }
 
 /// Shows a plan: what the dialog of the console shows, and the scripts that would run.

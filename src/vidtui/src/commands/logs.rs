@@ -1,9 +1,9 @@
 //! `vidtui logs`.
 
 use crate::args::LogsArgs;
-use crate::desk::Desk;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use rundir::{Attempt, Error, Failure, RunDir, Tail};
 use std::thread;
 use std::time::Duration;
@@ -18,8 +18,8 @@ struct Log {
 }
 
 /// Prints what the ranks of the newest attempt printed.
-pub fn run(desk: &Desk, args: &LogsArgs) -> Result<(), Refusal> {
-    let dir = desk.find(&args.run)?;
+pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), Refusal> {
+    let dir = workspace.find(&args.run)?;
     let Some(mut attempt) = dir.latest_attempt()? else {
         let fix = format!("see its state: vidtui status {}", dir.name());
         return Err(Failure::new(
@@ -34,7 +34,7 @@ pub fn run(desk: &Desk, args: &LogsArgs) -> Result<(), Refusal> {
     let mut first = true;
     loop {
         // Whether it has ended is asked before the last look at the files, so that no line is missed.
-        let ended = !args.follow || desk.summary(&dir)?.0.state.is_end();
+        let ended = !args.follow || workspace.summary(&dir)?.0.state.is_end();
         for log in &mut logs {
             let lines = read(log)?;
             let from = args.tail.filter(|_| first).map_or(0, |most| lines.len().saturating_sub(most));

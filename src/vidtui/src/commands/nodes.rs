@@ -2,10 +2,10 @@
 
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::console::{now_s, symbols_are_unicode};
-use crate::desk::Desk;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::simulate;
+use crate::workspace::Workspace;
 use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
@@ -26,15 +26,15 @@ const EVERY: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Shows what nodes do: once, or again and again.
-pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
+pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refusal> {
     let list = || match &args.run {
-        Some(run) => Ok(desk.nodes_of_run(&desk.find(run)?)?),
-        None if args.local => Ok(desk.this_machine()),
-        None => desk.nodes_given(&args.nodes),
+        Some(run) => Ok(workspace.nodes_of_run(&workspace.find(run)?)?),
+        None if args.local => Ok(workspace.this_machine()),
+        None => workspace.nodes_given(&args.nodes),
     };
     let listed = list()?;
     let sort = sort_of(args.sort.as_deref())?;
-    let mut news = News::of(desk, listed);
+    let mut news = News::of(workspace, listed);
     let mut fleet = Fleet::default();
     fleet.list(Ok(news.nodes.clone()));
     news.wait_for_all(&mut fleet);
@@ -66,10 +66,10 @@ pub fn nodes(desk: &Desk, args: &NodesCommandArgs) -> Result<(), Refusal> {
 }
 
 /// Shows one node: its GPUs, what runs on them, and what nvidia-smi says.
-pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
-    let login = login_of(desk, args)?;
+pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), Refusal> {
+    let login = login_of(workspace, args)?;
     let node = Node { id: login.node.clone(), slots: 1 };
-    let mut news = News::of(desk, vec![(node.into(), login.clone())]);
+    let mut news = News::of(workspace, vec![(node.into(), login.clone())]);
     let mut fleet = Fleet::default();
     fleet.list(Ok(news.nodes.clone()));
     news.wait_for_all(&mut fleet);
@@ -90,7 +90,7 @@ pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
         }
         .into());
     };
-    let said = desk.smi(&login);
+    let said = workspace.smi(&login);
     if args.output.json {
         let said = said.as_ref().map(String::as_str);
         return output::json(&SmiDocument {
@@ -118,12 +118,12 @@ pub fn smi(desk: &Desk, args: &SmiArgs) -> Result<(), Refusal> {
     output::text(&text)
 }
 
-fn login_of(desk: &Desk, args: &SmiArgs) -> Result<Login, Refusal> {
+fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
     let what = format!("cannot show {}", args.node);
     let known = match &args.run {
-        Some(run) => Some(desk.nodes_of_run(&desk.find(run)?)?),
-        None if matches!(desk.wanted(&args.nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
-        None => Some(desk.nodes_given(&args.nodes)?),
+        Some(run) => Some(workspace.nodes_of_run(&workspace.find(run)?)?),
+        None if matches!(workspace.wanted(&args.nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
+        None => Some(workspace.nodes_given(&args.nodes)?),
     };
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
@@ -161,7 +161,7 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
 
 /// What nodes say, while this lives.
 struct News<'a> {
-    desk: &'a Desk,
+    workspace: &'a Workspace,
     nodes: Vec<Listed>,
     tell: Sender<(NodeId, NodeMsg)>,
     said: Receiver<(NodeId, NodeMsg)>,
@@ -169,10 +169,10 @@ struct News<'a> {
 }
 
 impl<'a> News<'a> {
-    fn of(desk: &'a Desk, listed: Vec<(Listed, Login)>) -> Self {
+    fn of(workspace: &'a Workspace, listed: Vec<(Listed, Login)>) -> Self {
         let (tell, said) = mpsc::channel();
-        let mut news = Self { desk, nodes: Vec::new(), tell, said, watching: BTreeMap::new() };
-        if let Some(count) = desk.simulate {
+        let mut news = Self { workspace, nodes: Vec::new(), tell, said, watching: BTreeMap::new() };
+        if let Some(count) = workspace.simulate {
             let tell = news.tell.clone();
             std::thread::spawn(move || {
                 let mut nodes = simulate::Nodes::new(count, EVERY);
@@ -208,7 +208,7 @@ impl<'a> News<'a> {
             };
             if tell.send((node.clone(), what)).is_ok() { Flow::GoOn } else { Flow::Enough }
         };
-        self.desk.fleet.watch(login, EVERY, Box::new(see))
+        self.workspace.fleet.watch(login, EVERY, Box::new(see))
     }
 
     /// Takes in what is said until every node has said something, or is known to be out of sight.

@@ -1,14 +1,14 @@
 //! `vidtui recipe show`.
 
 use crate::args::RecipeShowArgs;
-use crate::desk::Desk;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use recipe::Origin;
 
 /// Prints the complete recipe, as TOML that loads again.
-pub fn show(desk: &Desk, args: &RecipeShowArgs) -> Result<(), Refusal> {
-    let subject = desk.subject(&args.recipe, &args.set)?;
+pub fn show(workspace: &Workspace, args: &RecipeShowArgs) -> Result<(), Refusal> {
+    let subject = workspace.subject(&args.recipe, &args.set)?;
     let resolved = subject.resolved();
     match (args.output.json, args.why) {
         (false, why) => output::text(&resolved.show(why)),

@@ -2,16 +2,16 @@
 
 use crate::args::JsonArgs;
 use crate::console::now_s;
-use crate::desk::Desk;
 use crate::documents::RunDocument;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use runstate::RunSummary;
 use ui::words::StateKind;
 
 /// Lists the runs, the newest first.
-pub fn run(desk: &Desk, args: &JsonArgs) -> Result<(), Refusal> {
-    let (mut runs, unreadable) = desk.summaries();
+pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), Refusal> {
+    let (mut runs, unreadable) = workspace.summaries();
     runs.reverse();
     if args.json {
         let runs: Vec<_> = runs.iter().map(RunDocument::new).collect();
@@ -21,7 +21,7 @@ pub fn run(desk: &Desk, args: &JsonArgs) -> Result<(), Refusal> {
         eprintln!("{failure}");
     }
     if runs.is_empty() {
-        return output::line(&format!("no runs in {}; start one with: vidtui launch RECIPE", desk.runs));
+        return output::line(&format!("no runs in {}; start one with: vidtui launch RECIPE", workspace.runs));
     }
     const COLUMNS: [(&str, Side); 6] = [
         ("run", Side::Left),

@@ -1,14 +1,14 @@
 //! `vidtui stacks`.
 
 use crate::args::RunArgs;
-use crate::desk::{Desk, stacks_in_words};
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::{Workspace, stacks_in_words};
 
 /// Writes where the processes of a run are into its folder, and says where. Signals nothing.
-pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
-    let dir = desk.find(&args.run)?;
-    let stacks = desk.stacks(&dir)?;
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+    let dir = workspace.find(&args.run)?;
+    let stacks = workspace.stacks(&dir)?;
     if args.output.json {
         let nodes: Vec<_> = stacks
             .iter()

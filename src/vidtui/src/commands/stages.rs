@@ -1,9 +1,9 @@
 //! `vidtui stages`.
 
 use crate::args::StagesArgs;
-use crate::desk::{self, Desk};
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::{self, Workspace};
 use recipe::{Curriculum, StageSpec, StageStart};
 use runstate::{RunState, RunSummary};
 use serde::Serialize;
@@ -19,13 +19,13 @@ struct Stage<'a> {
 }
 
 /// Lists the stages of a curriculum.
-pub fn run(desk: &Desk, args: &StagesArgs) -> Result<(), Refusal> {
-    let curriculum = desk::curriculum(&args.curriculum, &[])?;
-    let (runs, _) = desk.summaries();
+pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), Refusal> {
+    let curriculum = workspace::curriculum(&args.curriculum, &[])?;
+    let (runs, _) = workspace.summaries();
     let stages: Vec<Stage<'_>> = curriculum
         .stages
         .iter()
-        .map(|spec| Stage { spec, view: desk::stage_view(spec), run: run_of(&curriculum, spec, &runs) })
+        .map(|spec| Stage { spec, view: workspace::stage_view(spec), run: run_of(&curriculum, spec, &runs) })
         .collect();
     if args.output.json {
         let documents: Vec<_> = stages.iter().map(document).collect();

@@ -2,10 +2,10 @@
 
 use crate::args::RunArgs;
 use crate::console::now_s;
-use crate::desk::Desk;
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use cluster::{NodeId, hostlist};
 use health::Finding;
 use rundir::AttemptWhy;
@@ -14,9 +14,9 @@ use ui::advice::finding_in_words;
 use ui::words::{self, StateKind};
 
 /// Shows one run: state, progress, loss, checkpoint.
-pub fn run(desk: &Desk, args: &RunArgs) -> Result<(), Refusal> {
-    let (summary, known) = desk.summary(&desk.find(&args.run)?)?;
-    let findings = desk.findings(&summary, &known);
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+    let (summary, known) = workspace.summary(&workspace.find(&args.run)?)?;
+    let findings = workspace.findings(&summary, &known);
     if args.output.json {
         return output::json(&RunDocument::new(&summary).with_findings(&findings));
     }

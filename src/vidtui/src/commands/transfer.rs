@@ -1,8 +1,8 @@
 //! Work on many gigabytes: where they are, how far it is, and what happens when somebody loses patience.
 
 use crate::console::die_of;
-use crate::desk::Desk;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -21,12 +21,12 @@ const LOG: Duration = Duration::from_secs(10);
 const WIDTH: u64 = 24;
 
 /// Finds weights: a path, or else a run as other commands name it.
-pub fn find(desk: &Desk, given: &str) -> Result<Utf8PathBuf, Refusal> {
+pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> {
     let path = Utf8Path::new(given);
     if path.exists() || given.contains('/') {
         return Ok(path.to_owned());
     }
-    desk.find(given).map(|run| run.root).map_err(|refusal| {
+    workspace.find(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file or folder; as a run: {why}");
         Refusal::request(Failure::new(

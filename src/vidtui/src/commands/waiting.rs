@@ -1,7 +1,7 @@
 //! `--wait`: watches a run until it has ended.
 
-use crate::desk::Desk;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use rundir::{Failure, RunDir};
 use runstate::{Liveness, RunState, RunSummary};
 use std::thread;
@@ -17,8 +17,8 @@ const TELL: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// Why it ended otherwise.
-pub fn until_finished(desk: &Desk, dir: &RunDir) -> Result<(), Refusal> {
-    let summary = until_ended(desk, dir)?;
+pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Refusal> {
+    let summary = until_ended(workspace, dir)?;
     let stopped = || {
         let why = format!("it was stopped at step {} of {}", summary.step, summary.steps_total);
         Failure::new(
@@ -39,10 +39,10 @@ pub fn until_finished(desk: &Desk, dir: &RunDir) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// When the run cannot be looked at any more.
-pub fn until_ended(desk: &Desk, dir: &RunDir) -> Result<RunSummary, Refusal> {
+pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, Refusal> {
     let mut told = Instant::now();
     loop {
-        let (summary, facts) = desk.summary(dir)?;
+        let (summary, facts) = workspace.summary(dir)?;
         if summary.state.is_end() && facts.alive != Liveness::Alive {
             return Ok(summary);
         }

@@ -1,7 +1,7 @@
 //! Watching nodes: the console and the commands, on a rig of real SSH servers. Skipped aloud where there is none.
 
-use crate::place::{Place, VIDTUI};
 use crate::pty::{ENTER, ESC, Pty};
+use crate::test_site::{TestSite, VIDTUI};
 use rig::{Options, Rig};
 use std::process::Stdio;
 
@@ -16,12 +16,12 @@ fn vidtui(rig: &Rig, args: &[&str]) -> String {
 #[test]
 fn the_console_shows_the_nodes_of_a_hostfile_what_runs_on_them_and_a_fault() {
     let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
-    let place = Place::new();
+    let site = TestSite::new();
     let hostfile = rig.hostfile();
     let mut words = rig.prefix();
     words.extend([VIDTUI, "--hostfile", hostfile.as_str()].map(str::to_owned));
     let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
-    let mut console = Pty::start((100, 30), &words[0], &args, &[], &place.root);
+    let mut console = Pty::start((100, 30), &words[0], &args, &[], &site.root);
     console.shows(&["No runs yet"]).press("3").shows(&["3 nodes", "3 up", "6 GPUs", "node03"]);
     rig.verb("smi node02 nodriver").unwrap();
     console.shows(&["1 fault", "the NVIDIA driv"]);
@@ -66,17 +66,17 @@ fn nodes_are_listed_for_people_and_scripts_the_unreachable_ones_too() {
 
 #[test]
 fn requests_that_are_wrong_are_refused_with_a_way_out() {
-    let place = Place::new();
-    place.write("gpus.txt", "gpu[001-003] slots=8\n");
+    let site = TestSite::new();
+    site.write("gpus.txt", "gpu[001-003] slots=8\n");
     let said = [
-        place.refuses(&["nodes", "--sort", "colour"]),
-        place.refuses(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
-        place.refuses(&["nodes", "--hostfile", "none.txt"]),
+        site.refuses(&["nodes", "--sort", "colour"]),
+        site.refuses(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
+        site.refuses(&["nodes", "--hostfile", "none.txt"]),
     ];
     insta::assert_snapshot!(said.join("\n"));
     // This machine, without SSH.
-    let document = place.json(&["nodes", "--local", "--json"]);
+    let document = site.json(&["nodes", "--local", "--json"]);
     assert_eq!(document["summary"]["up"].as_u64(), Some(1));
-    let made_up = place.works(&["nodes", "--simulate", "20"]);
+    let made_up = site.works(&["nodes", "--simulate", "20"]);
     assert!(made_up.lines().last().is_some_and(|line| line.starts_with("20 nodes, 20 up")), "{made_up}");
 }

@@ -20,13 +20,13 @@ const SMI_EVERY: Duration = Duration::from_secs(4);
 impl Stream {
     /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere, Slurm drains one.
     pub(super) fn nodes(&self, of: &FleetOf) -> Result<Infallible, Ended> {
-        if let (FleetOf::Given, Some(nodes)) = (of, self.desk.simulate) {
+        if let (FleetOf::Given, Some(nodes)) = (of, self.workspace.simulate) {
             return self.simulated(nodes);
         }
         let mut told: Option<Result<Vec<Listed>, Failure>> = None;
         let mut watching: BTreeMap<Login, Watching> = BTreeMap::new();
         loop {
-            let listed = self.desk.nodes_of(of);
+            let listed = self.workspace.nodes_of(of);
             let nodes = listed.as_ref().map(|all| all.iter().map(|(node, _)| node.clone()).collect::<Vec<_>>());
             let nodes = nodes.map_err(Clone::clone);
             if told.as_ref() != Some(&nodes) {
@@ -38,7 +38,7 @@ impl Stream {
                 watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
                 for (_, login) in listed {
                     let see = self.see(login.node.clone());
-                    watching.entry(login).or_insert_with_key(|login| self.desk.fleet.watch(login, EVERY, see));
+                    watching.entry(login).or_insert_with_key(|login| self.workspace.fleet.watch(login, EVERY, see));
                 }
             }
             self.pause(LIST)?;
@@ -75,10 +75,10 @@ impl Stream {
     /// Asks nvidia-smi of one node again and again.
     pub(super) fn smi(&self, of: &FleetOf, node: &NodeId) -> Result<Infallible, Ended> {
         loop {
-            let said = match self.desk.nodes_of(of) {
-                _ if self.desk.simulate.is_some() && *of == FleetOf::Given => Ok(simulate::TABLE.to_owned()),
+            let said = match self.workspace.nodes_of(of) {
+                _ if self.workspace.simulate.is_some() && *of == FleetOf::Given => Ok(simulate::TABLE.to_owned()),
                 Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
-                    Some((_, login)) => self.desk.smi(&login),
+                    Some((_, login)) => self.workspace.smi(&login),
                     None => Err(Failure::new(
                         rundir::ErrorCode::Unclassified,
                         format!("cannot ask {node}"),
@@ -87,8 +87,8 @@ impl Stream {
                     )),
                 },
                 // Slurm's nodes have no other names: they need not be listed to be asked.
-                Err(_) if *of == FleetOf::Given && self.desk.nodes.slurm.is_some() => {
-                    self.desk.smi(&Login::by_name(node.clone()))
+                Err(_) if *of == FleetOf::Given && self.workspace.nodes.slurm.is_some() => {
+                    self.workspace.smi(&Login::by_name(node.clone()))
                 }
                 Err(failure) => Err(failure),
             };

@@ -1,6 +1,6 @@
 //! What a plan needs to know from outside: the time, dice, the user, the commit, the programs.
 
-use super::Desk;
+use super::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::{Uid, User};
 use plan::{Context, Place};
@@ -8,7 +8,7 @@ use recipe::Trainer;
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
 
-impl Desk {
+impl Workspace {
     /// What a plan needs from outside.
     pub fn context(&self, place: Place, trainer: Trainer) -> Result<Context, Failure> {
         let user = User::from_uid(Uid::effective()).ok().flatten();

@@ -1,4 +1,4 @@
-//! A place to run `vidtui` in: a folder with a small curriculum, its data, a stand-in trainer, and no runs yet.
+//! A site to run `vidtui` in: a folder with a small curriculum, its data, a stand-in trainer, and no runs yet.
 
 use crate::fake_trainer;
 use crate::pty::{PATIENCE, Pty};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
 
 /// A folder of its own; whatever still runs in it ends with it.
-pub struct Place {
+pub struct TestSite {
     pub root: Utf8PathBuf,
     env: Vec<(String, String)>,
     _folder: TempDir,
@@ -28,7 +28,7 @@ pub struct Done {
     pub stderr: String,
 }
 
-impl Place {
+impl TestSite {
     /// Makes a folder with everything that a launch needs.
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("vidtui-test-").tempdir().unwrap();
@@ -36,18 +36,18 @@ impl Place {
         let trainer = fake_trainer::install(&root);
         let env = vec![("VIDTUI_TRAIN".to_owned(), trainer.to_string()), ("USER".to_owned(), "ada".to_owned())];
         let path = format!("{root}/bin:{}", std::env::var("PATH").unwrap_or_default());
-        let place = Self { root, env, _folder: folder }.with("PATH", &path);
+        let site = Self { root, env, _folder: folder }.with("PATH", &path);
         // What GPUs this machine has, and who uses them, is none of a test's business.
-        place.nvidia_smi("exit 127");
-        place.write("configs/small/curriculum.toml", CURRICULUM);
-        place.write("configs/small/short.toml", SHORT);
-        place.write("configs/small/long.toml", LONG);
+        site.nvidia_smi("exit 127");
+        site.write("configs/small/curriculum.toml", CURRICULUM);
+        site.write("configs/small/short.toml", SHORT);
+        site.write("configs/small/long.toml", LONG);
         for (name, frames) in [("short", 3), ("long", 5)] {
-            place.write(&format!("data/{name}.jsonl"), &index(name));
-            place.write_tensor(&format!("data/{name}.latent.safetensors"), "latent", &[frames, 16, 4, 4]);
-            place.write_tensor(&format!("data/{name}.text.safetensors"), "text", &[4, 8]);
+            site.write(&format!("data/{name}.jsonl"), &index(name));
+            site.write_tensor(&format!("data/{name}.latent.safetensors"), "latent", &[frames, 16, 4, 4]);
+            site.write_tensor(&format!("data/{name}.text.safetensors"), "text", &[4, 8]);
         }
-        place
+        site
     }
 
     /// Sets a variable for what is started from now on.
@@ -168,7 +168,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestSite {
     fn drop(&mut self) {
         for run in self.runs() {
             let alive =

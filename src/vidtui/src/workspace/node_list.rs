@@ -1,8 +1,8 @@
 //! Which nodes there are to watch, and what nvidia-smi says on one.
 
 use crate::args::NodesArgs;
-use crate::desk::Desk;
 use crate::refusal::Refusal;
+use crate::workspace::Workspace;
 use cluster::Node;
 use cluster::slurm::SlurmNode;
 use plan::Place;
@@ -19,7 +19,7 @@ const SMI_SCRIPT: &str = "ps -C nvidia-smi -o stat=,etimes= |
 while read -r state age; do case $state in D*) [ $age -lt 30 ] || exit 124 ;; esac; done || exit
 timeout -k 2 20 nvidia-smi 2>&1";
 
-impl Desk {
+impl Workspace {
     /// The nodes to watch, and how each is reached.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
 //! The runs of the folder: found by name, summed up, and what is wrong with them.
 
-use super::Desk;
+use super::Workspace;
 use crate::refusal::Refusal;
 use health::{Disk, Evidence, Finding};
 use remote::{Local, Transport};
 use rundir::{Failure, RunDir};
 use runstate::{Liveness, Load, RunFacts, RunSummary};
 
-impl Desk {
+impl Workspace {
     /// Finds the run that a person means: its id, the unique beginning or end of one, or `latest`.
     pub fn find(&self, name: &str) -> Result<RunDir, Refusal> {
         let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();

@@ -1,6 +1,6 @@
 //! What to train, read from what a command names: recipes, stages of curricula, and meshes fitted to a place.
 
-use super::Desk;
+use super::Workspace;
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use camino::Utf8Path;
@@ -64,7 +64,7 @@ impl From<Option<usize>> for Fitting {
     }
 }
 
-impl Desk {
+impl Workspace {
     /// Reads what a command names: a recipe file, or CURRICULUM:STAGE.
     pub fn subject(&self, text: &str, sets: &[String]) -> Result<Subject, Refusal> {
         if let Some((path, stage)) = text.rsplit_once(':')

@@ -1,6 +1,6 @@
 //! Where a run goes: this machine, the nodes of a hostfile, those that Slurm chooses, or those where it was.
 
-use super::Desk;
+use super::Workspace;
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use camino::Utf8Path;
@@ -10,7 +10,7 @@ use cluster::slurm::SlurmSpec;
 use plan::Place;
 use rundir::{Attempt, Failure};
 
-impl Desk {
+impl Workspace {
     /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
     pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Place, Refusal> {
         let here = self.fleet.here().node.as_str();

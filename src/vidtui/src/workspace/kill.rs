@@ -1,13 +1,13 @@
 //! Stops and kills: planned, done, and said in one line.
 
-use super::Desk;
+use super::Workspace;
 use cluster::NodeId;
 use plan::{KillHow, KillPlan};
 use remote::{KillProgress, KillReport, Patience, Transport};
 use rundir::{Failure, RunDir};
 use std::time::Duration;
 
-impl Desk {
+impl Workspace {
     /// Plans which processes to signal; signals nothing.
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
         let run = dir.read_run()?;

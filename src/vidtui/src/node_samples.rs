@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 const FIRST_BYTES: u64 = 128 << 10;
 /// The most that is read of it, to find what GPUs drew before the last step: half a day of eight GPUs.
 const MOST_BYTES: u64 = 4 << 20;
-/// Samples arrive some seconds late, more on a busy disk: clocks that seem no further apart are taken for equal.
+/// NodeSamples arrive some seconds late, more on a busy disk: clocks that seem no further apart are taken for equal.
 const BLUR_S: f64 = 10.0;
 /// This machine's clock counts unless it is so far from the nodes': a sample that is late by less proves nothing.
 const FAR_S: f64 = 20.0;
-/// Samples come every few seconds; reading them at each look at a run would tell nothing more.
+/// NodeSamples come every few seconds; reading them at each look at a run would tell nothing more.
 const EVERY: Duration = Duration::from_secs(2);
 /// A run that nobody has asked about for so long is forgotten.
 const FORGET: Duration = Duration::from_secs(60);
 
 /// The samples of the runs that are looked at. Only what was added to a file is read.
 #[derive(Default)]
-pub struct Samples {
-    runs: Mutex<BTreeMap<RunDir, Kept>>,
+pub struct NodeSamples {
+    runs: Mutex<BTreeMap<RunDir, RunSamples>>,
 }
 
-struct Kept {
+struct RunSamples {
     attempt: u32,
     /// How far the nodes' clocks are ahead of this machine's, told by the samples that arrived last.
     ahead_s: Option<f64>,
@@ -44,7 +44,7 @@ struct NodeFile {
     evidence: NodeEvidence,
 }
 
-impl Samples {
+impl NodeSamples {
     /// The time on the nodes of a run: what its steps and samples are to be compared with.
     ///
     /// This machine's own clock, unless the nodes' are far from it: a laptop that was put ahead must not call every run
@@ -61,7 +61,7 @@ impl Samples {
         let Some(attempt) = &facts.attempt else { return Arc::default() };
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.retain(|_, kept| kept.read.elapsed() < FORGET);
-        let fresh = |kept: &&Kept| kept.attempt == attempt.number && kept.read.elapsed() < EVERY;
+        let fresh = |kept: &&RunSamples| kept.attempt == attempt.number && kept.read.elapsed() < EVERY;
         if let Some(kept) = runs.get(dir).filter(fresh) {
             return kept.evidence.clone();
         }
@@ -88,7 +88,7 @@ impl Samples {
         }
         let evidence: Arc<Vec<_>> = Arc::new(nodes.iter().map(|file| file.evidence.clone()).collect());
         let read = Instant::now();
-        let kept = Kept { attempt: attempt.number, ahead_s, read, nodes, evidence: evidence.clone(), first_seen };
+        let kept = RunSamples { attempt: attempt.number, ahead_s, read, nodes, evidence: evidence.clone(), first_seen };
         runs.insert(dir.clone(), kept);
         evidence
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// Forgets when it was read last, as if seconds had gone by.
-    fn later(samples: &Samples) {
+    fn later(samples: &NodeSamples) {
         samples.runs.lock().unwrap().values_mut().for_each(|kept| kept.read -= EVERY);
     }
 
@@ -217,7 +217,7 @@ mod tests {
     fn a_laptop_whose_clock_jumps_still_tells_the_time_of_the_nodes() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
-        let (samples, facts) = (Samples::default(), facts(&["ml-1", "ml-2"]));
+        let (samples, facts) = (NodeSamples::default(), facts(&["ml-1", "ml-2"]));
         sampled(&dir, "ml-1", OWN_S);
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 1.0), OWN_S + 1.0);
         for node in ["ml-1", "ml-2"] {
@@ -235,7 +235,7 @@ mod tests {
     fn a_node_whose_clock_is_apart_is_told_with_the_gpus_that_its_ranks_use() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
-        let (samples, facts) = (Samples::default(), facts(&["ml-1", "ml-2", "ml-3"]));
+        let (samples, facts) = (NodeSamples::default(), facts(&["ml-1", "ml-2", "ml-3"]));
         samples.of(&dir, &facts, OWN_S);
         for (node, ahead_s) in [("ml-1", 0.0), ("ml-2", -1.0), ("ml-3", 40.0)] {
             sampled(&dir, node, OWN_S + ahead_s);
@@ -253,7 +253,7 @@ mod tests {
     fn an_nvidia_smi_that_hangs_moves_no_clock() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
-        let (samples, facts) = (Samples::default(), facts(&["ml-1"]));
+        let (samples, facts) = (NodeSamples::default(), facts(&["ml-1"]));
         sampled(&dir, "ml-1", OWN_S);
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 1.0), OWN_S + 1.0);
         // It was ended after 22 s, so that its frame is as late.
@@ -270,7 +270,7 @@ mod tests {
     fn stalled(opened_s: u32, seconds: u32, at: impl Fn(u32) -> (f64, bool)) -> Vec<u32> {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
-        let (samples, mut facts) = (Samples::default(), facts(&["ml-1"]));
+        let (samples, mut facts) = (NodeSamples::default(), facts(&["ml-1"]));
         // Two ranks, so that both GPUs count.
         facts.attempt.as_mut().unwrap().placement = Placement::new(&[Node::local("ml-1", 2)], 2).unwrap();
         let (mut called, mut next_sample) = (Vec::new(), 3.0);

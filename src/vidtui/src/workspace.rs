@@ -3,7 +3,7 @@
 //! Keys of the console and commands of the shell both come through here, so that they cannot differ.
 
 use crate::args::NodesArgs;
-use crate::evidence::Samples;
+use crate::node_samples::NodeSamples;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use remote::{Fleet, SshOptions, Transport};
@@ -13,10 +13,11 @@ use std::time::Duration;
 mod context;
 mod kill;
 mod launch;
-mod place;
+mod node_list;
 mod runs;
 mod stacks;
 mod subject;
+mod target;
 mod weights;
 
 pub use context::program;
@@ -27,7 +28,7 @@ pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, sta
 pub use weights::Init;
 
 /// Where we are: every path of a request is relative to this.
-pub struct Desk {
+pub struct Workspace {
     /// The working folder, absolute.
     pub here: Utf8PathBuf,
     /// The folder of all runs, absolute.
@@ -39,15 +40,15 @@ pub struct Desk {
     /// The nodes that we have to do with.
     pub fleet: Fleet,
     /// What nodes wrote of their GPUs.
-    pub samples: Samples,
+    pub samples: NodeSamples,
     /// How many nodes are made up, instead of those that there are.
     pub simulate: Option<usize>,
     /// How long nodes may take to say whether a run's processes are there. Those that need longer count as unknown.
     pub patience: Duration,
 }
 
-impl Desk {
-    /// Sets up the desk in the working folder.
+impl Workspace {
+    /// Sets up the workspace in the working folder.
     pub fn new(runs: &Utf8Path, configs: &Utf8Path, nodes: NodesArgs, patience: Duration) -> Result<Self, Refusal> {
         let here = std::env::current_dir().map_err(|error| error.to_string());
         let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
@@ -67,7 +68,7 @@ impl Desk {
             here,
             nodes,
             fleet,
-            samples: Samples::default(),
+            samples: NodeSamples::default(),
             simulate: None,
             patience,
         })

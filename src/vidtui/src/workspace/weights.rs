@@ -1,6 +1,6 @@
 //! Where the weights of a launch come from.
 
-use super::{Desk, Wish};
+use super::{Wish, Workspace};
 use crate::refusal::Refusal;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
@@ -22,7 +22,7 @@ impl<'a> From<Option<&'a str>> for Init<'a> {
     }
 }
 
-impl Desk {
+impl Workspace {
     /// Finds the weights that a launch begins from; none when they are random.
     pub fn weights_of(&self, wish: &Wish<'_>) -> Result<Option<Weights>, Refusal> {
         Ok(match (&wish.init, wish.subject.stage()) {

@@ -1,11 +1,11 @@
 //! The stacks of a run's processes, collected into its folder.
 
-use super::Desk;
+use super::Workspace;
 use camino::Utf8Path;
 use remote::NodeStacks;
 use rundir::{Failure, RunDir};
 
-impl Desk {
+impl Workspace {
     /// Writes where the processes of a run are into its folder.
     pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
         let run = dir.read_run()?.id;

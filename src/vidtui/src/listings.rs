@@ -1,9 +1,9 @@
 //! What the screen is told of runs and curricula: made anew only when the files behind it have changed.
 //!
-//! The console looks every second or two, at folders that may hold hundreds of old runs. What has not changed costs
+//! The console stamps every second or two, at folders that may hold hundreds of old runs. What has not changed costs
 //! a few `stat` calls; only a run that lives is read.
 
-use crate::desk::{self, Desk};
+use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobSight;
 use rundir::{Failure, RunDir};
@@ -14,46 +14,46 @@ use std::time::SystemTime;
 use ui::{CurriculumView, RunList, RunRow, RunStatus};
 
 /// When a file was last written and how long it is; none when it does not exist.
-pub type Look = Option<(SystemTime, u64)>;
+pub type FileStamp = Option<(SystemTime, u64)>;
 
 /// Lists the runs, again and again.
-pub struct Lister {
-    desk: Arc<Desk>,
-    folders: BTreeMap<Utf8PathBuf, Look>,
+pub struct RunLister {
+    workspace: Arc<Workspace>,
+    folders: BTreeMap<Utf8PathBuf, FileStamp>,
     runs: Vec<Result<RunDir, Failure>>,
-    known: BTreeMap<RunDir, Known>,
+    known: BTreeMap<RunDir, CachedRun>,
 }
 
 /// One run as it was when something about it last changed.
 #[derive(Default)]
-pub struct Known {
-    looks: Vec<Look>,
+pub struct CachedRun {
+    stamps: Vec<FileStamp>,
     status: Option<Result<RunStatus, Failure>>,
 }
 
-impl Known {
+impl CachedRun {
     /// The run as it is now.
-    pub fn status(&mut self, desk: &Desk, dir: &RunDir) -> &Result<RunStatus, Failure> {
-        let looks = files_of(dir);
+    pub fn status(&mut self, workspace: &Workspace, dir: &RunDir) -> &Result<RunStatus, Failure> {
+        let stamps = files_of(dir);
         // Nothing but its files can change a run that has ended: no process, no clock.
-        let kept = self.status.take().filter(|status| self.looks == looks && is_settled(status));
-        self.looks = looks;
-        self.status.insert(kept.unwrap_or_else(|| status(desk, dir)))
+        let kept = self.status.take().filter(|status| self.stamps == stamps && is_settled(status));
+        self.stamps = stamps;
+        self.status.insert(kept.unwrap_or_else(|| status(workspace, dir)))
     }
 }
 
-impl Lister {
+impl RunLister {
     /// A lister that knows nothing yet.
-    pub fn new(desk: Arc<Desk>) -> Self {
-        Self { desk, folders: BTreeMap::new(), runs: Vec::new(), known: BTreeMap::new() }
+    pub fn new(workspace: Arc<Workspace>) -> Self {
+        Self { workspace, folders: BTreeMap::new(), runs: Vec::new(), known: BTreeMap::new() }
     }
 
     /// All runs as they are now.
     pub fn list(&mut self) -> RunList {
-        let folders = folders(&self.desk.runs);
+        let folders = folders(&self.workspace.runs);
         if folders != self.folders || self.runs.is_empty() {
             self.folders = folders;
-            self.runs = runstate::list_runs(&self.desk.runs);
+            self.runs = runstate::list_runs(&self.workspace.runs);
         }
         let mut list = RunList::default();
         let mut still = BTreeMap::new();
@@ -66,7 +66,7 @@ impl Lister {
                 }
             };
             let mut known = self.known.remove(dir).unwrap_or_default();
-            match known.status(&self.desk, dir) {
+            match known.status(&self.workspace, dir) {
                 Ok(status) => list.rows.push(status.row.clone()),
                 Err(failure) => list.unreadable.push(failure.clone()),
             }
@@ -77,9 +77,9 @@ impl Lister {
     }
 }
 
-fn status(desk: &Desk, dir: &RunDir) -> Result<RunStatus, Failure> {
-    let (summary, facts) = desk.summary(dir)?;
-    let row = RunRow { findings: desk.findings(&summary, &facts), ..row(&summary, &facts) };
+fn status(workspace: &Workspace, dir: &RunDir) -> Result<RunStatus, Failure> {
+    let (summary, facts) = workspace.summary(dir)?;
+    let row = RunRow { findings: workspace.findings(&summary, &facts), ..row(&summary, &facts) };
     Ok(RunStatus { row, dir: dir.root.clone(), start: summary.run.start, attempt: summary.attempt })
 }
 
@@ -123,38 +123,38 @@ fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
     status.as_ref().is_ok_and(is_over)
 }
 
-fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {
+fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
     let folders = runs.read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
-    folders.map(|folder| (folder.clone(), look(&RunDir::new(folder).run_toml()))).collect()
+    folders.map(|folder| (folder.clone(), stamp_of(&RunDir::new(folder).run_toml()))).collect()
 }
 
 /// When a run's checkpoints last changed: a folder changes when its manifest appears in it.
-pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, Look> {
-    rundir::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), look(&folder))).collect()
+pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
+    rundir::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
 /// Everything that is written when something happens to a run.
-fn files_of(dir: &RunDir) -> Vec<Look> {
+fn files_of(dir: &RunDir) -> Vec<FileStamp> {
     let mut files = vec![dir.run_toml(), dir.metrics(), dir.events(), dir.attempts(), dir.checkpoints()];
     for node in dir.node_ids().unwrap_or_default() {
         files.extend([dir.node_dir(&node), dir.node_events(&node)]);
     }
-    files.iter().map(|file| look(file)).collect()
+    files.iter().map(|file| stamp_of(file)).collect()
 }
 
-fn look(file: &Utf8Path) -> Look {
+fn stamp_of(file: &Utf8Path) -> FileStamp {
     let found = file.metadata().ok()?;
     Some((found.modified().ok()?, found.len()))
 }
 
 /// Lists the curricula, again and again.
 #[derive(Default)]
-pub struct Curricula {
-    files: BTreeMap<Utf8PathBuf, Look>,
+pub struct CurriculumLister {
+    files: BTreeMap<Utf8PathBuf, FileStamp>,
     views: Vec<CurriculumView>,
 }
 
-impl Curricula {
+impl CurriculumLister {
     /// All curricula under a folder as they are now: `curriculum.toml` in it or in a folder of it.
     pub fn list(&mut self, configs: &Utf8Path) -> Vec<CurriculumView> {
         // Recipes build on each other, so that any file may change any stage.
@@ -168,21 +168,21 @@ impl Curricula {
     }
 }
 
-fn toml_files(configs: &Utf8Path) -> BTreeMap<Utf8PathBuf, Look> {
+fn toml_files(configs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
     let in_folder =
         |folder: &Utf8Path| folder.read_dir_utf8().into_iter().flatten().flatten().map(|e| e.path().to_owned());
     let top: Vec<Utf8PathBuf> = in_folder(configs).collect();
     let below = top.iter().filter(|path| path.is_dir()).flat_map(|folder| in_folder(folder).collect::<Vec<_>>());
     let files = below.chain(top.iter().cloned()).filter(|path| path.extension() == Some("toml"));
-    files.map(|file| (file.clone(), look(&file))).collect()
+    files.map(|file| (file.clone(), stamp_of(&file))).collect()
 }
 
 fn view(file: &Utf8Path) -> CurriculumView {
-    match desk::curriculum(file, &[]) {
+    match workspace::curriculum(file, &[]) {
         Ok(curriculum) => CurriculumView {
             path: curriculum.path,
             title: curriculum.title,
-            stages: Ok(curriculum.stages.iter().map(desk::stage_view).collect()),
+            stages: Ok(curriculum.stages.iter().map(workspace::stage_view).collect()),
         },
         Err(refusal) => CurriculumView {
             path: file.to_owned(),

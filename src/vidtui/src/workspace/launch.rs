@@ -1,6 +1,6 @@
 //! Launches, resumes and next stages: planned with what is known here, and done as planned.
 
-use super::{Desk, Fitting, Init, Subject, curriculum};
+use super::{Fitting, Init, Subject, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest};
@@ -19,11 +19,11 @@ pub struct Wish<'a> {
     pub name: Option<&'a str>,
     /// Where the weights come from; as the stage says, when nobody said.
     pub init: Init<'a>,
-    /// What [`Desk::fit`] changed, for people.
+    /// What [`Workspace::fit`] changed, for people.
     pub fitted: Option<String>,
 }
 
-impl Desk {
+impl Workspace {
     /// Plans a launch; starts nothing.
     pub fn plan_launch(&self, wish: &Wish<'_>) -> Result<LaunchPlan, Refusal> {
         let recipe = &wish.subject.resolved().recipe;
