@@ -1,3 +1,4 @@
+use rundir::now_s;
 use std::io::BufRead;
 use std::process::Stdio;
 use std::thread;
@@ -5,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 
-use crate::place::{Place, assert_down_soon, losses, now_s};
+use crate::place::{Place, assert_down_soon, losses};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -149,11 +149,6 @@ pub fn assert_down_soon(run: &RunDir, attempt: u32, nodes: &[&str], moment_s: f6
         let took_s = exit.ended_s - moment_s;
         assert!((0.0..30.0).contains(&took_s), "{node} was down after {took_s:.1} s: {exit:?}");
     }
-}
-
-/// Now, in Unix seconds: the clock of this machine is that of all nodes.
-pub fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
 pub fn samples(run: &RunDir) -> Vec<MetricSample> {

@@ -4,9 +4,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{AttemptWhy, RunDir};
+use rundir::{AttemptWhy, RunDir, now_s};
 
-use crate::place::{Place, Said, assert_down_soon, losses, now_s, samples};
+use crate::place::{Place, Said, assert_down_soon, losses, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
 

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use cluster::NodeId;
-use rundir::RunDir;
+use rundir::{RunDir, now_s};
 
-use crate::place::{Place, assert_down_soon, now_s};
+use crate::place::{Place, assert_down_soon};
 
 const TWO: &str = "--hostfile hostfiles/rig.txt --include node01,node02";
 

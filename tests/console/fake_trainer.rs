@@ -10,13 +10,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{
     Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, LogicalTensor, Manifest, MetricSample,
-    PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom,
+    PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
 };
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The longest that a forgotten fake lives.
 const LIFE: Duration = Duration::from_secs(300);
@@ -243,8 +243,4 @@ impl Fake<'_> {
 fn start_ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
-}
-
-pub fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }

@@ -7,7 +7,7 @@ use cluster::probe::Frame;
 use cluster::slurm::JobSight;
 use health::Finding;
 use plan::{KillPlan, LaunchPlan};
-use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, Moment, RunId, StartFrom};
+use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, NodePoint, RunId, StartFrom};
 use runstate::RunState;
 use serde::{Deserialize, Serialize};
 
@@ -207,7 +207,8 @@ pub enum RunMsg {
     /// Lines of the event files, in time order.
     Events(Vec<Event>),
     /// What all nodes of the run did together, in the order of time, from its beginning.
-    Moments(Vec<Moment>),
+    #[serde(alias = "Moments")]
+    NodePoints(Vec<NodePoint>),
     /// The run as a whole; sent when it changes.
     State(Box<RunStatus>),
     /// All checkpoints, ascending; replaces the list.

@@ -5,7 +5,7 @@
 //! zooming in always ends at the samples themselves.
 
 use crate::rank_times::RankTimes;
-use rundir::{MetricSample, Moment, Spread};
+use rundir::{MetricSample, NodePoint, Spread};
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
@@ -352,7 +352,7 @@ impl Piece {
         }
     }
 
-    fn push_moment(&mut self, moment: &Moment) {
+    fn push_node_point(&mut self, moment: &NodePoint) {
         let index = self.len();
         self.steps.push(0);
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
@@ -441,8 +441,8 @@ impl Series {
     }
 
     /// Adds what the nodes of the run did at a moment; moments come in the order of time.
-    pub fn push_moment(&mut self, moment: &Moment) {
-        self.nodes.push_moment(moment);
+    pub fn push_node_point(&mut self, moment: &NodePoint) {
+        self.nodes.push_node_point(moment);
     }
 
     /// Returns what the nodes did. Its samples have no steps: [`Self::step_at`] tells them.

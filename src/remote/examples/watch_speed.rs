@@ -8,13 +8,13 @@
 use std::error::Error;
 use std::process::Stdio;
 use std::sync::mpsc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use nix::sys::resource::{UsageWho, getrusage};
 use remote::{Fleet, Flow, Sight, SshOptions};
 use rig::{Options, Rig};
-use rundir::Login;
+use rundir::{Login, now_s};
 use serde_json::{Value, json};
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -123,10 +123,6 @@ fn other(rig: &Rig, program: &str, args: &[&str], names: &[String]) -> Result<Va
         rounds.push(json!({ "wall_s": wall_s, "cpu_ms": cpu_ms(UsageWho::RUSAGE_CHILDREN)? - before }));
     }
     Ok(Value::Array(rounds))
-}
-
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Processor time so far: of this program, or of those that it has waited for.

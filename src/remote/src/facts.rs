@@ -144,7 +144,7 @@ pub(crate) fn read(
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }
-    if facts.alive == Liveness::Dead && is_elsewhere(&facts, crate::now_s()) {
+    if facts.alive == Liveness::Dead && is_elsewhere(&facts, rundir::now_s()) {
         facts.alive = Liveness::Unknown;
     }
     Ok(facts)

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
-use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId};
+use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId, now_s};
 use runstate::{Following, Liveness, Load, RunFacts};
 
 use crate::at_once::at_once;
@@ -304,8 +304,4 @@ impl Fleet {
         };
         files.iter().zip(&asked).map(one).collect()
     }
-}
-
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

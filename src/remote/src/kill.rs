@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use plan::{JobKill, KillHow, KillPlan, NodeKill};
-use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA};
+use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA, now_s};
 
 use crate::at_once::at_once;
 use crate::gpu_memory::GpuMemory;
@@ -12,7 +12,7 @@ use crate::processes::released;
 use crate::slurm::end_job;
 use crate::ssh::backoff::Backoff;
 use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
-use crate::{RemoteError, now_s, proc};
+use crate::{RemoteError, proc};
 
 /// How often processes are looked at while they end.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

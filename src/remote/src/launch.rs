@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, LaunchPlan, node_kill, quote};
-use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop};
+use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s};
 use runstate::Liveness;
 
 use crate::at_once::at_once;
@@ -16,7 +16,7 @@ use crate::kill::{NodeReport, Patience, execute_kill};
 use crate::push::push;
 use crate::slurm::{end_job, submit_attempt, write_scripts};
 use crate::transport::{Ended, Started, Transport};
-use crate::{RemoteError, now_s, pid_files};
+use crate::{RemoteError, pid_files};
 
 /// How long a launch waits for the supervisors to say that they live. That takes a tenth of a second, or seconds when
 /// libtorch comes from a cold disk; one that needs longer is watched like any run.

@@ -46,8 +46,3 @@ pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, own_program, trainer_path};
 pub use transport::{Addressee, Ended, Group, Process, Role, Shell, Signal, Started, Transport};
 pub use watch::{See, Sight, Watching};
-
-/// Tells the time, in Unix seconds.
-pub(crate) fn now_s() -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
-}

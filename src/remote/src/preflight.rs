@@ -14,13 +14,13 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use rundir::Failure;
+use rundir::{Failure, now_s};
 
+use crate::RemoteError;
 use crate::at_once::at_once;
 use crate::checks::{Check, weights_dir};
 use crate::command::Command;
 use crate::transport::{Shell, Transport};
-use crate::{RemoteError, now_s};
 pub(crate) use gpus::no_gpus;
 use rows::{Row, Usual, rows};
 

@@ -6,7 +6,7 @@
 mod demo;
 
 use std::fs;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use demo::{Demo, FakeDoes};
@@ -32,7 +32,7 @@ fn until_it_is_up(dir: &RunDir) {
 
 fn state(dir: &RunDir) -> RunState {
     let facts = read_facts(dir, &dir.read_run().unwrap()).unwrap();
-    derive(&facts, SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64())
+    derive(&facts, rundir::now_s())
 }
 
 fn end(dir: &RunDir, how: KillHow) {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// How deep below the output folder checkpoints are looked for: Open-Sora and ttt-video-dit make a folder for each run.
 const DEPTH: usize = 3;
@@ -290,7 +290,7 @@ impl Contents {
         if !self.has("async_file_io.log") && !self.has("master.safetensors") {
             return Ok(());
         }
-        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        let now_s = crate::now_s();
         if now_s - self.newest_s() >= QUIET.as_secs_f64() {
             return Ok(());
         }
@@ -400,6 +400,7 @@ pub fn written_over_s(dir: &Utf8Path) -> f64 {
 mod tests {
     use super::*;
     use crate::fixtures::{temp, write_attempt};
+    use std::time::SystemTime;
 
     const EMPTY_ZIP: &[u8] = b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
@@ -535,7 +536,7 @@ mod tests {
     #[test]
     fn a_checkpoint_is_of_the_attempt_that_ran_when_it_was_saved_by_the_clock_of_the_node_that_saves() {
         let (_keep, run) = temp();
-        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let now_s = crate::now_s();
         // Launched from a machine whose clock is three hours ahead.
         for (number, ago_s) in [(1, 2000.0), (2, 1000.0)] {
             write_attempt(&run, number, 0);

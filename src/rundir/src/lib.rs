@@ -29,8 +29,8 @@ mod lines;
 mod listing;
 mod metrics;
 mod metrics_line;
-mod moments;
 mod node_sample;
+mod node_series;
 mod process;
 mod run;
 mod staging;
@@ -60,8 +60,8 @@ pub use listing::{
     latest_for_sure, to_prune, unreadable_after,
 };
 pub use metrics::MetricSample;
-pub use moments::{Moment, Moments, Spread};
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
+pub use node_series::{NodePoint, NodeSeries, Spread};
 pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
@@ -71,8 +71,15 @@ pub use tail::{Batch, Tail};
 pub use tensor_box::{Common, TensorBox};
 pub use whole_folder::WholeFolder;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 /// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
 ///
 /// Adding an optional field does not raise it. Renaming, removing or changing a unit does, together with a reader
 /// for the old one.
 pub const SCHEMA: u32 = 1;
+
+/// Returns the time of this machine's clock, in Unix seconds.
+pub fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 use adapters::{LogReader, Said};
 use camino::Utf8PathBuf;
 use recipe::Adapter;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, checkpoints, written_over_s};
+use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, checkpoints, now_s, written_over_s};
 use serde::Serialize;
 
 use crate::job::Job;
-use crate::now_s;
 
 /// How often the log is looked at.
 const LOOK: Duration = Duration::from_millis(250);

@@ -24,11 +24,11 @@ mod tests;
 use std::fs::{self, File};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, RunDir, SCHEMA};
+use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, RunDir, SCHEMA, now_s};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -313,11 +313,6 @@ fn heed_stop_file(run: &RunDir, wake: Sender<i32>, peers: Option<Peers>) {
         // The loop has ended when nobody listens.
         let _ = wake.send(STOP);
     });
-}
-
-/// Now, in Unix seconds.
-fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Tells whether a node has a part in an attempt that nobody has begun there.

@@ -9,11 +9,10 @@ use camino::Utf8PathBuf;
 use cluster::RankPlace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgrp};
-use rundir::{Failure, PidFile, RankPid, SCHEMA};
+use rundir::{Failure, PidFile, RankPid, SCHEMA, now_s};
 use signal_hook::consts::SIGKILL;
 
 use crate::job::Job;
-use crate::now_s;
 
 /// All ranks of this node.
 pub struct Ranks {

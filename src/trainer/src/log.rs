@@ -1,7 +1,6 @@
 //! What rank 0 writes into the run directory while it trains.
 
-use rundir::{Error, Event, EventKind, Failure, LineAppender, MetricSample, RunDir};
-use std::time::{SystemTime, UNIX_EPOCH};
+use rundir::{Error, Event, EventKind, Failure, LineAppender, MetricSample, RunDir, now_s};
 
 /// The two files of a run that grow. Only rank 0 has one.
 pub struct RunLog {
@@ -38,9 +37,4 @@ impl RunLog {
             eprintln!("cannot log an event to {}: {e}", self.events.path());
         }
     }
-}
-
-/// Now, in Unix seconds.
-pub fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }

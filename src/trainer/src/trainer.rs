@@ -4,7 +4,7 @@ use crate::checkpoint::{self, Found, Restore, Saved, Sharded, Spare, Writing};
 use crate::data::Data;
 use crate::exchange::{agree, agree_on};
 use crate::init;
-use crate::log::{RunLog, now_s};
+use crate::log::RunLog;
 use crate::optim::Moments;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::seeds::{Purpose, bits};
@@ -16,7 +16,9 @@ use camino::Utf8Path;
 use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
-use rundir::{Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState};
+use rundir::{
+    Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState, now_s,
+};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::io;

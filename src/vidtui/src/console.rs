@@ -16,12 +16,12 @@ use crate::watches::{Stop, Watcher};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use rundir::Failure;
+use rundir::{Failure, now_s};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use ui::{Effect, Model, Msg, Setup, Size, Symbols, Theme};
 
 /// Messages handled before the screen is drawn again.
@@ -139,11 +139,6 @@ fn take_terminal(queue: &Arc<Queue<Item>>) -> Result<Screen, Refusal> {
     terminal::hold_suspension().map_err(cannot_open)?;
     watch_signals(queue.clone()).map_err(cannot_open)?;
     Screen::open(Colours::from_env()).map_err(cannot_open)
-}
-
-/// Unix seconds; the one place where the console reads the clock.
-pub fn now_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 struct Console {

@@ -1,10 +1,9 @@
 //! Conversions that the console asks for: planned to be shown, and carried out as they were shown.
 
 use crate::commands::convert::{facts, rows};
-use crate::console::now_s;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};

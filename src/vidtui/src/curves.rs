@@ -2,7 +2,7 @@
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
-use rundir::{Error, Failure, History, MetricSample, Moment, Moments, RunDir, Spread, Tail};
+use rundir::{Error, Failure, History, MetricSample, NodePoint, NodeSeries, RunDir, Spread, Tail};
 use runstate::RunSummary;
 use std::fmt::Write;
 use ui::{ChartSpec, XAxis};
@@ -25,7 +25,7 @@ enum Values {
     /// Measured by nodes, at times of their own; the name of the column says the unit.
     OfNodes {
         column: &'static str,
-        value: fn(&Moment) -> Option<Spread>,
+        value: fn(&NodePoint) -> Option<Spread>,
     },
 }
 
@@ -34,7 +34,7 @@ pub struct Measured {
     /// By its steps.
     pub history: History,
     /// By its nodes.
-    pub moments: Vec<Moment>,
+    pub node_points: Vec<NodePoint>,
 }
 
 /// Every metric, in the order of the columns of a table.
@@ -73,7 +73,7 @@ const fn of_nodes(
     label: &'static str,
     unit: Unit,
     column: &'static str,
-    value: fn(&Moment) -> Option<Spread>,
+    value: fn(&NodePoint) -> Option<Spread>,
 ) -> Metric {
     Metric { name, label, unit, values: Values::OfNodes { column, value } }
 }
@@ -107,23 +107,23 @@ pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
 
 /// Reads all that was measured of a run.
 pub fn read(dir: &RunDir) -> Result<Measured, Failure> {
-    Ok(Measured { history: read_history(dir)?, moments: read_moments(dir)? })
+    Ok(Measured { history: read_history(dir)?, node_points: read_node_points(dir)? })
 }
 
-fn read_moments(dir: &RunDir) -> Result<Vec<Moment>, Failure> {
-    let mut moments = Moments::default();
+fn read_node_points(dir: &RunDir) -> Result<Vec<NodePoint>, Failure> {
+    let mut points = NodeSeries::default();
     for node in dir.node_ids()? {
         let mut tail = dir.tail_gpu_samples(&node);
         loop {
             let path = dir.gpu_samples(&node);
             let batch = tail.poll().map_err(|source| Error::Io { action: "read", path, source })?;
-            batch.items.iter().for_each(|sample| moments.push(&node, sample));
+            batch.items.iter().for_each(|sample| points.push(&node, sample));
             if !batch.more {
                 break;
             }
         }
     }
-    Ok(moments.take_rest())
+    Ok(points.take_rest())
 }
 
 fn read_history(dir: &RunDir) -> Result<History, Failure> {
@@ -157,7 +157,7 @@ pub fn of_metrics(summary: &RunSummary, measured: &Measured, metrics: &[&Metric]
 
 /// The chart that is on the screen, as it is on the screen.
 pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) -> Chart {
-    let has_power = measured.moments.iter().any(|moment| moment.power_w.is_some());
+    let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
     let (label, unit, parts): (&str, Unit, &[(&str, &str)]) = match spec.chart {
         ui::Chart::Loss => ("loss", Unit::Plain, &[("loss", "loss")]),
         ui::Chart::LearningRate => ("learning rate", Unit::Rate, &[("lr", "weights"), ("lr_ttt", "TTT layers")]),
@@ -203,8 +203,8 @@ pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) ->
 /// The table of all steps that count, with a title line, as RFC 4180 has it; a value that is missing is empty.
 pub fn csv(measured: &Measured, metrics: &[&Metric]) -> String {
     let samples = measured.history.effective();
-    let moments = &measured.moments;
-    let is_measured = |value: fn(&Moment) -> Option<Spread>| moments.iter().any(|moment| value(moment).is_some());
+    let points = &measured.node_points;
+    let is_measured = |value: fn(&NodePoint) -> Option<Spread>| points.iter().any(|point| value(point).is_some());
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
     let mut text = String::from("attempt,step,t");
     for metric in metrics {
@@ -225,7 +225,7 @@ pub fn csv(measured: &Measured, metrics: &[&Metric]) -> String {
             match metric.values {
                 Values::One(value) => cell(&mut text, value(sample)),
                 Values::OfNodes { value, .. } if is_measured(value) => {
-                    let spread = moment_at(moments, sample.t).and_then(value);
+                    let spread = node_point_at(points, sample.t).and_then(value);
                     for part in [|s: Spread| s.mean, |s: Spread| s.min, |s: Spread| s.max] {
                         cell(&mut text, spread.map(part).map(|value| (value * 1e3).round() / 1e3));
                     }
@@ -270,16 +270,16 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
         }
         Values::OfNodes { value, .. } => {
             let curve = |label: &str, weight, part: fn(Spread) -> f64| {
-                let x = |moment: &Moment| match axis {
-                    XAxis::Time => Some(moment.t - start_s),
-                    XAxis::Step => step_at(history.effective(), moment.t),
+                let x = |point: &NodePoint| match axis {
+                    XAxis::Time => Some(point.t - start_s),
+                    XAxis::Step => step_at(history.effective(), point.t),
                 };
-                // A moment without a value is a gap of the measurement and not of the run: nothing is marked.
+                // A point without a value is a gap of the measurement and not of the run: nothing is marked.
                 let points =
-                    measured.moments.iter().filter_map(|moment| Some((x(moment)?, Some(part(value(moment)?)))));
+                    measured.node_points.iter().filter_map(|point| Some((x(point)?, Some(part(value(point)?)))));
                 Curve { label: label.into(), points: points.collect(), weight }
             };
-            let mut spreads = measured.moments.iter().filter_map(value).peekable();
+            let mut spreads = measured.node_points.iter().filter_map(value).peekable();
             if spreads.peek().is_none() {
                 return Vec::new();
             }
@@ -309,10 +309,10 @@ fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
 }
 
 /// What nodes did at a time, or a few seconds from it.
-fn moment_at(moments: &[Moment], t: f64) -> Option<&Moment> {
-    let at = moments.partition_point(|moment| moment.t < t);
-    let near = [at.checked_sub(1), Some(at)].into_iter().flatten().filter_map(|at| moments.get(at));
-    near.filter(|moment| (moment.t - t).abs() <= 10.0).min_by(|a, b| (a.t - t).abs().total_cmp(&(b.t - t).abs()))
+fn node_point_at(points: &[NodePoint], t: f64) -> Option<&NodePoint> {
+    let at = points.partition_point(|point| point.t < t);
+    let near = [at.checked_sub(1), Some(at)].into_iter().flatten().filter_map(|at| points.get(at));
+    near.filter(|point| (point.t - t).abs() <= 10.0).min_by(|a, b| (a.t - t).abs().total_cmp(&(b.t - t).abs()))
 }
 
 /// What later attempts replaced, a curve per attempt.
@@ -375,15 +375,15 @@ mod tests {
     fn history(samples: impl IntoIterator<Item = MetricSample>) -> Measured {
         let mut history = History::new();
         history.extend(samples);
-        Measured { history, moments: Vec::new() }
+        Measured { history, node_points: Vec::new() }
     }
 
     #[test]
     fn what_nodes_measured_stands_beside_the_steps_of_the_same_time() {
         let spread = |mean| Some(Spread { mean, min: mean - 10.0, max: mean + 10.0, of_several: true });
-        let moment = |t: f64| Moment { t, power_w: spread(600.0 + t), ..Moment::default() };
-        let moments = vec![moment(0.5), moment(1.5), moment(2.5), moment(90.0)];
-        let measured = Measured { moments, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };
+        let point = |t: f64| NodePoint { t, power_w: spread(600.0 + t), ..NodePoint::default() };
+        let points = vec![point(0.5), point(1.5), point(2.5), point(90.0)];
+        let measured = Measured { node_points: points, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };
         let power = metric("power").unwrap();
         let text = csv(&measured, &[power, metric("cpu").unwrap()]);
         let lines: Vec<&str> = text.lines().collect();

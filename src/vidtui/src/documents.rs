@@ -166,7 +166,7 @@ impl JobDocument {
             nodes: job.and_then(|job| job.node_list.clone()),
             cancelled_by: sight.cancelled_by.clone(),
             silent_since_s: sight.silence.as_ref().map(|silence| silence.since_s),
-            text: ui::slurm::sentence(sight, crate::console::now_s()),
+            text: ui::slurm::sentence(sight, rundir::now_s()),
         }
     }
 }

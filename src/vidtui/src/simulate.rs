@@ -46,7 +46,7 @@ impl Nodes {
         let mut frames = Vec::new();
         for turn in self.said..due {
             let at = (turn % count) as usize;
-            let text = text(at, turn / count + 1, crate::console::now_s());
+            let text = text(at, turn / count + 1, rundir::now_s());
             let (node, stream) = &mut self.nodes[at];
             frames.extend(stream.push(text.as_bytes()).into_iter().map(|frame| (node.clone(), Box::new(frame))));
         }

@@ -9,7 +9,7 @@ use crate::queue::Queue;
 use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Event, Failure, MetricSample, Moment, Moments, NodeSample, RunDir, RunId, Tail};
+use rundir::{Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -174,8 +174,8 @@ impl Stream {
                 tell(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);
             }
-            for moments in nodes.poll(&dir).chunks(SAMPLES) {
-                tell(RunMsg::Moments(moments.to_vec()))?;
+            for points in nodes.poll(&dir).chunks(SAMPLES) {
+                tell(RunMsg::NodePoints(points.to_vec()))?;
             }
             // Files grow faster than states change: several looks at the files for one at the state.
             for _ in 0..3 {
@@ -273,22 +273,22 @@ impl Stream {
 #[derive(Default)]
 struct NodeFiles {
     tails: BTreeMap<NodeId, Tail<NodeSample>>,
-    moments: Moments,
+    points: NodeSeries,
 }
 
 impl NodeFiles {
-    fn poll(&mut self, dir: &RunDir) -> Vec<Moment> {
+    fn poll(&mut self, dir: &RunDir) -> Vec<NodePoint> {
         for node in dir.node_ids().unwrap_or_default() {
             let tail = self.tails.entry(node.clone()).or_insert_with(|| dir.tail_gpu_samples(&node));
             // A file that cannot be read now may be readable the next time.
             while let Ok(batch) = tail.poll() {
-                batch.items.iter().for_each(|sample| self.moments.push(&node, sample));
+                batch.items.iter().for_each(|sample| self.points.push(&node, sample));
                 if !batch.more {
                     break;
                 }
             }
         }
-        self.moments.take()
+        self.points.take()
     }
 }
 

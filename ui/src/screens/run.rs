@@ -91,7 +91,7 @@ impl State {
                 self.checkpoints = None;
                 self.lost = None;
             }
-            RunMsg::Moments(moments) => moments.iter().for_each(|moment| self.series.push_moment(moment)),
+            RunMsg::NodePoints(points) => points.iter().for_each(|point| self.series.push_node_point(point)),
             RunMsg::Metrics(samples) => samples.iter().for_each(|sample| self.series.push(sample)),
             RunMsg::Events(events) => {
                 self.events.extend(events);

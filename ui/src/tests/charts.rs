@@ -128,12 +128,12 @@ fn the_read_out_walks_over_every_sample_when_zoomed_in() {
 }
 
 /// What two nodes did every five seconds, from before the first step to after the last.
-fn moments(gpus: bool) -> Vec<rundir::Moment> {
+fn points(gpus: bool) -> Vec<rundir::NodePoint> {
     let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1, of_several: true });
     let at = |i: u32| {
         let t = NOW - 320.0 + 5.0 * f64::from(i);
         let busy = (8..28).contains(&i);
-        rundir::Moment {
+        rundir::NodePoint {
             t,
             power_w: spread(if busy { 620.0 + f64::from(i) } else { 90.0 }).filter(|_| gpus),
             gpu_mem_gib: spread(if busy { 62.0 } else { 1.0 }).filter(|_| gpus),
@@ -147,7 +147,7 @@ fn moments(gpus: bool) -> Vec<rundir::Moment> {
 #[test]
 fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::Moments(moments(true)));
+    ui.tell(RunMsg::NodePoints(points(true)));
     insta::assert_snapshot!(ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("power_and_memory_under_the_loss_160x48", ui.screen());
@@ -158,7 +158,7 @@ fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
 #[test]
 fn nodes_without_gpus_show_how_busy_their_processors_were() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::Moments(moments(false)));
+    ui.tell(RunMsg::NodePoints(points(false)));
     let screen = ui.screen();
     assert!(screen.contains("Processors of a node") && !screen.contains("Power"), "{screen}");
     ui.press("Tab Tab");
@@ -168,11 +168,11 @@ fn nodes_without_gpus_show_how_busy_their_processors_were() {
 #[test]
 fn one_node_alone_has_a_mean_and_no_extremes() {
     let mut ui = Ui::on_run(running(83));
-    let alone = |moment: rundir::Moment| {
+    let alone = |point: rundir::NodePoint| {
         let alone = |spread: Option<rundir::Spread>| spread.map(|s| rundir::Spread { of_several: false, ..s });
-        rundir::Moment { cpu_pct: alone(moment.cpu_pct), mem_gib: alone(moment.mem_gib), ..moment }
+        rundir::NodePoint { cpu_pct: alone(point.cpu_pct), mem_gib: alone(point.mem_gib), ..point }
     };
-    ui.tell(RunMsg::Moments(moments(false).into_iter().map(alone).collect()));
+    ui.tell(RunMsg::NodePoints(points(false).into_iter().map(alone).collect()));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("Processors of a node") && !screen.contains("highest"), "{screen}");
@@ -183,7 +183,7 @@ fn the_axis_of_time_reaches_from_the_first_to_the_last_sign_of_life() {
     let mut ui = Ui::on_run(running(83));
     ui.press("x");
     assert_eq!(ui.model.run.as_ref().unwrap().full_range().0, 0.0);
-    ui.tell(RunMsg::Moments(moments(true)));
+    ui.tell(RunMsg::NodePoints(points(true)));
     let run = ui.model.run.as_ref().unwrap();
     let (low, high) = run.full_range();
     assert!(low < -20.0 && high > 150.0, "start-up, and what came after the last step: {low} to {high}");
@@ -197,7 +197,7 @@ fn panels_of_nodes_are_passed_over_where_nothing_was_measured() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::LearningRate));
-    ui.tell(RunMsg::Moments(moments(true)));
+    ui.tell(RunMsg::NodePoints(points(true)));
     ui.press("Shift-Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::NodeMemory));
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use cluster::nvidia_smi::{Answer, COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::LaunchPlan;
-use rundir::Failure;
+use rundir::{Failure, now_s};
 use units::{counted, size};
 
 use super::rows::{Fail, Found, Row, Usual};
-use super::{Told, leave_out, now_s};
+use super::{Told, leave_out};
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
 /// Memory that the driver takes for itself.

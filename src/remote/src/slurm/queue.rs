@@ -1,3 +1,4 @@
+use rundir::now_s;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -7,7 +8,6 @@ use cluster::slurm::{self, Accounted, Job, JobSeen, JobSight, Silence};
 use nix::unistd::Uid;
 
 use super::{jobs, run, user_name};
-use crate::now_s;
 
 /// How often Slurm is asked, at most. Its controller serves the whole cluster.
 const EVERY: Duration = Duration::from_secs(3);

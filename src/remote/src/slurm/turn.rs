@@ -3,13 +3,13 @@ use std::os::unix::fs::PermissionsExt;
 
 use cluster::slurm::{self, JobDetails};
 use plan::{LaunchPlan, NodeLaunch};
-use rundir::{Allocation, Error, Failure, LOST_PEER, RunDir, SCHEMA};
+use rundir::{Allocation, Error, Failure, LOST_PEER, RunDir, SCHEMA, now_s};
 
 use super::run;
 use super::step::Step;
 use crate::checks::{Check, programs};
 use crate::launch::{make, record};
-use crate::{now_s, preflight};
+use crate::preflight;
 
 /// Writes what a job needs that begins the attempt it was submitted as: where its ranks run, and the script of each node.
 ///

@@ -1,7 +1,6 @@
 //! A folder of runs, a recipe, and the stand-in for the trainer.
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{Context, LaunchPlan, LaunchRequest, Place, ResumeOptions, ResumeRequest, Trainer, Weights, launch, resume};
@@ -55,7 +54,7 @@ impl Demo {
 
     fn context(&self) -> Context {
         Context {
-            now_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64(),
+            now_s: rundir::now_s(),
             random: 12345,
             by: "ada@vm".into(),
             runs_root: self.runs.clone(),

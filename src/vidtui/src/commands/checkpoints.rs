@@ -1,12 +1,11 @@
 //! `vidtui checkpoints`.
 
 use crate::args::RunArgs;
-use crate::console::now_s;
 use crate::documents::CheckpointDocument;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
-use rundir::CheckpointEntry;
+use rundir::{CheckpointEntry, now_s};
 
 /// Lists the checkpoints of a run, complete or not.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {

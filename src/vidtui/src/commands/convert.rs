@@ -2,12 +2,11 @@
 
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::commands::transfer::{Transfer, find};
-use crate::console::now_s;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Layer;
-use rundir::Failure;
+use rundir::{Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
 use ui::ConvertRow;
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};

@@ -3,14 +3,13 @@
 
 use crate::args::JobCommand;
 use crate::checks;
-use crate::console::now_s;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{Begin, BeginRequest, Place, ResumeOptions, ResumeRequest};
-use rundir::{Failure, RunDir};
+use rundir::{Failure, RunDir, now_s};
 
 /// Does what the script asks.
 pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), Refusal> {

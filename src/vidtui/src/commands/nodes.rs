@@ -1,7 +1,7 @@
 //! `vidtui nodes` and `vidtui smi`.
 
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
-use crate::console::{now_s, symbols_are_unicode};
+use crate::console::symbols_are_unicode;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::simulate;
@@ -10,7 +10,7 @@ use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
 use remote::{Flow, Sight, Watching};
-use rundir::{Failure, Login, RunId};
+use rundir::{Failure, Login, RunId, now_s};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;

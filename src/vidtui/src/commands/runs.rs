@@ -1,11 +1,11 @@
 //! `vidtui runs`.
 
 use crate::args::JsonArgs;
-use crate::console::now_s;
 use crate::documents::RunDocument;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
+use rundir::now_s;
 use runstate::RunSummary;
 use ui::words::StateKind;
 

@@ -1,14 +1,13 @@
 //! `vidtui status`.
 
 use crate::args::RunArgs;
-use crate::console::now_s;
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use cluster::{NodeId, hostlist};
 use health::Finding;
-use rundir::AttemptWhy;
+use rundir::{AttemptWhy, now_s};
 use runstate::RunSummary;
 use ui::advice::finding_in_words;
 use ui::words::{self, StateKind};

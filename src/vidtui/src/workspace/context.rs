@@ -14,7 +14,7 @@ impl Workspace {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
-            now_s: crate::console::now_s(),
+            now_s: rundir::now_s(),
             // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
             by: format!("{user}@{}", self.fleet.here().node),

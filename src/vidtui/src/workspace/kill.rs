@@ -15,7 +15,7 @@ impl Workspace {
         let job = attempt.as_ref().and_then(|attempt| self.fleet.see_job(attempt, self.patience));
         // Those of a job are Slurm's to look for.
         let (files, lost) = match job {
-            Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(crate::console::now_s())),
+            Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(rundir::now_s())),
             None => (self.fleet.pid_files(dir, self.patience)?, Vec::new()),
         };
         plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)

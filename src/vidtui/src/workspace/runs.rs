@@ -56,7 +56,7 @@ impl Workspace {
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
         let mut facts = self.fleet.read_facts(dir, &run, self.patience)?;
-        let own_s = crate::console::now_s();
+        let own_s = rundir::now_s();
         let now_s = match facts.alive {
             Liveness::Alive => self.samples.now_s(dir, &facts, own_s),
             Liveness::Dead | Liveness::Unknown => own_s,
@@ -73,7 +73,7 @@ impl Workspace {
     /// What a person should know of about a run, the most urgent first.
     pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
         let Some(attempt) = facts.attempt.as_ref().filter(|_| !summary.state.is_end()) else { return Vec::new() };
-        let own_s = crate::console::now_s();
+        let own_s = rundir::now_s();
         let now_s = self.samples.now_s(&summary.dir, facts, own_s);
         let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
         for (node, unseen_since_s) in self.fleet.unseen(attempt) {

@@ -1,18 +1,18 @@
-//! What all nodes of a run did together: their samples, joined moment by moment.
+//! What all nodes of a run did together: their samples, joined point by point.
 
 use crate::NodeSample;
 use cluster::{NodeId, Reading};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Seconds that one moment spans: every node samples about once within it.
+/// Seconds that one point spans: every node samples about once within it.
 const SPAN_S: f64 = 5.0;
 /// A node that is so far behind the others is not waited for: it may be gone.
 const BEHIND_S: f64 = 30.0;
 
 /// What the nodes of a run did within some seconds. Where nobody measured something there is none of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Moment {
+pub struct NodePoint {
     /// The middle of it, Unix seconds.
     pub t: f64,
     /// What GPUs drew.
@@ -38,9 +38,9 @@ pub struct Spread {
     pub of_several: bool,
 }
 
-/// Joins the samples of several nodes into moments, in the order of time, however the nodes' files are read.
+/// Joins the samples of several nodes into points, in the order of time, however the nodes' files are read.
 #[derive(Debug, Clone, Default)]
-pub struct Moments {
+pub struct NodeSeries {
     open: BTreeMap<i64, [Sum; 4]>,
     newest: BTreeMap<NodeId, f64>,
     taken: Option<i64>,
@@ -76,8 +76,8 @@ impl Sum {
     }
 }
 
-impl Moments {
-    /// Adds a sample. One that comes after its moment was taken is left out.
+impl NodeSeries {
+    /// Adds a sample. One that comes after its point was taken is left out.
     pub fn push(&mut self, node: &NodeId, sample: &NodeSample) {
         let newest = self.newest.entry(node.clone()).or_insert(sample.t);
         *newest = newest.max(sample.t);
@@ -95,9 +95,9 @@ impl Moments {
         sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib), nodes));
     }
 
-    /// Takes the moments to which no node will add any more, as far as can be told: all nodes are past them, or far ahead
+    /// Takes the points to which no node will add any more, as far as can be told: all nodes are past them, or far ahead
     /// of those that are not.
-    pub fn take(&mut self) -> Vec<Moment> {
+    pub fn take(&mut self) -> Vec<NodePoint> {
         let newest = self.newest.values().copied().fold(f64::NEG_INFINITY, f64::max);
         let waited_for = self.newest.values().copied().filter(|t| *t > newest - BEHIND_S);
         let past = waited_for.fold(f64::INFINITY, f64::min);
@@ -109,21 +109,21 @@ impl Moments {
     }
 
     /// Takes all that are left.
-    pub fn take_rest(&mut self) -> Vec<Moment> {
+    pub fn take_rest(&mut self) -> Vec<NodePoint> {
         self.close(BTreeMap::new())
     }
 
-    fn close(&mut self, later: BTreeMap<i64, [Sum; 4]>) -> Vec<Moment> {
+    fn close(&mut self, later: BTreeMap<i64, [Sum; 4]>) -> Vec<NodePoint> {
         let done = std::mem::replace(&mut self.open, later);
         self.taken = done.keys().next_back().copied().or(self.taken);
-        let moment = |(at, [power, gpu_mem, cpu, mem]): (i64, [Sum; 4])| Moment {
+        let point = |(at, [power, gpu_mem, cpu, mem]): (i64, [Sum; 4])| NodePoint {
             t: (at as f64 + 0.5) * SPAN_S,
             power_w: power.spread(),
             gpu_mem_gib: gpu_mem.spread(),
             cpu_pct: cpu.spread(),
             mem_gib: mem.spread(),
         };
-        done.into_iter().map(moment).collect()
+        done.into_iter().map(point).collect()
     }
 }
 
@@ -139,24 +139,24 @@ mod tests {
 
     #[test]
     fn the_nodes_of_one_moment_are_joined_and_gpus_without_a_number_left_out() {
-        let mut moments = Moments::default();
-        moments.push(&node("a"), &sample(101.0, 3));
-        moments.push(&node("b"), &sample(103.0, 2));
-        let all = moments.take_rest();
-        let [moment] = &all[..] else { panic!("{all:?}") };
-        let power = moment.power_w.unwrap();
-        assert_eq!((moment.t, power.min, power.max), (102.5, 600.2, 601.2));
+        let mut points = NodeSeries::default();
+        points.push(&node("a"), &sample(101.0, 3));
+        points.push(&node("b"), &sample(103.0, 2));
+        let all = points.take_rest();
+        let [point] = &all[..] else { panic!("{all:?}") };
+        let power = point.power_w.unwrap();
+        assert_eq!((point.t, power.min, power.max), (102.5, 600.2, 601.2));
         assert!((power.mean - (600.2 + 601.2 + 600.2) / 3.0).abs() < 1e-9);
-        assert_eq!((moment.mem_gib.unwrap().mean, moment.cpu_pct), (1.0, None));
+        assert_eq!((point.mem_gib.unwrap().mean, point.cpu_pct), (1.0, None));
     }
 
     #[test]
     fn one_gpu_of_one_node_has_no_extremes_however_often_it_is_sampled() {
         let of_several = |samples: &[(&str, f64, usize)]| {
-            let mut moments = Moments::default();
-            samples.iter().for_each(|(name, t, gpus)| moments.push(&node(name), &sample(*t, *gpus)));
-            let moment = moments.take_rest()[0];
-            (moment.gpu_mem_gib.unwrap().of_several, moment.mem_gib.unwrap().of_several)
+            let mut points = NodeSeries::default();
+            samples.iter().for_each(|(name, t, gpus)| points.push(&node(name), &sample(*t, *gpus)));
+            let point = points.take_rest()[0];
+            (point.gpu_mem_gib.unwrap().of_several, point.mem_gib.unwrap().of_several)
         };
         assert_eq!(of_several(&[("a", 101.0, 1), ("a", 104.0, 1)]), (false, false));
         assert_eq!(of_several(&[("a", 101.0, 2)]), (true, false));
@@ -165,26 +165,26 @@ mod tests {
 
     #[test]
     fn a_moment_waits_until_every_node_is_past_it_whatever_order_files_are_read_in() {
-        let mut moments = Moments::default();
+        let mut points = NodeSeries::default();
         for t in [100.0, 105.0, 110.0, 115.0] {
-            moments.push(&node("a"), &sample(t, 2));
+            points.push(&node("a"), &sample(t, 2));
         }
-        moments.push(&node("b"), &sample(101.0, 2));
-        assert_eq!(moments.take(), []);
-        moments.push(&node("b"), &sample(106.0, 2));
-        let times = |moments: Vec<Moment>| moments.iter().map(|moment| moment.t).collect::<Vec<_>>();
-        assert_eq!(times(moments.take()), [102.5]);
-        moments.push(&node("b"), &sample(102.0, 2));
-        assert_eq!(times(moments.take_rest()), [107.5, 112.5, 117.5], "what comes too late changes nothing");
+        points.push(&node("b"), &sample(101.0, 2));
+        assert_eq!(points.take(), []);
+        points.push(&node("b"), &sample(106.0, 2));
+        let times = |points: Vec<NodePoint>| points.iter().map(|point| point.t).collect::<Vec<_>>();
+        assert_eq!(times(points.take()), [102.5]);
+        points.push(&node("b"), &sample(102.0, 2));
+        assert_eq!(times(points.take_rest()), [107.5, 112.5, 117.5], "what comes too late changes nothing");
     }
 
     #[test]
     fn a_node_that_fell_silent_does_not_hold_the_others_up() {
-        let mut moments = Moments::default();
-        moments.push(&node("lost"), &sample(100.0, 2));
+        let mut points = NodeSeries::default();
+        points.push(&node("lost"), &sample(100.0, 2));
         for i in 0..20 {
-            moments.push(&node("a"), &sample(100.0 + 5.0 * f64::from(i), 2));
+            points.push(&node("a"), &sample(100.0 + 5.0 * f64::from(i), 2));
         }
-        assert_eq!(moments.take().len(), 19);
+        assert_eq!(points.take().len(), 19);
     }
 }
