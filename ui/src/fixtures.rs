@@ -301,7 +301,7 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
         nodes: vec![NodeLaunch { node: node(), script: "#!/bin/bash\n".into() }],
         warnings,
         summary: summary.map(|(name, value)| (name.to_owned(), value)).to_vec(),
-        trainer: plan::Trainer {
+        trainer: plan::TrainerBinary {
             path: "/home/ada/vidtui/target/release/vidtui-train".into(),
             version: "0.1.0".into(),
             tch: "0.24.0".into(),

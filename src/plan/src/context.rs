@@ -18,16 +18,16 @@ pub struct Context {
     /// The git commit of the working folder, where there is one.
     pub git_commit: Option<String>,
     /// The trainer that will run.
-    pub trainer: Trainer,
+    pub trainer: TrainerBinary,
     /// This program, which the script of a Slurm job calls.
     pub program: Utf8PathBuf,
     /// Where it will run.
-    pub place: Place,
+    pub target: Target,
 }
 
 /// The trainer binary as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trainer {
+pub struct TrainerBinary {
     /// Where it is.
     pub path: Utf8PathBuf,
     /// Its version.
@@ -44,11 +44,11 @@ pub struct Trainer {
 
 /// Where the ranks of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Target {
     /// The nodes, each with its slots.
     pub nodes: Vec<Node>,
     /// How the user said it, such as `--local 2`; refusals repeat it.
-    pub said: String,
+    pub description: String,
     /// How the nodes are reached by SSH; empty for this machine.
     pub logins: Vec<Login>,
     /// The first node's address as the others see it; its name, when nobody says.
@@ -66,15 +66,15 @@ pub struct Master {
     pub port: u16,
 }
 
-impl Place {
+impl Target {
     /// Takes this machine, with room for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
         let nodes = vec![Node::local(hostname, ranks)];
-        Self { nodes, said: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
+        Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
     }
 
     /// Takes the nodes of a hostfile. Those that do not say their slots share the `world` ranks that the others leave.
-    pub fn hostfile(hostfile: &Hostfile, world: usize, said: impl Into<String>) -> Self {
+    pub fn hostfile(hostfile: &Hostfile, world: usize, description: impl Into<String>) -> Self {
         let said_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
         let silent = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);
         let share = world.saturating_sub(said_slots).div_ceil(silent).max(1);
@@ -84,24 +84,24 @@ impl Place {
             port: entry.port,
         };
         let logins = hostfile.entries.iter().map(login).collect();
-        Self { nodes: hostfile.nodes(share), said: said.into(), logins, address: None, slurm: None }
+        Self { nodes: hostfile.nodes(share), description: description.into(), logins, address: None, slurm: None }
     }
 
     /// Takes the nodes that Slurm will choose.
-    pub fn slurm(spec: SlurmSpec, said: impl Into<String>) -> Self {
+    pub fn slurm(spec: SlurmSpec, description: impl Into<String>) -> Self {
         let slurm = Some(SlurmJob { job: None, spec });
-        Self { nodes: Vec::new(), said: said.into(), logins: Vec::new(), address: None, slurm }
+        Self { nodes: Vec::new(), description: description.into(), logins: Vec::new(), address: None, slurm }
     }
 
     /// Takes the nodes that Slurm has chosen for a job.
     pub fn allocation(job: u64, spec: SlurmSpec, names: Vec<NodeId>) -> Self {
         let nodes = names.into_iter().map(|id| Node { id, slots: spec.gpus_per_node }).collect();
         let slurm = Some(SlurmJob { job: Some(job), spec });
-        Self { nodes, said: format!("job {job}"), logins: Vec::new(), address: None, slurm }
+        Self { nodes, description: format!("job {job}"), logins: Vec::new(), address: None, slurm }
     }
 
     /// Returns what is asked of Slurm, as long as it has not chosen the nodes.
-    pub fn asked_of_slurm(&self) -> Option<&SlurmSpec> {
+    pub fn pending_slurm(&self) -> Option<&SlurmSpec> {
         self.slurm.as_ref().filter(|_| self.nodes.is_empty()).map(|slurm| &slurm.spec)
     }
 
@@ -110,8 +110,8 @@ impl Place {
         let by_node = attempt.placement.by_node();
         let nodes: Vec<Node> =
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
-        let said = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
-        Self { nodes, said, logins: attempt.logins.clone(), address: None, slurm: None }
+        let description = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
+        Self { nodes, description, logins: attempt.logins.clone(), address: None, slurm: None }
     }
 
     /// Leaves a node out.
@@ -123,7 +123,7 @@ impl Place {
     /// Returns the ranks that all nodes take together.
     pub fn slots(&self) -> usize {
         let of_nodes = || self.nodes.iter().map(|node| node.slots).sum();
-        self.asked_of_slurm().map_or_else(of_nodes, SlurmSpec::world)
+        self.pending_slurm().map_or_else(of_nodes, SlurmSpec::world)
     }
 }
 

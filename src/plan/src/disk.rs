@@ -21,7 +21,7 @@ impl DiskNeed {
     /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk; `newest_bytes` is the size of
     /// the newest.
     pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
-        if recipe.trainer == recipe::Trainer::Command {
+        if recipe.trainer == recipe::TrainerKind::Command {
             // The next is as large as the newest, and written before any goes. How many it keeps, only the command knows.
             let next = newest_bytes.filter(|bytes| *bytes > LEAST_BYTES);
             return next.map_or(Self::default(), |checkpoint_bytes| Self { checkpoint_bytes, count: 1 });
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_command_needs_room_for_another_checkpoint_like_its_newest_and_never_a_full_disk() {
-        let recipe = Recipe { trainer: recipe::Trainer::Command, ..fixtures::recipe() };
+        let recipe = Recipe { trainer: recipe::TrainerKind::Command, ..fixtures::recipe() };
         let (at, setting) = (Utf8Path::new("/out"), "command.output");
         let why = |newest_bytes, free_bytes| {
             let need = DiskNeed::new(&recipe, 20, 60, 1, newest_bytes);

@@ -10,7 +10,7 @@ use recipe::{
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Run, RunDir};
 use runstate::{Liveness, RunFacts};
 
-use crate::{Context, LaunchPlan, LaunchRequest, Place, Trainer, launch};
+use crate::{Context, LaunchPlan, LaunchRequest, Target, TrainerBinary, launch};
 
 /// 2026-11-20 03:40:12 UTC.
 pub const NOW: f64 = 1_795_146_012.0;
@@ -18,7 +18,7 @@ pub const NOW: f64 = 1_795_146_012.0;
 pub fn recipe() -> Recipe {
     Recipe {
         name: "demo-2s".into(),
-        trainer: recipe::Trainer::Embedded,
+        trainer: recipe::TrainerKind::Embedded,
         command: recipe::Command::default(),
         env: recipe::Env::default(),
         model: Model {
@@ -118,7 +118,7 @@ pub fn context(ranks: usize) -> Context {
         by: "ada@vm".into(),
         runs_root: "/runs".into(),
         git_commit: Some("0123abc".into()),
-        trainer: Trainer {
+        trainer: TrainerBinary {
             path: "/opt/vidtui/bin/vidtui-train".into(),
             version: "0.1.0".into(),
             tch: "0.24.0".into(),
@@ -127,16 +127,16 @@ pub fn context(ranks: usize) -> Context {
             sha256: "5d41402abc4b2a76b9719d911017c592".repeat(2),
         },
         program: "/opt/vidtui/bin/vidtui".into(),
-        place: Place::local("vm", ranks),
+        target: Target::local("vm", ranks),
     }
 }
 
 /// The nodes of a hostfile.
 pub fn cluster(hostfile: &str, world: usize) -> Context {
     let nodes = cluster::Hostfile::parse(hostfile).expect("a hostfile");
-    let mut place = Place::hostfile(&nodes, world, "hostfiles/four.txt");
-    place.address = Some("10.0.0.1".into());
-    Context { place, ..context(1) }
+    let mut target = Target::hostfile(&nodes, world, "hostfiles/four.txt");
+    target.address = Some("10.0.0.1".into());
+    Context { target, ..context(1) }
 }
 
 pub fn launch_plan() -> LaunchPlan {

@@ -17,7 +17,7 @@ use units::counted;
 
 /// What a job's script asks when the job begins.
 #[derive(Debug, Clone)]
-pub struct BeginRequest<'a> {
+pub struct JobTurnRequest<'a> {
     /// The attempt that was submitted.
     pub submitted: u32,
     /// What is known of the run and its newest attempt.
@@ -26,23 +26,23 @@ pub struct BeginRequest<'a> {
 
 /// What a job does when it begins.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Begin {
+pub enum JobTurn {
     /// The attempt that was submitted begins here.
-    First(Box<LaunchPlan>),
+    SubmittedAttempt(Box<LaunchPlan>),
     /// The job was put back into the queue: a new attempt goes on from the newest checkpoint.
-    Again(Box<LaunchPlan>),
+    NextAttempt(Box<LaunchPlan>),
     /// There is nothing left to do, and why.
     Nothing(String),
 }
 
-/// Decides what a job does that begins in `cx.place`, its allocation.
+/// Decides what a job does that begins in `cx.target`, its allocation.
 ///
 /// # Errors
 /// When the run is elsewhere by now, or does not fit the allocation.
-pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure> {
-    let BeginRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
+pub fn job_turn(request: &JobTurnRequest<'_>, cx: &Context) -> Result<JobTurn, Failure> {
+    let JobTurnRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
     let what = format!("cannot begin {}", run.id);
-    let job = cx.place.slurm.as_ref().and_then(|slurm| slurm.job);
+    let job = cx.target.slurm.as_ref().and_then(|slurm| slurm.job);
     let refuse = |why: String, fix: String| Err(Failure::new(rundir::ErrorCode::Unclassified, &*what, why, fix));
     let Some(newest) = &facts.attempt else {
         return refuse(format!("{} has no attempt", dir.root), "submit it again: `vidtui resume`".into());
@@ -51,11 +51,11 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
     let is_first = newest.number == *submitted && newest.placement.ranks.is_empty();
     // Asked for since the newest attempt was made: making one removes the file.
     if facts.stops_for_good {
-        return Ok(Begin::Nothing(format!("it was asked to stop; to go on: `vidtui resume {}`", run.id)));
+        return Ok(JobTurn::Nothing(format!("it was asked to stop; to go on: `vidtui resume {}`", run.id)));
     }
     if is_first {
         let mut attempt = newest.clone();
-        attempt.placement = Placement::new(&cx.place.nodes, attempt.mesh.world()).map_err(|error| {
+        attempt.placement = Placement::new(&cx.target.nodes, attempt.mesh.world()).map_err(|error| {
             Failure::new(
                 rundir::ErrorCode::Unclassified,
                 &*what,
@@ -63,8 +63,8 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
                 "submit it as vidtui wrote it: --nodes, --gres",
             )
         })?;
-        attempt.slurm = cx.place.slurm.clone();
-        return Ok(Begin::First(Box::new(first(&request.resume, attempt, cx)?)));
+        attempt.slurm = cx.target.slurm.clone();
+        return Ok(JobTurn::SubmittedAttempt(Box::new(first(&request.resume, attempt, cx)?)));
     }
     // Of its own earlier turns nothing is left: Slurm ends all of a job before it begins it again.
     if of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
@@ -74,12 +74,12 @@ pub fn begin(request: &BeginRequest<'_>, cx: &Context) -> Result<Begin, Failure>
         );
     }
     if is_done(facts, newest) {
-        return Ok(Begin::Nothing(format!("all {} steps are done", facts.steps_total)));
+        return Ok(JobTurn::Nothing(format!("all {} steps are done", facts.steps_total)));
     }
     let mut plan = go_on(&what, &request.resume, cx, AttemptWhy::Requeue)?;
     (plan.attempt.by, plan.attempt.waived) = (newest.by.clone(), newest.waived.clone());
     plan.push = false;
-    Ok(Begin::Again(Box::new(plan)))
+    Ok(JobTurn::NextAttempt(Box::new(plan)))
 }
 
 /// What is started for an attempt that was submitted, now that its nodes are known.
@@ -98,7 +98,7 @@ fn first(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<
 ///
 /// # Errors
 /// Why it does not.
-pub fn goes_on(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now_s: f64) -> Result<String, String> {
+pub fn requeue(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now_s: f64) -> Result<String, String> {
     let preempted =
         job.and_then(|job| job.get("PreemptTime")).is_some_and(|time| !["None", "Unknown", "N/A"].contains(&time));
     let Some(attempt) = &facts.attempt else { return Err("there is no attempt".into()) };

@@ -94,8 +94,8 @@ impl NewRun<'_> {
         recipe.check().map_err(|error| {
             Failure::new(rundir::ErrorCode::Unclassified, what, format!("{}: {}", error.what, error.why), error.fix)
         })?;
-        let is_command = recipe.trainer == recipe::Trainer::Command;
-        let mesh = match (is_command, cx.place.slots()) {
+        let is_command = recipe.trainer == recipe::TrainerKind::Command;
+        let mesh = match (is_command, cx.target.slots()) {
             // What the ranks of a command share is its own affair: it takes as many as there are.
             (true, slots) if slots > 0 && slots != recipe.mesh.world() => ranks_alone(slots),
             _ => recipe.mesh,
@@ -184,12 +184,20 @@ pub(crate) fn ranks_alone(ranks: usize) -> Mesh {
 
 /// A new run takes the whole place: ranks left idle are more likely a mistake than a wish.
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
-    let (mesh, slots) = (&recipe.mesh, cx.place.slots());
+    let (mesh, slots) = (&recipe.mesh, cx.target.slots());
     let Err(error) = recipe.check_world(slots) else { return Ok(()) };
-    let why = format!("mesh {} needs {}, {} gives {slots}", sizes(mesh), counted(mesh.world(), "rank"), cx.place.said);
-    let fix = match cx.place.asked_of_slurm() {
+    let why = format!(
+        "mesh {} needs {}, {} gives {slots}",
+        sizes(mesh),
+        counted(mesh.world(), "rank"),
+        cx.target.description
+    );
+    let fix = match cx.target.pending_slurm() {
         Some(spec) => {
-            format!("{}; {} asks for {} nodes × {} GPUs", error.fix, cx.place.said, spec.nodes, spec.gpus_per_node)
+            format!(
+                "{}; {} asks for {} nodes × {} GPUs",
+                error.fix, cx.target.description, spec.nodes, spec.gpus_per_node
+            )
         }
         None => error.fix,
     };

@@ -9,7 +9,7 @@ use rundir::{
 use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
 use crate::script::Details;
-use crate::{Context, JobKill, Master, Trainer, command_line, script, supervise_command};
+use crate::{Context, JobKill, Master, TrainerBinary, command_line, script, supervise_command};
 use units::{counted, size};
 
 /// Exactly what will be started, on which nodes, and everything to know before saying yes.
@@ -20,7 +20,7 @@ pub struct LaunchPlan {
     /// Its folder.
     pub dir: RunDir,
     /// The trainer binary, by the same path on every node.
-    pub trainer: Trainer,
+    pub trainer: TrainerBinary,
     /// The attempt that is made.
     pub attempt: Attempt,
     /// What is started on each node.
@@ -80,7 +80,7 @@ impl LaunchPlan {
 
     /// Tells whether a program of the user's own trains.
     pub fn is_command(&self) -> bool {
-        self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::Trainer::Command)
+        self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
     }
 
     /// Tells whether ranks of vidtui's own trainer use GPUs, where it `finds` some or not.
@@ -122,7 +122,7 @@ pub(crate) struct Draft<'a> {
 
 impl Draft<'_> {
     pub fn finish(self, cx: &Context) -> LaunchPlan {
-        let is_chosen = cx.place.asked_of_slurm().is_none();
+        let is_chosen = cx.target.pending_slurm().is_none();
         let placement = if is_chosen { self.placement } else { Placement { ranks: Vec::new() } };
         let attempt = Attempt {
             schema: SCHEMA,
@@ -139,21 +139,21 @@ impl Draft<'_> {
             logins: logins(&placement, cx),
             mesh: self.mesh,
             placement,
-            slurm: cx.place.slurm.clone(),
+            slurm: cx.target.slurm.clone(),
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
         let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes);
         let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
         let summary = match self.recipe.trainer {
-            recipe::Trainer::Embedded => {
+            recipe::TrainerKind::Embedded => {
                 summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
             }
-            recipe::Trainer::Command => {
+            recipe::TrainerKind::Command => {
                 command_summary(run, dir, self.recipe, attempt, steps, &self.weights, plan.master.as_ref())
             }
         };
-        let job_script = cx.place.asked_of_slurm().map(|_| crate::job::script(dir, &run.id, attempt, cx));
+        let job_script = cx.target.pending_slurm().map(|_| crate::job::script(dir, &run.id, attempt, cx));
         LaunchPlan { summary, job_script, warnings: self.warnings, ..plan }
     }
 }
@@ -165,7 +165,7 @@ const PORTS: std::ops::Range<u16> = 29_500..31_500;
 
 pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
     let [(first, _), _, ..] = placement.by_node()[..] else { return None };
-    let address = cx.place.address.clone().unwrap_or_else(|| first.to_string());
+    let address = cx.target.address.clone().unwrap_or_else(|| first.to_string());
     let pairs = u32::from((PORTS.end - PORTS.start) / 2);
     // The remainder is below a number that is a u16.
     let port = PORTS.start + 2 * u16::try_from(cx.random % pairs).unwrap_or(0);
@@ -174,7 +174,7 @@ pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
 
 fn logins(placement: &Placement, cx: &Context) -> Vec<Login> {
     let in_use = |login: &&Login| placement.ranks.iter().any(|place| place.node == login.node);
-    cx.place.logins.iter().filter(in_use).cloned().collect()
+    cx.target.logins.iter().filter(in_use).cloned().collect()
 }
 
 /// Warns of groups whose ranks are not all on one node. The ranks of a TP group talk several times in each layer and
@@ -234,7 +234,7 @@ fn commands(
     node: &NodeId,
     master: Option<&Master>,
 ) -> Vec<String> {
-    if recipe.trainer == recipe::Trainer::Embedded {
+    if recipe.trainer == recipe::TrainerKind::Embedded {
         return Vec::new();
     }
     let master = master.map(|master| (master.address.as_str(), master.port));
@@ -392,7 +392,7 @@ fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {
 
 /// Places the ranks of a mesh; on stand-ins, where Slurm is still to choose the nodes.
 pub(crate) fn place(what: &str, mesh: &Mesh, cx: &Context) -> Result<Placement, Failure> {
-    if let Some(spec) = cx.place.asked_of_slurm() {
+    if let Some(spec) = cx.target.pending_slurm() {
         let stand_in =
             |number| Node { id: NodeId::from_hostname(&format!("node-{number}")), slots: spec.gpus_per_node };
         let nodes: Vec<Node> = (0..spec.nodes).map(stand_in).collect();
@@ -401,11 +401,16 @@ pub(crate) fn place(what: &str, mesh: &Mesh, cx: &Context) -> Result<Placement, 
                 rundir::ErrorCode::Unclassified,
                 what,
                 error.to_string(),
-                format!("change nodes or gpus_per_node in {}", cx.place.said),
+                format!("change nodes or gpus_per_node in {}", cx.target.description),
             )
         });
     }
-    Placement::new(&cx.place.nodes, mesh.world()).map_err(|error| {
-        Failure::new(rundir::ErrorCode::Unclassified, what, error.to_string(), format!("change {}", cx.place.said))
+    Placement::new(&cx.target.nodes, mesh.world()).map_err(|error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            what,
+            error.to_string(),
+            format!("change {}", cx.target.description),
+        )
     })
 }

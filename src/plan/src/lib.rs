@@ -19,10 +19,10 @@ mod resume;
 mod script;
 mod strays;
 
-pub use context::{Context, Master, Place, Trainer, Weights};
+pub use context::{Context, Master, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
-pub use job::{Begin, BeginRequest, begin, goes_on};
+pub use job::{JobTurn, JobTurnRequest, job_turn, requeue};
 pub use kill::{JobKill, KillHow, KillPlan, NodeKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};

@@ -216,7 +216,7 @@ mod tests {
     fn weights_of_another_shape_are_refused_by_the_first_parameter_that_differs() {
         let recipe = fixtures::recipe();
         let (run, attempt) = fixtures::run_and_attempt();
-        assert_eq!(attempt.placement, Placement::new(&context(2).place.nodes, 2).unwrap());
+        assert_eq!(attempt.placement, Placement::new(&context(2).target.nodes, 2).unwrap());
         let tensor = |spec: recipe::ParamSpec| LogicalTensor {
             name: spec.name,
             dtype: "F32".into(),

@@ -89,7 +89,7 @@ pub(crate) fn go_on(
 ) -> Result<LaunchPlan, Failure> {
     let recipe = request.run.recipe()?;
     let checkpoint = choose(what, request)?;
-    let is_command = recipe.trainer == recipe::Trainer::Command;
+    let is_command = recipe.trainer == recipe::TrainerKind::Command;
     if is_command && request.options.kind != ResumeKind::Everything {
         return Err(Failure::new(
             rundir::ErrorCode::Unclassified,
@@ -372,12 +372,12 @@ fn steps(
 
 /// Keeps the mesh where it fits; else keeps the replicas and splits them over more ranks or fewer.
 fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Context) -> Result<Mesh, Failure> {
-    let ranks = cx.place.slots();
+    let ranks = cx.target.slots();
     let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);
     if let Some(mesh) = last.into_iter().chain([recipe.mesh]).find(|mesh| mesh.world() == ranks) {
         return Ok(mesh);
     }
-    if recipe.trainer == recipe::Trainer::Command && ranks > 0 {
+    if recipe.trainer == recipe::TrainerKind::Command && ranks > 0 {
         return Ok(ranks_alone(ranks));
     }
     let Mesh { dp_replicate, tp, .. } = recipe.mesh;
@@ -391,7 +391,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
                 "mesh {} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}{kept}",
                 sizes(&recipe.mesh),
                 counted(recipe.mesh.world(), "rank"),
-                cx.place.said
+                cx.target.description
             ),
             format!("start {} or another multiple of {row}", counted(recipe.mesh.world(), "rank")),
         ));

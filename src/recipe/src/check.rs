@@ -1,7 +1,7 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, Trainer, param_specs,
+    Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, TrainerKind, param_specs,
 };
 
 /// A rule between keys that a recipe breaks. Ranges of single keys are in the table of keys.
@@ -56,8 +56,8 @@ struct Advice {
 /// Returns the first rule that does not hold.
 pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
     let rules = match recipe.trainer {
-        Trainer::Embedded => RULES,
-        Trainer::Command => COMMAND_RULES,
+        TrainerKind::Embedded => RULES,
+        TrainerKind::Command => COMMAND_RULES,
     };
     rules.iter().chain(COMMON_RULES).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 /// What trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Trainer {
+pub enum TrainerKind {
     /// vidtui's own trainer.
     Embedded,
     /// Any program.

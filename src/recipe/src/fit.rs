@@ -1,7 +1,7 @@
 //! A recipe on another number of ranks, with the same global batch.
 
 use crate::load::{Origin, Resolved};
-use crate::{Mesh, Recipe, RecipeError, Trainer};
+use crate::{Mesh, Recipe, RecipeError, TrainerKind};
 use units::counted;
 
 /// What a fit changed.
@@ -23,7 +23,7 @@ impl Recipe {
     /// # Errors
     /// Why there is none, and the nearest numbers of ranks for which there is one.
     pub fn fit(&self, ranks: usize) -> Result<Fit, RecipeError> {
-        if self.trainer == Trainer::Command {
+        if self.trainer == TrainerKind::Command {
             return Err(RecipeError::new(
                 format!("{} cannot be fitted to {}", self.name, counted(ranks, "rank")),
                 "a command shares its batch out itself, and is started on as many ranks as there are",

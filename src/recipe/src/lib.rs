@@ -32,7 +32,7 @@ mod show;
 mod train;
 mod value;
 
-pub use command::{Adapter, Command, Per, Trainer, fill};
+pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};

@@ -7,7 +7,7 @@ use toml::Value;
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
 use crate::value::{self, is_name};
-use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, Trainer, check};
+use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, TrainerKind, check};
 
 /// A recipe, with where each of its values came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -248,24 +248,24 @@ impl Values<'_> {
     }
 
     /// The trainer that the recipe is for.
-    fn trainer(&self) -> Trainer {
+    fn trainer(&self) -> TrainerKind {
         match self.set.get("trainer") {
-            Some((Value::String(word), _)) if word == "command" => Trainer::Command,
-            _ => Trainer::Embedded,
+            Some((Value::String(word), _)) if word == "command" => TrainerKind::Command,
+            _ => TrainerKind::Embedded,
         }
     }
 
     /// Refuses what is set and means nothing to the trainer.
-    fn check_keys(&self, trainer: Trainer) -> Result<(), RecipeError> {
+    fn check_keys(&self, trainer: TrainerKind) -> Result<(), RecipeError> {
         let foreign = SCHEMA.iter().find(|key| !key.is_for(trainer) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
         let place = self.set[key.path].1.place(key.path, self.path);
         Err(match trainer {
-            Trainer::Embedded => self.error(
+            TrainerKind::Embedded => self.error(
                 format!("{place}: it is for trainer = \"command\", and this recipe is for vidtui's own"),
                 "write trainer = \"command\" above all sections, or remove the section [command]".into(),
             ),
-            Trainer::Command => self.error(
+            TrainerKind::Command => self.error(
                 format!("{place}: it is for vidtui's own trainer, and means nothing to a command"),
                 "remove it, and say it in the command's own words: command.run".into(),
             ),
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn a_recipe_for_a_command_has_the_keys_that_mean_something_to_it_and_no_others() {
         let Resolved { recipe, table, .. } = valid("command.toml", &["env.variables.HF_HOME=/hf"]).unwrap();
-        assert_eq!(recipe.trainer, Trainer::Command);
+        assert_eq!(recipe.trainer, TrainerKind::Command);
         let variables: Vec<_> = recipe.env.all();
         let of = |name: &str| variables.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
         assert_eq!(
@@ -461,7 +461,7 @@ mod tests {
         }
         let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
         keys.sort();
-        schema.retain(|key| Key::find(key).unwrap().is_for(Trainer::Embedded));
+        schema.retain(|key| Key::find(key).unwrap().is_for(TrainerKind::Embedded));
         schema.sort();
         assert_eq!(keys, schema);
     }

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CheckpointPolicy, Command, Data, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunSettings, SCHEMA, Train,
-    Trainer, load,
+    TrainerKind, load,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -15,7 +15,7 @@ pub struct Recipe {
     /// Short name, part of the ids of its runs.
     pub name: String,
     /// What trains. Of a recipe for a command, only the keys that are [for it](crate::Key::is_for) mean anything.
-    pub trainer: Trainer,
+    pub trainer: TrainerKind,
     /// The program that trains, where it is not the embedded trainer.
     pub command: Command,
     /// The environment of every rank.

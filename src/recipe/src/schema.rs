@@ -1,4 +1,4 @@
-use crate::Trainer;
+use crate::TrainerKind;
 
 /// One key of a recipe: its type, default and meaning.
 #[derive(Debug, Clone, Copy)]
@@ -98,11 +98,11 @@ impl Key {
     }
 
     /// Tells whether the key means something to a trainer.
-    pub fn is_for(&self, trainer: Trainer) -> bool {
+    pub fn is_for(&self, trainer: TrainerKind) -> bool {
         let section = self.parts().0;
         match trainer {
-            Trainer::Embedded => section != "command",
-            Trainer::Command => {
+            TrainerKind::Embedded => section != "command",
+            TrainerKind::Command => {
                 ["", "command", "env", "mesh"].contains(&section)
                     || ["train.steps", "train.grad_accum", "checkpoint.interval"].contains(&self.path)
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use recipe::{Adapter, Trainer, load};
+use recipe::{Adapter, TrainerKind, load};
 
 #[test]
 fn each_system_has_a_recipe_that_saves_where_it_is_looked_for_and_resumes_from_there() {
@@ -10,7 +10,7 @@ fn each_system_has_a_recipe_that_saves_where_it_is_looked_for_and_resumes_from_t
     for entry in camino::Utf8Path::new("../../configs/others").read_dir_utf8().expect("a folder") {
         let path = entry.expect("an entry").into_path();
         let recipe = load(&path, &[]).unwrap_or_else(|error| panic!("{error}")).recipe;
-        assert_eq!(recipe.trainer, Trainer::Command, "{path}");
+        assert_eq!(recipe.trainer, TrainerKind::Command, "{path}");
         let (run, resume) = (recipe.command.run.join(" "), recipe.command.resume.join(" "));
         assert!(run.contains("{output}") && run.contains("{checkpoint_interval}"), "{path}: {run}");
         assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} can span nodes");

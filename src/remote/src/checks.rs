@@ -103,7 +103,7 @@ pub(crate) fn secrets(plan: &LaunchPlan) -> Result<Secrets, Failure> {
 /// Whether the user's own command can be started: its working folder and its program, on every node.
 pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let recipe = match plan.run.recipe() {
-        Ok(recipe) if recipe.trainer == recipe::Trainer::Command => recipe,
+        Ok(recipe) if recipe.trainer == recipe::TrainerKind::Command => recipe,
         // Any other failure has its row.
         _ => return Vec::new(),
     };
@@ -177,7 +177,7 @@ fn trainer(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
 
 /// The checkpoint that the attempt starts from must be complete and of the recipe's shape.
 fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
-    if plan.run.recipe()?.trainer == recipe::Trainer::Command {
+    if plan.run.recipe()?.trainer == recipe::TrainerKind::Command {
         return command_weights(what, plan);
     }
     let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };

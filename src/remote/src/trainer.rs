@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use plan::Trainer;
+use plan::TrainerBinary;
 use rundir::Failure;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ const WHAT: &str = "cannot find the trainer";
 ///
 /// # Errors
 /// When it is in none of these places, or does not run.
-pub fn find_trainer() -> Result<Trainer, Failure> {
+pub fn find_trainer() -> Result<TrainerBinary, Failure> {
     probe(&trainer_path()?)
 }
 
@@ -35,7 +35,7 @@ pub fn find_trainer() -> Result<Trainer, Failure> {
 ///
 /// # Errors
 /// When its own file cannot be read.
-pub fn own_program(version: &str) -> Result<Trainer, Failure> {
+pub fn own_program(version: &str) -> Result<TrainerBinary, Failure> {
     let failed = |why: String| {
         Failure::new(rundir::ErrorCode::Unclassified, "cannot supervise a command", why, "check that /proc is mounted")
     };
@@ -44,7 +44,7 @@ pub fn own_program(version: &str) -> Result<Trainer, Failure> {
         .map_err(|path| failed(format!("this program's path is not UTF-8: {}", path.display())))?;
     let sha256 = sha256(&path).map_err(|error| failed(format!("{path}: {error}")))?;
     let (tch, libtorch) = (String::new(), String::new());
-    Ok(Trainer { path, version: version.to_owned(), tch, libtorch, cuda: false, sha256 })
+    Ok(TrainerBinary { path, version: version.to_owned(), tch, libtorch, cuda: false, sha256 })
 }
 
 /// Finds the trainer in the same places, and does not ask it anything.
@@ -111,7 +111,7 @@ struct Version {
 }
 
 /// Runs a trainer to learn its version, and hashes its file.
-fn probe(path: &Utf8Path) -> Result<Trainer, Failure> {
+fn probe(path: &Utf8Path) -> Result<TrainerBinary, Failure> {
     let what = format!("cannot use the trainer {path}");
     let fail = |why: String| {
         let fix =
@@ -142,7 +142,7 @@ fn probe(path: &Utf8Path) -> Result<Trainer, Failure> {
     }
     let version: Version = serde_json::from_str(&said)
         .map_err(|error| fail(format!("`version --json` printed {:?}, which is no version: {error}", said.trim())))?;
-    Ok(Trainer {
+    Ok(TrainerBinary {
         path: path.to_owned(),
         version: version.version,
         tch: version.tch,

@@ -6,7 +6,7 @@
 use crate::failure::is_no_answer;
 use crate::{CheckpointEntry, CheckpointSummary, Error, RunDir};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Adapter, Trainer};
+use recipe::{Adapter, TrainerKind};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ pub(crate) fn output_of(run: &RunDir) -> Option<(Utf8PathBuf, Adapter)> {
     if meta.recipe.get("trainer")?.as_str()? != "command" {
         return None;
     }
-    let recipe = meta.recipe().ok().filter(|recipe| recipe.trainer == Trainer::Command)?;
+    let recipe = meta.recipe().ok().filter(|recipe| recipe.trainer == TrainerKind::Command)?;
     Some((crate::command_output(run, &meta, &recipe), recipe.command.adapter))
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
-use recipe::{Per, Recipe, Secrets, Trainer};
+use recipe::{Per, Recipe, Secrets, TrainerKind};
 use rundir::{Attempt, CommandPlace, Failure, Run, RunDir, RunId, command_folder, command_words};
 
 /// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
@@ -51,7 +51,7 @@ impl Job {
         }
         let recipe = meta.recipe()?;
         let (one_node, local_world) = (places.len() == attempt.placement.world(), places.len());
-        let is_command = recipe.trainer == Trainer::Command;
+        let is_command = recipe.trainer == TrainerKind::Command;
         if is_command && recipe.command.per == Per::Node {
             places.truncate(1);
         }
@@ -73,7 +73,7 @@ impl Job {
 
     /// Tells whether a program of the user's own trains, and not ours.
     pub fn is_command(&self) -> bool {
-        self.recipe.trainer == Trainer::Command
+        self.recipe.trainer == TrainerKind::Command
     }
 
     /// Tells whether the rank that tells of the whole run is here.

@@ -111,7 +111,7 @@ fn pair() -> [Scene; 2] {
     let port = TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port();
     nodes.map(|this| {
         let mut scene = scene_of(folder.clone(), &nodes, this, 1);
-        scene.job.recipe.trainer = recipe::Trainer::Command;
+        scene.job.recipe.trainer = recipe::TrainerKind::Command;
         scene.job.master.1 = port - 1;
         scene.peers = Some(Peers::watch(&scene.job, scene.told.clone()).unwrap());
         scene

@@ -132,7 +132,7 @@ impl Trace {
         let (beta1, beta2) = betas.split_once(',').unwrap();
         Recipe {
             name: "trace".into(),
-            trainer: recipe::Trainer::Embedded,
+            trainer: recipe::TrainerKind::Embedded,
             command: recipe::Command::default(),
             env: recipe::Env::default(),
             model: Model {

@@ -3,8 +3,8 @@
 use crate::refusal::Refusal;
 use crate::workspace::{self, Wish, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
-use plan::Place;
-use recipe::{Recipe, Trainer};
+use plan::Target;
+use recipe::{Recipe, TrainerKind};
 use remote::Check;
 use rundir::{Checkpoint, Failure};
 use serde::Serialize;
@@ -46,8 +46,8 @@ pub fn all(workspace: &Workspace, wish: &Wish<'_>) -> Vec<Row> {
     let place = workspace.place(wish.ranks, wish.nodes, recipe.mesh.world()).map_err(Refusal::into_failure);
     let known = good("recipe", format!("{}: every key known, every rule holds", recipe.name));
     let mut rows = match recipe.trainer {
-        Trainer::Embedded => embedded(workspace, wish, recipe, place),
-        Trainer::Command => vec![row("ranks", place.map(|place| ranks(&place))), row("supervisor", supervisor())],
+        TrainerKind::Embedded => embedded(workspace, wish, recipe, place),
+        TrainerKind::Command => vec![row("ranks", place.map(|place| ranks(&place))), row("supervisor", supervisor())],
     };
     rows.insert(0, known);
     if rows.iter().all(Row::holds) {
@@ -63,7 +63,7 @@ pub fn all(workspace: &Workspace, wish: &Wish<'_>) -> Vec<Row> {
 }
 
 /// What vidtui's own trainer needs.
-fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Result<Place, Failure>) -> Vec<Row> {
+fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Result<Target, Failure>) -> Vec<Row> {
     vec![
         row("mesh", place.and_then(|place| mesh(recipe, &place))),
         row("data", dataset(recipe)),
@@ -84,13 +84,13 @@ fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Resu
     ]
 }
 
-fn ranks(place: &Place) -> String {
-    let nodes = place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes);
+fn ranks(place: &Target) -> String {
+    let nodes = place.pending_slurm().map_or(place.nodes.len(), |spec| spec.nodes);
     format!("{} on {}", ui::words::ranks(place.slots()), units::counted(nodes, "node"))
 }
 
 fn supervisor() -> Result<String, Failure> {
-    let program = workspace::program(Trainer::Command)?;
+    let program = workspace::program(TrainerKind::Command)?;
     Ok(format!("{} {}, no libtorch needed", program.path, program.version))
 }
 
@@ -117,10 +117,10 @@ pub fn some_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     files.map(Utf8PathBuf::as_path).chain(recipe.data.null_text()).map(Utf8Path::to_owned).collect()
 }
 
-fn mesh(recipe: &Recipe, place: &Place) -> Result<String, Failure> {
+fn mesh(recipe: &Recipe, place: &Target) -> Result<String, Failure> {
     let (mesh, ranks) = (&recipe.mesh, place.slots());
     recipe.check_world(ranks).map_err(|error| workspace::recipe_failure(error).into_failure())?;
-    let of_nodes = match place.asked_of_slurm().map_or(place.nodes.len(), |spec| spec.nodes) {
+    let of_nodes = match place.pending_slurm().map_or(place.nodes.len(), |spec| spec.nodes) {
         1 => String::new(),
         nodes => format!(" on {}", units::counted(nodes, "node")),
     };

@@ -8,7 +8,7 @@ use cluster::NodeId;
 
 use super::*;
 use crate::fixtures::{self, Past, context, past, recipe, rows};
-use crate::{LaunchPlan, LaunchRequest, Place, ResumeOptions, launch, resume};
+use crate::{LaunchPlan, LaunchRequest, ResumeOptions, Target, launch, resume};
 
 const FILE: &str = "partition = 'train'\nnodes = 4\ngpus_per_node = 1\ntime = '10:00'\nmodules = ['cuda/12.4']\nextra = ['--exclusive']\n";
 
@@ -17,13 +17,13 @@ fn spec() -> SlurmSpec {
 }
 
 fn queued() -> Context {
-    Context { place: Place::slurm(spec(), "hostfiles/rig-slurm.toml"), ..context(1) }
+    Context { target: Target::slurm(spec(), "hostfiles/rig-slurm.toml"), ..context(1) }
 }
 
 /// The first four nodes that job 42 is given, and any after them.
 fn allocated(job: u64) -> Context {
     let names = [3, 4, 5, 6].map(|n| NodeId::new(format!("node0{n}")).unwrap());
-    Context { place: Place::allocation(job, spec(), names.to_vec()), ..context(1) }
+    Context { target: Target::allocation(job, spec(), names.to_vec()), ..context(1) }
 }
 
 fn submitted() -> LaunchPlan {
@@ -37,7 +37,7 @@ fn begun(job: Option<u64>, saved: &[i64]) -> Past {
     let plan = submitted();
     let mut attempt = Attempt { started_s: fixtures::NOW - 3600.0, ..plan.attempt };
     if let Some(job) = job {
-        attempt.placement = Placement::new(&allocated(job).place.nodes, 4).unwrap();
+        attempt.placement = Placement::new(&allocated(job).target.nodes, 4).unwrap();
         attempt.slurm.as_mut().unwrap().job = Some(job);
     }
     let mut past = past(30, saved);
@@ -46,10 +46,10 @@ fn begun(job: Option<u64>, saved: &[i64]) -> Past {
     past
 }
 
-fn request(past: &Past) -> BeginRequest<'_> {
+fn request(past: &Past) -> JobTurnRequest<'_> {
     let Past { run, dir, facts, checkpoints, latest } = past;
     let options = ResumeOptions::default();
-    BeginRequest {
+    JobTurnRequest {
         submitted: 1,
         resume: ResumeRequest { run, dir, facts, checkpoints, latest: latest.as_ref(), options },
     }
@@ -73,7 +73,7 @@ fn ended(past: &mut Past, reason: ExitReason) {
 }
 
 #[test]
-fn a_job_says_what_is_asked_of_slurm_and_how_to_submit_it_by_hand() {
+fn a_job_says_what_is_pending_slurm_and_how_to_submit_it_by_hand() {
     let plan = submitted();
     assert!(plan.nodes.is_empty() && plan.attempt.placement.ranks.is_empty());
     insta::assert_snapshot!(format!("{}\n{}", rows(&plan), plan.job_script.unwrap()));
@@ -90,7 +90,7 @@ fn what_slurm_is_asked_for_must_be_what_the_mesh_needs() {
 #[test]
 fn the_first_turn_of_a_job_is_the_attempt_that_was_submitted() {
     let past = begun(None, &[]);
-    let Begin::First(plan) = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+    let JobTurn::SubmittedAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
     let LaunchPlan { attempt, nodes, .. } = *plan;
     assert_eq!(attempt.placement.ranks[3].node.as_str(), "node06");
     assert!(nodes[3].script.contains("--attempt 1 --node node06"), "{}", nodes[3].script);
@@ -104,7 +104,7 @@ fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
         past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];
-        let Begin::Again(plan) = begin(&request(&past), &allocated(42)).unwrap() else { panic!() };
+        let JobTurn::NextAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
         assert_eq!(plan.attempt.waived, ["clock"], "nobody is there to say it again");
         assert_eq!((plan.attempt.number, plan.attempt.why, plan.attempt.start_step), (2, AttemptWhy::Requeue, 20));
         assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 20 });
@@ -117,7 +117,7 @@ fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
 fn a_job_whose_run_is_finished_has_nothing_to_do() {
     let mut past = begun(Some(42), &[60]);
     ended(&mut past, ExitReason::Finished);
-    assert_eq!(begin(&request(&past), &allocated(42)).unwrap(), Begin::Nothing("all 60 steps are done".into()));
+    assert_eq!(job_turn(&request(&past), &allocated(42)).unwrap(), JobTurn::Nothing("all 60 steps are done".into()));
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn a_job_that_was_asked_to_stop_does_not_begin_for_the_first_time_nor_again() {
         let mut past = begun(job, &[20]);
         let mut said = |stopping, stops_for_good| {
             (past.facts.stopping, past.facts.stops_for_good) = (stopping, stops_for_good);
-            match begin(&request(&past), &allocated(42)).unwrap() {
-                Begin::Nothing(why) => Some(why),
+            match job_turn(&request(&past), &allocated(42)).unwrap() {
+                JobTurn::Nothing(why) => Some(why),
                 _ => None,
             }
         };
@@ -140,7 +140,7 @@ fn a_job_that_was_asked_to_stop_does_not_begin_for_the_first_time_nor_again() {
 #[test]
 fn a_job_does_not_begin_a_run_that_may_be_alive_as_another_job() {
     let past = begun(Some(41), &[20]);
-    let refusal = begin(&request(&past), &allocated(42)).unwrap_err();
+    let refusal = job_turn(&request(&past), &allocated(42)).unwrap_err();
     assert!(refusal.why.starts_with("attempt 1 was started since, by ada@vm"), "{refusal}");
 }
 
@@ -152,7 +152,7 @@ fn a_job_goes_back_into_the_queue_for_time_and_for_others_and_not_for_people_or_
         let mut past = begun(Some(42), &[20]);
         past.facts.stops_for_good = stops_for_good;
         ended(&mut past, reason);
-        goes_on(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
+        requeue(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
     };
     let said = |reason, warned, preempted: &str| after(false, reason, warned, preempted);
     assert_eq!(said(ExitReason::Stopped, true, "None"), Ok("its time is over".into()));

@@ -2,7 +2,7 @@
 
 use camino::Utf8Path;
 use cluster::Hostfile;
-use plan::{Context, LaunchRequest, Place, Trainer, launch};
+use plan::{Context, LaunchRequest, Target, TrainerBinary, launch};
 use recipe::Recipe;
 use rundir::StartFrom;
 
@@ -47,7 +47,7 @@ fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
         by: "ada@vm".into(),
         runs_root: Utf8PathBuf::from_path_buf(std::env::temp_dir()).unwrap().join("no-runs-yet"),
         git_commit: None,
-        trainer: Trainer {
+        trainer: TrainerBinary {
             path: "/opt/vidtui-train".into(),
             version: "0.1.0".into(),
             tch: "0.24.0".into(),
@@ -56,7 +56,7 @@ fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
             sha256: SHA.into(),
         },
         program: "/opt/vidtui".into(),
-        place: Place::hostfile(&nodes, 3, "hosts.txt"),
+        target: Target::hostfile(&nodes, 3, "hosts.txt"),
     };
     launch(&LaunchRequest { recipe, name: None, stage: None, init: None }, &context).unwrap()
 }

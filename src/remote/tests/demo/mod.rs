@@ -3,7 +3,9 @@
 use std::fs;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use plan::{Context, LaunchPlan, LaunchRequest, Place, ResumeOptions, ResumeRequest, Trainer, Weights, launch, resume};
+use plan::{
+    Context, LaunchPlan, LaunchRequest, ResumeOptions, ResumeRequest, Target, TrainerBinary, Weights, launch, resume,
+};
 use recipe::{ParamSpec, Recipe, param_specs};
 use remote::{here, read_facts};
 use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
@@ -59,7 +61,7 @@ impl Demo {
             by: "ada@vm".into(),
             runs_root: self.runs.clone(),
             git_commit: None,
-            trainer: Trainer {
+            trainer: TrainerBinary {
                 path: self.trainer.clone(),
                 version: "0.1.0".into(),
                 tch: "0.24.0".into(),
@@ -68,7 +70,7 @@ impl Demo {
                 sha256: "5d41402abc4b2a76b9719d911017c592".repeat(2),
             },
             program: "/opt/vidtui/bin/vidtui".into(),
-            place: Place::local(&self.hostname, 2),
+            target: Target::local(&self.hostname, 2),
         }
     }
 

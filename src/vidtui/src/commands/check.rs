@@ -6,7 +6,7 @@ use crate::console::symbols_are_unicode;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{Wish, Workspace};
-use recipe::{Flops, Trainer};
+use recipe::{Flops, TrainerKind};
 use rundir::Failure;
 
 /// Makes every check that a launch makes, and starts nothing.
@@ -19,7 +19,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let recipe = &subject.resolved().recipe;
     let rows = checks::all(workspace, &wish);
     // What a command costs, it alone knows.
-    let own = recipe.trainer == Trainer::Embedded;
+    let own = recipe.trainer == TrainerKind::Embedded;
     let bad = rows.iter().filter(|row| row.failure().is_some()).count();
     if args.output.json {
         output::json(&serde_json::json!({

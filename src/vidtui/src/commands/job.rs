@@ -8,7 +8,7 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::{Begin, BeginRequest, Place, ResumeOptions, ResumeRequest};
+use plan::{JobTurn, JobTurnRequest, ResumeOptions, ResumeRequest, Target};
 use rundir::{Failure, RunDir, now_s};
 
 /// Does what the script asks.
@@ -34,7 +34,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             "resume it with --slurm FILE",
         )));
     };
-    let context = workspace.context(Place::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
+    let context = workspace.context(Target::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
     let checkpoints = rundir::checkpoints(&dir)?;
     let latest = rundir::latest_among(&dir, &checkpoints);
     let options = ResumeOptions::default();
@@ -46,16 +46,16 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         latest: latest.as_ref(),
         options,
     };
-    let mut plan = match plan::begin(&BeginRequest { submitted, resume }, &context)? {
-        Begin::Nothing(why) => {
+    let mut plan = match plan::job_turn(&JobTurnRequest { submitted, resume }, &context)? {
+        JobTurn::Nothing(why) => {
             eprintln!("nothing to do: {why}");
             return Ok(());
         }
-        Begin::First(plan) => {
+        JobTurn::SubmittedAttempt(plan) => {
             remote::begin_first(&plan, job)?;
             plan
         }
-        Begin::Again(plan) => {
+        JobTurn::NextAttempt(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next(&plan)?;
             eprintln!("attempt {} goes on from step {}", plan.attempt.number, plan.attempt.start_step);
@@ -77,7 +77,7 @@ fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
     let dir = RunDir::new(run_dir);
     let facts = remote::read_facts(&dir, &dir.read_run()?)?;
     let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
-    match plan::goes_on(&facts, warned, details.as_ref(), now_s()) {
+    match plan::requeue(&facts, warned, details.as_ref(), now_s()) {
         Ok(why) => {
             eprintln!("{why}: it goes back into the queue");
             Ok(())

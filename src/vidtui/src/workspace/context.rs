@@ -3,14 +3,14 @@
 use super::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::{Uid, User};
-use plan::{Context, Place};
-use recipe::Trainer;
+use plan::{Context, Target};
+use recipe::TrainerKind;
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
 
 impl Workspace {
     /// What a plan needs from outside.
-    pub fn context(&self, place: Place, trainer: Trainer) -> Result<Context, Failure> {
+    pub fn context(&self, target: Target, trainer: TrainerKind) -> Result<Context, Failure> {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
@@ -22,16 +22,16 @@ impl Workspace {
             git_commit: git_commit(&self.here),
             trainer: program(trainer)?,
             program: own_file()?,
-            place,
+            target,
         })
     }
 }
 
 /// The program that supervises: the trainer itself, or this one where the trainer is a command.
-pub fn program(trainer: Trainer) -> Result<plan::Trainer, Failure> {
+pub fn program(trainer: TrainerKind) -> Result<plan::TrainerBinary, Failure> {
     match trainer {
-        Trainer::Embedded => remote::find_trainer(),
-        Trainer::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
+        TrainerKind::Embedded => remote::find_trainer(),
+        TrainerKind::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{Fitting, Init, Subject, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
-use plan::{LaunchPlan, LaunchRequest, NextRequest, Place, ResumeOptions, ResumeRequest};
-use recipe::Trainer;
+use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
+use recipe::TrainerKind;
 use rundir::{Attempt, Failure, Login, RunDir};
 
 /// A launch as it is wished for.
@@ -51,7 +51,7 @@ impl Workspace {
         let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
         let (place, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
             Some(Attempt { number, slurm: Some(slurm), .. }) => {
-                (Place::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
+                (Target::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
             }
             Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
             _ => (self.place(ranks, nodes, world)?, Vec::new()),
@@ -96,7 +96,7 @@ impl Workspace {
         let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
-        let trainer = following.map_or(Trainer::Embedded, |stage| stage.resolved.recipe.trainer);
+        let trainer = following.map_or(TrainerKind::Embedded, |stage| stage.resolved.recipe.trainer);
         let context = self.context(self.place(ranks, nodes, world)?, trainer)?;
         let latest = rundir::latest_for_sure(dir)?;
         let latest = latest.as_ref();

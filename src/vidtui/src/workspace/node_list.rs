@@ -5,7 +5,7 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use cluster::Node;
 use cluster::slurm::SlurmNode;
-use plan::Place;
+use plan::Target;
 use remote::{Command, Local, Shell, Status};
 use rundir::{Failure, Login, RunDir};
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl Workspace {
             return Ok(self.this_machine());
         };
         let chosen = self.hostfile(path, nodes)?;
-        Ok(with_logins(Place::hostfile(&chosen, chosen.entries.len(), "")))
+        Ok(with_logins(Target::hostfile(&chosen, chosen.entries.len(), "")))
     }
 
     /// This machine, as a list of nodes.
@@ -65,7 +65,7 @@ impl Workspace {
     /// When the run cannot be read, or Slurm has not chosen its nodes yet.
     pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(Listed, Login)>, Failure> {
         let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
-        let mut listed = with_logins(Place::of(&attempt));
+        let mut listed = with_logins(Target::of(&attempt));
         let Some(slurm) = &attempt.slurm else { return Ok(listed) };
         if listed.is_empty() {
             let job = slurm.job.map_or_else(|| "its job".into(), |job| format!("job {job}"));
@@ -130,8 +130,8 @@ impl Workspace {
     }
 }
 
-fn with_logins(place: Place) -> Vec<(Listed, Login)> {
-    let Place { nodes, logins, .. } = place;
+fn with_logins(target: Target) -> Vec<(Listed, Login)> {
+    let Target { nodes, logins, .. } = target;
     let login = |node: &Node| {
         logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| Login::by_name(node.id.clone()))
     };

@@ -4,7 +4,7 @@ use super::Workspace;
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use camino::Utf8Path;
-use recipe::{Curriculum, Resolved, StageSpec, Trainer};
+use recipe::{Curriculum, Resolved, StageSpec, TrainerKind};
 use rundir::Failure;
 use ui::StageView;
 
@@ -94,7 +94,7 @@ impl Workspace {
         let ranks = match fitting {
             Fitting::AsItIs => return Ok(None),
             // It is started on as many ranks as there are.
-            Fitting::ToNodes if resolved.recipe.trainer == Trainer::Command => return Ok(None),
+            Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
             Fitting::To(ranks) => ranks,
             Fitting::ToNodes => self.place(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };
@@ -129,7 +129,7 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
 /// A stage as the screen shows it.
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
-    if recipe.trainer == Trainer::Command {
+    if recipe.trainer == TrainerKind::Command {
         // Of what a command trains, nothing is known but how long.
         return StageView {
             name: stage.name.clone(),

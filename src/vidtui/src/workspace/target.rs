@@ -7,12 +7,12 @@ use camino::Utf8Path;
 use cluster::Hostfile;
 use cluster::hostfile::Filter;
 use cluster::slurm::SlurmSpec;
-use plan::Place;
+use plan::Target;
 use rundir::{Attempt, Failure};
 
 impl Workspace {
     /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
-    pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Place, Refusal> {
+    pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
         let here = self.fleet.here().node.as_str();
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
@@ -28,10 +28,10 @@ impl Workspace {
                     "name it: --hostfile FILE",
                 )));
             }
-            return Ok(Place::local(here, ranks.unwrap_or(world)));
+            return Ok(Target::local(here, ranks.unwrap_or(world)));
         };
         let chosen = self.hostfile(path, nodes)?;
-        Ok(self.with_address(Place::hostfile(&chosen, world, format!("hostfile {path}")))?)
+        Ok(self.with_address(Target::hostfile(&chosen, world, format!("hostfile {path}")))?)
     }
 
     /// Reads a hostfile, and keeps the nodes that are wanted.
@@ -48,8 +48,8 @@ impl Workspace {
         })
     }
 
-    fn slurm_place(&self, path: &Utf8Path) -> Result<Place, Refusal> {
-        Ok(Place::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
+    fn slurm_place(&self, path: &Utf8Path) -> Result<Target, Refusal> {
+        Ok(Target::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
     }
 
     /// Reads what is asked of Slurm.
@@ -69,8 +69,8 @@ impl Workspace {
     }
 
     /// The nodes of an attempt, less those that are not wanted or cannot be reached. Says which of the latter there are.
-    pub(super) fn place_again(&self, last: &Attempt, nodes: &NodesArgs) -> Result<(Place, Vec<String>), Refusal> {
-        let mut place = Place::of(last);
+    pub(super) fn place_again(&self, last: &Attempt, nodes: &NodesArgs) -> Result<(Target, Vec<String>), Refusal> {
+        let mut place = Target::of(last);
         let what = "cannot choose nodes";
         for (list, flag) in [(&nodes.include, "--include"), (&nodes.exclude, "--exclude")] {
             let Some(list) = list else { continue };
@@ -111,7 +111,7 @@ impl Workspace {
     }
 
     /// Looks up where the ranks of several nodes meet.
-    fn with_address(&self, mut place: Place) -> Result<Place, Failure> {
+    fn with_address(&self, mut place: Target) -> Result<Target, Failure> {
         let first = place.nodes.first().and_then(|node| place.logins.iter().find(|login| login.node == node.id));
         if let (Some(first), [_, _, ..]) = (first, &place.nodes[..]) {
             let address = self.fleet.ssh(first).address();
