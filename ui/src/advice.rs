@@ -3,11 +3,11 @@
 use crate::keymap::{Action, Context};
 use crate::model::Model;
 use crate::msg::RunRow;
+use crate::run_state::{StateKind, short_id};
 use crate::slurm;
 use crate::text;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, failure_lines};
-use crate::words::{StateKind, ranks, short_id};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
 use runstate::{RunState, START_GRACE};
@@ -77,7 +77,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         RunState::Queued => String::new(),
         RunState::Starting if let Some(left_s) = awaited_s(model, row) => awaited(row, left_s),
         RunState::Starting => {
-            format!("{} are starting. The first step takes longer than the others.", capitalized(&ranks(row.ranks)))
+            format!("{} are starting. The first step takes longer than the others.", capitalized(&units::counted(row.ranks, "rank")))
         }
         RunState::Running if row.is_stepless => {
             "Its command runs, and goes on when you close this console. It has no charts: with adapter = \"none\", nobody \

@@ -1,7 +1,7 @@
 //! What the screen asks of the shell: one-shot effects and long-lived watches, both plain data.
 
-use crate::fleet::FleetOf;
-use crate::msg::{ConvertPreview, ConvertWish, JobId};
+use crate::fleet::FleetSource;
+use crate::msg::{ConvertOptions, ConvertPreview, JobId};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{KillPlan, LaunchPlan};
@@ -86,7 +86,7 @@ pub enum Effect {
         /// Where the answer goes.
         job: JobId,
         /// What is wished for.
-        wish: ConvertWish,
+        options: ConvertOptions,
     },
     /// Convert as shown, or not at all; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
     Convert {
@@ -119,7 +119,7 @@ pub struct Confirmed(());
 
 impl Confirmed {
     /// Called by the kill dialog's "yes", and nowhere else.
-    pub(crate) fn by_a_person() -> Self {
+    pub(crate) fn by_user() -> Self {
         Self(())
     }
 }
@@ -195,11 +195,11 @@ pub enum Watch {
     /// The curricula: `Msg::Curricula` at once, then whenever something changes.
     Curricula,
     /// Nodes: `Msg::Nodes` at once and whenever there are others, then `Msg::Node` for each of them again and again.
-    Nodes(FleetOf),
+    Nodes(FleetSource),
     /// What nvidia-smi itself says on a node: `NodeMsg::Smi` every few seconds.
     Smi {
         /// Where the node comes from.
-        of: FleetOf,
+        of: FleetSource,
         /// The node.
         node: NodeId,
     },

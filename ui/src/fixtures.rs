@@ -138,7 +138,7 @@ pub fn queued() -> RunRow {
 pub fn many_runs() -> RunList {
     let at = |minutes: f64, row: RunRow| RunRow {
         created_s: NOW - minutes * 60.0,
-        updated_s: if words::StateKind::of(&row.state).is_active() { NOW - 1.0 } else { NOW - minutes * 50.0 },
+        updated_s: if run_state::StateKind::of(&row.state).is_active() { NOW - 1.0 } else { NOW - minutes * 50.0 },
         ..row
     };
     let other = |tail: &str, stage: &str, state, step| {
@@ -334,11 +334,11 @@ pub fn convert_preview() -> Box<ConvertPreview> {
         target: target.into(),
         wrong: false,
     };
-    let wish = ConvertWish {
+    let options = ConvertOptions {
         source: "/home/ada/models/CogVideoX-5b".into(),
         target: "/home/ada/models/CogVideoX-5b-internal".into(),
         layer: Some(recipe::Layer::TttMlp),
-        ..ConvertWish::default()
+        ..ConvertOptions::default()
     };
     let facts = [
         ("from", "/home/ada/models/CogVideoX-5b (CogVideoX-5B, diffusers pipeline)"),
@@ -365,14 +365,14 @@ pub fn convert_preview() -> Box<ConvertPreview> {
         rows.push(row(42, "(0.1)", &format!("blocks.{{i}}.ttt.gate.{n}")));
     }
     Box::new(ConvertPreview {
-        command: format!("vidtui convert {} {} --to internal --layer ttt_mlp", wish.source, wish.target),
+        command: format!("vidtui convert {} {} --to internal --layer ttt_mlp", options.source, options.target),
         facts: facts.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         rows,
         bytes: 14_460_357_696,
         refusal: None,
         in_the_way: false,
         fingerprint: "2d06800538d394c2".into(),
-        wish,
+        options,
     })
 }
 
@@ -437,11 +437,11 @@ impl Ui {
         let steps = row.step;
         let mut ui = Self::with_runs(vec![row.clone()]);
         ui.press("Enter");
-        ui.tell(RunMsg::Opened);
-        ui.tell(RunMsg::State(status(row)));
-        ui.tell(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
-        ui.tell(RunMsg::Events(events()));
-        ui.tell(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
+        ui.run_msg(RunMsg::Opened);
+        ui.run_msg(RunMsg::State(status(row)));
+        ui.run_msg(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
+        ui.run_msg(RunMsg::Events(events()));
+        ui.run_msg(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
         ui
     }
 
@@ -457,17 +457,17 @@ impl Ui {
     pub fn on_convert(preview: Box<ConvertPreview>) -> Self {
         let mut ui = Self::with_runs(vec![running(83)]);
         ui.press("4 Enter");
-        ui.type_in(preview.wish.source.as_str());
+        ui.type_in(preview.options.source.as_str());
         let effects = ui.press("Enter");
         let [Effect::PlanConvert { job, .. }] = effects[..] else { panic!("{effects:?}") };
-        ui.model.convert.wish = preview.wish.clone();
+        ui.model.convert.options = preview.options.clone();
         ui.answer(job, JobMsg::ConvertPlanned(preview));
         ui
     }
 
     pub fn log(&mut self, rank: usize, lines: Vec<String>) {
         let chunk = LogChunk { rank, attempt: 1, from_start: true, skipped_bytes: 0, lines };
-        self.tell(RunMsg::Log(chunk));
+        self.run_msg(RunMsg::Log(chunk));
     }
 
     pub fn send(&mut self, msg: Msg) -> Vec<Effect> {
@@ -475,7 +475,7 @@ impl Ui {
     }
 
     /// News of the first stage's run.
-    pub fn tell(&mut self, what: RunMsg) -> Vec<Effect> {
+    pub fn run_msg(&mut self, what: RunMsg) -> Vec<Effect> {
         self.send(Msg::Run { run: stage_1(), what })
     }
 

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// Where the nodes to watch come from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
-pub enum FleetOf {
+pub enum FleetSource {
     /// Those that the console was started with: a hostfile's, those of a partition of Slurm, or this machine.
     #[default]
     Given,
@@ -29,7 +29,7 @@ const LATE_S: f64 = 10.0;
 
 /// A node that is to be watched.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedNode {
     /// Its name, and how many ranks it takes.
     #[serde(flatten)]
     pub node: Node,
@@ -38,7 +38,7 @@ pub struct Listed {
     pub slurm: Option<SlurmNode>,
 }
 
-impl From<Node> for Listed {
+impl From<Node> for ListedNode {
     fn from(node: Node) -> Self {
         Self { node, slurm: None }
     }
@@ -48,7 +48,7 @@ impl From<Node> for Listed {
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     /// Where they come from.
-    pub of: FleetOf,
+    pub of: FleetSource,
     /// In the order in which they are listed; `None` until the list was read.
     pub listed: Option<Result<(), Failure>>,
     nodes: Vec<NodeView>,
@@ -67,11 +67,11 @@ pub struct NodeView {
     /// What it did when it was last seen.
     pub frame: Option<Box<Frame>>,
     /// When that was, by our clock.
-    pub heard_s: Option<f64>,
+    pub frame_s: Option<f64>,
     /// What was wrong then, the worst first.
     pub faults: Vec<Fault>,
     /// Its GPUs and processors in numbers.
-    pub digest: Digest,
+    pub summary: NodeSummary,
     /// What each GPU drew lately, oldest first; in a node without GPUs, how busy its processors were.
     pub traces: Vec<VecDeque<f32>>,
     cpu: Option<CpuTicks>,
@@ -107,7 +107,7 @@ pub enum Condition {
 
 /// A node's numbers, added up over its GPUs. Where no GPU says one there is none.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Digest {
+pub struct NodeSummary {
     /// GPUs that answer.
     pub gpus: usize,
     /// Processes on them.
@@ -138,7 +138,7 @@ pub struct Digest {
 
 /// All nodes in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Summary {
+pub struct FleetSummary {
     /// Nodes there are.
     pub nodes: usize,
     /// Nodes that can be seen.
@@ -199,21 +199,21 @@ impl Sort {
 
 impl Fleet {
     /// Watches other nodes: what is known of those before is forgotten.
-    pub fn turn_to(&mut self, of: FleetOf) {
+    pub fn turn_to(&mut self, of: FleetSource) {
         if self.of != of {
             *self = Self { of, ..Self::default() };
         }
     }
 
     /// Takes in which nodes there are; those that stay keep what is known of them.
-    pub fn list(&mut self, nodes: Result<Vec<Listed>, Failure>) {
+    pub fn list(&mut self, nodes: Result<Vec<ListedNode>, Failure>) {
         match nodes {
             Err(failure) => self.listed = Some(Err(failure)),
             Ok(nodes) => {
                 self.listed = Some(Ok(()));
                 let mut known: HashMap<NodeId, NodeView> =
                     std::mem::take(&mut self.nodes).into_iter().map(|view| (view.node.id.clone(), view)).collect();
-                let view = |Listed { node, slurm }: Listed| match known.remove(&node.id) {
+                let view = |ListedNode { node, slurm }: ListedNode| match known.remove(&node.id) {
                     Some(view) => NodeView { node, slurm, ..view },
                     None => NodeView { slurm, ..NodeView::new(node) },
                 };
@@ -231,7 +231,7 @@ impl Fleet {
             NodeMsg::Down(why) => {
                 let since_s = match &view.link {
                     Link::Unreachable { since_s, .. } => *since_s,
-                    _ => view.heard_s.unwrap_or(now),
+                    _ => view.frame_s.unwrap_or(now),
                 };
                 view.link = Link::Unreachable { since_s, why };
             }
@@ -251,7 +251,7 @@ impl Fleet {
 
     /// Returns whether any node has GPUs, as far as is known.
     pub fn has_gpus(&self) -> bool {
-        self.nodes.iter().any(|view| view.digest.gpus > 0)
+        self.nodes.iter().any(|view| view.summary.gpus > 0)
     }
 
     /// Returns whether any of the nodes is Slurm's.
@@ -275,7 +275,7 @@ impl Fleet {
             move |at: &usize| {
                 let value = value(&self.nodes[*at]);
                 let value = value.map(|value| if reverse { value } else { -value });
-                (value.is_none(), Total(value.unwrap_or(0.0)))
+                (value.is_none(), OrderedF64(value.unwrap_or(0.0)))
             }
         };
         match sort {
@@ -285,12 +285,12 @@ impl Fleet {
                 let view = &self.nodes[*at];
                 std::cmp::Reverse((view.condition(now), view.faults.len()))
             }),
-            Sort::Power => order.sort_by_key(by(|view| view.digest.power_w_mean)),
-            Sort::Util => order.sort_by_key(by(|view| view.digest.util_pct_mean.or(view.digest.cpu_pct))),
+            Sort::Power => order.sort_by_key(by(|view| view.summary.power_w_mean)),
+            Sort::Util => order.sort_by_key(by(|view| view.summary.util_pct_mean.or(view.summary.cpu_pct))),
             Sort::Memory => order.sort_by_key(by(|view| view.memory_mib().map(|(used, _)| used as f64))),
-            Sort::Temperature => order.sort_by_key(by(|view| view.digest.temp_c_max)),
+            Sort::Temperature => order.sort_by_key(by(|view| view.summary.temp_c_max)),
             Sort::Processes => {
-                order.sort_by_key(by(|view| view.frame.as_ref().map(|_| view.digest.processes as f64)));
+                order.sort_by_key(by(|view| view.frame.as_ref().map(|_| view.summary.processes as f64)));
             }
         }
         if reverse && matches!(sort, Sort::Listed | Sort::Name | Sort::Faults) {
@@ -300,8 +300,8 @@ impl Fleet {
     }
 
     /// Adds everything up. Nodes that cannot be seen count as nodes, and their GPUs are not counted.
-    pub fn summary(&self) -> Summary {
-        let mut sum = Summary { nodes: self.nodes.len(), ..Summary::default() };
+    pub fn summary(&self) -> FleetSummary {
+        let mut sum = FleetSummary { nodes: self.nodes.len(), ..FleetSummary::default() };
         let has_gpus = self.has_gpus();
         let (mut power, mut powered) = (0.0, 0.0);
         for view in &self.nodes {
@@ -313,18 +313,18 @@ impl Fleet {
                 }
                 Link::Up => sum.up += 1,
             }
-            let digest = &view.digest;
+            let summary = &view.summary;
             sum.faults += view.faults.len();
-            sum.gpus += digest.gpus;
-            if let (Some(mean), Some(all)) = (digest.power_w_mean, digest.power_w)
+            sum.gpus += summary.gpus;
+            if let (Some(mean), Some(all)) = (summary.power_w_mean, summary.power_w)
                 && mean > 0.0
             {
                 power += all;
                 powered += all / mean;
             }
             let memory = match has_gpus {
-                true => digest.gpu_mem_used_mib.zip(digest.gpu_mem_total_mib),
-                false => digest.mem_used_mib.zip(digest.mem_total_mib),
+                true => summary.gpu_mem_used_mib.zip(summary.gpu_mem_total_mib),
+                false => summary.mem_used_mib.zip(summary.mem_total_mib),
             };
             let (used, total) = memory.unwrap_or((0, 0));
             sum.mem_used_mib += used;
@@ -337,17 +337,17 @@ impl Fleet {
 
 /// A float with a total order, for sorting.
 #[derive(PartialEq)]
-struct Total(f64);
+struct OrderedF64(f64);
 
-impl Eq for Total {}
+impl Eq for OrderedF64 {}
 
-impl PartialOrd for Total {
+impl PartialOrd for OrderedF64 {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Total {
+impl Ord for OrderedF64 {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -360,9 +360,9 @@ impl NodeView {
             slurm: None,
             link: Link::Connecting,
             frame: None,
-            heard_s: None,
+            frame_s: None,
             faults: Vec::new(),
-            digest: Digest::default(),
+            summary: NodeSummary::default(),
             traces: Vec::new(),
             cpu: None,
         }
@@ -372,9 +372,9 @@ impl NodeView {
         let cpu_pct = frame.host.cpu.zip(self.cpu).and_then(|(now, before)| now.busy_pct_since(before));
         self.cpu = frame.host.cpu;
         self.link = Link::Up;
-        self.heard_s = Some(now);
+        self.frame_s = Some(now);
         self.faults = faults(&frame);
-        self.digest = Digest::of(&frame, cpu_pct);
+        self.summary = NodeSummary::of(&frame, cpu_pct);
         let mut add = |at: usize, value: Option<f64>| {
             if self.traces.len() <= at {
                 self.traces.resize_with(at + 1, VecDeque::new);
@@ -411,7 +411,7 @@ impl NodeView {
 
     /// Returns for how many seconds it has said nothing, when that is longer than it should be.
     pub fn late_s(&self, now: f64) -> Option<f64> {
-        self.heard_s.map(|heard| now - heard).filter(|late| *late > LATE_S)
+        self.frame_s.map(|heard| now - heard).filter(|late| *late > LATE_S)
     }
 
     /// Returns the GPUs that answered last.
@@ -421,10 +421,10 @@ impl NodeView {
 
     /// Returns memory in use and memory there is: of its GPUs, or its own where it has none.
     pub fn memory_mib(&self) -> Option<(u64, u64)> {
-        let digest = &self.digest;
-        match digest.gpus {
-            0 => digest.mem_used_mib.zip(digest.mem_total_mib),
-            _ => digest.gpu_mem_used_mib.zip(digest.gpu_mem_total_mib),
+        let summary = &self.summary;
+        match summary.gpus {
+            0 => summary.mem_used_mib.zip(summary.mem_total_mib),
+            _ => summary.gpu_mem_used_mib.zip(summary.gpu_mem_total_mib),
         }
     }
 }
@@ -443,7 +443,7 @@ impl Condition {
     }
 }
 
-impl Digest {
+impl NodeSummary {
     fn of(frame: &Frame, cpu_pct: Option<f64>) -> Self {
         let gpus = &frame.gpus;
         let numbers = |of: fn(&GpuSample) -> &Reading<f64>| -> Vec<f64> {

@@ -49,7 +49,7 @@ impl Intent {
 
     /// Returns what is going on, for the notice line.
     pub fn text(&self) -> String {
-        let short = crate::words::short_id;
+        let short = crate::run_state::short_id;
         match self {
             Self::PlanStage { stage } => format!("preparing {stage}"),
             Self::PlanResume(run) => format!("preparing to resume {}", short(run)),

@@ -9,8 +9,8 @@
 //! * [`keymap`] says which keys work now: dispatch, key bar and help read the same table.
 
 pub mod advice;
-pub mod commands;
 mod effect;
+pub mod event_text;
 pub mod fleet;
 pub mod jobs;
 mod keymap;
@@ -19,6 +19,8 @@ pub mod modals;
 mod model;
 mod msg;
 pub mod rank_times;
+pub mod run_actions;
+pub mod run_state;
 pub mod screens;
 pub mod series;
 pub mod slurm;
@@ -27,7 +29,6 @@ mod theme;
 mod update;
 mod view;
 pub mod widgets;
-pub mod words;
 
 #[cfg(test)]
 mod fixtures;
@@ -38,8 +39,8 @@ pub use effect::{Chart, ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis}
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
 pub use msg::{
-    ConvertForm, ConvertPreview, ConvertRow, ConvertWish, CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk, Msg,
-    NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
+    ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk,
+    Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

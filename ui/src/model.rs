@@ -1,14 +1,14 @@
 //! Everything the console knows. Plain data: no handles, no clock, no paths it opens itself.
 
 use crate::effect::Watch;
-use crate::fleet::{Fleet, FleetOf};
+use crate::fleet::{Fleet, FleetSource};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
 use crate::modals::Modal;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
+use crate::run_state::StateKind;
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::theme::{Symbols, Theme};
-use crate::words::StateKind;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{Failure, RunId};
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ pub struct Notice {
     /// One sentence.
     pub text: String,
     /// Whether it says no.
-    pub warns: bool,
+    pub is_warning: bool,
     /// When it was shown, Unix seconds.
     pub since_s: f64,
 }
@@ -111,21 +111,21 @@ pub struct Model {
     /// What is shown.
     pub screen: Screen,
     /// State of the Runs screen.
-    pub list: runs::State,
+    pub runs_screen: runs::RunsScreen,
     /// The open run; kept while another screen is shown.
-    pub run: Option<run::State>,
+    pub run: Option<run::RunScreen>,
     /// State of the Stages screen.
-    pub stages: stages::State,
+    pub stages: stages::StagesScreen,
     /// The open log.
-    pub logs: Option<logs::State>,
+    pub logs: Option<logs::LogsScreen>,
     /// The nodes that are watched.
     pub fleet: Fleet,
     /// State of the Nodes screen.
-    pub nodes: nodes::State,
+    pub nodes: nodes::NodesScreen,
     /// The open node.
-    pub node: Option<node::State>,
+    pub node: Option<node::NodeScreen>,
     /// State of the Convert screen.
-    pub convert: convert::State,
+    pub convert: convert::ConvertScreen,
     /// A line being typed.
     pub input: Option<Input>,
     /// A dialog on top.
@@ -152,14 +152,14 @@ impl Model {
             runs: None,
             curricula: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
-            list: runs::State { selected: setup.open.clone(), ..Default::default() },
-            run: setup.open.map(run::State::new),
-            stages: stages::State::default(),
+            runs_screen: runs::RunsScreen { selected: setup.open.clone(), ..Default::default() },
+            run: setup.open.map(run::RunScreen::new),
+            stages: stages::StagesScreen::default(),
             logs: None,
             fleet: Fleet::default(),
-            nodes: nodes::State::default(),
+            nodes: nodes::NodesScreen::default(),
             node: None,
-            convert: convert::State::default(),
+            convert: convert::ConvertScreen::default(),
             input: None,
             modal: None,
             jobs: Jobs::default(),
@@ -233,27 +233,27 @@ impl Model {
     }
 
     /// Returns where the watched nodes come from, for people to read.
-    pub(crate) fn place_of_nodes(&self) -> String {
+    pub(crate) fn nodes_source(&self) -> String {
         match &self.fleet.of {
-            FleetOf::Given => self.nodes_from.clone(),
-            FleetOf::Run(run) => run.to_string(),
+            FleetSource::Given => self.nodes_from.clone(),
+            FleetSource::Run(run) => run.to_string(),
         }
     }
 
-    pub(crate) fn say(&mut self, text: impl Into<String>) {
-        self.notice = Some(Notice { text: text.into(), warns: false, since_s: self.now });
+    pub(crate) fn notify(&mut self, text: impl Into<String>) {
+        self.notice = Some(Notice { text: text.into(), is_warning: false, since_s: self.now });
     }
 
-    pub(crate) fn refuse(&mut self, text: impl Into<String>) {
-        self.notice = Some(Notice { text: text.into(), warns: true, since_s: self.now });
+    pub(crate) fn warn(&mut self, text: impl Into<String>) {
+        self.notice = Some(Notice { text: text.into(), is_warning: true, since_s: self.now });
     }
 
     /// Shows a run's screen; what was known of it is kept if it was open already.
     pub(crate) fn open_run(&mut self, run: RunId) {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
-            self.run = Some(run::State::new(run.clone()));
+            self.run = Some(run::RunScreen::new(run.clone()));
         }
-        self.list.selected = Some(run);
+        self.runs_screen.selected = Some(run);
         self.logs = None;
         self.screen = Screen::Run;
     }
@@ -330,7 +330,7 @@ pub fn farewell(model: &Model) -> Option<String> {
     let first = active.first()?;
     let what = match active.len() {
         1 => {
-            let id = crate::words::short_id(&first.run);
+            let id = crate::run_state::short_id(&first.run);
             format!("{id} goes on without the console (step {} of {})", first.step, first.steps_total)
         }
         n => format!("{n} runs go on without the console"),

@@ -1,6 +1,6 @@
 //! Everything that can happen to the screen, as data: one closed list, ordered by one queue.
 
-use crate::fleet::{FleetOf, Listed};
+use crate::fleet::{FleetSource, ListedNode};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
@@ -106,9 +106,9 @@ pub enum Msg {
     /// Which nodes there are (answers [`Watch::Nodes`](crate::Watch::Nodes)).
     Nodes {
         /// Where they come from.
-        of: FleetOf,
+        of: FleetSource,
         /// In the order in which they are listed, or why there is no list.
-        nodes: Result<Vec<Listed>, Failure>,
+        nodes: Result<Vec<ListedNode>, Failure>,
     },
     /// News of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
     Node {
@@ -286,7 +286,7 @@ pub struct StageView {
 
 /// A conversion of weights as it is wished for.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct ConvertWish {
+pub struct ConvertOptions {
     /// What to convert: a path.
     pub source: Utf8PathBuf,
     /// The folder to make.
@@ -356,7 +356,7 @@ impl WeightType {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConvertPreview {
     /// What is wished for.
-    pub wish: ConvertWish,
+    pub options: ConvertOptions,
     /// The same on the command line.
     pub command: String,
     /// Names and values, in order.
@@ -412,7 +412,7 @@ pub enum JobMsg {
         /// Why the stage cannot start.
         failure: Failure,
         /// The conversion that would help.
-        wish: Box<ConvertWish>,
+        options: Box<ConvertOptions>,
     },
     /// It worked.
     Done(Outcome),

@@ -45,12 +45,12 @@ pub enum Track {
     /// Memory of the emptiest rank.
     MemoryLowest,
     /// Something that nodes measure besides the steps.
-    OfNodes(Quantity, Bound),
+    OfNodes(NodeMetric, Statistic),
 }
 
 /// What nodes measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantity {
+pub enum NodeMetric {
     /// Power of a GPU.
     Power,
     /// Memory in use on a GPU; on a node, where none has GPUs.
@@ -62,7 +62,7 @@ pub enum Quantity {
 /// Which of several values of the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Bound {
+pub enum Statistic {
     Mean,
     Lowest,
     Highest,
@@ -126,7 +126,7 @@ impl Extent {
 
 /// A value about to be added.
 #[derive(Debug, Clone, Copy)]
-enum Reading {
+enum NewValue {
     /// Nobody measured it.
     Missing,
     /// It was measured, and was infinite or not a number.
@@ -134,7 +134,7 @@ enum Reading {
     Value(f64),
 }
 
-impl Reading {
+impl NewValue {
     fn of(value: Option<f64>) -> Self {
         value.filter(|v| v.is_finite()).map_or(Self::NotFinite, Self::Value)
     }
@@ -201,21 +201,21 @@ impl Column {
         extent
     }
 
-    fn push(&mut self, index: usize, reading: Reading) {
-        if let (Reading::Missing, true) = (reading, self.values.is_empty()) {
+    fn push(&mut self, index: usize, reading: NewValue) {
+        if let (NewValue::Missing, true) = (reading, self.values.is_empty()) {
             return;
         }
         while self.values.len() < index {
             self.append(f32::NAN);
         }
         match reading {
-            Reading::Missing => self.append(f32::NAN),
-            Reading::NotFinite => {
+            NewValue::Missing => self.append(f32::NAN),
+            NewValue::NotFinite => {
                 self.not_finite.push(index);
                 self.append(f32::NAN);
             }
             // Clamped, because a finite f64 beyond f32 is still a (huge) number and not a gap.
-            Reading::Value(v) => self.append(v.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32),
+            NewValue::Value(v) => self.append(v.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32),
         }
     }
 
@@ -256,7 +256,7 @@ impl Column {
 
 /// Samples with ascending steps.
 #[derive(Debug, Clone)]
-pub struct Piece {
+pub struct Segment {
     steps: Vec<u64>,
     /// Unix seconds, never falling: a clock set back must not break the search.
     times: Vec<f64>,
@@ -265,7 +265,7 @@ pub struct Piece {
     smoothed: Vec<[Column; SMOOTHING.len()]>,
 }
 
-impl Default for Piece {
+impl Default for Segment {
     fn default() -> Self {
         Self {
             steps: Vec::new(),
@@ -277,7 +277,7 @@ impl Default for Piece {
     }
 }
 
-impl Piece {
+impl Segment {
     /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.steps.len()
@@ -324,26 +324,26 @@ impl Piece {
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
         self.attempts.push(sample.attempt);
         let told = |value: f64| Some(value).filter(|value| !sample.adapted || *value != 0.0);
-        let mut add = |track: Track, reading: Reading| self.columns[track.index()].push(index, reading);
-        add(Track::Loss, Reading::of(sample.loss));
+        let mut add = |track: Track, reading: NewValue| self.columns[track.index()].push(index, reading);
+        add(Track::Loss, NewValue::of(sample.loss));
         add(
             Track::GradNorm,
-            if sample.adapted { Reading::if_measured(sample.grad_norm) } else { Reading::of(sample.grad_norm) },
+            if sample.adapted { NewValue::if_measured(sample.grad_norm) } else { NewValue::of(sample.grad_norm) },
         );
-        add(Track::StepTime, Reading::if_measured(told(sample.step_s)));
-        add(Track::DataTime, Reading::if_measured(told(sample.data_s)));
-        add(Track::Lr, Reading::if_measured(told(sample.lr)));
-        add(Track::LrTtt, Reading::if_measured(sample.lr_ttt));
-        add(Track::WeightNorm, Reading::if_measured(sample.weight_norm));
-        add(Track::Mfu, Reading::if_measured(sample.mfu));
+        add(Track::StepTime, NewValue::if_measured(told(sample.step_s)));
+        add(Track::DataTime, NewValue::if_measured(told(sample.data_s)));
+        add(Track::Lr, NewValue::if_measured(told(sample.lr)));
+        add(Track::LrTtt, NewValue::if_measured(sample.lr_ttt));
+        add(Track::WeightNorm, NewValue::if_measured(sample.weight_norm));
+        add(Track::Mfu, NewValue::if_measured(sample.mfu));
         let memory = &sample.mem_gib_by_rank;
         let wide = memory.len() > MAX_RANK_LINES;
         for rank in 0..MAX_RANK_LINES {
-            add(Track::Memory(rank), Reading::if_measured(memory.get(rank).copied().filter(|_| !wide)));
+            add(Track::Memory(rank), NewValue::if_measured(memory.get(rank).copied().filter(|_| !wide)));
         }
         let extreme = |pick: fn(f64, f64) -> f64| memory.iter().copied().reduce(pick).filter(|_| wide);
-        add(Track::MemoryHighest, Reading::if_measured(extreme(f64::max)));
-        add(Track::MemoryLowest, Reading::if_measured(extreme(f64::min)));
+        add(Track::MemoryHighest, NewValue::if_measured(extreme(f64::max)));
+        add(Track::MemoryLowest, NewValue::if_measured(extreme(f64::min)));
         for track in 0..Track::SMOOTHED {
             for (level, weight) in SMOOTHING.into_iter().enumerate() {
                 let average = next_average(&self.columns[track], &self.smoothed[track][level], index, weight);
@@ -357,21 +357,21 @@ impl Piece {
         self.steps.push(0);
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
         self.attempts.push(0);
-        let mut add = |quantity: Quantity, spread: Option<Spread>, scale: f64| {
+        let mut add = |quantity: NodeMetric, spread: Option<Spread>, scale: f64| {
             let several = spread.filter(|spread| spread.of_several);
             let values = [
-                (Bound::Mean, spread.map(|s| s.mean)),
-                (Bound::Lowest, several.map(|s| s.min)),
-                (Bound::Highest, several.map(|s| s.max)),
+                (Statistic::Mean, spread.map(|s| s.mean)),
+                (Statistic::Lowest, several.map(|s| s.min)),
+                (Statistic::Highest, several.map(|s| s.max)),
             ];
             for (bound, value) in values {
-                let reading = Reading::if_measured(value.map(|value| value * scale));
+                let reading = NewValue::if_measured(value.map(|value| value * scale));
                 self.columns[Track::OfNodes(quantity, bound).index()].push(index, reading);
             }
         };
-        add(Quantity::Power, moment.power_w, 1.0);
-        add(Quantity::Memory, moment.gpu_mem_gib.or(moment.mem_gib), 1.0);
-        add(Quantity::Cpu, moment.cpu_pct, 0.01);
+        add(NodeMetric::Power, moment.power_w, 1.0);
+        add(NodeMetric::Memory, moment.gpu_mem_gib.or(moment.mem_gib), 1.0);
+        add(NodeMetric::Cpu, moment.cpu_pct, 0.01);
     }
 
     fn split_off(&mut self, at: usize) -> Self {
@@ -387,17 +387,17 @@ impl Piece {
 
 /// Returns the bias-corrected moving average after the value at `index`: m' = w·m + (1-w)·x, divided by 1 - w^n
 /// (Kingma and Ba 2015, section 3). A gap stays a gap and does not move the average.
-fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> Reading {
+fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> NewValue {
     let x = raw.get(index);
     if !x.is_finite() {
-        return Reading::Missing;
+        return NewValue::Missing;
     }
     let mut before = index;
     while before > 0 && !averages.get(before - 1).is_finite() {
         before -= 1;
     }
     if before == 0 {
-        return Reading::Value(f64::from(x));
+        return NewValue::Value(f64::from(x));
     }
     let last = f64::from(averages.get(before - 1));
     // The correction only matters while w^n is not yet negligible, so gaps may be counted with it.
@@ -405,15 +405,15 @@ fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> R
         Ok(n) if n < CORRECTED => (1.0 - weight.powi(n), 1.0 - weight.powi(n + 1)),
         _ => (1.0, 1.0),
     };
-    Reading::Value((weight * old * last + (1.0 - weight) * f64::from(x)) / new)
+    NewValue::Value((weight * old * last + (1.0 - weight) * f64::from(x)) / new)
 }
 
 /// A run's whole history: what counts now, and what resumed attempts made obsolete.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
-    live: Piece,
-    superseded: Vec<Piece>,
-    nodes: Piece,
+    live: Segment,
+    superseded: Vec<Segment>,
+    nodes: Segment,
     started_s: Option<f64>,
     rank_times: RankTimes,
 }
@@ -446,7 +446,7 @@ impl Series {
     }
 
     /// Returns what the nodes did. Its samples have no steps: [`Self::step_at`] tells them.
-    pub fn nodes(&self) -> &Piece {
+    pub fn nodes(&self) -> &Segment {
         &self.nodes
     }
 
@@ -487,12 +487,12 @@ impl Series {
     }
 
     /// Returns the samples that count.
-    pub fn live(&self) -> &Piece {
+    pub fn live(&self) -> &Segment {
         &self.live
     }
 
     /// Returns the samples that later attempts repeated, oldest first.
-    pub fn superseded(&self) -> &[Piece] {
+    pub fn superseded(&self) -> &[Segment] {
         &self.superseded
     }
 
@@ -508,7 +508,7 @@ mod tests {
     use crate::fixtures::sample;
     use proptest::prelude::*;
 
-    fn steps(piece: &Piece) -> Vec<u64> {
+    fn steps(piece: &Segment) -> Vec<u64> {
         (0..piece.len()).map(|i| piece.step(i)).collect()
     }
 
@@ -570,7 +570,7 @@ mod tests {
         ) {
             let mut column = Column::default();
             for (i, v) in values.iter().enumerate() {
-                column.push(i, Reading::of(Some(f64::from(*v))));
+                column.push(i, NewValue::of(Some(f64::from(*v))));
             }
             let tail = column.split_off(cut);
             let cut = cut.min(values.len());

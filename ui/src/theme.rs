@@ -113,7 +113,7 @@ pub struct Symbols {
     pub frame: [&'static str; 6],
     /// From usual to far too slow, in the order of [`crate::rank_times::LEVELS`].
     pub shades: [&'static str; 5],
-    /// States, in the order of [`crate::words::StateKind`].
+    /// States, in the order of [`crate::run_state::StateKind`].
     pub states: [&'static str; 12],
 }
 

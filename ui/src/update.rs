@@ -1,14 +1,14 @@
 //! The only place where the model changes.
 
 use crate::effect::Effect;
-use crate::fleet::FleetOf;
+use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::modals::{Modal, failure, help, kill, launch};
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
+use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
-use crate::words::short_id;
 use rundir::RunId;
 
 /// Takes in one message and returns what the shell shall do.
@@ -69,7 +69,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         return Vec::new();
     };
     // What was refused before is answered now.
-    model.notice.take_if(|notice| notice.warns);
+    model.notice.take_if(|notice| notice.is_warning);
     match action {
         Action::Quit => {
             model.quitting = true;
@@ -90,13 +90,13 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         return end_input(model, action);
     }
     match action {
-        Action::Help => model.modal = Some(Modal::Help(help::Dialog { context, scroll: 0 })),
+        Action::Help => model.modal = Some(Modal::Help(help::HelpDialog { context, scroll: 0 })),
         Action::ShowRuns => model.screen = Screen::Runs,
         Action::ShowStages => stages::open(model),
-        Action::ShowNodes => nodes::open(model, FleetOf::Given),
+        Action::ShowNodes => nodes::open(model, FleetSource::Given),
         Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
-            Some(run) => nodes::open(model, FleetOf::Run(run)),
-            None => model.refuse("There is no run yet, so that it has no nodes. 3 shows those that there are."),
+            Some(run) => nodes::open(model, FleetSource::Run(run)),
+            None => model.warn("There is no run yet, so that it has no nodes. 3 shows those that there are."),
         },
         Action::ShowConvert => model.screen = Screen::Convert,
         _ => {
@@ -186,24 +186,24 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
     match (what, intent) {
         (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {
             let run = plan.run.id.clone();
-            model.say(format!("Resuming {} from step {}", short_id(&run), plan.attempt.start_step));
+            model.notify(format!("Resuming {} from step {}", short_id(&run), plan.attempt.start_step));
             let job = model.jobs.start(Intent::Launch { run, fresh: false });
             return vec![Effect::Launch { job, plan }];
         }
         (JobMsg::LaunchPlanned(plan), intent) => {
             let resumes = matches!(intent, Intent::PlanResume(_));
-            model.modal = Some(Modal::Launch(launch::Dialog { plan, resumes, scroll: 0 }));
+            model.modal = Some(Modal::Launch(launch::LaunchDialog { plan, resumes, scroll: 0 }));
         }
         (JobMsg::KillPlanned(plan), _) => {
-            model.modal = Some(Modal::Kill(kill::Dialog { plan, yes: false, scroll: 0 }));
+            model.modal = Some(Modal::Kill(kill::KillDialog { plan, yes: false, scroll: 0 }));
         }
         (JobMsg::ConvertPlanned(preview), _) => convert::planned(model, job, Ok(preview)),
         (JobMsg::Failed(failure), Intent::PlanConvert) => convert::planned(model, job, Err(failure)),
-        (JobMsg::ConvertFirst { failure, wish }, _) => {
-            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: Some(wish), scroll: 0 }));
+        (JobMsg::ConvertFirst { failure, options }, _) => {
+            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: Some(options), scroll: 0 }));
         }
         (JobMsg::Failed(failure), _) => {
-            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: None, scroll: 0 }))
+            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: None, scroll: 0 }))
         }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
         (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. }, _) => {}
@@ -214,7 +214,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
 fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
     match outcome {
         Outcome::Launched(run) => {
-            model.say(format!("{} is starting", short_id(&run)));
+            model.notify(format!("{} is starting", short_id(&run)));
             let fresh = matches!(intent, Intent::Launch { fresh: true, .. });
             // Somebody who reads a log meanwhile is not torn away from it.
             if fresh && model.screen != Screen::Logs {
@@ -222,12 +222,12 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             }
         }
         Outcome::StopSent(run) => {
-            model.say(format!("{} saves a checkpoint and stops at the end of this step", short_id(&run)));
+            model.notify(format!("{} saves a checkpoint and stops at the end of this step", short_id(&run)));
         }
-        Outcome::Killed { run, report } => model.say(format!("{}: {report}", short_id(&run))),
-        Outcome::Stacks { run, report } => model.say(format!("{}: {report}", short_id(&run))),
-        Outcome::Exported(path) => model.say(format!("Wrote {path}")),
-        Outcome::Converted(path) => model.say(format!("Wrote {path}")),
-        Outcome::ConvertStopped(path) => model.say(format!("Stopped: nothing was left at {path}")),
+        Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
+        Outcome::Stacks { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
+        Outcome::Exported(path) => model.notify(format!("Wrote {path}")),
+        Outcome::Converted(path) => model.notify(format!("Wrote {path}")),
+        Outcome::ConvertStopped(path) => model.notify(format!("Stopped: nothing was left at {path}")),
     }
 }

@@ -75,7 +75,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     left.extend(tab("4", "Convert", model.screen == Screen::Convert));
     let place = match (model.screen, &model.run) {
         (Screen::Run | Screen::Logs, Some(run)) => run.id.to_string(),
-        (Screen::Nodes | Screen::Node, _) => model.place_of_nodes(),
+        (Screen::Nodes | Screen::Node, _) => model.nodes_source(),
         _ => model.runs_dir.to_string(),
     };
     let used: usize = left.iter().map(Span::width).sum();
@@ -106,7 +106,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
         ]));
     }
     // The answer to a key comes before what goes on anyway, and anything before what may wait for days.
-    let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.warns && job.waiting.is_none());
+    let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
         if job.waiting.is_some() {
@@ -115,7 +115,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
     }
     let notice = model.notice.as_ref()?;
-    Some(Line::styled(notice.text.clone(), if notice.warns { theme.warn } else { theme.good }))
+    Some(Line::styled(notice.text.clone(), if notice.is_warning { theme.warn } else { theme.good }))
 }
 
 /// Replaces what a terminal without UTF-8 would show as rubbish.

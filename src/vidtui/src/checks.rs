@@ -86,7 +86,7 @@ fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Resu
 
 fn ranks(place: &Target) -> String {
     let nodes = place.pending_slurm().map_or(place.nodes.len(), |spec| spec.nodes);
-    format!("{} on {}", ui::words::ranks(place.slots()), units::counted(nodes, "node"))
+    format!("{} on {}", units::counted(place.slots(), "rank"), units::counted(nodes, "node"))
 }
 
 fn supervisor() -> Result<String, Failure> {

@@ -8,14 +8,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use ui::{ConvertForm, ConvertPreview, ConvertWish, Outcome, WeightType};
+use ui::{ConvertForm, ConvertOptions, ConvertPreview, Outcome, WeightType};
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm};
 
 /// How often the screen hears how far the work is.
 const TELL: Duration = Duration::from_millis(200);
 
 /// Looks what a wish would do.
-pub fn preview(wish: &ConvertWish) -> Result<ConvertPreview, Refusal> {
+pub fn preview(wish: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
     let plan = planned(wish)?;
     let refusal = plan.check(wish.replace).err();
     Ok(ConvertPreview {
@@ -26,7 +26,7 @@ pub fn preview(wish: &ConvertWish) -> Result<ConvertPreview, Refusal> {
         in_the_way: plan.check(false).is_err() && plan.check(true).is_ok(),
         refusal,
         fingerprint: plan.fingerprint(),
-        wish: wish.clone(),
+        options: wish.clone(),
     })
 }
 
@@ -39,9 +39,9 @@ pub fn convert(
     stop: &AtomicBool,
     tell: &dyn Fn(weights::Progress),
 ) -> Result<Outcome, Refusal> {
-    let plan = planned(&shown.wish)?;
+    let plan = planned(&shown.options)?;
     if plan.fingerprint() != shown.fingerprint {
-        let what = format!("cannot convert {}", shown.wish.source);
+        let what = format!("cannot convert {}", shown.options.source);
         let fix = "look at the preview again, and convert then";
         return Err(
             Failure::new(rundir::ErrorCode::Unclassified, what, "it has changed since it was shown", fix).into()
@@ -49,7 +49,7 @@ pub fn convert(
     }
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let mut told = Instant::now();
-    let done = plan.execute(shown.wish.replace, now_s(), random, &mut |progress| {
+    let done = plan.execute(shown.options.replace, now_s(), random, &mut |progress| {
         if told.elapsed() >= TELL {
             told = Instant::now();
             tell(progress);
@@ -64,17 +64,17 @@ pub fn convert(
 }
 
 /// The conversion that makes weights fit to start a stage from; none when they are not of a kind that can be converted.
-pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertWish> {
+pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
     let kind = weights::identify(path).ok()?.kind;
     if !matches!(kind, Kind::Diffusers | Kind::Pipeline | Kind::Torch | Kind::Dcp) {
         return None;
     }
     let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
     let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
-    Some(ConvertWish { source: path.to_owned(), target: target.into(), layer, ..ConvertWish::default() })
+    Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
 }
 
-fn planned(wish: &ConvertWish) -> Result<ConvertPlan, Refusal> {
+fn planned(wish: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
     let to = match wish.to {
         ConvertForm::Internal => Form::Internal,
         ConvertForm::Diffusers => Form::Diffusers,
@@ -105,7 +105,7 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
 }
 
 /// The same on the command line.
-fn command(wish: &ConvertWish) -> String {
+fn command(wish: &ConvertOptions) -> String {
     let mut words = vec!["vidtui convert".to_owned(), wish.source.to_string(), wish.target.to_string()];
     words.push(format!("--to {}", wish.to.word()));
     words.extend(wish.layer.map(|layer| {

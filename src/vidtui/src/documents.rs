@@ -7,7 +7,7 @@ use health::Finding;
 use rundir::{CheckpointEntry, Failure};
 use runstate::RunSummary;
 use serde::Serialize;
-use ui::words::StateKind;
+use ui::run_state::StateKind;
 
 /// A run, in `runs`, `status`, `launch`, `resume`, `next` and `stop`.
 #[derive(Debug, Serialize)]

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use ui::{ConvertWish, Effect, JobId, JobMsg, Msg, Outcome};
+use ui::{ConvertOptions, Effect, JobId, JobMsg, Msg, Outcome};
 use units::bytes;
 use weights::{Doing, Progress};
 
@@ -119,12 +119,14 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
             match at.plan_launch(&wish) {
                 Ok(plan) => JobMsg::LaunchPlanned(Box::new(plan)),
                 Err(refusal) => match helping_conversion(&wish) {
-                    Some(wish) => JobMsg::ConvertFirst { failure: refusal.into_failure(), wish: Box::new(wish) },
+                    Some(options) => {
+                        JobMsg::ConvertFirst { failure: refusal.into_failure(), options: Box::new(options) }
+                    }
                     None => return Err(refusal),
                 },
             }
         }
-        Effect::PlanConvert { wish, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&wish)?)),
+        Effect::PlanConvert { options, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
         Effect::Convert { preview, .. } => {
             let moved = |progress: Progress| {
                 let Progress { doing, done, total } = progress;
@@ -182,7 +184,7 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
 }
 
 /// The conversion after which a stage can start, when it is the form of its weights that keeps it from that.
-fn helping_conversion(wish: &Wish<'_>) -> Option<ConvertWish> {
+fn helping_conversion(wish: &Wish<'_>) -> Option<ConvertOptions> {
     let (_, stage) = wish.subject.stage()?;
     match &stage.start {
         StageStart::Path(path) => conversions::that_helps(path, wish.subject.resolved().recipe.model.layer),

@@ -4,7 +4,7 @@ use crate::effect::Effect;
 use crate::keymap::{Action, Context};
 use crate::modals::{Modal, scrolls};
 use crate::model::Model;
-use crate::msg::ConvertWish;
+use crate::msg::ConvertOptions;
 use crate::screens::convert;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{capitalized, dialog};
@@ -16,28 +16,28 @@ use rundir::Failure;
 
 /// The failure dialog.
 #[derive(Debug, Clone)]
-pub struct Dialog {
+pub struct FailureDialog {
     /// What is shown.
     pub failure: Failure,
     /// The conversion that would help.
-    pub convert: Option<Box<ConvertWish>>,
+    pub convert: Option<Box<ConvertOptions>>,
     /// First visible line.
     pub scroll: usize,
 }
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
-pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+pub fn on_action(model: &mut Model, mut dialog: FailureDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
     match (action, dialog.convert.take()) {
-        (Action::Convert, Some(wish)) => return convert::open_with(model, *wish),
+        (Action::Convert, Some(options)) => return convert::open_with(model, *options),
         (Action::Cancel, _) => {}
-        (_, convert) => model.modal = Some(Modal::Failure(Dialog { convert, ..dialog })),
+        (_, convert) => model.modal = Some(Modal::Failure(FailureDialog { convert, ..dialog })),
     }
     Vec::new()
 }
 
-impl Dialog {
+impl FailureDialog {
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
         let mut lines = vec![Line::default()];

@@ -12,7 +12,7 @@ use ratatui_core::text::{Line, Span};
 
 /// The help dialog.
 #[derive(Debug, Clone)]
-pub struct Dialog {
+pub struct HelpDialog {
     /// Whose keys come first.
     pub context: Context,
     /// First visible line.
@@ -20,7 +20,7 @@ pub struct Dialog {
 }
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
-pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+pub fn on_action(model: &mut Model, mut dialog: HelpDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
     if action != Action::Cancel {
@@ -29,7 +29,7 @@ pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<E
     Vec::new()
 }
 
-impl Dialog {
+impl HelpDialog {
     /// Returns the whole help text: this screen's keys, those of every screen, then the other screens'.
     pub fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);

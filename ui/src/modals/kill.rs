@@ -5,10 +5,10 @@ use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::modals::{Modal, scrolls};
 use crate::model::Model;
+use crate::run_state::short_id;
 use crate::text;
 use crate::widgets::dialog;
 use crate::widgets::key_bar::key_of;
-use crate::words::short_id;
 use plan::KillPlan;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
@@ -17,7 +17,7 @@ use units::counted;
 
 /// The kill dialog.
 #[derive(Debug, Clone)]
-pub struct Dialog {
+pub struct KillDialog {
     /// What would be signalled.
     pub plan: Box<KillPlan>,
     /// Whether Enter means yes.
@@ -27,14 +27,14 @@ pub struct Dialog {
 }
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
-pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
     match action {
         Action::Yes => return dialog.accept(model),
         Action::Accept if dialog.yes => return dialog.accept(model),
         Action::Accept | Action::No => {
-            model.say(format!("Nothing was killed; {} goes on", short_id(&dialog.plan.run)));
+            model.notify(format!("Nothing was killed; {} goes on", short_id(&dialog.plan.run)));
         }
         Action::Toggle => {
             dialog.yes = !dialog.yes;
@@ -45,11 +45,11 @@ pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<E
     Vec::new()
 }
 
-impl Dialog {
+impl KillDialog {
     /// The one place where a "yes" is made.
     fn accept(self, model: &mut Model) -> Vec<Effect> {
         let job = model.jobs.start(Intent::Kill(self.plan.run.clone()));
-        vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_a_person() }]
+        vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_user() }]
     }
 
     fn processes(&self) -> usize {

@@ -6,17 +6,17 @@ use crate::keymap::{Action, Context};
 use crate::modals::{Modal, scrolls};
 use crate::model::Model;
 use crate::msg::RunRow;
+use crate::run_state::{StateKind, short_id};
 use crate::text;
 use crate::widgets::dialog;
 use crate::widgets::key_bar::{hint, key_of};
-use crate::words::{StateKind, short_id};
 use plan::LaunchPlan;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
 
 /// The launch dialog.
 #[derive(Debug, Clone)]
-pub struct Dialog {
+pub struct LaunchDialog {
     /// What would be started.
     pub plan: Box<LaunchPlan>,
     /// Whether it goes on with an existing run.
@@ -26,7 +26,7 @@ pub struct Dialog {
 }
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
-pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<Effect> {
+pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
     match action {
@@ -35,13 +35,13 @@ pub fn on_action(model: &mut Model, mut dialog: Dialog, action: Action) -> Vec<E
             let job = model.jobs.start(Intent::Launch { run, fresh: !dialog.resumes });
             return vec![Effect::Launch { job, plan: dialog.plan }];
         }
-        Action::Cancel => model.say("Nothing was started"),
+        Action::Cancel => model.notify("Nothing was started"),
         _ => model.modal = Some(Modal::Launch(dialog)),
     }
     Vec::new()
 }
 
-impl Dialog {
+impl LaunchDialog {
     fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
         let names = self.plan.summary.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0).min(width / 3);

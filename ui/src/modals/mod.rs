@@ -14,13 +14,13 @@ use ratatui_core::buffer::Buffer;
 #[derive(Debug, Clone)]
 pub enum Modal {
     /// What would be started.
-    Launch(launch::Dialog),
+    Launch(launch::LaunchDialog),
     /// What would be killed.
-    Kill(kill::Dialog),
+    Kill(kill::KillDialog),
     /// What went wrong.
-    Failure(failure::Dialog),
+    Failure(failure::FailureDialog),
     /// The keys.
-    Help(help::Dialog),
+    Help(help::HelpDialog),
 }
 
 impl Modal {

@@ -5,7 +5,7 @@ use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
-use crate::msg::{ConvertForm, ConvertPreview, ConvertWish, JobId, WeightType};
+use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId, WeightType};
 use crate::text;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, write, write_lines};
@@ -62,9 +62,9 @@ impl Field {
 
 /// What the Convert screen remembers.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct ConvertScreen {
     /// What is wished for.
-    pub wish: ConvertWish,
+    pub options: ConvertOptions,
     /// The selected field.
     pub field: usize,
     /// What would be done.
@@ -82,7 +82,7 @@ pub enum Preview {
     #[default]
     None,
     /// The shell looks.
-    Asked(JobId),
+    Requested(JobId),
     /// This, as it will be done.
     Shown(Box<ConvertPreview>),
     /// It cannot be done.
@@ -110,10 +110,10 @@ pub struct Work {
     pub stopping: bool,
 }
 
-/// Shows the screen with a wish that comes from elsewhere, and asks what it would do.
-pub fn open_with(model: &mut Model, wish: ConvertWish) -> Vec<Effect> {
+/// Shows the screen with a request that comes from elsewhere, and asks what it would do.
+pub fn open_with(model: &mut Model, options: ConvertOptions) -> Vec<Effect> {
     model.screen = Screen::Convert;
-    model.convert.wish = wish;
+    model.convert.options = options;
     model.convert.field = 0;
     ask(model)
 }
@@ -124,22 +124,22 @@ pub fn can_start(model: &Model) -> bool {
     ready && model.convert.work.is_none()
 }
 
-/// Asks what the wish would do, once it names both places.
+/// Asks what the request would do, once it names both places.
 fn ask(model: &mut Model) -> Vec<Effect> {
     model.convert.scroll = 0;
-    let wish = model.convert.wish.clone();
-    if wish.source.as_str().is_empty() || wish.target.as_str().is_empty() {
+    let options = model.convert.options.clone();
+    if options.source.as_str().is_empty() || options.target.as_str().is_empty() {
         model.convert.preview = Preview::None;
         return Vec::new();
     }
     let job = model.jobs.start(Intent::PlanConvert);
-    model.convert.preview = Preview::Asked(job);
-    vec![Effect::PlanConvert { job, wish }]
+    model.convert.preview = Preview::Requested(job);
+    vec![Effect::PlanConvert { job, options }]
 }
 
-/// Takes in what the wish would do; an answer to an earlier wish is dropped.
+/// Takes in what the request would do; an answer to an earlier request is dropped.
 pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
-    if matches!(model.convert.preview, Preview::Asked(asked) if asked == job) {
+    if matches!(model.convert.preview, Preview::Requested(asked) if asked == job) {
         model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
     }
 }
@@ -154,9 +154,9 @@ pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
 /// The work is over, one way or another.
 pub fn ended(model: &mut Model, job: JobId, made: bool) {
     if let Some(work) = model.convert.work.take_if(|work| work.job == job) {
-        model.convert.wish.replace = false;
+        model.convert.options.replace = false;
         model.convert.scroll = 0;
-        // The target may be there now, so that the same wish would be refused.
+        // The target may be there now, so that the same request would be refused.
         model.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
     }
 }
@@ -164,20 +164,20 @@ pub fn ended(model: &mut Model, job: JobId, made: bool) {
 /// Takes a typed path over.
 pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
     let path = Utf8PathBuf::from(text.trim());
-    let wish = &mut model.convert.wish;
+    let options = &mut model.convert.options;
     match purpose {
-        Purpose::ConvertMerge => wish.merge = Some(path).filter(|path| !path.as_str().is_empty()),
+        Purpose::ConvertMerge => options.merge = Some(path).filter(|path| !path.as_str().is_empty()),
         Purpose::ConvertSource => {
             // A name beside the source is a good place, until somebody has chosen another.
-            if wish.target.as_str().is_empty() || wish.target == beside(&wish.source, wish.to) {
-                wish.target = beside(&path, wish.to);
+            if options.target.as_str().is_empty() || options.target == beside(&options.source, options.to) {
+                options.target = beside(&path, options.to);
             }
-            wish.source = path;
+            options.source = path;
         }
-        _ => wish.target = path,
+        _ => options.target = path,
     }
     // What was said of one folder does not hold for another.
-    model.convert.wish.replace = false;
+    model.convert.options.replace = false;
     ask(model)
 }
 
@@ -219,10 +219,10 @@ fn scroll(model: &mut Model, action: Action) {
 
 fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
     let (purpose, path) = match field {
-        Field::Source => (Purpose::ConvertSource, &model.convert.wish.source),
-        Field::Target => (Purpose::ConvertTarget, &model.convert.wish.target),
+        Field::Source => (Purpose::ConvertSource, &model.convert.options.source),
+        Field::Target => (Purpose::ConvertTarget, &model.convert.options.target),
         Field::Merge => {
-            let text = model.convert.wish.merge.as_ref().map(ToString::to_string).unwrap_or_default();
+            let text = model.convert.options.merge.as_ref().map(ToString::to_string).unwrap_or_default();
             model.input = Some(Input { purpose: Purpose::ConvertMerge, text });
             return Vec::new();
         }
@@ -237,24 +237,24 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
         let at = all.iter().position(|one| *one == now).unwrap_or(0) as isize;
         all[(at + by).rem_euclid(all.len() as isize) as usize]
     }
-    let wish = &mut model.convert.wish;
+    let options = &mut model.convert.options;
     match field {
         Field::Source | Field::Target | Field::Merge => return Vec::new(),
         Field::Form => {
-            let was = wish.to;
-            wish.to = turned(&FORMS, was, by);
-            if wish.target == beside(&wish.source, was) {
-                wish.target = beside(&wish.source, wish.to);
-                wish.replace = false;
+            let was = options.to;
+            options.to = turned(&FORMS, was, by);
+            if options.target == beside(&options.source, was) {
+                options.target = beside(&options.source, options.to);
+                options.replace = false;
             }
         }
         Field::Layer => {
             let all = [None, Some(Layer::None), Some(Layer::TttLinear), Some(Layer::TttMlp)];
-            wish.layer = turned(&all, wish.layer, by);
+            options.layer = turned(&all, options.layer, by);
         }
         Field::Type => {
             let all = [None, Some(WeightType::Float32), Some(WeightType::Bfloat16), Some(WeightType::Float16)];
-            wish.dtype = turned(&all, wish.dtype, by);
+            options.dtype = turned(&all, options.dtype, by);
         }
     }
     ask(model)
@@ -264,11 +264,11 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
 fn replace(model: &mut Model) -> Vec<Effect> {
     match &model.convert.preview {
         Preview::Shown(preview) if preview.in_the_way && model.convert.work.is_none() => {
-            model.convert.wish.replace = !model.convert.wish.replace;
+            model.convert.options.replace = !model.convert.options.replace;
             ask(model)
         }
         _ => {
-            model.refuse("No earlier conversion is in the way.");
+            model.warn("No earlier conversion is in the way.");
             Vec::new()
         }
     }
@@ -276,25 +276,25 @@ fn replace(model: &mut Model) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.convert.work.is_some() {
-        model.refuse("A conversion is going on: wait for it, or cancel it.");
+        model.warn("A conversion is going on: wait for it, or cancel it.");
         return Vec::new();
     }
     let preview = match &model.convert.preview {
         Preview::Shown(preview) if preview.refusal.is_none() => preview.clone(),
         Preview::Shown(_) | Preview::Refused(_) => {
-            model.refuse("This cannot be converted: the preview says why.");
+            model.warn("This cannot be converted: the preview says why.");
             return Vec::new();
         }
-        Preview::Asked(_) => {
-            model.refuse("Still looking at the weights.");
+        Preview::Requested(_) => {
+            model.warn("Still looking at the weights.");
             return Vec::new();
         }
         Preview::None | Preview::Made(..) => {
-            model.refuse("Choose what to convert, and where to.");
+            model.warn("Choose what to convert, and where to.");
             return Vec::new();
         }
     };
-    let (target, to) = (preview.wish.target.clone(), preview.wish.to);
+    let (target, to) = (preview.options.target.clone(), preview.options.to);
     let job = model.jobs.start(Intent::Convert(target.clone()));
     let since_s = model.now;
     model.convert.work = Some(Work { job, target, to, done: 0, total: preview.bytes, since_s, stopping: false });
@@ -303,7 +303,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
 
 fn cancel(model: &mut Model) -> Vec<Effect> {
     let Some(work) = model.convert.work.as_mut() else {
-        model.refuse("No conversion is going on.");
+        model.warn("No conversion is going on.");
         return Vec::new();
     };
     work.stopping = true;
@@ -353,7 +353,7 @@ pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
 }
 
 fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'static> {
-    let (theme, wish) = (&model.theme, &model.convert.wish);
+    let (theme, options) = (&model.theme, &model.convert.options);
     let chosen = number == model.convert.field;
     let pointer = if chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
     let style = if chosen { theme.strong } else { Style::new() };
@@ -365,10 +365,10 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
         path => Span::styled(text::fit_end(path, room, model.symbols.ellipsis), style),
     };
     spans.push(match field {
-        Field::Source => path(&wish.source, "a diffusers folder, a run, a checkpoint, a .pt file (Enter types)"),
-        Field::Target => path(&wish.target, "a new folder"),
+        Field::Source => path(&options.source, "a diffusers folder, a run, a checkpoint, a .pt file (Enter types)"),
+        Field::Target => path(&options.target, "a new folder"),
         Field::Form => Span::styled(
-            match wish.to {
+            match options.to {
                 ConvertForm::Internal => "internal: a checkpoint that training starts from",
                 ConvertForm::Diffusers => "diffusers: a folder for from_pretrained",
                 ConvertForm::LoraDiffusers => "lora-diffusers: an adapter as diffusers saves it",
@@ -378,7 +378,7 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
             style,
         ),
         Field::Layer => Span::styled(
-            match wish.layer {
+            match options.layer {
                 None => "as they are",
                 Some(Layer::None) => "none: without TTT layers",
                 Some(Layer::TttLinear) => "ttt_linear: new ones where there are none",
@@ -386,8 +386,8 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
             },
             style,
         ),
-        Field::Type => Span::styled(wish.dtype.map_or("as it is", WeightType::word), style),
-        Field::Merge => match &wish.merge {
+        Field::Type => Span::styled(options.dtype.map_or("as it is", WeightType::word), style),
+        Field::Merge => match &options.merge {
             Some(adapter) => path(adapter, ""),
             None => Span::styled("no adapter", style),
         },
@@ -434,7 +434,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             lines.extend(facts_lines(model, SOURCES, width));
             return lines;
         }
-        Preview::Asked(_) => return vec![Line::styled("Reading headers…", theme.faint)],
+        Preview::Requested(_) => return vec![Line::styled("Reading headers…", theme.faint)],
         Preview::Refused(failure) => return failure_lines(model, failure, width),
         Preview::Made(target, to) => return made_lines(model, target, *to, width),
         Preview::Shown(preview) => preview,

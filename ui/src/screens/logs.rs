@@ -5,10 +5,10 @@ use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::LogChunk;
+use crate::run_state::short_id;
 use crate::screens::run;
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
-use crate::words::short_id;
 use cluster::RankPlace;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -29,7 +29,7 @@ const MAX_REGEX: usize = 1 << 20;
 
 /// An open log.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct LogsScreen {
     /// Position among the run's ranks.
     pub rank: usize,
     lines: VecDeque<LogLine>,
@@ -47,11 +47,11 @@ pub struct State {
 #[derive(Debug, Clone)]
 struct LogLine {
     text: String,
-    kind: Kind,
+    kind: LineKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+enum LineKind {
     Plain,
     Bad,
     /// Made here: where another attempt begins.
@@ -68,7 +68,7 @@ pub struct Search {
     at: Option<u64>,
 }
 
-impl Default for State {
+impl Default for LogsScreen {
     fn default() -> Self {
         Self {
             rank: 0,
@@ -83,9 +83,9 @@ impl Default for State {
     }
 }
 
-impl State {
+impl LogsScreen {
     /// Returns where the shown rank runs, once that is known.
-    pub fn place<'a>(&self, run: &'a run::State) -> Option<&'a RankPlace> {
+    pub fn place<'a>(&self, run: &'a run::RunScreen) -> Option<&'a RankPlace> {
         run.places().get(self.rank)
     }
 
@@ -100,7 +100,7 @@ impl State {
             self.skipped_bytes = chunk.skipped_bytes;
         }
         if self.attempt.is_some_and(|attempt| attempt != chunk.attempt) {
-            self.push(LogLine { text: format!("attempt {}", chunk.attempt), kind: Kind::Divider });
+            self.push(LogLine { text: format!("attempt {}", chunk.attempt), kind: LineKind::Divider });
         }
         self.attempt = Some(chunk.attempt);
         for line in chunk.lines {
@@ -109,7 +109,7 @@ impl State {
                 text.truncate((0..=MAX_LINE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
                 text.push('…');
             }
-            let kind = if looks_bad(&text) { Kind::Bad } else { Kind::Plain };
+            let kind = if looks_bad(&text) { LineKind::Bad } else { LineKind::Plain };
             self.push(LogLine { text, kind });
         }
     }
@@ -276,7 +276,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::SearchNext | Action::SearchPrevious => {
             let wanted = logs.search.as_ref().map(|search| search.text.clone());
             if !logs.find(action == Action::SearchNext, size) {
-                model.refuse(match wanted {
+                model.warn(match wanted {
                     Some(text) => format!("\"{text}\" is not in the lines shown here."),
                     None => "Nothing is searched for: / starts a search.".to_owned(),
                 });
@@ -286,7 +286,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             let step = if action == Action::RankNext { 1 } else { ranks - 1 };
             logs.show_rank((logs.rank + step) % ranks);
         }
-        Action::RankNext | Action::RankPrevious => model.refuse("This run has no other rank."),
+        Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank."),
         Action::Back if logs.search.is_some() => logs.search = None,
         Action::Back => {
             model.logs = None;
@@ -339,7 +339,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         y += 1;
     }
     while let (Some(line), true) = (logs.line(number), y < area.bottom()) {
-        if line.kind == Kind::Divider {
+        if line.kind == LineKind::Divider {
             let rule = model.symbols.rule.repeat(3);
             write(
                 model,
@@ -364,8 +364,14 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
 }
 
 /// Part of a line with its matches marked.
-fn styled(model: &Model, logs: &State, number: u64, line: &LogLine, part: std::ops::Range<usize>) -> Line<'static> {
-    let base = if line.kind == Kind::Bad { model.theme.bad } else { Style::new() };
+fn styled(
+    model: &Model,
+    logs: &LogsScreen,
+    number: u64,
+    line: &LogLine,
+    part: std::ops::Range<usize>,
+) -> Line<'static> {
+    let base = if line.kind == LineKind::Bad { model.theme.bad } else { Style::new() };
     let Some(search) = &logs.search else { return Line::styled(line.text[part].to_owned(), base) };
     let current = search.at == Some(number);
     let matched = if current { model.theme.matched.patch(model.theme.accent) } else { model.theme.matched };
@@ -383,7 +389,7 @@ fn styled(model: &Model, logs: &State, number: u64, line: &LogLine, part: std::o
     Line::from(spans)
 }
 
-fn heading(model: &Model, run: &run::State, logs: &State, buf: &mut Buffer, area: Rect) {
+fn heading(model: &Model, run: &run::RunScreen, logs: &LogsScreen, buf: &mut Buffer, area: Rect) {
     let theme = &model.theme;
     let mut left = vec![Span::styled(short_id(&run.id).to_owned(), theme.strong), Span::raw("  ")];
     match logs.place(run) {

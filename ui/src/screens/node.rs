@@ -5,10 +5,10 @@ use crate::fleet::{Condition, Link, NodeView};
 use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Model, Screen};
+use crate::run_state::short_id;
 use crate::screens::nodes;
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
-use crate::words::short_id;
 use cluster::{GpuProcess, GpuSample, NodeId, Reading};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 
 /// The open node.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct NodeScreen {
     /// Which.
     pub id: NodeId,
     /// Whether what nvidia-smi says is shown as it is.
@@ -40,7 +40,7 @@ pub fn open(model: &mut Model) {
 fn show(model: &mut Model, id: NodeId) {
     let raw = model.node.as_ref().is_some_and(|node| node.raw);
     if model.node.as_ref().is_none_or(|node| node.id != id) {
-        model.node = Some(State { id: id.clone(), raw, smi: None, scroll: 0 });
+        model.node = Some(NodeScreen { id: id.clone(), raw, smi: None, scroll: 0 });
     }
     model.nodes.selected = Some(id);
     model.screen = Screen::Node;
@@ -98,7 +98,7 @@ fn areas(model: &Model) -> (Rect, Rect) {
     (head, layout::cut_top(rest, u16::from(rest.height >= 14)).1)
 }
 
-fn opened(model: &Model) -> Option<(&State, &NodeView)> {
+fn opened(model: &Model) -> Option<(&NodeScreen, &NodeView)> {
     let open = model.node.as_ref()?;
     Some((open, model.fleet.node(&open.id)?))
 }
@@ -126,12 +126,12 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_lines(model, buf, below, lines);
         return;
     }
-    let lines = Lines::of(model, view, width);
+    let lines = NodeLines::of(model, view, width);
     for (y, row) in (rest.top()..rest.bottom()).zip(lines.rows.into_iter().skip(top)) {
         let at = Rect { y, height: 1, ..rest };
         match row {
-            Row::Text(line) => write(model, buf, at, line),
-            Row::Heading(title, value) => drop(panel(model, buf, at, &title, value, false)),
+            NodeLine::Text(line) => write(model, buf, at, line),
+            NodeLine::Heading(title, value) => drop(panel(model, buf, at, &title, value, false)),
         }
     }
 }
@@ -146,14 +146,14 @@ fn position(model: &Model, top: usize, room: usize, total: usize) -> Vec<Span<'s
     }
 }
 
-/// Lines there are to scroll through.
+/// NodeLines there are to scroll through.
 fn lines_of(model: &Model) -> usize {
     let Some((open, view)) = opened(model) else { return 0 };
     match &open.smi {
         // Its heading takes a row too.
         Some(Ok(said)) if open.raw => said.lines().count() + 1,
         _ if open.raw => 1,
-        _ => Lines::of(model, view, usize::from(areas(model).1.width)).rows.len(),
+        _ => NodeLines::of(model, view, usize::from(areas(model).1.width)).rows.len(),
     }
 }
 
@@ -171,17 +171,17 @@ fn head_line(model: &Model, view: &NodeView) -> Line<'static> {
     Line::from(spans)
 }
 
-enum Row {
+enum NodeLine {
     Text(Line<'static>),
     Heading(String, Vec<Span<'static>>),
 }
 
 /// Everything that scrolls: a node has a few dozen lines of it.
-struct Lines {
-    rows: Vec<Row>,
+struct NodeLines {
+    rows: Vec<NodeLine>,
 }
 
-impl Lines {
+impl NodeLines {
     fn of(model: &Model, view: &NodeView, width: usize) -> Self {
         let mut lines = Self { rows: Vec::new() };
         let faint = model.theme.faint;
@@ -217,14 +217,14 @@ impl Lines {
         if frame.gpus.is_empty() {
             lines.heading("Processors", Vec::new());
             let trace = view.traces.first().map(|trace| sparkline(model, trace, width.saturating_sub(12), Some(100.0)));
-            let now = view.digest.cpu_pct.map_or_else(|| model.symbols.none.to_owned(), |pct| format!("{pct:.0} %"));
+            let now = view.summary.cpu_pct.map_or_else(|| model.symbols.none.to_owned(), |pct| format!("{pct:.0} %"));
             lines.text(Line::from(vec![
                 Span::raw(format!("CPU {now:>6}  ")),
                 Span::styled(trace.unwrap_or_default(), model.theme.lines[0]),
             ]));
             return lines;
         }
-        let power = view.digest.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));
+        let power = view.summary.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));
         lines.heading("GPUs", power.into_iter().collect());
         lines.text(Line::styled(GPU_HEADING, faint));
         for gpu in &frame.gpus {
@@ -248,11 +248,11 @@ impl Lines {
     }
 
     fn text(&mut self, line: Line<'static>) {
-        self.rows.push(Row::Text(line));
+        self.rows.push(NodeLine::Text(line));
     }
 
     fn heading(&mut self, title: &str, value: Vec<Span<'static>>) {
-        self.rows.push(Row::Heading(title.to_owned(), value));
+        self.rows.push(NodeLine::Heading(title.to_owned(), value));
     }
 }
 

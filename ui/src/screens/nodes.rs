@@ -2,17 +2,17 @@
 
 use crate::advice::finding_in_words;
 use crate::effect::Effect;
-use crate::fleet::{Condition, Fleet, FleetOf, Link, NodeView, Sort};
+use crate::fleet::{Condition, Fleet, FleetSource, Link, NodeView, Sort};
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::RunRow;
+use crate::run_state::short_id;
 use crate::screens::node;
 use crate::slurm;
 use crate::text;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
-use crate::words::short_id;
 use cluster::fault::{Fault, FaultWeight};
 use cluster::{GpuSample, NodeId};
 use health::{Finding, Rule};
@@ -27,7 +27,7 @@ const DETAILS: u16 = 6;
 
 /// What the Nodes screen remembers.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct NodesScreen {
     /// The selected node; the first one if none was chosen.
     pub selected: Option<NodeId>,
     /// First visible row.
@@ -45,13 +45,13 @@ pub struct State {
 }
 
 /// Shows the nodes that come from there.
-pub fn open(model: &mut Model, of: FleetOf) {
+pub fn open(model: &mut Model, of: FleetSource) {
     if !matches!(model.screen, Screen::Nodes | Screen::Node) {
         model.nodes.from = Some(model.screen);
     }
     if model.fleet.of != of {
         model.fleet.turn_to(of);
-        model.nodes = State { from: model.nodes.from, sort: model.nodes.sort, ..State::default() };
+        model.nodes = NodesScreen { from: model.nodes.from, sort: model.nodes.sort, ..NodesScreen::default() };
         model.node = None;
     }
     model.screen = Screen::Nodes;
@@ -60,7 +60,7 @@ pub fn open(model: &mut Model, of: FleetOf) {
 
 /// Puts the nodes in order again, and scrolls so that the selected one is visible.
 pub fn renew(model: &mut Model) {
-    let State { sort, reverse, filter, .. } = &model.nodes;
+    let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
     model.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
     keep_selection(model);
 }
@@ -136,19 +136,19 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-struct Areas {
+struct NodesAreas {
     summary: Rect,
     table: Rect,
     details: Rect,
 }
 
-fn areas(model: &Model) -> Areas {
+fn areas(model: &Model) -> NodesAreas {
     let body = layout::areas(model.size).body;
     let (summary, rest) = layout::cut_top(body, u16::from(body.height >= 5));
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
     let rows = u16::try_from(model.nodes.order.len()).unwrap_or(u16::MAX).saturating_add(2);
     let (table, details) = layout::list_and_details(rest, rows, DETAILS);
-    Areas { summary, table, details }
+    NodesAreas { summary, table, details }
 }
 
 /// Draws the screen.
@@ -185,7 +185,7 @@ fn summary(model: &Model) -> Line<'static> {
     let sum = model.fleet.summary();
     let dot = || Span::styled(format!(" {} ", model.symbols.separator), theme.faint);
     let mut spans = vec![Span::styled(counted(sum.nodes, "node"), theme.strong)];
-    if let FleetOf::Run(run) = &model.fleet.of {
+    if let FleetSource::Run(run) = &model.fleet.of {
         spans.push(Span::raw(format!(" of {}", short_id(run))));
     }
     let mut add = |text: String, style: Style| spans.extend([dot(), Span::styled(text, style)]);
@@ -235,7 +235,7 @@ pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
 }
 
 /// One column of the table.
-pub struct Column {
+pub struct NodeColumn {
     /// Its heading, and the key of scripts.
     pub title: &'static str,
     width: usize,
@@ -246,29 +246,29 @@ pub struct Column {
     cell: fn(&NodeView) -> Option<String>,
 }
 
-const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&NodeView) -> Option<String>) -> Column {
-    Column { title, width, right: true, of_gpus, cell }
+const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&NodeView) -> Option<String>) -> NodeColumn {
+    NodeColumn { title, width, right: true, of_gpus, cell }
 }
 
 /// The columns between a node's name and what is wrong with it, the most useful first.
-pub const COLUMNS: [Column; 10] = [
-    Column {
+pub const NODE_COLUMNS: [NodeColumn; 10] = [
+    NodeColumn {
         right: false,
         ..column("slurm", 5, false, |view| view.slurm.as_ref().map(|slurm| slurm.state.to_string()))
     },
-    column("gpus", 4, true, |view| Some(view.digest.gpus.to_string())),
-    column("power", 6, true, |view| view.digest.power_w_mean.map(|w| format!("{w:.0} W"))),
+    column("gpus", 4, true, |view| Some(view.summary.gpus.to_string())),
+    column("power", 6, true, |view| view.summary.power_w_mean.map(|w| format!("{w:.0} W"))),
     column("memory", 8, false, |view| view.memory_mib().map(|(used, total)| of_memory(used, total))),
-    column("util", 5, true, |view| view.digest.util_pct_mean.map(|pct| format!("{pct:.0} %"))),
-    column("temp", 5, true, |view| view.digest.temp_c_max.map(|c| format!("{c:.0} °C"))),
-    column("procs", 5, true, |view| Some(view.digest.processes.to_string())),
-    column("cpu", 5, false, |view| view.digest.cpu_pct.map(|pct| format!("{pct:.0} %"))),
-    column("load", 5, false, |view| view.digest.load.map(|load| format!("{load:.1}"))),
-    column("clock", 8, true, |view| view.digest.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
+    column("util", 5, true, |view| view.summary.util_pct_mean.map(|pct| format!("{pct:.0} %"))),
+    column("temp", 5, true, |view| view.summary.temp_c_max.map(|c| format!("{c:.0} °C"))),
+    column("procs", 5, true, |view| Some(view.summary.processes.to_string())),
+    column("cpu", 5, false, |view| view.summary.cpu_pct.map(|pct| format!("{pct:.0} %"))),
+    column("load", 5, false, |view| view.summary.load.map(|load| format!("{load:.1}"))),
+    column("clock", 8, true, |view| view.summary.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
 ];
 
 /// Returns whether a column has something to say of such nodes.
-pub fn is_shown(column: &Column, fleet: &Fleet) -> bool {
+pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
     match column.title {
         "slurm" => fleet.is_of_slurm(),
         _ => !column.of_gpus || fleet.has_gpus(),
@@ -276,12 +276,12 @@ pub fn is_shown(column: &Column, fleet: &Fleet) -> bool {
 }
 
 /// A node's text in a column; none where there is nothing to say.
-pub fn cell(column: &Column, view: &NodeView) -> Option<String> {
+pub fn cell(column: &NodeColumn, view: &NodeView) -> Option<String> {
     // Slurm knows its nodes, seen or not.
     if column.title == "slurm" {
         return (column.cell)(view);
     }
-    let says = view.frame.is_some() && (!column.of_gpus || view.digest.gpus > 0 || column.title == "gpus");
+    let says = view.frame.is_some() && (!column.of_gpus || view.summary.gpus > 0 || column.title == "gpus");
     if says { (column.cell)(view) } else { None }
 }
 
@@ -302,8 +302,8 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let name_width = name_width.min((width / 3).max(6));
     let has_gpus = model.fleet.has_gpus();
     let mut room = width.saturating_sub(4 + name_width);
-    let mut columns: Vec<(&Column, usize)> = Vec::new();
-    for (i, column) in COLUMNS.iter().filter(|column| is_shown(column, &model.fleet)).enumerate() {
+    let mut columns: Vec<(&NodeColumn, usize)> = Vec::new();
+    for (i, column) in NODE_COLUMNS.iter().filter(|column| is_shown(column, &model.fleet)).enumerate() {
         let cells = shown.iter().filter_map(|view| cell(column, view));
         let wanted = cells.map(|cell| text::width(&cell)).max().unwrap_or(0).max(column.width);
         // What is wrong with a node is worth more than all but the first columns.
@@ -313,7 +313,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             columns.push((column, wanted));
         }
     }
-    let widest = nodes.iter().map(|view| view.digest.gpus).max().unwrap_or(0).clamp(5, 16);
+    let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
     let bars = has_gpus && room >= widest + GAP + NOTE + GAP;
     let note = room.saturating_sub(GAP + if bars { widest + GAP } else { 0 });
 
@@ -370,14 +370,14 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     }
 }
 
-fn padded(column: &Column, width: usize, cell: &str) -> String {
+fn padded(column: &NodeColumn, width: usize, cell: &str) -> String {
     let fill = " ".repeat(width.saturating_sub(text::width(cell)));
     if column.right { format!("{:GAP$}{fill}{cell}", "") } else { format!("{:GAP$}{cell}{fill}", "") }
 }
 
 /// Returns the sign of a condition.
 pub fn glyph(model: &Model, condition: Condition) -> &'static str {
-    use crate::words::StateKind::*;
+    use crate::run_state::StateKind::*;
     let state = match condition {
         Condition::Well => Running,
         Condition::Connecting => Starting,
@@ -471,20 +471,20 @@ pub fn finding_lines(model: &Model, node: &NodeId) -> Vec<Line<'static>> {
 /// Returns what a machine is, in one line: its GPUs' model, its processors and memory.
 pub fn machine(model: &Model, view: &NodeView) -> String {
     let dot = format!(" {} ", model.symbols.separator);
-    let digest = &view.digest;
+    let summary = &view.summary;
     let mut facts = Vec::new();
     match view.gpus().first() {
         Some(gpu) => {
             let name = gpu.name.as_deref().unwrap_or("GPU");
             let times = if model.symbols.braille { "×" } else { "x" };
-            facts.push(format!("{} {times} {name}", digest.gpus));
+            facts.push(format!("{} {times} {name}", summary.gpus));
         }
         None if view.frame.is_some() => facts.push("no GPUs".to_owned()),
         None => {}
     }
-    facts.extend(digest.cpu_pct.map(|pct| format!("CPU {pct:.0} %")));
-    facts.extend(digest.load.map(|load| format!("load {load:.1}")));
-    let memory = digest.mem_used_mib.zip(digest.mem_total_mib);
+    facts.extend(summary.cpu_pct.map(|pct| format!("CPU {pct:.0} %")));
+    facts.extend(summary.load.map(|load| format!("load {load:.1}")));
+    let memory = summary.mem_used_mib.zip(summary.mem_total_mib);
     facts.extend(memory.map(|(used, total)| format!("memory {}", of_memory(used, total))));
     facts.join(&dot)
 }

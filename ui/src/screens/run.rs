@@ -1,17 +1,17 @@
 //! One run: its state and what to do next, its charts, checkpoints and events.
 
 use crate::advice;
-use crate::commands;
 use crate::effect::{Chart, ChartSpec, Effect, ImageFormat, XAxis};
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas};
 use crate::model::{Model, Screen};
 use crate::msg::{RunMsg, RunRow, RunStatus};
+use crate::run_actions;
+use crate::run_state::{StateKind, short_id};
 use crate::screens::run_panels;
-use crate::series::{Piece, SMOOTHING, Series};
+use crate::series::{SMOOTHING, Segment, Series};
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
-use crate::words::{StateKind, short_id};
 use cluster::RankPlace;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -27,7 +27,7 @@ const MIN_SPAN: f64 = 4.0;
 
 /// An open run.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct RunScreen {
     /// Which run.
     pub id: RunId,
     /// The run as a whole, once it was read.
@@ -60,7 +60,7 @@ pub struct State {
     pub scroll: usize,
 }
 
-impl State {
+impl RunScreen {
     /// Opens a run of which nothing is known yet.
     pub fn new(id: RunId) -> Self {
         Self {
@@ -125,7 +125,7 @@ impl State {
     }
 
     /// Returns the position of a sample on the x axis.
-    pub fn x_of(&self, piece: &Piece, index: usize) -> f64 {
+    pub fn x_of(&self, piece: &Segment, index: usize) -> f64 {
         match self.x {
             XAxis::Step => piece.step(index) as f64,
             XAxis::Time => piece.time(index) - self.series.started_s().unwrap_or(0.0),
@@ -289,7 +289,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 }
                 None => "No smoothing".to_owned(),
             };
-            model.say(text);
+            model.notify(text);
         }
         Action::ToggleX => {
             run.x = if run.x == XAxis::Step { XAxis::Time } else { XAxis::Step };
@@ -304,12 +304,12 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::ExportSvg => return export(model, ImageFormat::Svg),
         Action::ExportPng => return export(model, ImageFormat::Png),
-        other => return commands::act(model, other),
+        other => return run_actions::act(model, other),
     }
     Vec::new()
 }
 
-fn focus_by(run: &mut State, forward: bool) {
+fn focus_by(run: &mut RunScreen, forward: bool) {
     let all = Panel::ALL;
     let at = all.iter().position(|panel| *panel == run.focus).unwrap_or(0);
     let step = if forward { 1 } else { all.len() - 1 };
@@ -331,11 +331,11 @@ fn chart_columns(model: &Model) -> usize {
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let Some(run) = &model.run else { return Vec::new() };
     let Some(chart) = run.focused_chart() else {
-        model.refuse("Only charts can be exported: Tab moves to one.");
+        model.warn("Only charts can be exported: Tab moves to one.");
         return Vec::new();
     };
     if run.series.live().is_empty() {
-        model.refuse("There is nothing to export before the first step.");
+        model.warn("There is nothing to export before the first step.");
         return Vec::new();
     }
     let title = short_id(&run.id).to_owned();
@@ -355,7 +355,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     vec![Effect::Export { job, chart, to }]
 }
 
-fn advice_lines(model: &Model, run: &State, width: usize) -> Vec<Line<'static>> {
+fn advice_lines(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {
     match (&run.lost, model.row(&run.id)) {
         (Some(failure), _) => failure_lines(model, failure, width),
         (None, Some(row)) => advice::lines(model, row, Context::Run, width),
@@ -363,7 +363,7 @@ fn advice_lines(model: &Model, run: &State, width: usize) -> Vec<Line<'static>> 
     }
 }
 
-fn screen_areas(model: &Model, run: &State) -> RunAreas {
+fn screen_areas(model: &Model, run: &RunScreen) -> RunAreas {
     let body = layout::areas(model.size).body;
     let advice = advice_lines(model, run, usize::from(body.width)).len() as u16;
     layout::run_areas(body, advice, run.focus, run.enlarged, !run.series.nodes().is_empty())
@@ -389,7 +389,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// State, name, step, progress, pace and time left, as much as fits.
+/// RunScreen, name, step, progress, pace and time left, as much as fits.
 fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");

@@ -1,16 +1,17 @@
 //! The panels of the run screen: charts with their read-outs, checkpoints, events.
 
 use crate::effect::{Chart, XAxis};
+use crate::event_text::{self, Severity};
 use crate::layout::{self, Panel};
 use crate::model::Model;
 use crate::rank_times::LEVELS;
-use crate::screens::run::State;
-use crate::series::{Bound, MAX_RANK_LINES, Quantity, SMOOTHING, Track};
+use crate::run_state::StateKind;
+use crate::screens::run::RunScreen;
+use crate::series::{MAX_RANK_LINES, NodeMetric, SMOOTHING, Statistic, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::{panel as heading, write, write_lines};
-use crate::words::{self, StateKind, Weight};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -19,12 +20,12 @@ use rundir::{Event, EventKind};
 use units::Unit;
 
 /// Whether any node of the run has GPUs that say what they draw.
-fn has_power(run: &State) -> bool {
-    !run.series.nodes().column(Track::OfNodes(Quantity::Power, Bound::Mean)).is_empty()
+fn has_power(run: &RunScreen) -> bool {
+    !run.series.nodes().column(Track::OfNodes(NodeMetric::Power, Statistic::Mean)).is_empty()
 }
 
 /// Returns a chart's heading.
-pub fn title(run: &State, chart: Chart) -> &'static str {
+pub fn title(run: &RunScreen, chart: Chart) -> &'static str {
     match chart {
         Chart::Power if has_power(run) => "Power of a GPU",
         Chart::Power => "Processors of a node",
@@ -55,7 +56,7 @@ pub fn file_name(chart: Chart) -> &'static str {
     }
 }
 
-fn unit(run: &State, chart: Chart) -> Unit {
+fn unit(run: &RunScreen, chart: Chart) -> Unit {
     match chart {
         Chart::Power if has_power(run) => Unit::Watts,
         Chart::Power => Unit::Share,
@@ -69,7 +70,7 @@ fn unit(run: &State, chart: Chart) -> Unit {
 }
 
 /// The lines of a chart: those that were measured.
-fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
+fn lines(model: &Model, run: &RunScreen, chart: Chart) -> Vec<ChartLine> {
     let named = |track: Track, mark: char, label: &str| (track, mark, label.to_owned());
     let candidates = match chart {
         Chart::Loss => vec![named(Track::Loss, 'l', "loss")],
@@ -79,11 +80,15 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
         Chart::Mfu => vec![named(Track::Mfu, 'u', "of the devices' peak")],
         Chart::Power | Chart::NodeMemory => {
             let quantity = match chart {
-                Chart::NodeMemory => Quantity::Memory,
-                _ if has_power(run) => Quantity::Power,
-                _ => Quantity::Cpu,
+                Chart::NodeMemory => NodeMetric::Memory,
+                _ if has_power(run) => NodeMetric::Power,
+                _ => NodeMetric::Cpu,
             };
-            let bounds = [(Bound::Mean, 'm', "mean"), (Bound::Highest, 'h', "highest"), (Bound::Lowest, 'l', "lowest")];
+            let bounds = [
+                (Statistic::Mean, 'm', "mean"),
+                (Statistic::Highest, 'h', "highest"),
+                (Statistic::Lowest, 'l', "lowest"),
+            ];
             bounds.map(|(bound, mark, label)| named(Track::OfNodes(quantity, bound), mark, label)).into()
         }
         Chart::StepTime => {
@@ -110,7 +115,7 @@ fn lines(model: &Model, run: &State, chart: Chart) -> Vec<ChartLine> {
 }
 
 /// Draws a panel.
-pub fn view(model: &Model, run: &State, panel: Panel, buf: &mut Buffer, area: Rect) {
+pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area: Rect) {
     match panel {
         Panel::Chart(chart) => chart_panel(model, run, chart, buf, area),
         Panel::Ranks => ranks(model, run, buf, area),
@@ -120,12 +125,12 @@ pub fn view(model: &Model, run: &State, panel: Panel, buf: &mut Buffer, area: Re
 }
 
 /// Why there is nothing to draw yet.
-fn no_step(run: &State) -> &'static str {
+fn no_step(run: &RunScreen) -> &'static str {
     let is_stepless = run.status.as_ref().is_some_and(|status| status.row.is_stepless);
     if is_stepless { "No steps: its adapter is none" } else { "No step yet" }
 }
 
-fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area: Rect) {
+fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Chart(chart);
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, chart);
@@ -166,7 +171,7 @@ fn chart_panel(model: &Model, run: &State, chart: Chart, buf: &mut Buffer, area:
 }
 
 /// Value of a line where the read-out stands. Where nothing was measured there is no text.
-fn value_at(run: &State, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
+fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
     if line.track.is_of_nodes() {
         let nodes = run.series.nodes();
         let last = nodes.len().checked_sub(1)?;
@@ -185,7 +190,7 @@ fn value_at(run: &State, line: &ChartLine, index: usize, unit: Unit) -> Option<S
 }
 
 /// The values for a heading: all lines if they fit, or else the first.
-fn heading_values(model: &Model, run: &State, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
+fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
     let room = usize::from(area.width).saturating_sub(text::width(title(run, chart)) + 6);
     let mut spans = Vec::new();
@@ -216,7 +221,7 @@ fn heading_values(model: &Model, run: &State, chart: Chart, lines: &[ChartLine],
 }
 
 /// How an enlarged chart is drawn, in words.
-fn settings(model: &Model, run: &State, chart: Chart) -> Vec<Span<'static>> {
+fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> {
     let mut words = Vec::new();
     if run.log_y.contains(&chart) {
         words.push("logarithmic".to_owned());
@@ -232,7 +237,7 @@ fn settings(model: &Model, run: &State, chart: Chart) -> Vec<Span<'static>> {
 }
 
 /// The line under an enlarged chart: where the read-out stands and every value there.
-fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Line<'static> {
+fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -> Line<'static> {
     let Some(index) = run.cursor_index() else { return Line::default() };
     let live = run.series.live();
     let elapsed = live.time(index) - run.series.started_s().unwrap_or(0.0);
@@ -258,7 +263,7 @@ fn read_out(model: &Model, run: &State, chart: Chart, lines: &[ChartLine]) -> Li
 }
 
 /// Who is waited for: ranks from top to bottom, steps from left to right.
-fn ranks(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Ranks;
     let times = run.series.rank_times();
     let index = run.cursor_index();
@@ -307,7 +312,7 @@ fn more(over: f32) -> String {
     format!("+{:.0} %", over * 100.0)
 }
 
-fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Checkpoints;
     let count = run.checkpoints.as_ref().map(|all| all.iter().filter(|entry| entry.complete().is_some()).count());
     let value = count.map(|n| Span::styled(n.to_string(), model.theme.strong));
@@ -334,7 +339,7 @@ fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
                 Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
             ]),
             Err((how, why)) => {
-                let said = format!("  {} {how}: {why}", glyph(model, Weight::Warn));
+                let said = format!("  {} {how}: {why}", glyph(model, Severity::Warn));
                 Line::from(vec![Span::raw(step), Span::styled(said, model.theme.warn)])
             }
         }
@@ -342,17 +347,17 @@ fn checkpoints(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
     write_lines(model, buf, below, lines);
 }
 
-fn glyph(model: &Model, weight: Weight) -> &'static str {
-    let kind = match weight {
-        Weight::Plain => return " ",
-        Weight::Good => StateKind::Finished,
-        Weight::Warn => StateKind::Stalled,
-        Weight::Bad => StateKind::Failed,
+fn glyph(model: &Model, severity: Severity) -> &'static str {
+    let kind = match severity {
+        Severity::Plain => return " ",
+        Severity::Good => StateKind::Finished,
+        Severity::Warn => StateKind::Stalled,
+        Severity::Bad => StateKind::Failed,
     };
     model.symbols.states[kind as usize]
 }
 
-fn events(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
+fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Events;
     let below = heading(model, buf, area, "Events", Vec::new(), focused);
     if run.events.is_empty() {
@@ -376,12 +381,12 @@ fn events(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
     let steps: Vec<String> = shown.iter().map(|e| e.step.map_or_else(String::new, units::grouped)).collect();
     let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
     let lines = shown.iter().zip(ages).zip(steps).map(|((event, age), step)| {
-        let (what, weight) = words::event(event);
-        let style = match weight {
-            Weight::Plain => Style::new(),
-            Weight::Good => model.theme.good,
-            Weight::Warn => model.theme.warn,
-            Weight::Bad => model.theme.bad,
+        let (what, severity) = event_text::describe(event);
+        let style = match severity {
+            Severity::Plain => Style::new(),
+            Severity::Good => model.theme.good,
+            Severity::Warn => model.theme.warn,
+            Severity::Bad => model.theme.bad,
         };
         let step = match step_width {
             0 => String::new(),
@@ -391,7 +396,7 @@ fn events(model: &Model, run: &State, buf: &mut Buffer, area: Rect) {
         };
         Line::from(vec![
             Span::styled(format!("{age:>age_width$}{step}  "), model.theme.faint),
-            Span::styled(format!("{} {}", glyph(model, weight), text::clean(&what)), style),
+            Span::styled(format!("{} {}", glyph(model, severity), text::clean(&what)), style),
         ])
     });
     write_lines(model, buf, below, lines);

@@ -1,18 +1,18 @@
 //! All runs, newest first, and what can be done with the selected one.
 
 use crate::advice;
-use crate::commands;
 use crate::effect::Effect;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose};
 use crate::msg::RunRow;
+use crate::run_actions;
+use crate::run_state::{StateKind, short_id};
 use crate::screens::stages;
 use crate::slurm;
 use crate::text;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
-use crate::words::{StateKind, ranks, short_id};
 use health::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -26,7 +26,7 @@ const DETAILS: u16 = 8;
 
 /// What the Runs screen remembers.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct RunsScreen {
     /// The selected run; the newest one if none was chosen.
     pub selected: Option<RunId>,
     /// First visible row.
@@ -37,7 +37,7 @@ pub struct State {
 
 /// Returns the runs that pass the filter.
 pub fn visible(model: &Model) -> Vec<&RunRow> {
-    let wanted = model.list.filter.to_lowercase();
+    let wanted = model.runs_screen.filter.to_lowercase();
     let passes = |row: &&RunRow| {
         let stage = row.stage.as_deref().unwrap_or_default();
         let word = StateKind::of(&row.state).word();
@@ -53,7 +53,7 @@ pub fn selected(model: &Model) -> Option<&RunRow> {
 }
 
 fn position(model: &Model, rows: &[&RunRow]) -> usize {
-    let chosen = model.list.selected.as_ref();
+    let chosen = model.runs_screen.selected.as_ref();
     chosen.and_then(|run| rows.iter().position(|row| row.run == *run)).unwrap_or(0)
 }
 
@@ -62,13 +62,14 @@ pub fn keep_selection(model: &mut Model) {
     let rows = visible(model);
     let position = position(model, &rows);
     let (list, _) = list_area(model, rows.len());
-    model.list.top = layout::scrolled(model.list.top, position, usize::from(list.height.saturating_sub(1)));
+    model.runs_screen.top =
+        layout::scrolled(model.runs_screen.top, position, usize::from(list.height.saturating_sub(1)));
 }
 
 /// Narrows the list.
 pub fn set_filter(model: &mut Model, filter: String) {
-    model.list.filter = filter;
-    model.list.top = 0;
+    model.runs_screen.filter = filter;
+    model.runs_screen.top = 0;
     keep_selection(model);
 }
 
@@ -90,16 +91,16 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             return Vec::new();
         }
         Action::Filter => {
-            model.input = Some(Input { purpose: Purpose::Filter, text: model.list.filter.clone() });
+            model.input = Some(Input { purpose: Purpose::Filter, text: model.runs_screen.filter.clone() });
             return Vec::new();
         }
         Action::Back => {
             set_filter(model, String::new());
             return Vec::new();
         }
-        other => return commands::act(model, other),
+        other => return run_actions::act(model, other),
     };
-    model.list.selected = rows.get(target.min(last)).map(|row| row.run.clone());
+    model.runs_screen.selected = rows.get(target.min(last)).map(|row| row.run.clone());
     keep_selection(model);
     Vec::new()
 }
@@ -129,7 +130,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
     let rows = visible(model);
     if rows.is_empty() {
-        let nothing = format!("No run matches \"{}\".", model.list.filter);
+        let nothing = format!("No run matches \"{}\".", model.runs_screen.filter);
         let clear = hint(model, &key_of(Context::Runs, Action::Back), "shows all runs");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
@@ -166,7 +167,7 @@ fn unreadable_line(n: usize) -> String {
 }
 
 /// One column of the table.
-struct Column {
+struct RunColumn {
     title: &'static str,
     width: usize,
     right: bool,
@@ -177,24 +178,29 @@ struct Column {
 const BAR: &str = "progress";
 
 /// The columns after state and name, in the order in which they are given room.
-const COLUMNS: [Column; 7] = [
-    Column { title: "step", width: 0, right: true, cell: |_, row| steps(row) },
-    Column {
+const RUN_COLUMNS: [RunColumn; 7] = [
+    RunColumn { title: "step", width: 0, right: true, cell: |_, row| steps(row) },
+    RunColumn {
         title: "loss",
         width: 6,
         right: true,
         cell: |model, row| row.loss.map_or_else(|| model.symbols.none.to_owned(), units::number),
     },
-    Column {
+    RunColumn {
         title: "left",
         width: 6,
         right: true,
         cell: |model, row| row.eta_s.map_or_else(|| model.symbols.none.to_owned(), units::short_duration),
     },
-    Column { title: "age", width: 6, right: true, cell: |model, row| units::short_duration(model.now - row.created_s) },
-    Column { title: "stage", width: 0, right: false, cell: |_, row| row.stage.clone().unwrap_or_default() },
-    Column { title: BAR, width: 8, right: false, cell: |_, _| String::new() },
-    Column { title: "ranks", width: 5, right: true, cell: |_, row| row.ranks.to_string() },
+    RunColumn {
+        title: "age",
+        width: 6,
+        right: true,
+        cell: |model, row| units::short_duration(model.now - row.created_s),
+    },
+    RunColumn { title: "stage", width: 0, right: false, cell: |_, row| row.stage.clone().unwrap_or_default() },
+    RunColumn { title: BAR, width: 8, right: false, cell: |_, _| String::new() },
+    RunColumn { title: "ranks", width: 5, right: true, cell: |_, row| row.ranks.to_string() },
 ];
 
 fn steps(row: &RunRow) -> String {
@@ -210,8 +216,8 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     let width = usize::from(area.width);
     let name_width = rows.iter().map(|row| text::width(short_id(&row.run))).max().unwrap_or(0).clamp(8, 40);
     let mut room = width.saturating_sub(2 + STATE + GAP + name_width.min(width / 3));
-    let mut columns: Vec<(&Column, usize)> = Vec::new();
-    for column in &COLUMNS {
+    let mut columns: Vec<(&RunColumn, usize)> = Vec::new();
+    for column in &RUN_COLUMNS {
         let fitted = rows.iter().map(|row| text::width(&(column.cell)(model, row))).max().unwrap_or(0);
         let wanted = column.width.max(fitted).max(text::width(column.title));
         if wanted + GAP <= room {
@@ -250,7 +256,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     write(model, buf, area, Line::from(heading));
     let chosen = position(model, rows);
     let below = layout::cut_top(area, 1).1;
-    for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.list.top)) {
+    for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.runs_screen.top)) {
         let style = if i == chosen { model.theme.strong } else { Style::new() };
         let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
         let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
@@ -276,11 +282,11 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
         }
         write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
     }
-    let hidden = rows.len().saturating_sub(model.list.top + usize::from(below.height));
+    let hidden = rows.len().saturating_sub(model.runs_screen.top + usize::from(below.height));
     if hidden > 0 && below.height > 1 {
         let more = format!("  {} {} more below", model.symbols.ellipsis, hidden + 1);
         let y = below.bottom() - 1;
-        if chosen < model.list.top + usize::from(below.height) - 1 {
+        if chosen < model.runs_screen.top + usize::from(below.height) - 1 {
             write(
                 model,
                 buf,
@@ -299,7 +305,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     let width = usize::from(below.width);
     let mut facts = Vec::new();
     facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
-    facts.push(ranks(row.ranks));
+    facts.push(units::counted(row.ranks, "rank"));
     facts.push(advice::origin(row));
     facts.extend(row.job.as_ref().map(slurm::short));
     if let Some(step) = row.checkpoint_step {

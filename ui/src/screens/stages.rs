@@ -7,10 +7,10 @@ use crate::layout;
 use crate::modals::{Modal, failure};
 use crate::model::{Model, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
+use crate::run_state::{StateKind, short_id};
 use crate::text;
 use crate::widgets::key_bar::{hint, key_of};
 use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
-use crate::words::{StateKind, ranks, short_id};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -23,7 +23,7 @@ const DETAILS: u16 = 12;
 
 /// What the Stages screen remembers.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct StagesScreen {
     /// The selected stage, counted over all curricula.
     pub selected: usize,
     /// First visible row of the list.
@@ -31,7 +31,7 @@ pub struct State {
 }
 
 /// A row of the list.
-enum Row<'a> {
+enum StagesRow<'a> {
     Title(&'a CurriculumView),
     Broken(&'a Failure),
     Fix(&'a Failure),
@@ -40,19 +40,19 @@ enum Row<'a> {
     Air,
 }
 
-fn rows(model: &Model) -> Vec<Row<'_>> {
+fn rows(model: &Model) -> Vec<StagesRow<'_>> {
     let mut rows = Vec::new();
     let mut number = 0;
     for curriculum in model.curricula.iter().flatten() {
         if !rows.is_empty() {
-            rows.push(Row::Air);
+            rows.push(StagesRow::Air);
         }
-        rows.push(Row::Title(curriculum));
+        rows.push(StagesRow::Title(curriculum));
         match &curriculum.stages {
-            Err(failure) => rows.extend([Row::Broken(failure), Row::Fix(failure)]),
+            Err(failure) => rows.extend([StagesRow::Broken(failure), StagesRow::Fix(failure)]),
             Ok(stages) => {
                 for stage in stages {
-                    rows.push(Row::Stage(number, curriculum, stage));
+                    rows.push(StagesRow::Stage(number, curriculum, stage));
                     number += 1;
                 }
             }
@@ -143,7 +143,7 @@ pub fn keep_selection(model: &mut Model) {
     model.stages.selected = model.stages.selected.min(all_stages(model).count().saturating_sub(1));
     let rows = rows(model);
     let selected = model.stages.selected;
-    let at = rows.iter().position(|row| matches!(row, Row::Stage(n, ..) if *n == selected)).unwrap_or(0);
+    let at = rows.iter().position(|row| matches!(row, StagesRow::Stage(n, ..) if *n == selected)).unwrap_or(0);
     let visible = usize::from(areas(model, rows.len()).0.height);
     let top = layout::scrolled(model.stages.top, at, visible);
     // The first stage keeps its curriculum's title in view.
@@ -161,7 +161,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::StartStage => return start(model),
         Action::Open => match newest_run(model).map(|row| row.run.clone()) {
             Some(run) => model.open_run(run),
-            None => model.refuse("This stage has no run yet."),
+            None => model.warn("This stage has no run yet."),
         },
         Action::Back => model.screen = Screen::Runs,
         _ => {}
@@ -172,11 +172,11 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.jobs.planning_stage() {
-        model.refuse("Already preparing a stage: wait for that.");
+        model.warn("Already preparing a stage: wait for that.");
         return Vec::new();
     }
     let Some((curriculum, stage)) = selected(model) else {
-        model.refuse("There is no stage to start.");
+        model.warn("There is no stage to start.");
         return Vec::new();
     };
     let from = match weights(model, curriculum, stage) {
@@ -187,7 +187,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
                 format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
                 format!("start {} first, and let it finish", before.name),
             );
-            model.modal = Some(Modal::Failure(failure::Dialog { failure, convert: None, scroll: 0 }));
+            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: None, scroll: 0 }));
             return Vec::new();
         }
         Weights::Run(row, _) => Some(row.run.clone()),
@@ -223,19 +223,19 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.stages.top)) {
         let area = Rect { y, height: 1, ..list };
         match row {
-            Row::Air => {}
-            Row::Title(curriculum) => {
+            StagesRow::Air => {}
+            StagesRow::Title(curriculum) => {
                 let path = text::fit_end(curriculum.path.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
                 let title = Line::styled(curriculum.title.clone(), model.theme.strong);
                 crate::widgets::write_split(model, buf, area, title, Line::styled(path, faint));
             }
-            Row::Broken(failure) => {
+            StagesRow::Broken(failure) => {
                 write(model, buf, area, Line::styled(format!("  {}: {}", failure.what, failure.why), model.theme.bad));
             }
-            Row::Fix(failure) => {
+            StagesRow::Fix(failure) => {
                 write(model, buf, area, Line::styled(format!("  What to do: {}", failure.fix), model.theme.accent));
             }
-            Row::Stage(number, curriculum, stage) => {
+            StagesRow::Stage(number, curriculum, stage) => {
                 let line = stage_line(model, *number, curriculum, stage, names, usize::from(list.width));
                 write(model, buf, area, line);
             }
@@ -244,7 +244,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     match selected(model) {
         Some((curriculum, stage)) => {
             let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
-            let unseen = unseen.filter(|row| matches!(row, Row::Stage(..))).count();
+            let unseen = unseen.filter(|row| matches!(row, StagesRow::Stage(..))).count();
             details(model, buf, below, curriculum, stage, unseen);
         }
         None => {
@@ -305,12 +305,12 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let width = usize::from(below.width);
     let dot = format!(" {} ", symbols.separator);
     let facts = match &stage.command {
-        Some(_) => vec![units::counted(stage.steps as usize, "step"), ranks(stage.ranks)],
+        Some(_) => vec![units::counted(stage.steps as usize, "step"), units::counted(stage.ranks, "rank")],
         None => vec![
             format!("{} parameters", units::count(stage.params)),
             format!("{} latent frames", stage.latent_frames),
             format!("{} steps of {}", units::grouped(stage.steps), units::counted(stage.global_batch, "sample")),
-            ranks(stage.ranks),
+            units::counted(stage.ranks, "rank"),
         ],
     };
     let mut lines: Vec<Line<'static>> =

@@ -1,7 +1,7 @@
 //! Nothing that happens makes drawing panic, at any size.
 
 use crate::fixtures::*;
-use crate::fleet::FleetOf;
+use crate::fleet::FleetSource;
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::Frames;
@@ -127,11 +127,11 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             JobMsg::ConvertPlanned(preview)
         }),
         (any::<u64>(), any::<u64>()).prop_map(|(done, total)| JobMsg::Converting { done, total }),
-        Just(JobMsg::ConvertFirst { failure: failure(), wish: Box::new(convert_preview().wish) }),
+        Just(JobMsg::ConvertFirst { failure: failure(), options: Box::new(convert_preview().options) }),
         any_text().prop_map(|why| JobMsg::Failed(rundir::Failure { why, ..failure() })),
         Just(JobMsg::Done(Outcome::Launched(stage_2()))),
     ];
-    let nodes = prop::sample::select(vec![FleetOf::Given, FleetOf::Run(stage_1())]);
+    let nodes = prop::sample::select(vec![FleetSource::Given, FleetSource::Run(stage_1())]);
     let nodes = (nodes, 0usize..30).prop_map(|(of, count)| Msg::Nodes {
         of,
         nodes: Ok((0..count).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect()),
@@ -187,7 +187,7 @@ proptest! {
                 let mut ui = Ui::on_run(running(83));
                 ui.press("3");
                 let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect();
-                ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(nodes) });
+                ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(nodes) });
                 ui
             }
             2 => Ui::on_logs(vec!["one line".into(); 60]),

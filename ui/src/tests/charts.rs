@@ -147,7 +147,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
 #[test]
 fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::NodePoints(points(true)));
+    ui.run_msg(RunMsg::NodePoints(points(true)));
     insta::assert_snapshot!(ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("power_and_memory_under_the_loss_160x48", ui.screen());
@@ -158,7 +158,7 @@ fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
 #[test]
 fn nodes_without_gpus_show_how_busy_their_processors_were() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::NodePoints(points(false)));
+    ui.run_msg(RunMsg::NodePoints(points(false)));
     let screen = ui.screen();
     assert!(screen.contains("Processors of a node") && !screen.contains("Power"), "{screen}");
     ui.press("Tab Tab");
@@ -172,7 +172,7 @@ fn one_node_alone_has_a_mean_and_no_extremes() {
         let alone = |spread: Option<rundir::Spread>| spread.map(|s| rundir::Spread { of_several: false, ..s });
         rundir::NodePoint { cpu_pct: alone(point.cpu_pct), mem_gib: alone(point.mem_gib), ..point }
     };
-    ui.tell(RunMsg::NodePoints(points(false).into_iter().map(alone).collect()));
+    ui.run_msg(RunMsg::NodePoints(points(false).into_iter().map(alone).collect()));
     ui.resize(160, 48);
     let screen = ui.screen();
     assert!(screen.contains("Processors of a node") && !screen.contains("highest"), "{screen}");
@@ -183,7 +183,7 @@ fn the_axis_of_time_reaches_from_the_first_to_the_last_sign_of_life() {
     let mut ui = Ui::on_run(running(83));
     ui.press("x");
     assert_eq!(ui.model.run.as_ref().unwrap().full_range().0, 0.0);
-    ui.tell(RunMsg::NodePoints(points(true)));
+    ui.run_msg(RunMsg::NodePoints(points(true)));
     let run = ui.model.run.as_ref().unwrap();
     let (low, high) = run.full_range();
     assert!(low < -20.0 && high > 150.0, "start-up, and what came after the last step: {low} to {high}");
@@ -197,7 +197,7 @@ fn panels_of_nodes_are_passed_over_where_nothing_was_measured() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::LearningRate));
-    ui.tell(RunMsg::NodePoints(points(true)));
+    ui.run_msg(RunMsg::NodePoints(points(true)));
     ui.press("Shift-Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::NodeMemory));
 }

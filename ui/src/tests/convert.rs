@@ -17,14 +17,14 @@ fn a_source_gets_a_target_beside_it_which_follows_the_form_until_it_is_changed()
     ui.press("4 Enter");
     ui.type_in("/models/cog");
     ui.press("Enter");
-    assert_eq!(ui.model.convert.wish.target, "/models/cog-internal");
+    assert_eq!(ui.model.convert.options.target, "/models/cog-internal");
     ui.press("Down Down Right");
-    assert_eq!(ui.model.convert.wish.to, ConvertForm::Diffusers);
-    assert_eq!(ui.model.convert.wish.target, "/models/cog-diffusers");
+    assert_eq!(ui.model.convert.options.to, ConvertForm::Diffusers);
+    assert_eq!(ui.model.convert.options.target, "/models/cog-diffusers");
     ui.press("Up Enter");
     ui.type_in("2");
     ui.press("Enter Down Left");
-    assert_eq!(ui.model.convert.wish.target, "/models/cog-diffusers2");
+    assert_eq!(ui.model.convert.options.target, "/models/cog-diffusers2");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn an_answer_to_an_earlier_wish_is_not_shown() {
     let first = job_of(&ui.press("Down Down Down Right"));
     let second = job_of(&ui.press("Right"));
     ui.answer(first, JobMsg::ConvertPlanned(convert_preview()));
-    assert!(matches!(ui.model.convert.preview, Preview::Asked(job) if job == second));
+    assert!(matches!(ui.model.convert.preview, Preview::Requested(job) if job == second));
     assert!(ui.press("c").is_empty(), "what is shown no longer is what is wished for");
 }
 
@@ -61,15 +61,15 @@ fn what_is_in_the_way_is_replaced_only_when_somebody_has_said_so_and_seen_it() {
     let mut ui = Ui::on_convert(preview.clone());
     assert!(ui.screen().contains("r replace it"), "{}", ui.screen());
     let effects = ui.press("r");
-    let [Effect::PlanConvert { job, wish }] = &effects[..] else { panic!("{effects:?}") };
-    assert!(wish.replace);
+    let [Effect::PlanConvert { job, options }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(options.replace);
     assert!(ui.press("c").is_empty(), "what it would do is shown first");
-    (preview.refusal, preview.wish) = (None, wish.clone());
+    (preview.refusal, preview.options) = (None, options.clone());
     ui.answer(*job, JobMsg::ConvertPlanned(preview));
     assert!(ui.screen().contains("Replaces the earlier conversion there."), "{}", ui.screen());
     let job = job_of(&ui.press("c"));
     ui.answer(job, JobMsg::Done(Outcome::Converted("/x".into())));
-    assert!(!ui.model.convert.wish.replace, "it was said of that one only");
+    assert!(!ui.model.convert.options.replace, "it was said of that one only");
     assert!(ui.press("c").is_empty(), "it is done");
 }
 
@@ -81,8 +81,8 @@ fn leave_to_replace_one_folder_is_none_to_replace_another() {
     ui.press("r Down Enter");
     ui.type_in("2");
     let effects = ui.press("Enter");
-    let [Effect::PlanConvert { wish, .. }] = &effects[..] else { panic!("{effects:?}") };
-    assert!(wish.target.as_str().ends_with("-internal2") && !wish.replace);
+    let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(options.target.as_str().ends_with("-internal2") && !options.replace);
     assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "nothing is in the way");
 }
 
@@ -92,12 +92,12 @@ fn an_adapter_is_named_to_be_merged_and_left_out_again() {
     ui.press("G Enter");
     ui.type_in("/loras/style");
     let effects = ui.press("Enter");
-    let [Effect::PlanConvert { wish, .. }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!(wish.merge.as_deref().map(|path| path.as_str()), Some("/loras/style"));
+    let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(options.merge.as_deref().map(|path| path.as_str()), Some("/loras/style"));
     ui.press("Enter");
     "/loras/style".chars().for_each(|_| drop(ui.press("Backspace")));
     ui.press("Enter");
-    assert_eq!(ui.model.convert.wish.merge, None);
+    assert_eq!(ui.model.convert.options.merge, None);
 }
 
 #[test]
@@ -125,11 +125,11 @@ fn the_dialog_of_weights_that_must_be_converted_leads_to_the_screen() {
     let mut ui = Ui::with_runs(vec![]);
     let effects = ui.press("2 Enter");
     let [Effect::PlanLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
-    let wish = convert_preview().wish;
-    ui.answer(job, JobMsg::ConvertFirst { failure: failure(), wish: Box::new(wish.clone()) });
+    let options = convert_preview().options;
+    ui.answer(job, JobMsg::ConvertFirst { failure: failure(), options: Box::new(options.clone()) });
     let effects = ui.press("c");
-    assert_eq!((ui.model.screen, &ui.model.convert.wish), (Screen::Convert, &wish));
-    assert!(matches!(&effects[..], [Effect::PlanConvert { wish: asked, .. }] if *asked == wish));
+    assert_eq!((ui.model.screen, &ui.model.convert.options), (Screen::Convert, &options));
+    assert!(matches!(&effects[..], [Effect::PlanConvert { options: asked, .. }] if *asked == options));
     assert!(ui.model.modal.is_none());
 }
 

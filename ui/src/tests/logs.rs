@@ -8,7 +8,7 @@ fn lines(n: usize) -> Vec<String> {
 }
 
 fn append(ui: &mut Ui, lines: Vec<String>) {
-    ui.tell(RunMsg::Log(LogChunk { rank: 0, attempt: 1, from_start: false, skipped_bytes: 0, lines }));
+    ui.run_msg(RunMsg::Log(LogChunk { rank: 0, attempt: 1, from_start: false, skipped_bytes: 0, lines }));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_log_that_never_ends_takes_bounded_memory() {
 #[test]
 fn another_attempt_is_set_apart() {
     let mut ui = Ui::on_logs(lines(3));
-    ui.tell(RunMsg::Log(LogChunk {
+    ui.run_msg(RunMsg::Log(LogChunk {
         rank: 0,
         attempt: 2,
         from_start: false,

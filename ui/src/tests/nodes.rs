@@ -1,7 +1,7 @@
 //! Watching nodes: what is shown in every state, sorting, filtering, and what is asked of the shell.
 
 use crate::fixtures::*;
-use crate::fleet::{FleetOf, Listed, Sort};
+use crate::fleet::{FleetSource, ListedNode, Sort};
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
@@ -78,7 +78,7 @@ fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
     let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }.into()).collect();
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed) });
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(listed) });
     for (name, frames) in nodes {
         for frame in frames {
             ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame.clone())) });
@@ -127,13 +127,13 @@ fn what_slurm_says_of_its_nodes_is_shown_also_of_those_that_cannot_be_seen() {
                 gpu003|train*|down*|64|2000000|gpu:8|1795147000|Not responding\n\
                 gpu004|train*|idle|64|2000000|gpu:8|Unknown|none\n";
     let slurm = cluster::slurm::read_nodes(said).rows.into_iter();
-    let listed = |slurm: cluster::slurm::SlurmNode| Listed {
+    let listed = |slurm: cluster::slurm::SlurmNode| ListedNode {
         node: Node { id: slurm.node.clone(), slots: 8 },
         slurm: Some(slurm),
     };
-    let listed: Vec<Listed> = slurm.map(listed).collect();
+    let listed: Vec<ListedNode> = slurm.map(listed).collect();
     let mut ui = with(&[]);
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(listed.clone()) });
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(listed.clone()) });
     for name in ["gpu001", "gpu002"] {
         ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(busy(1))) });
     }
@@ -150,7 +150,7 @@ fn what_slurm_says_of_its_nodes_is_shown_also_of_those_that_cannot_be_seen() {
         "Slurm's controller does not answer",
         "wait",
     );
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(silent) });
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Err(silent) });
     let screen = ui.screen();
     assert!(screen.contains("not listed anew: Slurm's controller") && screen.contains("draining"), "{screen}");
     ui.press("/");
@@ -215,17 +215,17 @@ fn nodes_are_awaited_and_a_list_that_cannot_be_read_says_why() {
         "line 3: gpu001 is listed again",
         "list it once",
     );
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Err(why) });
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Err(why) });
     assert!(ui.screen().contains("What to do: list it once"), "{}", ui.screen());
 }
 
 #[test]
 fn what_nvidia_smi_prints_is_asked_for_while_it_is_shown() {
     let mut ui = mixed();
-    let nodes = Watch::Nodes(FleetOf::Given);
+    let nodes = Watch::Nodes(FleetSource::Given);
     assert!(watches(&ui.model).contains(&nodes));
     ui.press("Enter t");
-    let smi = Watch::Smi { of: FleetOf::Given, node: named("gpu001") };
+    let smi = Watch::Smi { of: FleetSource::Given, node: named("gpu001") };
     assert!(watches(&ui.model).contains(&smi) && watches(&ui.model).contains(&nodes));
     let said: String = (0..60).map(|i| format!("| line {i} |\n")).collect();
     ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Smi(Ok(said)) });
@@ -266,7 +266,7 @@ fn the_selection_stays_on_its_node_when_the_order_changes() {
     let mut ui = with(&[("a", vec![busy(1)]), ("b", vec![busy(9)])]);
     ui.press("j o o");
     assert_eq!(screens::nodes::selected(&ui.model).unwrap().node.id, named("b"));
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
     let view = screens::nodes::selected(&ui.model).unwrap();
     assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
     ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(Box::new(busy(1))) });
@@ -277,8 +277,8 @@ fn the_selection_stays_on_its_node_when_the_order_changes() {
 fn the_nodes_of_a_run_are_a_key_away_and_esc_leads_back() {
     let mut ui = Ui::on_run(running(83));
     ui.press("N");
-    assert!(watches(&ui.model).contains(&Watch::Nodes(FleetOf::Run(stage_1()))));
-    ui.send(Msg::Nodes { of: FleetOf::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }.into()]) });
+    assert!(watches(&ui.model).contains(&Watch::Nodes(FleetSource::Run(stage_1()))));
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }.into()]) });
     assert!(ui.model.fleet.nodes().is_empty(), "an answer to another question");
     ui.press("Esc");
     assert_eq!(ui.model.screen, Screen::Run);

@@ -112,7 +112,7 @@ fn convert_that_would_be_refused() {
 #[test]
 fn convert_that_replaces_an_earlier_one() {
     let mut preview = convert_preview();
-    (preview.in_the_way, preview.wish.replace) = (true, true);
+    (preview.in_the_way, preview.options.replace) = (true, true);
     preview.command += " --force";
     picture("convert_replaces", Ui::on_convert(preview));
 }
@@ -132,7 +132,7 @@ fn convert_that_is_done() {
     let mut ui = Ui::on_convert(convert_preview());
     let effects = ui.press("c");
     let [Effect::Convert { job, .. }] = effects[..] else { panic!("{effects:?}") };
-    ui.answer(job, JobMsg::Done(Outcome::Converted(convert_preview().wish.target)));
+    ui.answer(job, JobMsg::Done(Outcome::Converted(convert_preview().options.target)));
     picture("convert_done", ui);
 }
 
@@ -147,7 +147,7 @@ fn weights_that_must_be_converted_first() {
         "it is a diffusers pipeline, not a checkpoint",
         "convert it: vidtui convert /home/ada/models/CogVideoX-5b OUT --to internal",
     );
-    ui.answer(job, JobMsg::ConvertFirst { failure, wish: Box::new(convert_preview().wish) });
+    ui.answer(job, JobMsg::ConvertFirst { failure, options: Box::new(convert_preview().options) });
     picture("convert_first", ui);
 }
 
@@ -168,8 +168,8 @@ fn run_loading() {
 #[test]
 fn run_starting() {
     let mut ui = Ui::on_run(RunRow { checkpoint_step: None, ..row(stage_1(), "2s", RunState::Starting, 0) });
-    ui.tell(RunMsg::Opened);
-    ui.tell(RunMsg::Checkpoints(vec![]));
+    ui.run_msg(RunMsg::Opened);
+    ui.run_msg(RunMsg::Checkpoints(vec![]));
     picture("run_starting", ui);
 }
 
@@ -213,7 +213,7 @@ fn kill_dialog_of_a_job() {
         }),
         ..*kill_plan()
     };
-    ui.model.modal = Some(Modal::Kill(kill::Dialog { plan: Box::new(plan), yes: false, scroll: 0 }));
+    ui.model.modal = Some(Modal::Kill(kill::KillDialog { plan: Box::new(plan), yes: false, scroll: 0 }));
     picture("kill_job", ui);
 }
 
@@ -225,8 +225,8 @@ fn run_stopped() {
 #[test]
 fn run_resumed() {
     let mut ui = Ui::on_run(running(97));
-    ui.tell(RunMsg::Metrics((81..=120).map(|step| sample(2, step)).collect()));
-    ui.tell(RunMsg::State(status(running(120))));
+    ui.run_msg(RunMsg::Metrics((81..=120).map(|step| sample(2, step)).collect()));
+    ui.run_msg(RunMsg::State(status(running(120))));
     picture("run_resumed", ui);
 }
 
@@ -246,7 +246,7 @@ fn of_a_failure_that_every_node_passes_on_the_first_word_is_shown() {
     let lost = || EventKind::Failed {
         failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, "node gpu03 was lost", "it says nothing", ""),
     };
-    ui.tell(RunMsg::Events((0..4).map(|n| event(20.0 - f64::from(n), None, lost())).collect()));
+    ui.run_msg(RunMsg::Events((0..4).map(|n| event(20.0 - f64::from(n), None, lost())).collect()));
     let screen = ui.screen();
     assert_eq!(screen.matches("node gpu03 was lost").count(), 1, "{screen}");
     let line = screen.lines().find(|line| line.contains("node gpu03 was lost")).unwrap();
@@ -272,7 +272,7 @@ fn runs_with_findings() {
 #[test]
 fn run_lost() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::Lost(rundir::Failure::new(
+    ui.run_msg(RunMsg::Lost(rundir::Failure::new(
         rundir::ErrorCode::Unclassified,
         "cannot read /home/ada/vidtui/runs/2026-11-20T0340-demo-2s-k7f2/metrics.jsonl",
         "no such file or directory (os error 2)",
@@ -314,8 +314,8 @@ fn run_with_many_ranks_of_which_some_lag() {
         busy_s_by_rank: (0..256).map(|rank| busy(rank, step)).collect(),
         ..sample(1, step)
     };
-    ui.tell(RunMsg::Metrics((1..=83).map(wide).collect()));
-    ui.tell(RunMsg::State(status(running(83))));
+    ui.run_msg(RunMsg::Metrics((1..=83).map(wide).collect()));
+    ui.run_msg(RunMsg::State(status(running(83))));
     ui.press("Tab Tab Tab Tab Tab Tab Tab z Left Left Left");
     picture("run_ranks", ui);
 }
@@ -327,7 +327,7 @@ fn run_checkpoints() {
     let incomplete = CheckpointEntry::Incomplete { step: 97, dir: "/x".into(), why };
     let why = "manifest.toml: Stale file handle (os error 116)".into();
     let unreadable = CheckpointEntry::Unreadable { step: 100, dir: "/x".into(), why };
-    ui.tell(RunMsg::Checkpoints(vec![checkpoint(40, 250.0), checkpoint(80, 203.0), incomplete, unreadable]));
+    ui.run_msg(RunMsg::Checkpoints(vec![checkpoint(40, 250.0), checkpoint(80, 203.0), incomplete, unreadable]));
     ui.press("c");
     picture("run_checkpoints", ui);
 }
@@ -412,7 +412,7 @@ fn launch_dialog() {
     ui.press("2");
     let warning = "this machine has 2 cores for 2 ranks: each gets 1 thread".into();
     ui.model.modal =
-        Some(Modal::Launch(launch::Dialog { plan: launch_plan(vec![warning]), resumes: false, scroll: 0 }));
+        Some(Modal::Launch(launch::LaunchDialog { plan: launch_plan(vec![warning]), resumes: false, scroll: 0 }));
     picture("launch", ui);
 }
 
@@ -420,14 +420,15 @@ fn launch_dialog() {
 fn resume_dialog() {
     let mut ui = Ui::on_run(stopped());
     let warning = "the data changed since the checkpoint: its fingerprint was 1f0c, now it is 77ab".into();
-    ui.model.modal = Some(Modal::Launch(launch::Dialog { plan: resume_plan(vec![warning]), resumes: true, scroll: 0 }));
+    ui.model.modal =
+        Some(Modal::Launch(launch::LaunchDialog { plan: resume_plan(vec![warning]), resumes: true, scroll: 0 }));
     picture("resume", ui);
 }
 
 #[test]
 fn kill_dialog() {
     let mut ui = Ui::on_run(running(83));
-    ui.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    ui.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     picture("kill", ui);
 }
 
@@ -440,14 +441,14 @@ fn failure_of_a_job() {
         "attempt 2 exists already: another console on devbox resumed it 3 s ago",
         "watch that attempt here, or stop it first",
     );
-    ui.model.modal = Some(Modal::Failure(failure_dialog::Dialog { failure, convert: None, scroll: 0 }));
+    ui.model.modal = Some(Modal::Failure(failure_dialog::FailureDialog { failure, convert: None, scroll: 0 }));
     picture("failure", ui);
 }
 
 #[test]
 fn help_dialog() {
     let mut ui = Ui::on_run(running(83));
-    ui.model.modal = Some(Modal::Help(help::Dialog { context: Context::Run, scroll: 0 }));
+    ui.model.modal = Some(Modal::Help(help::HelpDialog { context: Context::Run, scroll: 0 }));
     picture("help", ui);
 }
 
@@ -461,7 +462,7 @@ fn a_small_terminal_shows_what_matters() {
     stages.press("2");
     small("stages", stages, 40, 10);
     let mut kill = Ui::on_run(running(83));
-    kill.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    kill.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     small("kill", kill, 40, 10);
 }
 
@@ -481,7 +482,7 @@ fn without_utf_8_the_screen_is_plain_ascii() {
 fn no_color_writes_no_colour() {
     let mut uis = vec![Ui::on_run(running(83)), Ui::with_runs(many_runs().rows), Ui::on_logs(log_lines())];
     let mut kill = Ui::on_run(running(83));
-    kill.model.modal = Some(Modal::Kill(kill::Dialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    kill.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     uis.push(kill);
     for ui in uis {
         let terminal = ui.terminal();

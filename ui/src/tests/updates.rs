@@ -216,9 +216,9 @@ fn leaving_the_run_screen_stops_its_stream_and_late_news_is_harmless() {
 #[test]
 fn a_reopened_stream_replaces_what_was_known() {
     let mut ui = Ui::on_run(running(83));
-    ui.tell(RunMsg::Opened);
-    ui.tell(RunMsg::Metrics(vec![sample(1, 1), sample(1, 2)]));
-    ui.tell(RunMsg::Events(vec![]));
+    ui.run_msg(RunMsg::Opened);
+    ui.run_msg(RunMsg::Metrics(vec![sample(1, 1), sample(1, 2)]));
+    ui.run_msg(RunMsg::Events(vec![]));
     let run = ui.model.run.as_ref().unwrap();
     assert_eq!((run.series.live().len(), run.events.len(), run.checkpoints.is_none()), (2, 0, true));
 }
@@ -268,7 +268,7 @@ fn pasted_text_presses_no_keys() {
     assert!(ui.model.modal.is_none() && !ui.model.quitting());
     ui.press("/");
     ui.send(Msg::Paste("demo\n".into()));
-    assert_eq!(ui.model.list.filter, "demo");
+    assert_eq!(ui.model.runs_screen.filter, "demo");
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn messages_survive_a_recording() {
         Msg::Run { run: stage_1(), what: RunMsg::Metrics(vec![sample(1, 3)]) },
         Msg::Run { run: stage_1(), what: RunMsg::Events(events()) },
         Msg::Run { run: stage_1(), what: RunMsg::State(status(running(3))) },
-        Msg::Nodes { of: fleet::FleetOf::Given, nodes: Ok(vec![cluster::Node::local("devbox", 2).into()]) },
+        Msg::Nodes { of: fleet::FleetSource::Given, nodes: Ok(vec![cluster::Node::local("devbox", 2).into()]) },
         Msg::Node { node: node(), what: NodeMsg::Down(failure()) },
         Msg::Job { job: JobId(1), what: JobMsg::LaunchPlanned(plan) },
         Msg::Job { job: JobId(2), what: JobMsg::KillPlanned(kill_plan()) },

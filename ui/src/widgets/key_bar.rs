@@ -1,14 +1,14 @@
 //! The last line: the keys that do something now, straight from the key table.
 
 use crate::advice;
-use crate::commands;
 use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding, Context};
 use crate::model::{Model, Screen, keymap};
+use crate::run_actions;
+use crate::run_state::StateKind;
 use crate::screens::{convert, nodes, stages};
 use crate::widgets::write;
-use crate::words::StateKind;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
@@ -75,12 +75,12 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         return false;
     }
     match binding.action {
-        Action::Resume | Action::Stop | Action::Kill => commands::check(model, binding.action).is_ok(),
+        Action::Resume | Action::Stop | Action::Kill => run_actions::check(model, binding.action).is_ok(),
         // Of any run that lives; worth offering when it hangs, or may.
-        Action::Stacks => commands::check(model, binding.action).is_ok_and(advice::may_hang),
+        Action::Stacks => run_actions::check(model, binding.action).is_ok_and(advice::may_hang),
         // Possible from any checkpoint, but only worth offering at the end.
         Action::NextStage => {
-            commands::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
+            run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
         Action::StartStage => stages::can_start(model),
         Action::Convert => convert::can_start(model),
@@ -88,7 +88,7 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
         Action::Open if model.screen == Screen::Nodes => nodes::selected(model).is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
-        Action::Open | Action::Logs => commands::check(model, binding.action).is_ok(),
+        Action::Open | Action::Logs => run_actions::check(model, binding.action).is_ok(),
         Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
         Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
         Action::ReverseSort => model.nodes.sort != Sort::Listed,

@@ -4,7 +4,7 @@
 //! is still a dot, and the cost depends on the width of the chart only.
 
 use crate::effect::XAxis;
-use crate::series::{Column, Extent, Piece, Series, Track};
+use crate::series::{Column, Extent, Segment, Series, Track};
 use crate::theme::{Symbols, Theme};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -91,7 +91,7 @@ impl LineChart<'_> {
     }
 
     /// First sample of a piece at `x` or right of it.
-    fn index_at(&self, piece: &Piece, x: f64) -> usize {
+    fn index_at(&self, piece: &Segment, x: f64) -> usize {
         match self.x {
             XAxis::Step if self.is_of_nodes(piece) => piece.at_time(self.series.time_at(x)),
             XAxis::Step => piece.at_step(x),
@@ -99,7 +99,7 @@ impl LineChart<'_> {
         }
     }
 
-    fn x_of(&self, piece: &Piece, index: usize) -> f64 {
+    fn x_of(&self, piece: &Segment, index: usize) -> f64 {
         match self.x {
             XAxis::Step if self.is_of_nodes(piece) => self.series.step_at(piece.time(index)),
             XAxis::Step => piece.step(index) as f64,
@@ -107,11 +107,11 @@ impl LineChart<'_> {
         }
     }
 
-    fn is_of_nodes(&self, piece: &Piece) -> bool {
+    fn is_of_nodes(&self, piece: &Segment) -> bool {
         std::ptr::eq(piece, self.series.nodes())
     }
 
-    fn pieces(&self) -> impl Iterator<Item = (&Piece, bool)> {
+    fn pieces(&self) -> impl Iterator<Item = (&Segment, bool)> {
         let of_nodes = self.lines.first().is_some_and(|line| line.track.is_of_nodes());
         let superseded = self.series.superseded().iter().filter(move |_| !of_nodes).map(|piece| (piece, true));
         let newest = if of_nodes { self.series.nodes() } else { self.series.live() };
@@ -236,7 +236,7 @@ impl LineChart<'_> {
     }
 
     /// Index of the first sample of each dot column, and one more at the end.
-    fn bounds(&self, piece: &Piece, width: usize) -> Vec<usize> {
+    fn bounds(&self, piece: &Segment, width: usize) -> Vec<usize> {
         let (low, high) = self.window;
         let column = (high - low) / (width - 1) as f64;
         (0..=width).map(|c| self.index_at(piece, low + (c as f64 - 0.5) * column)).collect()
@@ -246,7 +246,7 @@ impl LineChart<'_> {
     fn trace(
         &self,
         dots: &mut Dots,
-        piece: &Piece,
+        piece: &Segment,
         column: &Column,
         bounds: &[usize],
         scale: &Scale,

@@ -7,8 +7,8 @@ pub mod line_chart;
 
 use crate::model::Model;
 use crate::msg::RunRow;
+use crate::run_state::StateKind;
 use crate::text;
-use crate::words::StateKind;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;

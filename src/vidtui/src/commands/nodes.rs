@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
-use ui::fleet::{Condition, Digest, Fleet, Link, Listed, NodeView, Sort, Summary};
-use ui::screens::nodes::{COLUMNS, Column, cell, is_shown, of_memory, unreachable};
-use ui::{NodeMsg, words};
+use ui::fleet::{Condition, Fleet, FleetSummary, Link, ListedNode, NodeSummary, NodeView, Sort};
+use ui::screens::nodes::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
+use ui::{NodeMsg, run_state};
 
 /// How often nodes are asked.
 const EVERY: Duration = Duration::from_secs(2);
@@ -162,14 +162,14 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
 /// What nodes say, while this lives.
 struct News<'a> {
     workspace: &'a Workspace,
-    nodes: Vec<Listed>,
+    nodes: Vec<ListedNode>,
     tell: Sender<(NodeId, NodeMsg)>,
     said: Receiver<(NodeId, NodeMsg)>,
     watching: BTreeMap<NodeId, Watching>,
 }
 
 impl<'a> News<'a> {
-    fn of(workspace: &'a Workspace, listed: Vec<(Listed, Login)>) -> Self {
+    fn of(workspace: &'a Workspace, listed: Vec<(ListedNode, Login)>) -> Self {
         let (tell, said) = mpsc::channel();
         let mut news = Self { workspace, nodes: Vec::new(), tell, said, watching: BTreeMap::new() };
         if let Some(count) = workspace.simulate {
@@ -180,7 +180,7 @@ impl<'a> News<'a> {
                     std::thread::sleep(nodes.pause());
                 }
             });
-            news.nodes = simulate::nodes(count).into_iter().map(Listed::from).collect();
+            news.nodes = simulate::nodes(count).into_iter().map(ListedNode::from).collect();
         } else {
             news.watch(listed);
         }
@@ -188,7 +188,7 @@ impl<'a> News<'a> {
     }
 
     /// Watches these nodes: those that it watches already go on being watched, and those that are not among them no longer.
-    fn watch(&mut self, listed: Vec<(Listed, Login)>) {
+    fn watch(&mut self, listed: Vec<(ListedNode, Login)>) {
         let mut before = std::mem::take(&mut self.watching);
         self.nodes.clear();
         for (listed, login) in listed {
@@ -237,8 +237,8 @@ impl<'a> News<'a> {
 fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     let has_gpus = fleet.has_gpus();
     // How busy processors are takes two looks; a column that says nothing is left out.
-    let says = |column: &&Column| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
-    let columns: Vec<_> = COLUMNS.iter().filter(|column| is_shown(column, fleet)).filter(says).collect();
+    let says = |column: &&NodeColumn| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
+    let columns: Vec<_> = NODE_COLUMNS.iter().filter(|column| is_shown(column, fleet)).filter(says).collect();
     let mut titles = vec![("node", Side::Left), ("state", Side::Left)];
     titles.extend(columns.iter().map(|column| (column.title, if column.right { Side::Right } else { Side::Left })));
     if has_gpus {
@@ -273,7 +273,7 @@ fn note(view: &NodeView, now: f64) -> String {
     said.join("; ")
 }
 
-fn summary(sum: &Summary) -> String {
+fn summary(sum: &FleetSummary) -> String {
     let mut facts = vec![units::counted(sum.nodes, "node"), format!("{} up", sum.up)];
     if sum.unreachable > 0 {
         facts.push(format!("{} unreachable", sum.unreachable));
@@ -292,7 +292,7 @@ fn summary(sum: &Summary) -> String {
 }
 
 fn facts(view: &NodeView) -> String {
-    let digest = &view.digest;
+    let digest = &view.summary;
     let mut facts = Vec::new();
     match view.gpus().first().and_then(|gpu| gpu.name.clone()) {
         Some(name) => facts.push(format!("{} of {name}", units::counted(digest.gpus, "GPU"))),
@@ -353,7 +353,7 @@ fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
         let owner = process.owner.clone().unwrap_or_default();
         let known = process.owner.is_some();
         let run = owner.run.as_deref().map(|run| match RunId::parse(run) {
-            Ok(id) => words::short_id(&id).to_owned(),
+            Ok(id) => run_state::short_id(&id).to_owned(),
             Err(_) => run.to_owned(),
         });
         let clean = |text: &str| ui::text::clean(text);
@@ -383,7 +383,7 @@ fn ascii(text: String) -> String {
 #[derive(Serialize)]
 struct Document<'a> {
     t: f64,
-    summary: Summary,
+    summary: FleetSummary,
     nodes: Vec<NodeDocument<'a>>,
 }
 
@@ -398,7 +398,7 @@ struct NodeDocument<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<&'a Failure>,
     #[serde(flatten)]
-    digest: &'a Digest,
+    digest: &'a NodeSummary,
     faults: &'a [Fault],
     /// As they were seen last.
     gpu: &'a [GpuSample],
@@ -447,7 +447,7 @@ impl<'a> NodeDocument<'a> {
             slurm: view.slurm.as_ref().map(SlurmDocument::new),
             since_s,
             failure,
-            digest: &view.digest,
+            digest: &view.summary,
             faults: &view.faults,
             gpu: view.gpus(),
         }

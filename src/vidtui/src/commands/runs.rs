@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use rundir::now_s;
 use runstate::RunSummary;
-use ui::words::StateKind;
+use ui::run_state::StateKind;
 
 /// Lists the runs, the newest first.
 pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), Refusal> {

@@ -9,7 +9,7 @@ use runstate::{RunState, RunSummary};
 use serde::Serialize;
 use std::fmt::Write;
 use ui::StageView;
-use ui::words::{self, StateKind};
+use ui::run_state::StateKind;
 
 /// A stage, with the run that is furthest in it.
 struct Stage<'a> {
@@ -58,7 +58,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
         if let Some(command) = &view.command {
-            let (steps, ranks) = (units::grouped(view.steps), words::ranks(view.ranks));
+            let (steps, ranks) = (units::grouped(view.steps), units::counted(view.ranks, "rank"));
             let _ = writeln!(text, "   {steps} steps, {ranks}\n   command: {command}");
         } else {
             let _ = writeln!(
@@ -69,7 +69,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
                 units::grouped(view.seq_len as u64),
                 units::grouped(view.steps),
                 units::counted(view.global_batch, "sample"),
-                words::ranks(view.ranks),
+                units::counted(view.ranks, "rank"),
             );
             let _ = writeln!(text, "   weights: {}", start_in_words(&stage.spec.start));
         }

@@ -10,7 +10,7 @@ use health::Finding;
 use rundir::{AttemptWhy, now_s};
 use runstate::RunSummary;
 use ui::advice::finding_in_words;
-use ui::words::{self, StateKind};
+use ui::run_state::StateKind;
 
 /// Shows one run: state, progress, loss, checkpoint.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
@@ -69,7 +69,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
             AttemptWhy::Resume => "resumed",
             AttemptWhy::Requeue => "started again by the queue",
         };
-        let ranks = words::ranks(attempt.mesh.world());
+        let ranks = units::counted(attempt.mesh.world(), "rank");
         let place = if nodes.is_empty() { "nodes that Slurm has yet to choose".into() } else { nodes.join(", ") };
         let ago = units::ago(now, attempt.started_s);
         facts.push(("attempt", format!("{}: {ranks} on {place}, {why} {ago} by {}", attempt.number, attempt.by)));

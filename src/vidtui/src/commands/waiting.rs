@@ -6,7 +6,7 @@ use rundir::{Failure, RunDir};
 use runstate::{Liveness, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
-use ui::words::StateKind;
+use ui::run_state::StateKind;
 
 /// How often the run is looked at.
 const LOOK: Duration = Duration::from_millis(300);

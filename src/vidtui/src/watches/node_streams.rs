@@ -9,7 +9,7 @@ use rundir::{Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
-use ui::fleet::{FleetOf, Listed};
+use ui::fleet::{FleetSource, ListedNode};
 use ui::{Msg, NodeMsg};
 
 /// How often a node says what it does.
@@ -19,11 +19,11 @@ const SMI_EVERY: Duration = Duration::from_secs(4);
 
 impl Stream {
     /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere, Slurm drains one.
-    pub(super) fn nodes(&self, of: &FleetOf) -> Result<Infallible, Ended> {
-        if let (FleetOf::Given, Some(nodes)) = (of, self.workspace.simulate) {
+    pub(super) fn nodes(&self, of: &FleetSource) -> Result<Infallible, Ended> {
+        if let (FleetSource::Given, Some(nodes)) = (of, self.workspace.simulate) {
             return self.simulated(nodes);
         }
-        let mut told: Option<Result<Vec<Listed>, Failure>> = None;
+        let mut told: Option<Result<Vec<ListedNode>, Failure>> = None;
         let mut watching: BTreeMap<Login, Watching> = BTreeMap::new();
         loop {
             let listed = self.workspace.nodes_of(of);
@@ -60,8 +60,8 @@ impl Stream {
 
     fn simulated(&self, nodes: usize) -> Result<Infallible, Ended> {
         self.send(Msg::Nodes {
-            of: FleetOf::Given,
-            nodes: Ok(simulate::nodes(nodes).into_iter().map(Listed::from).collect()),
+            of: FleetSource::Given,
+            nodes: Ok(simulate::nodes(nodes).into_iter().map(ListedNode::from).collect()),
         })?;
         let mut nodes = simulate::Nodes::new(nodes, EVERY);
         loop {
@@ -73,10 +73,10 @@ impl Stream {
     }
 
     /// Asks nvidia-smi of one node again and again.
-    pub(super) fn smi(&self, of: &FleetOf, node: &NodeId) -> Result<Infallible, Ended> {
+    pub(super) fn smi(&self, of: &FleetSource, node: &NodeId) -> Result<Infallible, Ended> {
         loop {
             let said = match self.workspace.nodes_of(of) {
-                _ if self.workspace.simulate.is_some() && *of == FleetOf::Given => Ok(simulate::TABLE.to_owned()),
+                _ if self.workspace.simulate.is_some() && *of == FleetSource::Given => Ok(simulate::TABLE.to_owned()),
                 Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
                     Some((_, login)) => self.workspace.smi(&login),
                     None => Err(Failure::new(
@@ -87,7 +87,7 @@ impl Stream {
                     )),
                 },
                 // Slurm's nodes have no other names: they need not be listed to be asked.
-                Err(_) if *of == FleetOf::Given && self.workspace.nodes.slurm.is_some() => {
+                Err(_) if *of == FleetSource::Given && self.workspace.nodes.slurm.is_some() => {
                     self.workspace.smi(&Login::by_name(node.clone()))
                 }
                 Err(failure) => Err(failure),

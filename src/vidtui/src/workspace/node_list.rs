@@ -9,7 +9,7 @@ use plan::Target;
 use remote::{Command, Local, Shell, Status};
 use rundir::{Failure, Login, RunDir};
 use std::time::Duration;
-use ui::fleet::{FleetOf, Listed};
+use ui::fleet::{FleetSource, ListedNode};
 
 /// nvidia-smi is ended before this, unless it cannot be.
 const SMI: Duration = Duration::from_secs(30);
@@ -24,10 +24,10 @@ impl Workspace {
     ///
     /// # Errors
     /// When the hostfile, or the run's attempt, cannot be read.
-    pub fn nodes_of(&self, of: &FleetOf) -> Result<Vec<(Listed, Login)>, Failure> {
+    pub fn nodes_of(&self, of: &FleetSource) -> Result<Vec<(ListedNode, Login)>, Failure> {
         match of {
-            FleetOf::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
-            FleetOf::Run(run) => self.nodes_of_run(&self.dir(run)),
+            FleetSource::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
+            FleetSource::Run(run) => self.nodes_of_run(&self.dir(run)),
         }
     }
 
@@ -35,14 +35,14 @@ impl Workspace {
     ///
     /// # Errors
     /// When the file cannot be used, or Slurm does not answer.
-    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(Listed, Login)>, Refusal> {
+    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(ListedNode, Login)>, Refusal> {
         let nodes = self.wanted(nodes);
         if let Some(path) = &nodes.slurm {
             let spec = self.slurm_spec(path)?;
             let found = self.fleet.partition_nodes(&spec)?;
             let listed = |slurm: SlurmNode| {
                 let node = Node { id: slurm.node.clone(), slots: spec.gpus_per_node };
-                (Listed { node, slurm: Some(slurm.clone()) }, Login::by_name(slurm.node))
+                (ListedNode { node, slurm: Some(slurm.clone()) }, Login::by_name(slurm.node))
             };
             return Ok(found.into_iter().map(listed).collect());
         }
@@ -54,7 +54,7 @@ impl Workspace {
     }
 
     /// This machine, as a list of nodes.
-    pub fn this_machine(&self) -> Vec<(Listed, Login)> {
+    pub fn this_machine(&self) -> Vec<(ListedNode, Login)> {
         let here = self.fleet.here().node.clone();
         vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
@@ -63,7 +63,7 @@ impl Workspace {
     ///
     /// # Errors
     /// When the run cannot be read, or Slurm has not chosen its nodes yet.
-    pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(Listed, Login)>, Failure> {
+    pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(ListedNode, Login)>, Failure> {
         let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
         let mut listed = with_logins(Target::of(&attempt));
         let Some(slurm) = &attempt.slurm else { return Ok(listed) };
@@ -88,7 +88,7 @@ impl Workspace {
         Ok(listed)
     }
 
-    /// Where the nodes of [`FleetOf::Given`] come from, for people to read.
+    /// Where the nodes of [`FleetSource::Given`] come from, for people to read.
     pub fn nodes_from(&self) -> String {
         match (&self.simulate, &self.nodes) {
             (Some(nodes), _) => format!("{nodes} made-up nodes"),
@@ -130,7 +130,7 @@ impl Workspace {
     }
 }
 
-fn with_logins(target: Target) -> Vec<(Listed, Login)> {
+fn with_logins(target: Target) -> Vec<(ListedNode, Login)> {
     let Target { nodes, logins, .. } = target;
     let login = |node: &Node| {
         logins.iter().find(|login| login.node == node.id).cloned().unwrap_or_else(|| Login::by_name(node.id.clone()))

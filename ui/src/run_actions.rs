@@ -6,8 +6,8 @@ use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::model::{Model, Screen};
 use crate::msg::RunRow;
+use crate::run_state::{StateKind, short_id};
 use crate::screens::logs;
-use crate::words::{StateKind, short_id};
 
 /// Returns why an action on the current run makes no sense now, as a sentence to show.
 ///
@@ -78,7 +78,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     let (run, next) = match check(model, action) {
         Ok(row) => (row.run.clone(), model.next_stage(row).map(|stage| stage.name.clone())),
         Err(why) => {
-            model.refuse(why);
+            model.warn(why);
             return Vec::new();
         }
     };
@@ -112,13 +112,13 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::Logs => {
             model.open_run(run);
-            model.logs = Some(logs::State::default());
+            model.logs = Some(logs::LogsScreen::default());
             model.screen = Screen::Logs;
             Vec::new()
         }
         Action::CopyPath => {
             let path = rundir::RunDir::of(&model.runs_dir, &run).root;
-            model.say(format!("Copied {path}"));
+            model.notify(format!("Copied {path}"));
             vec![Effect::Copy(path.into_string())]
         }
         _ => Vec::new(),

@@ -1,0 +1,105 @@
+//! Events as short sentences, with how serious each is.
+
+use rundir::{Event, EventKind, LOST_PEER};
+
+/// How serious an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Ordinary.
+    Plain,
+    /// Something was achieved.
+    Good,
+    /// Worth a look.
+    Warn,
+    /// Something broke.
+    Bad,
+}
+
+/// Returns an event as a short sentence, and how serious it is.
+pub fn describe(event: &Event) -> (String, Severity) {
+    match &event.kind {
+        EventKind::Started { world } => (format!("started on {}", units::counted(*world, "rank")), Severity::Plain),
+        EventKind::Resumed { from_step, .. } => (format!("resumed from step {from_step}"), Severity::Plain),
+        EventKind::CheckpointDamaged { step, why, back_to } => {
+            (format!("checkpoint {step} is damaged, back to {back_to}: {why}"), Severity::Bad)
+        }
+        EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Severity::Plain),
+        EventKind::Restored { restored, anew, .. } if anew.is_empty() => {
+            (format!("restored {restored}"), Severity::Plain)
+        }
+        EventKind::Restored { restored, anew, .. } => (format!("restored {restored}; anew: {anew}"), Severity::Plain),
+        EventKind::SaveAsked { why } => (sentence("asked to save", why), Severity::Plain),
+        EventKind::LossSpike { loss, usual } => {
+            (format!("the loss jumped to {}, from {}", units::number(*loss), units::number(*usual)), Severity::Warn)
+        }
+        EventKind::CheckpointStarted => ("saving a checkpoint".to_owned(), Severity::Plain),
+        EventKind::CheckpointSaved { bytes, seconds, .. } => {
+            let size = units::bytes(*bytes);
+            let took = units::value(*seconds, units::Unit::Seconds);
+            (format!("checkpoint saved, {size} in {took}"), Severity::Good)
+        }
+        EventKind::CheckpointFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
+        EventKind::CheckpointPruned { step } => (format!("old checkpoint {step} removed"), Severity::Plain),
+        EventKind::EvaluationStarted => ("evaluating".to_owned(), Severity::Plain),
+        EventKind::EvaluationEnded => ("evaluated".to_owned(), Severity::Plain),
+        EventKind::LossNotFinite => ("the loss was not a finite number".to_owned(), Severity::Warn),
+        EventKind::StepSkipped => ("step skipped: its gradient was not finite".to_owned(), Severity::Warn),
+        EventKind::Stopping { why } => (sentence("stopping", why), Severity::Plain),
+        EventKind::Stopped { why } => (sentence("stopped", why), Severity::Plain),
+        EventKind::Finished => ("finished".to_owned(), Severity::Good),
+        EventKind::Failed { failure } => {
+            // What it follows from has the colour.
+            let severity = if failure.is_consequence() { Severity::Plain } else { Severity::Bad };
+            (sentence(&failure.what, &failure.why), severity)
+        }
+        EventKind::RankDied { rank, code, signal, message } => {
+            let how = match (code, signal) {
+                (_, Some(signal)) => format!("rank {rank} was ended by signal {}", signal_name(*signal)),
+                (Some(code), None) => format!("rank {rank} ended with code {code}"),
+                (None, None) => format!("rank {rank} ended"),
+            };
+            let severity = if message.starts_with(LOST_PEER) { Severity::Plain } else { Severity::Bad };
+            (sentence(&how, message), severity)
+        }
+        EventKind::SignalReceived { signal } => (format!("received signal {}", signal_name(*signal)), Severity::Plain),
+        EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
+    }
+}
+
+fn sentence(what: &str, why: &str) -> String {
+    if why.is_empty() { what.to_owned() } else { format!("{what}: {why}") }
+}
+
+/// Returns a signal's name; numbers are those of Linux.
+fn signal_name(signal: i32) -> String {
+    match signal {
+        1 => "HUP".to_owned(),
+        2 => "INT".to_owned(),
+        6 => "ABRT".to_owned(),
+        7 => "BUS".to_owned(),
+        9 => "KILL".to_owned(),
+        10 => "USR1".to_owned(),
+        11 => "SEGV".to_owned(),
+        12 => "USR2".to_owned(),
+        15 => "TERM".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_an_end_has_the_colour_and_what_follows_from_it_has_none() {
+        let failed = |what: &str| EventKind::Failed {
+            failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, what, "why", ""),
+        };
+        let died =
+            |message: &str| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: message.into() };
+        let lost = format!("{LOST_PEER}: connection reset");
+        let kinds = [failed("node gpu03 was lost"), failed(LOST_PEER), died("out of memory"), died(&lost)];
+        let severities = kinds.map(|kind| describe(&Event::new(0.0, 1, None, kind)).1);
+        assert_eq!(severities, [Severity::Bad, Severity::Plain, Severity::Bad, Severity::Plain]);
+    }
+}
