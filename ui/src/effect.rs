@@ -4,7 +4,7 @@ use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use plan::{KillPlan, LaunchPlan};
+use plan::{LaunchPlan, RunKill};
 use rundir::RunId;
 
 /// One-shot requests. Data, so that a test can compare them.
@@ -61,7 +61,7 @@ pub enum Effect {
         /// Where the answer goes.
         job: JobId,
         /// What was shown.
-        plan: Box<KillPlan>,
+        plan: Box<RunKill>,
         /// Proof that somebody said yes.
         confirmed: Confirmed,
     },

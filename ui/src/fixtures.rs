@@ -4,7 +4,7 @@ use crate::*;
 use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
 use health::{Finding, Rule, Subject, Urgency};
-use plan::{KillHow, KillPlan, LaunchPlan, NodeKill, NodeLaunch};
+use plan::{KillHow, LaunchPlan, NodeKill, NodeLaunch, RunKill};
 use ratatui_core::backend::TestBackend;
 use ratatui_core::terminal::Terminal;
 use recipe::{Change, Mesh, StageStart};
@@ -376,8 +376,8 @@ pub fn convert_preview() -> Box<ConvertPreview> {
     })
 }
 
-pub fn kill_plan() -> Box<KillPlan> {
-    Box::new(KillPlan {
+pub fn kill_plan() -> Box<RunKill> {
+    Box::new(RunKill {
         run: stage_1(),
         dir: RunDir::of("/home/ada/vidtui/runs".into(), &stage_1()),
         how: KillHow::Kill,

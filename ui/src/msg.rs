@@ -6,7 +6,7 @@ use cluster::NodeId;
 use cluster::probe::Frame;
 use cluster::slurm::JobSight;
 use health::Finding;
-use plan::{KillPlan, LaunchPlan};
+use plan::{LaunchPlan, RunKill};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, NodePoint, RunId, StartFrom};
 use runstate::RunState;
 use serde::{Deserialize, Serialize};
@@ -396,7 +396,7 @@ pub enum JobMsg {
     /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch), `PlanResume` and `PlanNext`.
     LaunchPlanned(Box<LaunchPlan>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
-    KillPlanned(Box<KillPlan>),
+    KillPlanned(Box<RunKill>),
     /// Answers [`Effect::PlanConvert`](crate::Effect::PlanConvert).
     ConvertPlanned(Box<ConvertPreview>),
     /// How far a conversion is.

@@ -7,7 +7,7 @@ use units::counted;
 
 /// Exactly which processes will be signalled, and why they are believed to be the run's.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct KillPlan {
+pub struct RunKill {
     /// The run.
     pub run: RunId,
     /// Its folder.
@@ -83,13 +83,13 @@ pub fn kill(
     owned: &[(PidFile, Liveness)],
     job: Option<&JobSight>,
     lost: Vec<NodeId>,
-) -> Result<KillPlan, Failure> {
+) -> Result<RunKill, Failure> {
     if let Some(sight) = job {
         let job = Some(job_kill(run, how, sight, lost)?);
         // What ran in an earlier turn of a job that waits has ended.
         let left = owned.iter().filter(|_| !sight.is_waiting());
         let nodes = left.map(|(file, _)| node_kill(run, how, file)).collect();
-        return Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job });
+        return Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job });
     }
     let alive = owned.iter().filter(|(_, liveness)| *liveness != Liveness::Dead);
     let nodes: Vec<NodeKill> = alive.map(|(file, _)| node_kill(run, how, file)).collect();
@@ -107,7 +107,7 @@ pub fn kill(
             format!("look at its state: `vidtui status {run}`"),
         ));
     }
-    Ok(KillPlan { run: run.clone(), dir: dir.clone(), how, nodes, job: None })
+    Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job: None })
 }
 
 /// Plans to end a job, unless it has ended.
@@ -187,7 +187,7 @@ mod tests {
         (file, liveness)
     }
 
-    fn plan(how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<KillPlan, Failure> {
+    fn plan(how: KillHow, owned: &[(PidFile, Liveness)]) -> Result<RunKill, Failure> {
         let past = fixtures::past(10, &[]);
         kill(&past.run.id, &past.dir, how, owned, None, Vec::new())
     }

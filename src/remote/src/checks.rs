@@ -1,17 +1,26 @@
+//! The checks that a launch makes before it starts anything.
+
+mod disks;
+mod gpus;
+mod node;
+pub(crate) mod nodes;
+mod slurm;
+
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
-use plan::{DiskNeed, LaunchPlan, Weights, check_disk, check_weights, quote};
+use plan::{DiskNeed, LaunchPlan, check_disk, check_weights, quote};
 use recipe::Secrets;
-use rundir::{Checkpoint, CheckpointEntry, Failure, Lineage, RunDir, RunId, StartFrom, checkpoints, latest_for_sure};
+use rundir::{Checkpoint, CheckpointEntry, Failure, RunDir, checkpoints};
 use units::size;
 
+use crate::Command;
 use crate::at_once::at_once;
 use crate::transport::{Shell, Transport};
-use crate::{Command, preflight, slurm};
+use crate::weights::weights_dir;
 
 /// One thing that must hold before a run starts.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +77,7 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         return checks;
     }
     if !plan.attempt.logins.is_empty() {
-        checks.extend(preflight::checks(&what, plan, transports));
+        checks.extend(nodes::checks(&what, plan, transports));
         checks.extend(programs(&what, plan, transports));
         return checks;
     }
@@ -76,14 +85,14 @@ pub fn checks(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<C
         let transport = transports.iter_mut().find(|transport| *transport.node() == launch.node);
         let node = Some(&launch.node);
         let Some(transport) = transport else {
-            checks.push(Check::new(plan, "node", node, Err(preflight::no_way(&what, &launch.node))));
+            checks.push(Check::new(plan, "node", node, Err(nodes::no_way(&what, &launch.node))));
             continue;
         };
         if plan.on_gpus(plan.trainer.cuda) && !plan.trainer.cuda {
             let because = "train.device is \"cuda\"";
-            checks.push(Check::new(plan, "device", node, Err(preflight::no_gpus(&what, plan, &launch.node, because))));
+            checks.push(Check::new(plan, "device", node, Err(gpus::no_gpus(&what, plan, &launch.node, because))));
         }
-        let rows = preflight::of_this_machine(&what, plan, transport.as_mut());
+        let rows = nodes::of_this_machine(&what, plan, transport.as_mut());
         checks.extend(rows.into_iter().map(|(name, result)| Check::new(plan, name, node, result)));
     }
     checks.extend(programs(&what, plan, transports));
@@ -207,23 +216,6 @@ fn other_checkpoint(run: &RunDir) -> String {
     format!("choose another checkpoint: `vidtui checkpoints {}` lists the complete ones", run.name())
 }
 
-/// The step directory that the attempt starts from; none when it starts from random weights.
-pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
-    if let Some(dir) = &plan.attempt.checkpoint {
-        return Some(dir.clone());
-    }
-    Some(match &plan.attempt.start {
-        StartFrom::Random => return None,
-        StartFrom::Weights { path } => path.clone(),
-        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } if *run == plan.run.id => {
-            plan.dir.step_dir(*step)
-        }
-        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
-            RunDir::of(plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), run).step_dir(*step)
-        }
-    })
-}
-
 fn writable(what: &str, dir: &Utf8Path) -> Result<String, Failure> {
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Utf8Path::new("."));
     if !existing.is_dir() {
@@ -257,39 +249,4 @@ pub(crate) fn room(need: &DiskNeed, free: u64) -> String {
         0 => format!("{} free; what the command saves is not foreseen", size(free)),
         _ => format!("{} needed, {} free", size(need.bytes()), size(free)),
     }
-}
-
-/// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete
-/// checkpoint is taken.
-///
-/// # Errors
-/// When there is no complete checkpoint there.
-pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failure> {
-    let what = format!("cannot take weights from {given}");
-    let path = Utf8PathBuf::from(given);
-    let path = if path.exists() || RunId::parse(given).is_err() { path } else { runs_root.join(given) };
-    let path = camino::absolute_utf8(&path).unwrap_or(path);
-    if !path.exists() {
-        let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
-        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("{path} does not exist"), fix));
-    }
-    let run = RunDir::new(path.clone());
-    if run.run_toml().exists() {
-        let newest = latest_for_sure(&run)?.ok_or_else(|| {
-            let fix = format!("let it save one first: `vidtui resume {}`", run.name());
-            Failure::new(rundir::ErrorCode::Unclassified, &*what, format!("run {path} has no complete checkpoint"), fix)
-        })?;
-        let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
-        return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
-    }
-    let checkpoint = Checkpoint::open(&path).map_err(|error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            &*what,
-            error.to_string(),
-            "give a complete step directory (RUN/checkpoints/step-…) or a run",
-        )
-    })?;
-    let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
-    Ok(Weights { path, lineage: Some(lineage) })
 }

@@ -6,7 +6,7 @@ use cluster::slurm::{JobSeen, JobSight};
 use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
 use runstate::{Following, Liveness, RunFacts};
 
-use crate::{Here, group, here, proc};
+use crate::{Here, here, ownership, proc};
 
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
@@ -62,7 +62,7 @@ pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &Here) -> Liven
     let ranks = file.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
     let exists = |(pid, ticks): (i32, u64)| matches!(proc::stat(pid), Ok(Some(process)) if process.is_live() && process.start_ticks == ticks);
     // A rank that outlives its supervisor keeps the run alive: it still trains, and holds its memory.
-    if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_strays(dir, run, file) {
+    if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_orphans(dir, run, file) {
         Liveness::Alive
     } else if proc::sees_others() || is_own(dir, file) {
         Liveness::Dead
@@ -78,14 +78,14 @@ fn is_own(dir: &RunDir, file: &PidFile) -> bool {
 }
 
 /// Tells whether processes that an attempt started outlived its supervisor. One that ends in order leaves none.
-fn has_strays(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
+fn has_orphans(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
     if matches!(dir.read_exit(&file.node, file.attempt), Ok(Some(_))) {
         return false;
     }
-    let marks = group::marks(run, file.attempt, &file.node);
-    let is_stray =
+    let marks = ownership::marks(run, file.attempt, &file.node);
+    let is_orphan =
         |process: &proc::Stat| process.start_ticks >= file.start_ticks && proc::has_variables(process.pid, &marks);
-    proc::live_processes().is_ok_and(|live| live.iter().any(is_stray))
+    proc::live_processes().is_ok_and(|live| live.iter().any(is_orphan))
 }
 
 pub(crate) fn read(

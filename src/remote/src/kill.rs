@@ -3,7 +3,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use plan::{JobKill, KillHow, KillPlan, NodeKill};
+use plan::{JobKill, KillHow, NodeKill, RunKill};
 use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA, now_s};
 
 use crate::at_once::at_once;
@@ -190,7 +190,7 @@ fn survivor(node: &NodeId, process: &Process) -> String {
 ///
 /// Each node is looked at again before each signal: if its processes are somebody else's by now, nothing is sent there.
 pub fn execute_kill(
-    plan: &KillPlan,
+    plan: &RunKill,
     transports: &mut [Box<dyn Transport>],
     patience: &Patience,
     progress: &mut dyn FnMut(KillProgress),
@@ -203,7 +203,7 @@ pub fn execute_kill(
 
 /// Ends the processes of each node, and verifies that they are gone and have given back the memory of their GPUs.
 fn end_processes(
-    plan: &KillPlan,
+    plan: &RunKill,
     transports: &mut [Box<dyn Transport>],
     patience: &Patience,
     progress: &mut dyn FnMut(KillProgress),
@@ -248,7 +248,7 @@ fn end_processes(
 ///
 /// Before each pause, `waits` is told for which nodes and how long.
 pub fn go_on_killing(
-    plan: &KillPlan,
+    plan: &RunKill,
     report: &mut KillReport,
     transports: &mut [Box<dyn Transport>],
     patience: &Patience,
@@ -269,7 +269,7 @@ pub fn go_on_killing(
         }
         let is_missing = |target: &&NodeKill| report.unseen().contains(&&target.node);
         let nodes = plan.nodes.iter().filter(is_missing).cloned().collect();
-        let seen = execute_kill(&KillPlan { nodes, ..plan.clone() }, transports, patience, progress);
+        let seen = execute_kill(&RunKill { nodes, ..plan.clone() }, transports, patience, progress);
         for mut now in seen.nodes {
             let Some(before) = report.nodes.iter_mut().find(|before| before.node == now.node) else { continue };
             now.signals = [std::mem::take(&mut before.signals), now.signals].concat();
@@ -282,7 +282,7 @@ pub fn go_on_killing(
 /// Lets Slurm end a run, then looks at each node: which processes Slurm takes for the job's depends on how it is set up, and
 /// of a node that is down it says that nothing is left there. What it left is ended as without Slurm.
 fn kill_job(
-    plan: &KillPlan,
+    plan: &RunKill,
     target: &JobKill,
     transports: &mut [Box<dyn Transport>],
     patience: &Patience,
@@ -330,7 +330,7 @@ struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    fn new(plan: &KillPlan, target: &'a NodeKill, transports: &[Box<dyn Transport>]) -> Self {
+    fn new(plan: &RunKill, target: &'a NodeKill, transports: &[Box<dyn Transport>]) -> Self {
         let verb = if plan.how == KillHow::Stop { "stop" } else { "kill" };
         let what = format!("cannot {verb} {}", plan.run);
         let reachable = transports.iter().any(|transport| *transport.node() == target.node);

@@ -1,12 +1,13 @@
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
-use plan::{KillHow, KillPlan, LaunchPlan, node_kill, quote};
+use plan::{KillHow, LaunchPlan, NodeLaunch, RunKill, node_kill, quote};
 use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s};
 use runstate::Liveness;
 
@@ -14,7 +15,7 @@ use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
 use crate::kill::{NodeReport, Patience, execute_kill};
 use crate::push::push;
-use crate::slurm::{end_job, submit_attempt, write_scripts};
+use crate::slurm::{end_job, submit_attempt};
 use crate::transport::{Ended, Started, Transport};
 use crate::{RemoteError, pid_files};
 
@@ -119,7 +120,7 @@ fn take_back(
             _ => left.push(node.to_string()),
         }
     }
-    let kill = KillPlan { run: run.clone(), dir: dir.clone(), how: KillHow::Kill, nodes, job: None };
+    let kill = RunKill { run: run.clone(), dir: dir.clone(), how: KillHow::Kill, nodes, job: None };
     let report = execute_kill(&kill, transports, &TAKE_BACK, &mut |told| {
         progress(format!("{}: {}", told.node, told.text));
     });
@@ -197,6 +198,23 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
         return Ok(dir.root.clone());
     }
     Ok(dir.attempt_dir(number))
+}
+
+/// Writes the script of each node.
+pub(crate) fn write_scripts(dir: &RunDir, attempt: u32, nodes: &[NodeLaunch]) -> Result<(), Error> {
+    let io = |action, path: &camino::Utf8Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    };
+    for launch in nodes {
+        let script = dir.launch_script(attempt, &launch.node);
+        if let Some(folder) = script.parent() {
+            fs::create_dir_all(folder).map_err(io("make", folder))?;
+        }
+        rundir::write_atomic(&script, launch.script.as_bytes())?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(io("make executable", &script))?;
+    }
+    Ok(())
 }
 
 /// The plan was made a moment ago: since then, another program may have resumed the run.

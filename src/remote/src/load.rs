@@ -87,7 +87,7 @@ mod tests {
         let run = rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         let used = |script: &str| {
             let mut command = std::process::Command::new("bash");
-            for mark in crate::group::marks(&run, 1, &crate::here().unwrap().node) {
+            for mark in crate::ownership::marks(&run, 1, &crate::here().unwrap().node) {
                 let (name, value) = mark.split_once('=').unwrap();
                 command.env(name, value);
             }

@@ -14,9 +14,9 @@ use plan::NodeKill;
 use runstate::Liveness;
 
 use crate::command::{Command, Output};
-use crate::group::Seen;
+use crate::ownership::ProcessSnapshot;
 use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
-use crate::{RemoteError, group, pipes, proc};
+use crate::{RemoteError, ownership, pipes, proc};
 
 /// This machine: its name, and the boot it is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,11 +129,11 @@ impl Transport for Local {
     }
 
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        self.seen(target).map(|seen| group::judge_all(target, &seen))
+        self.seen(target).map(|seen| ownership::judge_all(target, &seen))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
-        self.seen(target).map(|seen| group::liveness(target, &seen))
+        self.seen(target).map(|seen| ownership::liveness(target, &seen))
     }
 
     fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
@@ -142,7 +142,7 @@ impl Transport for Local {
             Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.here.node.clone(), why }),
             Group::Ours(members) => members,
         };
-        let addressees = group::addressees(members, to);
+        let addressees = ownership::addressees(members, to);
         let signal = match signal {
             Signal::Term => signal::Signal::SIGTERM,
             Signal::Kill => signal::Signal::SIGKILL,
@@ -169,8 +169,8 @@ impl Transport for Local {
 }
 
 impl Local {
-    fn seen(&self, target: &NodeKill) -> Result<Seen, RemoteError> {
-        group::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
+    fn seen(&self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
+        ownership::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
     }
 
     /// A process that ended a moment ago is as good as signalled.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use plan::{Lineage, NodeProcesses, NodeStrays, Reach, SeenProcess, quote};
+use plan::{Ancestry, KillScope, ListedProcess, NodeOrphans, NodeProcesses, quote};
 
 use crate::at_once::at_once;
 use crate::command::Command;
@@ -38,7 +38,7 @@ pub fn list_processes(
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn own_lineage() -> Result<Lineage, RemoteError> {
+pub fn own_ancestry() -> Result<Ancestry, RemoteError> {
     let here = here()?;
     let cannot = |error| RemoteError::io(&here.node, "read its own processes", error);
     let mut processes = Vec::new();
@@ -47,7 +47,7 @@ pub fn own_lineage() -> Result<Lineage, RemoteError> {
         processes.extend(proc::stat(pid).map_err(cannot)?.map(|stat| (pid, stat.start_ticks)));
         pid = proc::parent(pid);
     }
-    Ok(Lineage { boot_id: here.boot_id, processes })
+    Ok(Ancestry { boot_id: here.boot_id, processes })
 }
 
 fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
@@ -67,7 +67,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
     (lines.pop()? == "end").then_some(())?;
     let (mut boot_id, mut user, mut own) = (String::new(), (0, String::new()), 0);
     let mut stats: BTreeMap<i32, (char, i32, i32, i32, u64)> = BTreeMap::new();
-    let mut processes: BTreeMap<i32, SeenProcess> = BTreeMap::new();
+    let mut processes: BTreeMap<i32, ListedProcess> = BTreeMap::new();
     for line in lines {
         let (kind, rest) = line.split_once(' ')?;
         match kind {
@@ -89,7 +89,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                 let Some((state, parent, pgid, session, start_ticks)) = stats.get(&pid).copied() else { continue };
                 processes.insert(
                     pid,
-                    SeenProcess {
+                    ListedProcess {
                         pid,
                         parent,
                         pgid,
@@ -141,14 +141,14 @@ fn lineage(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTree
 /// Ends the processes that a plan lists, TERM and then KILL, and verifies that they are gone and their GPU memory with them.
 ///
 /// Each is compared once more at the moment of each signal: same boot, same start time, same group.
-pub fn end_strays(
-    strays: &[NodeStrays],
-    reach: Reach,
+pub fn kill_orphans(
+    orphans: &[NodeOrphans],
+    reach: KillScope,
     transports: &mut [Box<dyn Transport>],
     patience: &Patience,
     progress: &mut dyn FnMut(KillProgress),
 ) -> Vec<NodeReport> {
-    let items: Vec<(NodeId, &NodeStrays)> = strays.iter().map(|node| (node.node.clone(), node)).collect();
+    let items: Vec<(NodeId, &NodeOrphans)> = orphans.iter().map(|node| (node.node.clone(), node)).collect();
     let reports = at_once(items, transports, |node, transport| end_on(node, reach, transport, patience));
     for report in &reports {
         for text in report.signals.iter().cloned().chain([report.ended_in_words()]) {
@@ -158,18 +158,18 @@ pub fn end_strays(
     reports
 }
 
-fn end_on(strays: &NodeStrays, reach: Reach, transport: &mut dyn Transport, patience: &Patience) -> NodeReport {
-    let mut report = NodeReport::new(strays.node.clone());
-    report.left = strays.processes.iter().map(as_process).collect();
+fn end_on(orphans: &NodeOrphans, reach: KillScope, transport: &mut dyn Transport, patience: &Patience) -> NodeReport {
+    let mut report = NodeReport::new(orphans.node.clone());
+    report.left = orphans.processes.iter().map(as_process).collect();
     report.signalled = report.left.len();
-    let pids: BTreeSet<i32> = strays.processes.iter().map(|process| process.pid).collect();
-    let what = format!("cannot end the processes on {}", strays.node);
+    let pids: BTreeSet<i32> = orphans.processes.iter().map(|process| process.pid).collect();
+    let what = format!("cannot end the processes on {}", orphans.node);
     let mut refused = None;
     for (signal, wait) in [(Signal::Term, patience.term), (Signal::Kill, patience.kill)] {
         let deadline = Instant::now() + wait;
         let mut sent = false;
         while !report.left.is_empty() {
-            let tried = if sent { Ok(()) } else { send(strays, &report.left, signal, reach, transport) };
+            let tried = if sent { Ok(()) } else { send(orphans, &report.left, signal, reach, transport) };
             let tried = tried.or_else(|error| match error {
                 // One of them may be somebody else's; the others have got it.
                 RemoteError::Command { .. } => {
@@ -183,7 +183,7 @@ fn end_on(strays: &NodeStrays, reach: Reach, transport: &mut dyn Transport, pati
                     report.signals.push(told(signal, &report.left));
                 }
                 sent = true;
-                still(strays, transport)
+                still(orphans, transport)
             });
             match seen {
                 Ok(left) => {
@@ -226,8 +226,8 @@ pub(crate) fn released(pids: &BTreeSet<i32>, transport: &mut dyn Transport, pati
     }
 }
 
-fn as_process(process: &SeenProcess) -> Process {
-    let SeenProcess { pid, pgid, start_ticks, state, command, .. } = process.clone();
+fn as_process(process: &ListedProcess) -> Process {
+    let ListedProcess { pid, pgid, start_ticks, state, command, .. } = process.clone();
     Process { pid, pgid, start_ticks, role: Role::Other, state, command }
 }
 
@@ -238,10 +238,10 @@ fn told(signal: Signal, to: &[Process]) -> String {
 }
 
 fn send(
-    strays: &NodeStrays,
+    orphans: &NodeOrphans,
     to: &[Process],
     signal: Signal,
-    reach: Reach,
+    reach: KillScope,
     transport: &mut dyn Transport,
 ) -> Result<(), RemoteError> {
     let sends: Vec<String> = to
@@ -252,9 +252,9 @@ fn send(
         })
         .collect();
     let script = SIGNAL
-        .replace("@BOOT", &quote(&strays.boot_id))
+        .replace("@BOOT", &quote(&orphans.boot_id))
         .replace("@SIGNAL", if signal == Signal::Term { "TERM" } else { "KILL" })
-        .replace("@KILL", if reach == Reach::Sudo { "sudo -n kill" } else { "kill" })
+        .replace("@KILL", if reach == KillScope::Sudo { "sudo -n kill" } else { "kill" })
         .replace("@SENDS", &sends.join("\n"));
     let command = Command::new("signal its processes", script, SOON);
     let node = transport.node().clone();
@@ -274,15 +274,15 @@ fn send(
 }
 
 /// Those that are still there, and still the same.
-fn still(strays: &NodeStrays, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
+fn still(orphans: &NodeOrphans, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
     let now = list(transport)?;
-    if now.boot_id != strays.boot_id {
+    if now.boot_id != orphans.boot_id {
         return Ok(Vec::new());
     }
-    let same = |process: &&SeenProcess| {
+    let same = |process: &&ListedProcess| {
         process.state != 'Z'
             && process.state != 'X'
-            && strays.processes.iter().any(|s| s.pid == process.pid && s.start_ticks == process.start_ticks)
+            && orphans.processes.iter().any(|s| s.pid == process.pid && s.start_ticks == process.start_ticks)
     };
     Ok(now.processes.iter().filter(same).map(as_process).collect())
 }

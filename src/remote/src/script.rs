@@ -3,7 +3,7 @@
 use camino::Utf8Path;
 use plan::{NodeKill, quote};
 
-use crate::group::{self, Seen, SeenProcess};
+use crate::ownership::{self, ObservedProcess, ProcessSnapshot};
 use crate::proc::Stat;
 use crate::transport::{Addressee, Process, Signal};
 
@@ -26,20 +26,20 @@ pub fn look(target: &NodeKill) -> String {
 /// Lists, from within `/proc`, the environments that name the run, the attempt and the node.
 pub fn marked(target: &NodeKill) -> String {
     let grep = |mark: &String| format!("grep -lszxF {}", quote(mark));
-    let [run, others @ ..] = group::marks(&target.run, target.attempt, &target.node);
+    let [run, others @ ..] = ownership::marks(&target.run, target.attempt, &target.node);
     let others = others.iter().map(|mark| format!(" | xargs -r {} --", grep(mark)));
     format!("{} -- [0-9]*/environ{}", grep(&run), others.collect::<String>())
 }
 
 /// Reads what [`look`] prints; nothing if any of it is odd.
-pub fn read_seen(text: &str) -> Option<Seen> {
+pub fn read_seen(text: &str) -> Option<ProcessSnapshot> {
     let mut lines = text.lines();
     let boot_id = lines.next()?.strip_prefix("boot ")?.to_owned();
     let mut processes = Vec::new();
     for line in lines.by_ref() {
         if line == "end" {
-            processes.sort_by_key(|process: &SeenProcess| process.stat.pid);
-            return lines.next().is_none().then_some(Seen { boot_id, own_group: None, processes });
+            processes.sort_by_key(|process: &ObservedProcess| process.stat.pid);
+            return lines.next().is_none().then_some(ProcessSnapshot { boot_id, own_group: None, processes });
         }
         processes.push(read_process(line.strip_prefix("process\t")?)?);
     }
@@ -47,7 +47,7 @@ pub fn read_seen(text: &str) -> Option<Seen> {
     None
 }
 
-fn read_process(line: &str) -> Option<SeenProcess> {
+fn read_process(line: &str) -> Option<ObservedProcess> {
     let fields: Vec<&str> = line.splitn(9, '\t').collect();
     let [pid, state, pgid, session, start_ticks, run, mark, name, words] = fields[..] else { return None };
     let stat = Stat {
@@ -65,7 +65,7 @@ fn read_process(line: &str) -> Option<SeenProcess> {
     };
     let words = words.trim();
     let command = if words.is_empty() { format!("[{name}]") } else { words.to_owned() };
-    Some(SeenProcess { stat, run, is_marked: mark == "marked", has_command_line: !words.is_empty(), command })
+    Some(ObservedProcess { stat, run, is_marked: mark == "marked", has_command_line: !words.is_empty(), command })
 }
 
 /// Signals processes that were looked at, and the group as a whole where everyone is meant, so that none escapes by

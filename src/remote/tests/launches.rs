@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use demo::{Demo, FakeDoes};
-use plan::{KillHow, KillPlan, LaunchPlan, Weights, kill};
+use plan::{KillHow, LaunchPlan, RunKill, Weights, kill};
 use remote::{Patience, execute_kill, execute_launch, find_weights, here, local_transports, pid_files, read_facts};
 use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, RunDir, StartFrom};
 use runstate::{Liveness, RunState, derive};
@@ -36,7 +36,7 @@ fn state(dir: &RunDir) -> RunState {
 }
 
 fn end(dir: &RunDir, how: KillHow) {
-    let plan: KillPlan =
+    let plan: RunKill =
         kill(&dir.read_run().unwrap().id, dir, how, &pid_files(dir).unwrap(), None, Vec::new()).unwrap();
     let patience = Patience { stop: Duration::from_secs(60), ..Patience::default() };
     let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::{NodeKill, Reach};
+use plan::{KillScope, NodeKill};
 use remote::{
     Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Shell, Signal, Ssh, SshOptions,
-    Status, Streamed, Streaming, Transport, end_strays, here, list_processes, own_lineage,
+    Status, Streamed, Streaming, Transport, here, kill_orphans, list_processes, own_ancestry,
 };
 use rig::{Options, Rig};
 use rundir::{Login, RankPid, RunId};
@@ -467,17 +467,18 @@ fn one_stray_that_may_not_be_signalled_keeps_no_other_from_its_end() {
         let mut transports: Vec<Box<dyn Transport>> = vec![Box::new(eve)];
         let mut strays = || {
             let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
-            plan::strays(&seen, Reach::AllUsers, &own_lineage().unwrap(), &|line| line == "sleep 31417")
+            plan::select_orphans(&seen, KillScope::AllUsers, &own_ancestry().unwrap(), &|line| line == "sleep 31417")
         };
         eventually("both are seen", || strays().processes.len() == 2);
         let found = strays();
         let patience = Patience { stop: LONG, term: Duration::from_millis(300), kill: Duration::from_secs(2) };
-        let report = end_strays(&[found], Reach::AllUsers, &mut transports, &patience, &mut |_| {}).remove(0);
+        let report = kill_orphans(&[found], KillScope::AllUsers, &mut transports, &patience, &mut |_| {}).remove(0);
         assert_eq!(report.left.len(), 1, "root's: {report:?}");
         assert!(report.failure.unwrap().to_string().contains("not permitted"));
         let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
         let left =
-            plan::strays(&seen, Reach::AllUsers, &own_lineage().unwrap(), &|line| line == "sleep 31417").processes;
+            plan::select_orphans(&seen, KillScope::AllUsers, &own_ancestry().unwrap(), &|line| line == "sleep 31417")
+                .processes;
         assert_eq!(left.iter().map(|process| process.user.as_str()).collect::<Vec<_>>(), ["root"]);
     });
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
-use plan::{KillHow, KillPlan, NodeKill};
+use plan::{KillHow, NodeKill, RunKill};
 use remote::{
     Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Shell, Signal, Started,
     Status, Transport, execute_kill, go_on_killing, here, local_transports,
@@ -86,10 +86,10 @@ impl Leader {
         }
     }
 
-    fn plan(&self, how: KillHow, target: NodeKill) -> KillPlan {
+    fn plan(&self, how: KillHow, target: NodeKill) -> RunKill {
         let dir = RunDir::new(self.file("run"));
         fs::create_dir_all(dir.node_dir(&target.node)).unwrap();
-        KillPlan { run: target.run.clone(), dir, how, nodes: vec![target], job: None }
+        RunKill { run: target.run.clone(), dir, how, nodes: vec![target], job: None }
     }
 
     fn is_running(&mut self) -> bool {
@@ -127,7 +127,7 @@ fn is_live(pid: i32) -> bool {
     stat_fields(pid).first().is_some_and(|state| state != "Z")
 }
 
-fn end(plan: &KillPlan) -> KillReport {
+fn end(plan: &RunKill) -> KillReport {
     execute_kill(plan, &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
 }
 

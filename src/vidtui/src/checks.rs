@@ -1,14 +1,13 @@
 //! The checks that a launch makes, one after the other, so that nothing is started that cannot be finished.
 
+use crate::dataset;
 use crate::refusal::Refusal;
 use crate::workspace::{self, Wish, Workspace};
-use camino::{Utf8Path, Utf8PathBuf};
 use plan::Target;
 use recipe::{Recipe, TrainerKind};
 use remote::Check;
 use rundir::{Checkpoint, Failure};
 use serde::Serialize;
-use std::collections::BTreeSet;
 
 /// One row of the table.
 #[derive(Debug, Serialize)]
@@ -66,7 +65,7 @@ pub fn all(workspace: &Workspace, wish: &Wish<'_>) -> Vec<Row> {
 fn embedded(workspace: &Workspace, wish: &Wish<'_>, recipe: &Recipe, place: Result<Target, Failure>) -> Vec<Row> {
     vec![
         row("mesh", place.and_then(|place| mesh(recipe, &place))),
-        row("data", dataset(recipe)),
+        row("data", dataset::check(recipe)),
         row("weights", weights(workspace, wish)),
         row(
             "trainer",
@@ -92,29 +91,6 @@ fn ranks(place: &Target) -> String {
 fn supervisor() -> Result<String, Failure> {
     let program = workspace::program(TrainerKind::Command)?;
     Ok(format!("{} {}, no libtorch needed", program.path, program.version))
-}
-
-/// Checks that the data set is there and that every latent and text has the shape that the model wants.
-///
-/// # Errors
-/// Names the first line that is wrong.
-pub fn dataset(recipe: &Recipe) -> Result<String, Failure> {
-    let index = weights::Index::open(&recipe.data.index)?;
-    let info = index.check(&recipe.model)?;
-    if let Some(path) = recipe.data.null_text() {
-        weights::open_null_text(path, &recipe.model)?;
-    }
-    Ok(format!("{} samples, {}, every shape right", info.samples, units::bytes(info.bytes)))
-}
-
-/// Names the files of a data set's first, middle and last sample, and that of the text that stands for none.
-pub fn some_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
-    // What is wrong with the index has its own row.
-    let samples = weights::Index::open(&recipe.data.index).map_or_else(|_| Vec::new(), |index| index.samples);
-    let last = samples.len().saturating_sub(1);
-    let picked = BTreeSet::from([0, last / 2, last]).into_iter().filter_map(|at| samples.get(at));
-    let files = picked.flat_map(|sample| std::iter::once(&sample.latent).chain(&sample.text));
-    files.map(Utf8PathBuf::as_path).chain(recipe.data.null_text()).map(Utf8Path::to_owned).collect()
 }
 
 fn mesh(recipe: &Recipe, place: &Target) -> Result<String, Failure> {
@@ -232,19 +208,4 @@ pub fn table(rows: &[Row], unicode: bool) -> String {
         }
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_the_middle_and_the_last_sample_stand_for_a_data_set() {
-        let path = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/demo/2s.toml");
-        let recipe = recipe::load(&path, &[]).unwrap().recipe;
-        let samples = weights::Index::open(&recipe.data.index).unwrap().samples;
-        assert_eq!(samples.len(), 24);
-        let of = |at: usize| [vec![samples[at].latent.clone()], samples[at].text.clone()].concat();
-        assert_eq!(some_files(&recipe), [of(0), of(11), of(23)].concat());
-    }
 }

@@ -7,6 +7,7 @@ mod commands;
 mod console;
 mod conversions;
 mod curves;
+mod dataset;
 mod documents;
 mod effects;
 mod listings;

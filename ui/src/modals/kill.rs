@@ -9,7 +9,7 @@ use crate::run_state::short_id;
 use crate::text;
 use crate::widgets::dialog;
 use crate::widgets::key_bar::key_of;
-use plan::KillPlan;
+use plan::RunKill;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::text::{Line, Span};
@@ -19,7 +19,7 @@ use units::counted;
 #[derive(Debug, Clone)]
 pub struct KillDialog {
     /// What would be signalled.
-    pub plan: Box<KillPlan>,
+    pub plan: Box<RunKill>,
     /// Whether Enter means yes.
     pub yes: bool,
     /// First visible line.

@@ -202,7 +202,7 @@ fn run_as_a_job_while_slurm_is_silent() {
 #[test]
 fn kill_dialog_of_a_job() {
     let mut ui = Ui::on_run(queued());
-    let plan = plan::KillPlan {
+    let plan = plan::RunKill {
         nodes: vec![],
         job: Some(plan::JobKill {
             id: 42,

@@ -1,15 +1,13 @@
 //! Slurm, through its commands on this machine. Each has a time limit: a controller that is down or slow keeps nobody waiting.
 
-mod checks;
 mod end;
 mod nodes;
 mod queue;
 mod step;
-mod turn;
 
 use std::time::Duration;
 
-use cluster::slurm::{self, Job, SlurmTrouble};
+use cluster::slurm::{self, Job, JobDetails, SlurmTrouble};
 use nix::unistd::{Uid, User};
 use plan::{command_line, quote};
 use rundir::{Failure, RunDir};
@@ -19,18 +17,16 @@ use crate::command::{Command, Status};
 use crate::transport::Shell;
 
 pub use queue::SlurmQueue;
-pub use turn::{begin_first, begin_next, check_turn, give_up_turn, job_details};
 
-pub(crate) use checks::checks;
 pub(crate) use end::end_job;
-pub(crate) use nodes::SlurmNodes;
-pub(crate) use turn::write_scripts;
+pub(crate) use nodes::{SlurmNodes, partition};
+pub(crate) use step::Step;
 
 /// How long a command of Slurm may take. Its own commands give up on a silent controller after five to ten seconds.
 const ANSWER: Duration = Duration::from_secs(15);
 
 /// Runs one of Slurm's commands, its input and what is to be done first given.
-fn ask(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble> {
+pub(crate) fn ask(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble> {
     let command = Command { input: input.as_bytes().to_vec(), ..Command::new(action, script, ANSWER) };
     let refused = |error: crate::RemoteError| SlurmTrouble::Refused(error.to_string());
     let output = match Local::new().and_then(|mut here| here.run(&command)) {
@@ -47,7 +43,7 @@ fn ask(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble
     }
 }
 
-fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmTrouble> {
+pub(crate) fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmTrouble> {
     ask(action, format!("exec {}", command_line(words)), "")
 }
 
@@ -62,6 +58,13 @@ fn jobs(ids: &[u64]) -> Result<Vec<Job>, SlurmTrouble> {
         Err(SlurmTrouble::UnknownJob) => Ok(Vec::new()),
         Err(trouble) => Err(trouble),
     }
+}
+
+/// Asks for all that Slurm says of a job; none if it does not.
+pub fn job_details(job: u64) -> Option<JobDetails> {
+    let number = job.to_string();
+    let words: Vec<&str> = slurm::JOB.into_iter().chain([number.as_str()]).collect();
+    slurm::read_job(&run("show a job", &words).ok()?)
 }
 
 /// Submits a batch script and returns the job's number.
@@ -104,7 +107,7 @@ pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) ->
 }
 
 /// Makes a trouble the reason why `what` failed.
-fn failure(what: &str, trouble: &SlurmTrouble) -> Failure {
+pub(crate) fn failure(what: &str, trouble: &SlurmTrouble) -> Failure {
     Failure::new(rundir::ErrorCode::Unclassified, what, trouble.to_string(), trouble.fix())
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cluster::slurm::{self, SlurmNode, SlurmSpec, SlurmTrouble};
 use rundir::Failure;
 
-use super::{ANSWER, checks, failure, run};
+use super::{ANSWER, failure, run};
 
 /// How often Slurm is asked, at most: nodes change less often than jobs.
 const EVERY: Duration = Duration::from_secs(5);
@@ -63,11 +63,38 @@ impl SlurmNodes {
 
 /// Keeps the nodes of the partitions that are asked for. One that is in several of them is listed once.
 fn in_partition(spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<Vec<SlurmNode>, Failure> {
-    let first = checks::partition(WHAT, spec, nodes)?;
+    let first = partition(WHAT, spec, nodes)?;
     let wanted: Vec<&str> = spec.partition.as_deref().unwrap_or(&first).split(',').collect();
     let mut seen = BTreeSet::new();
     let of_them = nodes.iter().filter(|node| wanted.contains(&node.partition.as_str()));
     Ok(of_them.filter(|node| seen.insert(&node.node)).cloned().collect())
+}
+
+/// Returns the first of the partitions that are asked for, or the one of those who ask for none.
+pub(crate) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
+    let mut names: Vec<&str> = nodes.iter().map(|node| node.partition.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let known = names.join(", ");
+    match &spec.partition {
+        // Several may be named: the first that has room takes the job.
+        Some(wanted) => match wanted.split(',').find(|wanted| !names.contains(wanted)) {
+            None => Ok(wanted.split(',').next().unwrap_or(wanted).to_owned()),
+            Some(missing) => {
+                let why = format!("there is no partition {missing}; there are {known}");
+                Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them in the Slurm file"))
+            }
+        },
+        None => nodes.iter().find(|node| node.is_default).map(|node| node.partition.clone()).ok_or_else(|| {
+            let why = format!("this cluster has no default partition; there are {known}");
+            Failure::new(
+                rundir::ErrorCode::Unclassified,
+                what,
+                why,
+                "name one of them: partition = … in the Slurm file",
+            )
+        }),
+    }
 }
 
 #[cfg(test)]

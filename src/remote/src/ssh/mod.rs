@@ -26,9 +26,9 @@ pub use stream::{Flow, Streamed, Tell};
 
 use crate::command::{Command, Output, Status};
 use crate::error::Refused;
-use crate::group::Seen;
+use crate::ownership::ProcessSnapshot;
 use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
-use crate::{RemoteError, group, script};
+use crate::{RemoteError, ownership, script};
 use config::Settings;
 use connect::{READING, Turn};
 use connection::Connection;
@@ -153,7 +153,7 @@ impl Ssh {
         Ok(way.insert(made).clone())
     }
 
-    fn seen(&mut self, target: &NodeKill) -> Result<Seen, RemoteError> {
+    fn seen(&mut self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
         let action = "list its processes";
         let text = self.text(Command::new(action, script::look(target), SOON))?;
         script::read_seen(&text).ok_or_else(|| self.odd(action, &text))
@@ -201,11 +201,11 @@ impl Transport for Ssh {
     }
 
     fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        self.seen(target).map(|seen| group::judge_all(target, &seen))
+        self.seen(target).map(|seen| ownership::judge_all(target, &seen))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
-        self.seen(target).map(|seen| group::liveness(target, &seen))
+        self.seen(target).map(|seen| ownership::liveness(target, &seen))
     }
 
     /// The node compares once more, at the moment of the signal, that each process is the one that was looked at.
@@ -215,7 +215,7 @@ impl Transport for Ssh {
             Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.node().clone(), why }),
             Group::Ours(members) => members,
         };
-        let addressees = group::addressees(members, to);
+        let addressees = ownership::addressees(members, to);
         let action = "signal its processes";
         let text = self.text(Command::new(action, script::signal(target, &addressees, to, signal), SOON))?;
         match text.trim() {

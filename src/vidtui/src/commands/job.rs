@@ -3,6 +3,7 @@
 
 use crate::args::JobCommand;
 use crate::checks;
+use crate::dataset;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
@@ -63,7 +64,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         }
     };
     if !plan.is_command() {
-        plan.data = checks::some_files(&run.recipe()?);
+        plan.data = dataset::sample_files(&run.recipe()?);
     }
     let found = remote::check_turn(&plan);
     eprint!("{}", checks::table(&checks::by_check(&found, &|_| true), false));

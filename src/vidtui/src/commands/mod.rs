@@ -5,11 +5,11 @@ mod checkpoints;
 mod completions;
 pub mod convert;
 mod data;
-mod ending;
 mod export;
-mod found;
 mod inspect;
 mod job;
+mod kill;
+mod kill_orphans;
 mod launch;
 mod logs;
 mod nodes;
@@ -52,8 +52,8 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Logs(args) => logs::run(&workspace, args),
         Command::Checkpoints(args) => checkpoints::run(&workspace, args),
         Command::Stacks(args) => stacks::run(&workspace, args),
-        Command::Stop(args) => ending::stop(&workspace, args),
-        Command::Kill(args) => ending::kill(&workspace, args),
+        Command::Stop(args) => kill::stop(&workspace, args),
+        Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Convert(args) => convert::run(&workspace, args),

@@ -2,14 +2,14 @@
 
 use super::Workspace;
 use cluster::NodeId;
-use plan::{KillHow, KillPlan};
+use plan::{KillHow, RunKill};
 use remote::{KillProgress, KillReport, Patience, Transport};
 use rundir::{Failure, RunDir};
 use std::time::Duration;
 
 impl Workspace {
     /// Plans which processes to signal; signals nothing.
-    pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<KillPlan, Failure> {
+    pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<RunKill, Failure> {
         let run = dir.read_run()?;
         let attempt = dir.latest_attempt()?;
         let job = attempt.as_ref().and_then(|attempt| self.fleet.see_job(attempt, self.patience));
@@ -24,7 +24,7 @@ impl Workspace {
     /// Signals what a plan says.
     pub fn signal(
         &self,
-        plan: &KillPlan,
+        plan: &RunKill,
         patience: &Patience,
         progress: &mut dyn FnMut(KillProgress),
     ) -> Result<KillReport, Failure> {
@@ -35,7 +35,7 @@ impl Workspace {
     /// Kills what a plan says, and asks nodes that do not answer again until they do or `is_given_up`; `waits` is told which.
     pub fn kill(
         &self,
-        plan: &KillPlan,
+        plan: &RunKill,
         waits: &mut dyn FnMut(String),
         progress: &mut dyn FnMut(KillProgress),
         is_given_up: &dyn Fn() -> bool,
@@ -47,7 +47,7 @@ impl Workspace {
         report.failure(plan.run.as_str()).map_or(Ok(report), Err)
     }
 
-    fn ways_to_end(&self, plan: &KillPlan) -> Result<Vec<Box<dyn Transport>>, Failure> {
+    fn ways_to_end(&self, plan: &RunKill) -> Result<Vec<Box<dyn Transport>>, Failure> {
         self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways()))
     }
 }

@@ -111,14 +111,14 @@ impl Workspace {
     fn as_wished(&self, plan: LaunchPlan, nodes: &NodesArgs) -> LaunchPlan {
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
         let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && !plan.attempt.logins.is_empty());
-        let data = recipe.map_or_else(Vec::new, |recipe| crate::checks::some_files(&recipe));
+        let data = recipe.map_or_else(Vec::new, |recipe| crate::dataset::sample_files(&recipe));
         LaunchPlan { push: push || plan.push, data, attempt: Attempt { waived: waive, ..plan.attempt }, ..plan }
     }
 
     /// Starts what a plan says, after every check that has to do with files.
     pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
         if !plan.is_command() {
-            crate::checks::dataset(&plan.run.recipe()?)?;
+            crate::dataset::check(&plan.run.recipe()?)?;
         }
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
         let logins = with_those_left_out(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));

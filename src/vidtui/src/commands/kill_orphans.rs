@@ -1,13 +1,13 @@
 //! `vidtui stop` and `vidtui kill` of what is found on nodes: the user's runs, or processes by their command line.
 
 use crate::args::NodesArgs;
-use crate::commands::ending::{confirmed, document, in_words, nodes};
+use crate::commands::kill::{confirmed, document, in_words, nodes};
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::{Workspace, report_in_words, waits_in_words};
 use cluster::NodeId;
-use plan::{KillHow, KillPlan, NodeProcesses, NodeStrays, Reach};
-use remote::{Patience, RemoteError, Transport, end_strays, list_processes};
+use plan::{KillHow, KillScope, NodeOrphans, NodeProcesses, RunKill};
+use remote::{Patience, RemoteError, Transport, kill_orphans, list_processes};
 use rundir::{Failure, RunDir};
 use std::thread;
 use std::time::Duration;
@@ -48,15 +48,15 @@ pub fn runs(workspace: &Workspace, on: &NodesArgs, how: &How) -> Result<(), Refu
 }
 
 fn runs_of(workspace: &Workspace, seen: &mut Seen, how: &How) -> Result<Done, Refusal> {
-    let mut plans: Vec<KillPlan> = Vec::new();
-    for found in plan::found_runs(&seen.listed) {
+    let mut plans: Vec<RunKill> = Vec::new();
+    for found in plan::detect_runs(&seen.listed) {
         let told = found.dir.as_ref().map(RunDir::new);
         let dir =
             [Some(workspace.dir(&found.run)), told.clone()].into_iter().flatten().find(|dir| dir.run_toml().exists());
         // The process files of its folder name all of its nodes; without them, what was found is what there is.
         let by_files = dir.as_ref().and_then(|dir| workspace.plan_kill(dir, how.kill).ok());
         let dir = dir.or(told).unwrap_or_else(|| workspace.dir(&found.run));
-        plans.extend(plan::kill_found(found, dir, how.kill, by_files));
+        plans.extend(plan::kill_detected(found, dir, how.kill, by_files));
     }
     if plans.is_empty() {
         return Ok((Vec::new(), format!("no run of yours on {}", seen.nodes())));
@@ -102,7 +102,13 @@ fn runs_of(workspace: &Workspace, seen: &mut Seen, how: &How) -> Result<Done, Re
 }
 
 /// Ends processes whose command line fits, after they were shown.
-pub fn strays(workspace: &Workspace, on: &NodesArgs, pattern: &str, reach: Reach, how: &How) -> Result<(), Refusal> {
+pub fn orphans(
+    workspace: &Workspace,
+    on: &NodesArgs,
+    pattern: &str,
+    reach: KillScope,
+    how: &How,
+) -> Result<(), Refusal> {
     let regex = regex::Regex::new(pattern).map_err(|error| {
         let fix = "write it as in `grep -E`, and quote it: 'train\\.py.*--config'";
         Refusal::request(Failure::new(
@@ -112,24 +118,24 @@ pub fn strays(workspace: &Workspace, on: &NodesArgs, pattern: &str, reach: Reach
             fix,
         ))
     })?;
-    let own = remote::own_lineage().map_err(|error| error.failure("cannot look for processes"))?;
+    let own = remote::own_ancestry().map_err(|error| error.failure("cannot look for processes"))?;
     let fits = |command: &str| regex.is_match(command);
     in_rounds(workspace, on, how, |seen| {
-        let found: Vec<NodeStrays> = seen
+        let found: Vec<NodeOrphans> = seen
             .listed
             .iter()
-            .map(|node| plan::strays(node, reach, &own, &fits))
+            .map(|node| plan::select_orphans(node, reach, &own, &fits))
             .filter(|node| !node.processes.is_empty())
             .collect();
         if found.is_empty() {
-            let whose = if reach == Reach::Own { " of yours" } else { "" };
+            let whose = if reach == KillScope::Own { " of yours" } else { "" };
             return Ok((Vec::new(), format!("no process{whose} on {} fits {pattern}", seen.nodes())));
         }
         end_found(seen, &found, reach, how)
     })
 }
 
-fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> Result<Done, Refusal> {
+fn end_found(seen: &mut Seen, found: &[NodeOrphans], reach: KillScope, how: &How) -> Result<Done, Refusal> {
     let count = found.iter().map(|node| node.processes.len()).sum();
     if how.dry_run {
         let documents = found.iter().map(|node| serde_json::json!(node)).collect();
@@ -143,7 +149,7 @@ fn end_found(seen: &mut Seen, found: &[NodeStrays], reach: Reach, how: &How) -> 
         );
     }
     let mut progress = |step: remote::KillProgress| eprintln!("{}: {}", step.node, step.text);
-    let reports = end_strays(found, reach, &mut seen.transports, &Patience::default(), &mut progress);
+    let reports = kill_orphans(found, reach, &mut seen.transports, &Patience::default(), &mut progress);
     let gone: usize = reports.iter().map(|report| report.signalled.saturating_sub(report.left.len())).sum();
     let left: Vec<String> = reports.iter().flat_map(remote::NodeReport::survivors).collect();
     if let Some(failure) = reports.iter().find_map(|report| report.failure.clone()) {
@@ -274,7 +280,7 @@ fn names<'a>(nodes: impl Iterator<Item = &'a NodeId>) -> String {
     if names.is_empty() { "no node".into() } else { names.join(", ") }
 }
 
-fn table(found: &[NodeStrays]) -> String {
+fn table(found: &[NodeOrphans]) -> String {
     const COLUMNS: [(&str, Side); 6] = [
         ("node", Side::Left),
         ("process", Side::Right),

@@ -4,9 +4,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use plan::{DiskNeed, LaunchPlan, check_disk};
 use rundir::Failure;
 
-use super::Told;
-use super::rows::{Fail, Found, Row};
-use crate::checks::room;
+use super::node::{Fail, Found, Row};
+use super::nodes::Told;
+use super::room;
 use crate::script::existing;
 
 const SCRIPT: &str = include_str!("../scripts/preflight_disk.sh");

@@ -1,12 +1,12 @@
 //! `vidtui stop` and `vidtui kill`: what will be signalled is shown before it is.
 
 use crate::args::{KillArgs, StopArgs};
-use crate::commands::{found, waiting};
+use crate::commands::{kill_orphans, waiting};
 use crate::documents::RunDocument;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{Workspace, report_in_words};
-use plan::{KillHow, KillPlan, Reach};
+use plan::{KillHow, KillScope, RunKill};
 use remote::{GpuMemory, NodeReport, Patience};
 use rundir::Failure;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -14,9 +14,14 @@ use std::io::{self, BufRead, IsTerminal, Write};
 /// Asks a run to save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
     let Some(run) = &args.run else {
-        let how =
-            found::How { kill: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json: args.output.json };
-        return found::runs(workspace, &args.on.nodes(), &how);
+        let how = kill_orphans::How {
+            kill: KillHow::Stop,
+            dry_run: args.dry_run,
+            yes: true,
+            wait: false,
+            json: args.output.json,
+        };
+        return kill_orphans::runs(workspace, &args.on.nodes(), &how);
     };
     let dir = workspace.find(run)?;
     let plan = workspace.plan_kill(&dir, KillHow::Stop)?;
@@ -47,7 +52,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
 
 /// Ends a run now.
 pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), Refusal> {
-    let how = found::How {
+    let how = kill_orphans::How {
         kill: KillHow::Kill,
         dry_run: args.dry_run,
         yes: args.yes,
@@ -56,13 +61,13 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), Refusal> {
     };
     if let Some(pattern) = &args.pattern {
         let reach = match (args.sudo, args.all_users) {
-            (true, _) => Reach::Sudo,
-            (false, true) => Reach::AllUsers,
-            (false, false) => Reach::Own,
+            (true, _) => KillScope::Sudo,
+            (false, true) => KillScope::AllUsers,
+            (false, false) => KillScope::Own,
         };
-        return found::strays(workspace, &args.on.nodes(), pattern, reach, &how);
+        return kill_orphans::orphans(workspace, &args.on.nodes(), pattern, reach, &how);
     }
-    let Some(run) = &args.run else { return found::runs(workspace, &args.on.nodes(), &how) };
+    let Some(run) = &args.run else { return kill_orphans::runs(workspace, &args.on.nodes(), &how) };
     let dir = workspace.find(run)?;
     let plan = workspace.plan_kill(&dir, KillHow::Kill)?;
     if args.dry_run {
@@ -139,7 +144,7 @@ pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
     reports.iter().map(of_node).collect()
 }
 
-fn show(plan: &KillPlan, json: bool) -> Result<(), Refusal> {
+fn show(plan: &RunKill, json: bool) -> Result<(), Refusal> {
     if !json {
         return output::text(&in_words(plan));
     }
@@ -147,7 +152,7 @@ fn show(plan: &KillPlan, json: bool) -> Result<(), Refusal> {
 }
 
 /// What would be signalled, for scripts.
-pub fn document(plan: &KillPlan) -> serde_json::Value {
+pub fn document(plan: &RunKill) -> serde_json::Value {
     let nodes: Vec<_> = plan
         .nodes
         .iter()
@@ -163,7 +168,7 @@ pub fn document(plan: &KillPlan) -> serde_json::Value {
 }
 
 /// What would be signalled, for people.
-pub fn in_words(plan: &KillPlan) -> String {
+pub fn in_words(plan: &RunKill) -> String {
     if let Some(job) = &plan.job {
         return format!("{}\n{}\n", plan.run, job.why);
     }

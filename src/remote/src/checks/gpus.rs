@@ -8,8 +8,8 @@ use plan::LaunchPlan;
 use rundir::{Failure, now_s};
 use units::{counted, size};
 
-use super::rows::{Fail, Found, Row, Usual};
-use super::{Told, leave_out};
+use super::node::{Fail, Found, Row, Usual};
+use super::nodes::{Told, leave_out};
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
 /// Memory that the driver takes for itself.
@@ -86,7 +86,7 @@ fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec
 }
 
 /// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
-pub(crate) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &str) -> Failure {
+pub(super) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &str) -> Failure {
     Failure::new(
         rundir::ErrorCode::Unclassified,
         what,

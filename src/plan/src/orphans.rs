@@ -6,11 +6,11 @@ use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{RunDir, RunId};
 
-use crate::{KillHow, KillPlan, NodeKill};
+use crate::{KillHow, NodeKill, RunKill};
 
 /// A live process of a node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct SeenProcess {
+pub struct ListedProcess {
     /// Its number.
     pub pid: i32,
     /// Who started it.
@@ -49,23 +49,23 @@ pub struct NodeProcesses {
     /// That user.
     pub user: String,
     /// The processes, by number.
-    pub processes: Vec<SeenProcess>,
+    pub processes: Vec<ListedProcess>,
 }
 
 /// Processes of a node that will be ended.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct NodeStrays {
+pub struct NodeOrphans {
     /// The node.
     pub node: NodeId,
     /// The boot during which they were seen.
     pub boot_id: String,
     /// The processes.
-    pub processes: Vec<SeenProcess>,
+    pub processes: Vec<ListedProcess>,
 }
 
 /// Whose processes may be ended, and by which right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum KillScope {
     /// Those of the user who is logged in.
     Own,
     /// Those of everyone, as far as that user may signal them.
@@ -76,26 +76,31 @@ pub enum Reach {
 
 /// A program and those that started it, as shells do whose command line has the program's words too.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lineage {
+pub struct Ancestry {
     /// The boot of their machine.
     pub boot_id: String,
     /// The number of each, and when it started, in clock ticks since boot.
     pub processes: Vec<(i32, u64)>,
 }
 
-impl Lineage {
+impl Ancestry {
     /// Tells whether a process is one of them, whatever the node is called on which it was seen.
-    fn has(&self, seen: &NodeProcesses, process: &SeenProcess) -> bool {
+    fn has(&self, seen: &NodeProcesses, process: &ListedProcess) -> bool {
         seen.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
     }
 }
 
 /// Picks the processes whose command line fits. Never the first process of a node, never one of the kernel, and never `own`.
-pub fn strays(seen: &NodeProcesses, reach: Reach, own: &Lineage, fits: &dyn Fn(&str) -> bool) -> NodeStrays {
+pub fn select_orphans(
+    seen: &NodeProcesses,
+    reach: KillScope,
+    own: &Ancestry,
+    fits: &dyn Fn(&str) -> bool,
+) -> NodeOrphans {
     let picked = seen.processes.iter().filter(|process| {
         // ps writes the names of kernel threads, which have no command line, in brackets; a user's program may look so.
         let of_kernel = process.uid == 0 && (process.pid == 2 || process.parent == 2);
-        let ours = reach != Reach::Own || process.uid == seen.uid;
+        let ours = reach != KillScope::Own || process.uid == seen.uid;
         let is_own = own.has(seen, process);
         process.pid > 1
             && !of_kernel
@@ -104,12 +109,12 @@ pub fn strays(seen: &NodeProcesses, reach: Reach, own: &Lineage, fits: &dyn Fn(&
             && !matches!(process.state, 'Z' | 'X')
             && fits(&process.command)
     });
-    NodeStrays { node: seen.node.clone(), boot_id: seen.boot_id.clone(), processes: picked.cloned().collect() }
+    NodeOrphans { node: seen.node.clone(), boot_id: seen.boot_id.clone(), processes: picked.cloned().collect() }
 }
 
 /// A run of which processes were found on nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundRun {
+pub struct DetectedRun {
     /// The run, as its processes' environment names it.
     pub run: RunId,
     /// Its folder, where a supervisor's command line tells it.
@@ -119,10 +124,10 @@ pub struct FoundRun {
 }
 
 /// Finds the runs of the user who looked among the processes of nodes, by `VIDTUI_RUN` in their environment.
-pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
-    let mut found: BTreeMap<RunId, FoundRun> = BTreeMap::new();
+pub fn detect_runs(seen: &[NodeProcesses]) -> Vec<DetectedRun> {
+    let mut found: BTreeMap<RunId, DetectedRun> = BTreeMap::new();
     for node in seen {
-        let mut groups: BTreeMap<(RunId, i32), Vec<&SeenProcess>> = BTreeMap::new();
+        let mut groups: BTreeMap<(RunId, i32), Vec<&ListedProcess>> = BTreeMap::new();
         let own = || node.processes.iter().filter(|p| p.uid == node.uid && p.pgid > 1);
         for process in own() {
             if let Some(run) = process.run.as_deref().and_then(|run| RunId::parse(run).ok()) {
@@ -135,7 +140,7 @@ pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
         for ((run, pgid), members) in groups {
             let kill = node_kill(&run, node, pgid, &members);
             let dir = members.iter().find_map(|process| after(&process.command, "--run-dir")).map(Utf8PathBuf::from);
-            let entry = found.entry(run.clone()).or_insert_with(|| FoundRun { run, dir: None, nodes: Vec::new() });
+            let entry = found.entry(run.clone()).or_insert_with(|| DetectedRun { run, dir: None, nodes: Vec::new() });
             entry.dir = entry.dir.take().or(dir);
             entry.nodes.push(kill);
         }
@@ -145,7 +150,7 @@ pub fn found_runs(seen: &[NodeProcesses]) -> Vec<FoundRun> {
 
 /// Plans to end a run of which processes were found. What its process files tell of its newest attempt (`by_files`) is ended on
 /// all of its nodes, if some of that was found; what an earlier attempt left is ended where it was found.
-pub fn kill_found(found: FoundRun, dir: RunDir, how: KillHow, by_files: Option<KillPlan>) -> Vec<KillPlan> {
+pub fn kill_detected(found: DetectedRun, dir: RunDir, how: KillHow, by_files: Option<RunKill>) -> Vec<RunKill> {
     let is_known = |kill: &NodeKill| {
         // Where no supervisor tells the attempt, it is the workers of one, which have groups of their own.
         let same_attempt = |known: &NodeKill| kill.attempt == known.attempt || kill.attempt == 0;
@@ -153,13 +158,13 @@ pub fn kill_found(found: FoundRun, dir: RunDir, how: KillHow, by_files: Option<K
         by_files.as_ref().is_some_and(|plan| plan.nodes.iter().any(same))
     };
     let (known, left): (Vec<NodeKill>, Vec<NodeKill>) = found.nodes.into_iter().partition(is_known);
-    let left = KillPlan { run: found.run, dir, how, nodes: left, job: None };
+    let left = RunKill { run: found.run, dir, how, nodes: left, job: None };
     let newest = by_files.filter(|_| !known.is_empty());
     newest.into_iter().chain(Some(left).filter(|plan| !plan.nodes.is_empty())).collect()
 }
 
 /// A group without a process file. Its oldest process stands for the supervisor, which leads it or has gone.
-fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&SeenProcess]) -> NodeKill {
+fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&ListedProcess]) -> NodeKill {
     let attempt = members.iter().find_map(|process| after(&process.command, "--attempt")?.parse().ok());
     let pids: Vec<String> = members.iter().map(|process| process.pid.to_string()).collect();
     NodeKill {
@@ -190,8 +195,8 @@ fn after<'a>(command: &'a str, flag: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn process(pid: i32, uid: u32, run: Option<&str>, command: &str) -> SeenProcess {
-        SeenProcess {
+    fn process(pid: i32, uid: u32, run: Option<&str>, command: &str) -> ListedProcess {
+        ListedProcess {
             pid,
             parent: if uid == 0 { 2 } else { 1 },
             pgid: 4100,
@@ -219,15 +224,15 @@ mod tests {
                 process(44, 0, None, "[python-kworker]"),
                 process(4100, 1000, run, "vidtui-train supervise --run-dir /share/runs/a --attempt 3 --node ml-1"),
                 process(4101, 1000, run, "vidtui-train rank"),
-                SeenProcess { pgid: 4150, ..process(4150, 1000, run, "sh -c query=…") },
+                ListedProcess { pgid: 4150, ..process(4150, 1000, run, "sh -c query=…") },
                 process(5000, 1000, None, "python3 train.py"),
                 process(5001, 1001, run, "python3 train.py"),
             ],
         }
     }
 
-    fn own(processes: &[(i32, u64)]) -> Lineage {
-        Lineage { boot_id: "4f70".into(), processes: processes.to_vec() }
+    fn own(processes: &[(i32, u64)]) -> Ancestry {
+        Ancestry { boot_id: "4f70".into(), processes: processes.to_vec() }
     }
 
     #[test]
@@ -240,8 +245,8 @@ mod tests {
             process(71, 1000, None, pattern),
             process(5000, 1000, None, "python3 train.py"),
         ];
-        let picked = |own: &Lineage, seen: &NodeProcesses| {
-            let picked = strays(seen, Reach::Own, own, &|command| command.contains("python"));
+        let picked = |own: &Ancestry, seen: &NodeProcesses| {
+            let picked = select_orphans(seen, KillScope::Own, own, &|command| command.contains("python"));
             picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
         assert_eq!(picked(&own(&[(71, 71), (70, 70), (1, 1)]), &seen), [5000]);
@@ -253,27 +258,27 @@ mod tests {
     #[test]
     fn only_the_users_own_processes_are_picked_unless_all_are_asked_for() {
         let pids = |reach| {
-            let picked = strays(&node(), reach, &own(&[]), &|command| command.contains("python"));
+            let picked = select_orphans(&node(), reach, &own(&[]), &|command| command.contains("python"));
             picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
-        assert_eq!(pids(Reach::Own), [5000]);
-        assert_eq!(pids(Reach::AllUsers), [5000, 5001]);
-        assert_eq!(pids(Reach::Sudo), [5000, 5001]);
+        assert_eq!(pids(KillScope::Own), [5000]);
+        assert_eq!(pids(KillScope::AllUsers), [5000, 5001]);
+        assert_eq!(pids(KillScope::Sudo), [5000, 5001]);
     }
 
     #[test]
     fn what_an_earlier_attempt_left_is_ended_where_it_was_found_and_the_newest_goes_on_elsewhere() {
-        let found = || found_runs(&[node()]).remove(0);
+        let found = || detect_runs(&[node()]).remove(0);
         let by_files = |node: &str, attempt| {
             let of_file = NodeKill { node: NodeId::from_hostname(node), attempt, ..found().nodes.remove(0) };
             let beside = NodeKill { node: NodeId::from_hostname("ml-9"), ..of_file.clone() };
             let dir = RunDir::new("/share/runs/a");
-            KillPlan { run: found().run, dir, how: KillHow::Stop, nodes: vec![of_file, beside], job: None }
+            RunKill { run: found().run, dir, how: KillHow::Stop, nodes: vec![of_file, beside], job: None }
         };
-        let ended = |newest: Option<KillPlan>| {
-            let plans = kill_found(found(), RunDir::new("/share/runs/a"), KillHow::Stop, newest);
+        let ended = |newest: Option<RunKill>| {
+            let plans = kill_detected(found(), RunDir::new("/share/runs/a"), KillHow::Stop, newest);
             let nodes =
-                |plan: KillPlan| plan.nodes.iter().map(|n| format!("{} {}", n.node, n.attempt)).collect::<Vec<_>>();
+                |plan: RunKill| plan.nodes.iter().map(|n| format!("{} {}", n.node, n.attempt)).collect::<Vec<_>>();
             plans.into_iter().map(nodes).collect::<Vec<_>>()
         };
         assert_eq!(ended(None), [["ml-1 3"]]);
@@ -284,7 +289,7 @@ mod tests {
 
     #[test]
     fn runs_are_found_by_the_environment_of_the_users_own_processes() {
-        let found = found_runs(&[node()]);
+        let found = detect_runs(&[node()]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].dir.as_deref(), Some("/share/runs/a".into()));
         let NodeKill { attempt, pid, pgid, start_ticks, .. } = found[0].nodes[0];

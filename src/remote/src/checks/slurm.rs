@@ -3,11 +3,11 @@ use plan::LaunchPlan;
 use rundir::Failure;
 use units::counted;
 
-use super::{ask, failure, run};
-use crate::checks::Check;
+use super::Check;
+use crate::slurm::{ask, failure, partition, run};
 
 /// Makes the checks of a job, as far as this machine can: its nodes are not known before it begins.
-pub(crate) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &str) -> Vec<Check> {
+pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &str) -> Vec<Check> {
     let check = |name: &str, result| Check::new(plan, name, None, result);
     let nodes = match run("list its nodes", &slurm::NODES) {
         Ok(answer) => slurm::read_nodes(&answer).rows,
@@ -30,33 +30,6 @@ pub(crate) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
 
 /// Nodes that are down or drained come back, and a job can wait for them.
 const LATER: &str = "; it waits for those that are down or drained: `sinfo -R`";
-
-/// Returns the first of the partitions that are asked for, or the one of those who ask for none.
-pub(super) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
-    let mut names: Vec<&str> = nodes.iter().map(|node| node.partition.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let known = names.join(", ");
-    match &spec.partition {
-        // Several may be named: the first that has room takes the job.
-        Some(wanted) => match wanted.split(',').find(|wanted| !names.contains(wanted)) {
-            None => Ok(wanted.split(',').next().unwrap_or(wanted).to_owned()),
-            Some(missing) => {
-                let why = format!("there is no partition {missing}; there are {known}");
-                Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them in the Slurm file"))
-            }
-        },
-        None => nodes.iter().find(|node| node.is_default).map(|node| node.partition.clone()).ok_or_else(|| {
-            let why = format!("this cluster has no default partition; there are {known}");
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                what,
-                why,
-                "name one of them: partition = … in the Slurm file",
-            )
-        }),
-    }
-}
 
 fn enough(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNode]) -> Result<String, Failure> {
     let wanted = spec.gpus_per_node as u64;

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::disks;
 use super::gpus::{self, Gpus, no_gpus};
-use super::{Answered, Told, leave_out};
-use crate::checks::weights_dir;
+use super::nodes::{Answered, Told, leave_out};
+use crate::weights::weights_dir;
 
 /// What was found, or what is wrong.
 pub(super) type Found = Result<String, Failure>;

@@ -1,8 +1,5 @@
 //! What must hold on every node before a run starts there: asked of all nodes at once, in two commands each.
 
-mod disks;
-mod gpus;
-mod rows;
 #[cfg(test)]
 mod tests;
 
@@ -16,15 +13,15 @@ use cluster::NodeId;
 use plan::{LaunchPlan, quote};
 use rundir::{Failure, now_s};
 
+use super::node::{Row, Usual, rows};
+use super::{Check, disks, gpus};
 use crate::RemoteError;
 use crate::at_once::at_once;
-use crate::checks::{Check, weights_dir};
 use crate::command::Command;
 use crate::transport::{Shell, Transport};
-pub(crate) use gpus::no_gpus;
-use rows::{Row, Usual, rows};
+use crate::weights::weights_dir;
 
-const SCRIPT: &str = include_str!("scripts/preflight.sh");
+const SCRIPT: &str = include_str!("../scripts/preflight.sh");
 
 /// How long a node may take to tell its time.
 const SOON: Duration = Duration::from_secs(20);
@@ -33,9 +30,9 @@ const THOROUGH: Duration = Duration::from_secs(90);
 
 /// What a node tells.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Told {
+pub(super) struct Told {
     /// The rows of its answer: a name and the rest.
-    rows: Vec<(String, String)>,
+    pub rows: Vec<(String, String)>,
 }
 
 impl Told {
@@ -51,11 +48,11 @@ impl Told {
         })
     }
 
-    fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
+    pub fn get<'a>(&'a self, name: &'a str) -> Option<&'a str> {
         self.all(name).next()
     }
 
-    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.rows.iter().filter(move |(row, _)| row == name).map(|(_, rest)| rest.as_str())
     }
 }
@@ -66,12 +63,12 @@ struct Asked {
     answer: Result<Answered, RemoteError>,
 }
 
-struct Answered {
+pub(super) struct Answered {
     /// How long a question and its answer take.
-    round_trip: Duration,
+    pub round_trip: Duration,
     /// How far its clock is ahead of this machine's.
-    ahead_s: f64,
-    told: Told,
+    pub ahead_s: f64,
+    pub told: Told,
 }
 
 /// Makes the checks of every node of a plan, all of which share its folder.
@@ -123,14 +120,14 @@ fn twins(asked: &[Asked]) -> Vec<(&NodeId, &NodeId)> {
 }
 
 /// How a launch goes without a node.
-fn leave_out(plan: &LaunchPlan, node: &NodeId) -> String {
+pub(super) fn leave_out(plan: &LaunchPlan, node: &NodeId) -> String {
     match plan.attempt.slurm {
         Some(_) => format!("leave the node out (extra = [\"--exclude={node}\"] in the Slurm file)"),
         None => "leave the node out (--exclude)".into(),
     }
 }
 
-pub(crate) fn no_way(what: &str, node: &NodeId) -> Failure {
+pub(super) fn no_way(what: &str, node: &NodeId) -> Failure {
     Failure::new(
         rundir::ErrorCode::Unclassified,
         what,
@@ -166,7 +163,7 @@ fn odd(node: &NodeId, command: &Command, answer: &str) -> RemoteError {
 }
 
 /// Checks this machine.
-pub(crate) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Vec<Row> {
+pub(super) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> Vec<Row> {
     // Our own trainer, where it runs on processors, leaves whatever GPUs there are alone. Of a command nobody knows.
     let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
     let gpus = if with_gpus { gpus::script() } else { String::new() };

@@ -1,15 +1,11 @@
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+//! What a Slurm job does when it begins: writes its attempt, and checks its nodes.
 
-use cluster::slurm::{self, JobDetails};
-use plan::{LaunchPlan, NodeLaunch};
-use rundir::{Allocation, Error, Failure, LOST_PEER, RunDir, SCHEMA, now_s};
+use plan::LaunchPlan;
+use rundir::{Allocation, Failure, LOST_PEER, SCHEMA, now_s};
 
-use super::run;
-use super::step::Step;
-use crate::checks::{Check, programs};
-use crate::launch::{make, record};
-use crate::preflight;
+use crate::checks::{Check, nodes, programs};
+use crate::launch::{make, record, write_scripts};
+use crate::slurm::Step;
 
 /// Writes what a job needs that begins the attempt it was submitted as: where its ranks run, and the script of each node.
 ///
@@ -41,7 +37,7 @@ pub fn check_turn(plan: &LaunchPlan) -> Vec<Check> {
         // What keeps this machine from saying its name keeps it from all else.
         steps.extend(Step::new(launch.node.clone()).map(Box::new));
     }
-    let mut checks = preflight::checks(&what, plan, &mut steps);
+    let mut checks = nodes::checks(&what, plan, &mut steps);
     checks.extend(programs(&what, plan, &mut steps));
     for check in &mut checks {
         check.waived |= check.what == "node";
@@ -52,15 +48,15 @@ pub fn check_turn(plan: &LaunchPlan) -> Vec<Check> {
 /// Records why an attempt does not begin in a job, if one of the checks of its nodes says so, and returns that.
 pub fn give_up_turn(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
     let obstacle = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::obstacle);
-    let nodes = || plan.nodes.iter().map(|launch| &launch.node);
-    let first = nodes().find_map(obstacle)?;
+    let all = || plan.nodes.iter().map(|launch| &launch.node);
+    let first = all().find_map(obstacle)?;
     let follows = Failure::new(
         rundir::ErrorCode::Unclassified,
         LOST_PEER,
         format!("{}: {}", first.what, first.why),
         first.fix.clone(),
     );
-    for node in nodes() {
+    for node in all() {
         record(plan, node, obstacle(node).unwrap_or(&follows));
     }
     Some(first.clone())
@@ -68,28 +64,4 @@ pub fn give_up_turn(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
 
 fn verb(plan: &LaunchPlan) -> String {
     format!("cannot begin attempt {} of {}", plan.attempt.number, plan.run.id)
-}
-
-/// Asks for all that Slurm says of a job; none if it does not.
-pub fn job_details(job: u64) -> Option<JobDetails> {
-    let number = job.to_string();
-    let words: Vec<&str> = slurm::JOB.into_iter().chain([number.as_str()]).collect();
-    slurm::read_job(&run("show a job", &words).ok()?)
-}
-
-/// Writes the script of each node.
-pub(crate) fn write_scripts(dir: &RunDir, attempt: u32, nodes: &[NodeLaunch]) -> Result<(), Error> {
-    let io = |action, path: &camino::Utf8Path| {
-        let path = path.to_owned();
-        move |source| Error::Io { action, path, source }
-    };
-    for launch in nodes {
-        let script = dir.launch_script(attempt, &launch.node);
-        if let Some(folder) = script.parent() {
-            fs::create_dir_all(folder).map_err(io("make", folder))?;
-        }
-        rundir::write_atomic(&script, launch.script.as_bytes())?;
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(io("make executable", &script))?;
-    }
-    Ok(())
 }

@@ -22,17 +22,17 @@ pub(crate) fn marks(run: &RunId, attempt: u32, node: &NodeId) -> [String; 3] {
 
 /// What was seen on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct ProcessSnapshot {
     pub boot_id: String,
     /// The group of the program that looks, if that runs there too.
     pub own_group: Option<i32>,
     /// The live processes that the target names, or more, by number.
-    pub processes: Vec<SeenProcess>,
+    pub processes: Vec<ObservedProcess>,
 }
 
 /// What was seen of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SeenProcess {
+pub(crate) struct ObservedProcess {
     pub stat: Stat,
     /// `VIDTUI_RUN` in its environment, or why that cannot be read.
     pub run: Result<Option<String>, String>,
@@ -44,14 +44,14 @@ pub(crate) struct SeenProcess {
 }
 
 /// Looks at this machine's processes.
-pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<Seen> {
+pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<ProcessSnapshot> {
     let live = proc::live_processes()?;
     let own = std::process::id() as i32;
     let own_group = live.iter().find(|process| process.pid == own).map(|process| process.pgid);
     let marks = marks(&target.run, target.attempt, &target.node);
     let processes = live.into_iter().filter_map(|stat| {
         let is_marked = proc::has_variables(stat.pid, &marks);
-        (is_marked || is_named(&stat, target)).then(|| SeenProcess {
+        (is_marked || is_named(&stat, target)).then(|| ObservedProcess {
             stat,
             run: proc::environment(stat.pid, RUN_VARIABLE).map_err(|error| error.to_string()),
             is_marked,
@@ -59,11 +59,11 @@ pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<Seen> {
             command: proc::command(stat.pid),
         })
     });
-    Ok(Seen { boot_id: boot_id.to_owned(), own_group, processes: processes.collect() })
+    Ok(ProcessSnapshot { boot_id: boot_id.to_owned(), own_group, processes: processes.collect() })
 }
 
 /// Finds those that are the target's among the processes that were seen.
-pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
+pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> Group {
     // -1, 0 and 1 mean "everybody", "my own group" and "the whole machine" to kill(2).
     if target.pid <= 1 || target.pgid <= 1 {
         return Group::NotOurs(format!("its process file names process {}, group {}", target.pid, target.pgid));
@@ -75,10 +75,10 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
         return Group::NotOurs(format!("group {} is that of this program", target.pgid));
     }
     // This program may have been started from within the run.
-    let is_own = |process: &SeenProcess| seen.own_group == Some(process.stat.pgid);
-    let is_stray = |process: &SeenProcess| process.is_marked && process.stat.pid > 1 && !is_own(process);
-    let is_meant = |process: &&SeenProcess| is_named(&process.stat, target) || is_stray(process);
-    let named: Vec<&SeenProcess> = seen.processes.iter().filter(is_meant).collect();
+    let is_own = |process: &ObservedProcess| seen.own_group == Some(process.stat.pgid);
+    let is_stray = |process: &ObservedProcess| process.is_marked && process.stat.pid > 1 && !is_own(process);
+    let is_meant = |process: &&ObservedProcess| is_named(&process.stat, target) || is_stray(process);
+    let named: Vec<&ObservedProcess> = seen.processes.iter().filter(is_meant).collect();
     // Somebody else with the supervisor's number means that the group of old is gone: Linux gives a number to a new
     // process only when no group and no session has it.
     let is_other = |stat: &Stat| stat.pid == target.pid && stat.start_ticks != target.start_ticks;
@@ -120,12 +120,12 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &Seen) -> Group {
 /// also where its environment is another user's secret.
 ///
 /// What samples the node lives on for moments, or hangs in nvidia-smi, and keeps no run alive.
-pub(crate) fn liveness(target: &NodeKill, seen: &Seen) -> Liveness {
+pub(crate) fn liveness(target: &NodeKill, seen: &ProcessSnapshot) -> Liveness {
     if target.boot_id != seen.boot_id {
         return Liveness::Dead;
     }
     let young = || seen.processes.iter().filter(|process| process.stat.start_ticks >= target.start_ticks);
-    let is_exact = |process: &SeenProcess| is_exactly(&process.stat, target);
+    let is_exact = |process: &ObservedProcess| is_exactly(&process.stat, target);
     if young().any(|process| is_exact(process) || process.is_marked) {
         return Liveness::Alive;
     }
@@ -133,7 +133,7 @@ pub(crate) fn liveness(target: &NodeKill, seen: &Seen) -> Liveness {
     if seen.processes.iter().any(|process| process.stat.pid == target.pid) {
         return Liveness::Dead;
     }
-    let is_of_run = |process: &SeenProcess| matches!(&process.run, Ok(Some(run)) if run == target.run.as_str());
+    let is_of_run = |process: &ObservedProcess| matches!(&process.run, Ok(Some(run)) if run == target.run.as_str());
     if young().any(|process| process.stat.pgid == target.pgid && is_of_run(process)) {
         return Liveness::Alive;
     }
@@ -182,7 +182,7 @@ enum Verdict {
     NotOurs(String),
 }
 
-fn judge(process: &SeenProcess, target: &NodeKill) -> Verdict {
+fn judge(process: &ObservedProcess, target: &NodeKill) -> Verdict {
     let (Stat { pid, start_ticks, .. }, command) = (process.stat, &process.command);
     if pid == target.pid && start_ticks != target.start_ticks {
         return Verdict::NotOurs(format!(
@@ -203,7 +203,7 @@ fn judge(process: &SeenProcess, target: &NodeKill) -> Verdict {
     Verdict::NotOurs(why)
 }
 
-fn describe(process: &SeenProcess, target: &NodeKill) -> Process {
+fn describe(process: &ObservedProcess, target: &NodeKill) -> Process {
     let Stat { pid, pgid, state, start_ticks, .. } = process.stat;
     let rank = target.ranks.iter().find(|rank| rank.pid == pid);
     let role = match rank {
@@ -237,8 +237,8 @@ mod tests {
     }
 
     /// A process of the supervisor's session; another user cannot read what it is started with.
-    fn seen(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> SeenProcess {
-        SeenProcess {
+    fn seen(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> ObservedProcess {
+        ObservedProcess {
             stat: Stat { pid, state: 'S', pgid, session: 4100, start_ticks },
             run: run.map(|run| run.map(str::to_owned)).map_err(str::to_owned),
             is_marked: false,
@@ -247,8 +247,8 @@ mod tests {
         }
     }
 
-    fn alive(processes: &[SeenProcess]) -> Liveness {
-        let seen = Seen { boot_id: BOOT.into(), own_group: None, processes: processes.to_vec() };
+    fn alive(processes: &[ObservedProcess]) -> Liveness {
+        let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: processes.to_vec() };
         liveness(&target(), &seen)
     }
 
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(alive(&[supervisor.clone(), seen(4101, 4100, 80, hidden)]), Liveness::Alive);
         assert_eq!(alive(&[seen(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
         assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may be the run's");
-        let seen = Seen { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
+        let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
         let Group::NotOurs(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
         assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
     }

@@ -6,7 +6,7 @@ use plan::{Context, LaunchRequest, Target, TrainerBinary, launch};
 use recipe::Recipe;
 use rundir::StartFrom;
 
-use super::rows::usual_offset;
+use super::super::node::usual_offset;
 use super::*;
 use crate::Local;
 

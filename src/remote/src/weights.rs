@@ -1,0 +1,57 @@
+//! The weights that an attempt starts from: where they are on disk.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use plan::{LaunchPlan, Weights};
+use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest_for_sure};
+
+/// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete
+/// checkpoint is taken.
+///
+/// # Errors
+/// When there is no complete checkpoint there.
+pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failure> {
+    let what = format!("cannot take weights from {given}");
+    let path = Utf8PathBuf::from(given);
+    let path = if path.exists() || RunId::parse(given).is_err() { path } else { runs_root.join(given) };
+    let path = camino::absolute_utf8(&path).unwrap_or(path);
+    if !path.exists() {
+        let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
+        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("{path} does not exist"), fix));
+    }
+    let run = RunDir::new(path.clone());
+    if run.run_toml().exists() {
+        let newest = latest_for_sure(&run)?.ok_or_else(|| {
+            let fix = format!("let it save one first: `vidtui resume {}`", run.name());
+            Failure::new(rundir::ErrorCode::Unclassified, &*what, format!("run {path} has no complete checkpoint"), fix)
+        })?;
+        let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
+        return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
+    }
+    let checkpoint = Checkpoint::open(&path).map_err(|error| {
+        Failure::new(
+            rundir::ErrorCode::Unclassified,
+            &*what,
+            error.to_string(),
+            "give a complete step directory (RUN/checkpoints/step-…) or a run",
+        )
+    })?;
+    let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
+    Ok(Weights { path, lineage: Some(lineage) })
+}
+
+/// The step directory that the attempt starts from; none when it starts from random weights.
+pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
+    if let Some(dir) = &plan.attempt.checkpoint {
+        return Some(dir.clone());
+    }
+    Some(match &plan.attempt.start {
+        StartFrom::Random => return None,
+        StartFrom::Weights { path } => path.clone(),
+        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } if *run == plan.run.id => {
+            plan.dir.step_dir(*step)
+        }
+        StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
+            RunDir::of(plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), run).step_dir(*step)
+        }
+    })
+}

@@ -1,0 +1,44 @@
+//! The data set of a recipe: whether it fits the model, and which files stand for it.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Recipe;
+use rundir::Failure;
+use std::collections::BTreeSet;
+
+/// Checks that the data set is there and that every latent and text has the shape that the model wants.
+///
+/// # Errors
+/// Names the first line that is wrong.
+pub fn check(recipe: &Recipe) -> Result<String, Failure> {
+    let index = weights::Index::open(&recipe.data.index)?;
+    let info = index.check(&recipe.model)?;
+    if let Some(path) = recipe.data.null_text() {
+        weights::open_null_text(path, &recipe.model)?;
+    }
+    Ok(format!("{} samples, {}, every shape right", info.samples, units::bytes(info.bytes)))
+}
+
+/// Names the files of a data set's first, middle and last sample, and that of the text that stands for none.
+pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
+    // What is wrong with the index has its own row.
+    let samples = weights::Index::open(&recipe.data.index).map_or_else(|_| Vec::new(), |index| index.samples);
+    let last = samples.len().saturating_sub(1);
+    let picked = BTreeSet::from([0, last / 2, last]).into_iter().filter_map(|at| samples.get(at));
+    let files = picked.flat_map(|sample| std::iter::once(&sample.latent).chain(&sample.text));
+    files.map(Utf8PathBuf::as_path).chain(recipe.data.null_text()).map(Utf8Path::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_the_middle_and_the_last_sample_stand_for_a_data_set() {
+        let path = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/demo/2s.toml");
+        let recipe = recipe::load(&path, &[]).unwrap().recipe;
+        let samples = weights::Index::open(&recipe.data.index).unwrap().samples;
+        assert_eq!(samples.len(), 24);
+        let of = |at: usize| [vec![samples[at].latent.clone()], samples[at].text.clone()].concat();
+        assert_eq!(sample_files(&recipe), [of(0), of(11), of(23)].concat());
+    }
+}
