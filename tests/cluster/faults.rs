@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
+use rundir::Cause;
 
 use crate::place::{Place, assert_down_soon, losses};
 
@@ -96,7 +97,7 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
     let others = ["node01", "node02", "node04"];
     for node in others {
         let failure = exit(node).failure.unwrap();
-        assert_eq!(failure.what, rundir::LOST_PEER);
+        assert_eq!(failure.cause, Cause::Peer(NodeId::new("node03").ok()));
         assert!(failure.why.contains("node node03 failed"), "{failure}");
     }
     // From the death of the rank, as its supervisor saw it.

@@ -1,6 +1,6 @@
 //! Events as short sentences, with how serious each is.
 
-use rundir::{Event, EventKind, LOST_PEER};
+use rundir::{Event, EventKind};
 
 /// How serious an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,13 +52,13 @@ pub fn describe(event: &Event) -> (String, Severity) {
             let severity = if failure.is_consequence() { Severity::Plain } else { Severity::Bad };
             (sentence(&failure.what, &failure.why), severity)
         }
-        EventKind::RankDied { rank, code, signal, message } => {
+        EventKind::RankDied { rank, code, signal, message, cause } => {
             let how = match (code, signal) {
                 (_, Some(signal)) => format!("rank {rank} was ended by signal {}", signal_name(*signal)),
                 (Some(code), None) => format!("rank {rank} ended with code {code}"),
                 (None, None) => format!("rank {rank} ended"),
             };
-            let severity = if message.starts_with(LOST_PEER) { Severity::Plain } else { Severity::Bad };
+            let severity = if cause.is_peer() { Severity::Plain } else { Severity::Bad };
             (sentence(&how, message), severity)
         }
         EventKind::SignalReceived { signal } => (format!("received signal {}", signal_name(*signal)), Severity::Plain),
@@ -89,16 +89,16 @@ fn signal_name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rundir::Cause;
 
     #[test]
     fn the_cause_of_an_end_has_the_colour_and_what_follows_from_it_has_none() {
         let failed = |what: &str| EventKind::Failed {
             failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, what, "why", ""),
         };
-        let died =
-            |message: &str| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: message.into() };
-        let lost = format!("{LOST_PEER}: connection reset");
-        let kinds = [failed("node gpu03 was lost"), failed(LOST_PEER), died("out of memory"), died(&lost)];
+        let died = |cause| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: "why".into(), cause };
+        let lost = EventKind::Failed { failure: rundir::Failure::peer_lost(None, "connection reset", "") };
+        let kinds = [failed("node gpu03 was lost"), lost, died(Cause::Root), died(Cause::Peer(None))];
         let severities = kinds.map(|kind| describe(&Event::new(0.0, 1, None, kind)).1);
         assert_eq!(severities, [Severity::Bad, Severity::Plain, Severity::Bad, Severity::Plain]);
     }

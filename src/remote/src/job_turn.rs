@@ -1,7 +1,7 @@
 //! What a Slurm job does when it begins: writes its attempt, and checks its nodes.
 
 use plan::LaunchPlan;
-use rundir::{Allocation, Failure, LOST_PEER, SCHEMA, now_s};
+use rundir::{Allocation, Failure, SCHEMA, now_s};
 
 use crate::checks::{Check, nodes, programs};
 use crate::launch::{make, record, write_scripts};
@@ -14,6 +14,7 @@ use crate::slurm::Step;
 pub fn begin_first(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     let number = plan.attempt.number;
     write_scripts(&plan.dir, number, &plan.nodes)?;
+    plan.dir.make_peer_token(number)?;
     let placement = plan.attempt.placement.clone();
     let allocation = Allocation { schema: SCHEMA, job, began_s: now_s(), placement };
     Ok(plan.dir.write_allocation(number, &allocation)?)
@@ -50,12 +51,7 @@ pub fn give_up_turn(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
     let obstacle = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::obstacle);
     let all = || plan.nodes.iter().map(|launch| &launch.node);
     let first = all().find_map(obstacle)?;
-    let follows = Failure::new(
-        rundir::ErrorCode::Unclassified,
-        LOST_PEER,
-        format!("{}: {}", first.what, first.why),
-        first.fix.clone(),
-    );
+    let follows = Failure::peer_lost(None, format!("{}: {}", first.what, first.why), first.fix.clone());
     for node in all() {
         record(plan, node, obstacle(node).unwrap_or(&follows));
     }

@@ -182,6 +182,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
     if let Some(script) = &plan.job_script {
         rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
+    dir.make_peer_token(number)?;
     dir.write_attempt(&Attempt { started_s: now_s(), ..plan.attempt.clone() })?;
     if plan.is_new_run() {
         dir.write_run(&plan.run)?;

@@ -1,7 +1,7 @@
 //! One line of an `events.jsonl`: what happened, for people and for deriving the state.
 
 use crate::lines::{LogLine, json_line};
-use crate::{Error, Failure, RunDir, RunId, SCHEMA, Tail};
+use crate::{Cause, Error, Failure, RunDir, RunId, SCHEMA, Tail};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -138,8 +138,11 @@ pub enum EventKind {
         code: Option<i32>,
         /// The signal that ended it, when one did.
         signal: Option<i32>,
-        /// Its last words.
+        /// Why: what it reported, or the last line of its log.
         message: String,
+        /// Where the trouble began.
+        #[serde(default, skip_serializing_if = "Cause::is_root")]
+        cause: Cause,
     },
     /// A process was asked to do something by signal.
     SignalReceived {
@@ -195,6 +198,11 @@ impl<'de> Deserialize<'de> for Event {
                 && text.is_empty()
             {
                 *text = fields_as_text(&value);
+            }
+            if let EventKind::RankDied { message, cause, .. } = &mut kind
+                && value.get("cause").is_none()
+            {
+                *cause = Cause::of_text(message);
             }
             Ok(Self { v, t, attempt, rank, node, step, kind })
         };
@@ -276,7 +284,7 @@ mod tests {
                     "free some space",
                 ),
             },
-            EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into() },
+            EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into(), cause: Cause::Root },
             EventKind::SignalReceived { signal: 15 },
             EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },
         ]

@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 
-use crate::{ErrorCode, LOST_PEER};
+use crate::ErrorCode;
 
 /// An error as a person reads it: what failed, why, and what to do now.
 ///
-/// It lives in the contract because events carry it from a dying rank to the screen.
+/// It is part of the contract because files of a run carry it from a rank to the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "WrittenFailure")]
 pub struct Failure {
     /// The kind of error, for programs.
-    #[serde(default)]
     pub code: ErrorCode,
-    /// Whether this is where the trouble began.
-    #[serde(default, skip_serializing_if = "Cause::is_root")]
+    /// Where the trouble began.
+    #[serde(skip_serializing_if = "Cause::is_root")]
     pub cause: Cause,
     /// What failed: `cannot resume demo-2s`.
     pub what: String,
@@ -33,15 +33,24 @@ impl Failure {
         Self { code, cause: Cause::Root, what: what.into(), why: why.into(), fix: fix.into() }
     }
 
-    /// Whether it is the consequence of another rank's or node's.
+    /// Makes the failure of a rank or node that could not continue without another one. `peer` is the node of that one,
+    /// where it is known.
+    pub fn peer_lost(peer: Option<NodeId>, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { cause: Cause::Peer(peer), ..Self::new(ErrorCode::PeerLost, PEER_LOST, why, fix) }
+    }
+
+    /// Returns true if the failure of another rank or node caused this one.
     pub fn is_consequence(&self) -> bool {
-        matches!(self.cause, Cause::Peer(_)) || self.what == LOST_PEER
+        self.cause.is_peer()
     }
 }
 
-/// Where the trouble began that a failure reports.
+/// What the failure of a rank or node is called that lost another one.
+const PEER_LOST: &str = "lost contact with another rank";
+
+/// Where the trouble began that a failure reports. On disk: `root`, `peer`, `peer:NODE` or `stop`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(from = "String", into = "String")]
 pub enum Cause {
     /// Here.
     #[default]
@@ -53,8 +62,56 @@ pub enum Cause {
 }
 
 impl Cause {
-    fn is_root(&self) -> bool {
+    pub(crate) fn is_root(&self) -> bool {
         *self == Self::Root
+    }
+
+    /// Returns true if the trouble began on another rank or node.
+    pub fn is_peer(&self) -> bool {
+        matches!(self, Self::Peer(_))
+    }
+
+    /// Returns the cause of a failure that was written without one: before there were causes, the text was the only sign.
+    pub(crate) fn of_text(text: &str) -> Self {
+        if text.starts_with(PEER_LOST) { Self::Peer(None) } else { Self::Root }
+    }
+}
+
+impl From<Cause> for String {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Root => "root".into(),
+            Cause::Peer(None) => "peer".into(),
+            Cause::Peer(Some(node)) => format!("peer:{node}"),
+            Cause::Stop => "stop".into(),
+        }
+    }
+}
+
+impl From<String> for Cause {
+    fn from(text: String) -> Self {
+        match text.split_once(':').unwrap_or((&text, "")) {
+            ("peer", node) => Self::Peer(NodeId::new(node).ok()),
+            ("stop", _) => Self::Stop,
+            _ => Self::Root,
+        }
+    }
+}
+
+/// A failure as any version has written it.
+#[derive(Deserialize)]
+struct WrittenFailure {
+    #[serde(default)]
+    code: ErrorCode,
+    cause: Option<Cause>,
+    what: String,
+    why: String,
+    fix: String,
+}
+
+impl From<WrittenFailure> for Failure {
+    fn from(WrittenFailure { code, cause, what, why, fix }: WrittenFailure) -> Self {
+        Self { code, cause: cause.unwrap_or_else(|| Cause::of_text(&what)), what, why, fix }
     }
 }
 
@@ -240,5 +297,30 @@ impl From<Error> for Failure {
                 split(ErrorCode::InvalidRecipe, format!("the recipe in {path} is not valid"), why, fix)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::node;
+
+    #[test]
+    fn a_cause_is_read_as_it_was_written() {
+        for cause in [Cause::Root, Cause::Peer(None), Cause::Peer(Some(node("ml-1"))), Cause::Stop] {
+            let failure = Failure { cause, ..Failure::new(ErrorCode::RankFailed, "what", "why", "fix") };
+            let json = serde_json::to_string(&failure).unwrap();
+            assert_eq!(serde_json::from_str::<Failure>(&json).unwrap(), failure);
+            assert_eq!(toml::from_str::<Failure>(&toml::to_string(&failure).unwrap()).unwrap(), failure);
+        }
+    }
+
+    #[test]
+    fn a_failure_written_before_there_were_codes_and_causes_is_a_consequence_by_its_text() {
+        let read = |what: &str| {
+            serde_json::from_value::<Failure>(serde_json::json!({ "what": what, "why": "reset", "fix": "" })).unwrap()
+        };
+        assert_eq!(read("lost contact with another rank").cause, Cause::Peer(None));
+        assert_eq!((read("node ml-3 was lost").cause, read("x").code), (Cause::Root, ErrorCode::Unknown));
     }
 }

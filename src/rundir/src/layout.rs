@@ -88,6 +88,11 @@ impl RunDir {
         self.attempt_dir(attempt).join("attempt.toml")
     }
 
+    /// The token by which the supervisors of an attempt recognize each other ([`crate::PeerToken`]).
+    pub fn peer_token(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("peer-token")
+    }
+
     /// The script that started a node.
     pub fn launch_script(&self, attempt: u32, node: &NodeId) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("launch").join(format!("{node}.sh"))
@@ -166,6 +171,11 @@ impl RunDir {
     /// What a rank printed.
     pub fn rank_log(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
         self.log_dir(node).join(format!("{attempt:04}-rank-{rank:05}.log"))
+    }
+
+    /// Why a rank gave up; the rank writes it ([`crate::Failure`]).
+    pub fn rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.failure.json"))
     }
 
     /// What the node's supervisor printed.

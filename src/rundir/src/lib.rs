@@ -31,6 +31,7 @@ mod metrics;
 mod metrics_line;
 mod node_sample;
 mod node_series;
+mod peer_token;
 mod process;
 mod run;
 mod staging;
@@ -62,7 +63,8 @@ pub use listing::{
 pub use metrics::MetricSample;
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
 pub use node_series::{NodePoint, NodeSeries, Spread};
-pub use process::{ExitFile, ExitReason, LOST_PEER, PidFile, RankExit, RankPid};
+pub use peer_token::PeerToken;
+pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
 pub use staging::Staging;
 pub use stop::Stop;

@@ -1,6 +1,6 @@
 //! What a node's supervisor writes about its processes: who they are, and how they ended.
 
-use crate::files::{Versioned, present, read_toml, write_toml};
+use crate::files::{Versioned, present, read_toml, write_atomic, write_toml};
 use crate::{Error, Failure, RunDir};
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
@@ -49,9 +49,6 @@ pub struct RankPid {
     /// Its start time in clock ticks since boot.
     pub start_ticks: u64,
 }
-
-/// How a failure begins that another rank's has caused; the one to tell people of is one that does not begin so.
-pub const LOST_PEER: &str = "lost contact with another rank";
 
 /// `NNNN.exit.toml`: how an attempt ended on a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -165,6 +162,21 @@ impl RunDir {
         present(read_toml(&self.exit_toml(node, attempt)))
     }
 
+    /// Reads why a rank gave up, where the rank itself recorded it; `None` where it did not, or not readably.
+    pub fn read_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<Failure> {
+        serde_json::from_slice(&fs::read(self.rank_failure(node, attempt, rank)).ok()?).ok()
+    }
+
+    /// Records why a rank gave up, for the supervisor of its node.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize, failure: &Failure) -> Result<(), Error> {
+        let path = self.rank_failure(node, attempt, rank);
+        let json = serde_json::to_vec(failure).map_err(|error| Error::malformed(&path, error.to_string()))?;
+        write_atomic(&path, &json)
+    }
+
     /// Writes how an attempt ended on a node.
     ///
     /// # Errors
@@ -187,8 +199,8 @@ impl ExitFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SCHEMA;
     use crate::fixtures::{node, temp};
+    use crate::{ErrorCode, SCHEMA};
 
     fn pid() -> PidFile {
         PidFile {
@@ -212,12 +224,7 @@ mod tests {
             ended_s: 1100.25,
             reason: ExitReason::Failed,
             first_failure: Some(1),
-            failure: Some(Failure::new(
-                crate::ErrorCode::Unclassified,
-                "rank 1 died",
-                "signal 9\n\"killed\"",
-                "resume",
-            )),
+            failure: Some(Failure::new(ErrorCode::RankKilled, "rank 1 died", "signal 9\n\"killed\"", "resume")),
             ranks: vec![
                 RankExit {
                     rank: 0,
@@ -252,14 +259,27 @@ mod tests {
     #[test]
     fn a_node_whose_own_rank_failed_first_is_no_consequence_and_one_that_had_to_end_is() {
         assert!(!exit().is_consequence());
-        let lost = Some(Failure::new(crate::ErrorCode::Unclassified, "node ml-3 was lost", "it said nothing", ""));
+        let lost = Some(Failure::new(ErrorCode::NodeLost, "node ml-3 was lost", "no heartbeat for 10 s", ""));
         let ended = ExitFile { first_failure: None, failure: lost, ..exit() };
         assert!(ended.is_consequence());
         let cannot_start = ExitFile { ranks: vec![], ..ended };
         assert!(!cannot_start.is_consequence());
-        let hung_up = Some(Failure::new(crate::ErrorCode::Unclassified, LOST_PEER, "connection reset", ""));
+        let hung_up = Some(Failure::peer_lost(None, "connection reset", ""));
         assert!(ExitFile { failure: hung_up, ..exit() }.is_consequence());
         assert!(!ExitFile { reason: ExitReason::Killed, first_failure: None, ..exit() }.is_consequence());
+    }
+
+    #[test]
+    fn the_failure_that_a_rank_recorded_is_read_and_a_missing_or_torn_one_is_none() {
+        let (_keep, run) = temp();
+        let ml_1 = node("ml-1");
+        fs::create_dir_all(run.node_dir(&ml_1)).unwrap();
+        assert_eq!(run.read_rank_failure(&ml_1, 2, 7), None);
+        let failure = Failure::peer_lost(None, "connection reset", "");
+        run.write_rank_failure(&ml_1, 2, 7, &failure).unwrap();
+        assert_eq!(run.read_rank_failure(&ml_1, 2, 7), Some(failure));
+        fs::write(run.rank_failure(&ml_1, 2, 7), "{\"what\": \"").unwrap();
+        assert_eq!(run.read_rank_failure(&ml_1, 2, 7), None);
     }
 
     #[test]

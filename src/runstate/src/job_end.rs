@@ -139,9 +139,7 @@ mod tests {
             let left_a_word = derive(&RunFacts { exits: exits(ExitReason::Failed), ..facts(job(state, "None")) }, 9e9);
             assert_eq!(left_a_word, derive(&facts(job(state, "None")), 9e9), "{state}");
             let mut lost_a_peer = facts(job(state, "None"));
-            let failed = EventKind::Failed {
-                failure: Failure::new(rundir::ErrorCode::Unclassified, rundir::LOST_PEER, "it is gone", ""),
-            };
+            let failed = EventKind::Failed { failure: Failure::peer_lost(None, "connection reset", "") };
             lost_a_peer.see_event(&Event::new(1104.0, 2, Some(40), failed));
             assert_eq!(left_a_word, derive(&lost_a_peer, 9e9), "{state}");
             match left_a_word {

@@ -192,7 +192,13 @@ fn supervise_with(
                 if let Some(peers) = peers.filter(|_| !failure.is_consequence()) {
                     peers.tell(&failure);
                 }
-                events.append(EventKind::RankDied { rank, code: how.code, signal: how.signal, message });
+                events.append(EventKind::RankDied {
+                    rank,
+                    code: how.code,
+                    signal: how.signal,
+                    message,
+                    cause: failure.cause,
+                });
                 ranks.signal(SIGTERM);
                 kill_at = Some(Instant::now() + waits.grace);
             }

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use rundir::{ExitReason, Failure, LOST_PEER, RunDir};
+use rundir::{ExitReason, Failure, RunDir};
 use runstate::START_GRACE;
 
 use crate::job::Job;
@@ -347,8 +347,7 @@ impl Peers {
             Heard::Bye => return,
             Heard::Stopped => Loss::Stopped(node.clone()),
             Heard::Failed(failure) => Loss::Failed(consequence(&format!("node {node} failed"), &failure)),
-            Heard::Lost(_) if self.is_alone() => Loss::Failed(Failure::new(
-                rundir::ErrorCode::Unclassified, LOST_PEER,
+            Heard::Lost(_) if self.is_alone() => Loss::Failed(Failure::peer_lost(None,
                 format!("node {}, where rank 0 is, hears no other any more: its network is down", self.meeting.this),
                 "see what became of it; then resume from the last checkpoint",
             )),
@@ -431,9 +430,8 @@ impl Peers {
                 self.lose(Loss::Failed(failure));
             }
             Heard::Failed(failure) => self.lose(Loss::Failed(consequence(&format!("node {first} failed"), &failure))),
-            Heard::Lost(how) => self.lose(Loss::Failed(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                LOST_PEER,
+            Heard::Lost(how) => self.lose(Loss::Failed(Failure::peer_lost(
+                None,
                 format!("node {first}, where rank 0 is: {how}"),
                 "see what became of it; then resume from the last checkpoint",
             ))),
@@ -584,12 +582,7 @@ fn dial(address: &str, port: u16) -> io::Result<TcpStream> {
 
 /// Another node's failure, as the reason why this one ended.
 fn consequence(who: &str, failure: &Failure) -> Failure {
-    Failure::new(
-        rundir::ErrorCode::Unclassified,
-        LOST_PEER,
-        format!("{who}: {}: {}", failure.what, failure.why),
-        failure.fix.clone(),
-    )
+    Failure::peer_lost(None, format!("{who}: {}: {}", failure.what, failure.why), failure.fix.clone())
 }
 
 #[cfg(test)]

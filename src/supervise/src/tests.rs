@@ -14,7 +14,8 @@ use camino::Utf8PathBuf;
 use cluster::{Node, NodeId, Placement};
 use recipe::Mesh;
 use rundir::{
-    Attempt, AttemptWhy, EventKind, ExitFile, ExitReason, LOST_PEER, Run, RunDir, RunId, SCHEMA, StartFrom, read_events,
+    Attempt, AttemptWhy, Cause, ErrorCode, EventKind, ExitFile, ExitReason, Failure, Run, RunDir, RunId, SCHEMA,
+    StartFrom, read_events,
 };
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
 
@@ -253,24 +254,28 @@ fn the_process_file_names_every_process() {
 fn when_a_rank_dies_the_others_are_ended_and_the_first_cause_is_told() {
     let scene = scene(3);
     let script = r#"
-        trap 'echo "lost contact with another rank: closed by peer"; exit 1' TERM
+        trap 'exit 1' TERM
         touch $RUN/trap$RANK
         if [ $RANK = 1 ]; then
             while [ ! -e $RUN/trap0 ] || [ ! -e $RUN/trap2 ]; do sleep 0.01; done
-            echo "cannot read latent.safetensors: 3 bytes are missing" >&2; echo "hint: copy it again" >&2; exit 7
+            exit 7
         fi
         while :; do sleep 0.01; done"#;
+    let reported =
+        Failure::new(ErrorCode::Malformed, "cannot read latent.safetensors", "3 bytes are missing", "copy it again");
+    scene.job.run.write_rank_failure(&scene.job.node, 3, 1, &reported).unwrap();
     let exit = scene.supervise(script, LONG);
     assert_eq!((exit.reason, exit.first_failure), (ExitReason::Failed, Some(1)));
     assert_eq!(exit.ranks[0].rank, 1, "the first failure is shown first");
     assert_eq!(exit.ranks[0].code, Some(7));
-    assert_eq!(exit.ranks[0].stderr_tail.last().map(String::as_str), Some("hint: copy it again"));
     assert_eq!(by_rank(&exit)[&0], (Some(1), None));
     let failure = exit.failure.unwrap();
     assert_eq!(failure.what, "cannot read latent.safetensors");
     assert_eq!(failure.why, "3 bytes are missing (rank 1 on node here, exit code 7)");
     assert_eq!(failure.fix, "copy it again");
-    let [EventKind::RankDied { rank: 1, code: Some(7), signal: None, message }] = &scene.events()[..] else {
+    let [EventKind::RankDied { rank: 1, code: Some(7), signal: None, message, cause: Cause::Root }] =
+        &scene.events()[..]
+    else {
         panic!("one event for the first cause: {:?}", scene.events());
     };
     assert_eq!(message, "cannot read latent.safetensors: 3 bytes are missing (rank 1 on node here, exit code 7)");
@@ -302,12 +307,15 @@ fn a_killed_rank_is_told_with_its_signal_and_the_likely_reason() {
 #[test]
 fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
     let scene = scene(3);
-    let script =
-        format!("echo $$ > $RUN/pid$RANK; [ $RANK = 2 ] && exit 9; echo '{LOST_PEER}: reset by peer' >&2; exit 1");
+    let script = "echo $$ > $RUN/pid$RANK; [ $RANK = 2 ] && exit 9; exit 1";
+    for rank in [0, 1] {
+        let lost = Failure::peer_lost(None, "reset by peer", "");
+        scene.job.run.write_rank_failure(&scene.job.node, 3, rank, &lost).unwrap();
+    }
     let root = scene.job.run.root.clone();
     let command = |_: &cluster::RankPlace| {
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).env("RUN", &root);
+        command.args(["-c", script]).env("RUN", &root);
         command
     };
     let (told, wakes) = mpsc::channel();
@@ -487,7 +495,7 @@ fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
     other.told.send(SIGTERM).unwrap();
     let exit = first.exit.join().unwrap();
     let failure = exit.failure.unwrap();
-    assert_eq!((exit.reason, failure.what.as_str()), (ExitReason::Failed, LOST_PEER));
+    assert_eq!((exit.reason, failure.is_consequence()), (ExitReason::Failed, true));
     assert!(failure.why.starts_with(&format!("node {stopped} failed: the ranks of node {stopped} were killed")));
 }
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom};
 use camino::Utf8Path;
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
-use rundir::{EventKind, ExitFile, ExitReason, Failure, LOST_PEER, RankExit, SCHEMA, read_events};
+use rundir::{EventKind, ExitFile, ExitReason, Failure, RankExit, SCHEMA, read_events};
 use runstate::recent_metrics;
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
@@ -30,7 +30,16 @@ pub fn first_failure(job: &Job, ended: &[EndedRank], stop_asked: bool) -> Option
         return None;
     }
     let failed = ended.iter().filter(|rank| is_failure(rank, stop_asked));
-    failed.min_by_key(|rank| (says(rank).contains(LOST_PEER), rank.how.signal.is_none(), rank.rank)).cloned()
+    failed.min_by_key(|rank| (lost_a_peer(job, rank), rank.how.signal.is_none(), rank.rank)).cloned()
+}
+
+fn lost_a_peer(job: &Job, rank: &EndedRank) -> bool {
+    reported(job, rank).is_some_and(|failure| failure.is_consequence())
+}
+
+/// The failure that the rank recorded before it gave up.
+fn reported(job: &Job, rank: &EndedRank) -> Option<Failure> {
+    job.run.read_rank_failure(&job.node, job.attempt.number, rank.rank)
 }
 
 /// A rank that ends by TERM, before it could catch it, did as it was asked.
@@ -95,13 +104,9 @@ pub fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure
         let (why, fix) = killed(ooms_before.zip(oom_kills()), &rank.log);
         return Failure::new(rundir::ErrorCode::Unclassified, format!("{who} was killed"), why, fix);
     }
-    let lines = tail(&rank.log);
-    let hint = lines.last().and_then(|line| line.strip_prefix("hint: "));
-    // A rank that gave up has printed a failure: what, why, and what to do.
-    if let (Some(fix), [.., said, _]) = (hint, &lines[..])
-        && let Some((what, why)) = said.split_once(": ")
-    {
-        return Failure::new(rundir::ErrorCode::Unclassified, what, format!("{why} ({who}, {how})"), fix);
+    if let Some(mut failure) = reported(job, rank) {
+        failure.why += &format!(" ({who}, {how})");
+        return failure;
     }
     let said = says(rank);
     let why = if said.is_empty() { format!("{how}; it said nothing") } else { format!("{how}; it said: {said}") };
@@ -151,7 +156,7 @@ fn says(rank: &EndedRank) -> String {
     let panicked = lines.iter().rposition(|line| line.starts_with("thread '") && line.contains("panicked at"));
     let line = panicked
         .and_then(|index| lines.get(index + 1))
-        .or_else(|| lines.iter().rev().find(|line| !line.trim().is_empty() && !line.starts_with("hint: ")));
+        .or_else(|| lines.iter().rev().find(|line| !line.trim().is_empty()));
     line.cloned().unwrap_or_default()
 }
 

@@ -4,7 +4,8 @@ use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
 use crate::{device, interface};
 use c10d::Store;
-use rundir::{Attempt, EventKind, Failure, LOST_PEER, Run, RunDir};
+use cluster::NodeId;
+use rundir::{Attempt, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -32,8 +33,19 @@ struct Place {
 /// Trains as one rank of an attempt.
 ///
 /// # Errors
-/// What ended the run; rank 0 has logged it as an event.
+/// What ended the run; it is recorded for the supervisor of the node, and rank 0 has logged it as an event.
 pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
+    run_rank(run, attempt).inspect_err(|failure| {
+        let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
+        if let (Some(node), Ok(rank)) = (node, variable("RANK"))
+            && let Err(error) = run.write_rank_failure(&node, attempt, rank, failure)
+        {
+            eprintln!("{error}");
+        }
+    })
+}
+
+fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let meta = run.read_run()?;
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);
@@ -65,9 +77,8 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Fi
 
 /// A failed collective as people should read it.
 pub fn peer_lost(error: c10d::Error) -> Failure {
-    Failure::new(
-        rundir::ErrorCode::Unclassified,
-        LOST_PEER,
+    Failure::peer_lost(
+        None,
         error.to_string(),
         "see which rank ended first in the logs; then resume from the last checkpoint",
     )

@@ -110,7 +110,7 @@ fn a_failure_is_told_to_all_as_the_reason_of_theirs() {
     ));
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
     let loss = first.failure();
-    assert_eq!(loss.what, LOST_PEER);
+    assert!(loss.is_consequence());
     assert_eq!(loss.why, "node node02 failed: rank 3 on node node02 failed: exit code 9");
 }
 
@@ -239,7 +239,7 @@ fn a_first_node_that_hears_nobody_any_more_blames_none_of_them() {
     assert_eq!(said(&[10, 1, 9]).what, "node node02 was lost");
     assert_eq!(said(&[10]).what, "node node02 was lost", "of two, either may be cut off");
     let alone = said(&[10, 9, 9]);
-    assert_eq!(alone.what, LOST_PEER);
+    assert!(alone.is_consequence());
     assert_eq!(alone.why, "node node01, where rank 0 is, hears no other any more: its network is down");
 }
 
@@ -251,7 +251,7 @@ fn a_node_that_was_cut_off_and_says_so_on_a_disk_that_it_still_sees_is_lost() {
         Heard::Failed(failure) => failure.why,
         Heard::Bye | Heard::Stopped => unreachable!("it failed"),
     };
-    let follows = |why: &str| Some(Failure::new(rundir::ErrorCode::Unclassified, LOST_PEER, why, ""));
+    let follows = |why: &str| Some(Failure::peer_lost(None, why, ""));
     pair.ended("node02", ExitReason::Failed, follows("node node01, where rank 0 is: its supervisor said nothing"));
     assert_eq!(settled(&pair.first.0, "node02"), "it said nothing");
     // What the first node heard of a third is the reason.
@@ -284,8 +284,8 @@ fn the_first_node_is_missed_as_well() {
     assert_eq!(woken.recv_timeout(PATIENCE), Ok(NEWS));
     let loss = other.failure();
     assert_eq!(
-        (loss.what.as_str(), loss.why.as_str()),
-        (LOST_PEER, "node node01, where rank 0 is: its supervisor hung up without a word")
+        (loss.is_consequence(), loss.why.as_str()),
+        (true, "node node01, where rank 0 is: its supervisor hung up without a word")
     );
 }
 
@@ -301,7 +301,7 @@ fn a_node_that_never_calls_is_lost_and_so_is_a_first_one_that_never_listens() {
     drop(pair.listener);
     pair.other.0.follow(Duration::ZERO);
     let loss = pair.other.0.failure();
-    assert_eq!(loss.what, LOST_PEER);
+    assert!(loss.is_consequence());
     assert!(loss.why.contains("cannot be reached: Connection refused"), "{loss}");
 }
 
@@ -319,7 +319,7 @@ fn of_a_node_that_ended_before_it_was_connected_its_exit_file_tells() {
     pair.ended("node02", ExitReason::Failed, failed("node02"));
     pair.first.0.miss(PATIENCE);
     let loss = pair.first.0.failure();
-    assert_eq!(loss.what, LOST_PEER);
+    assert!(loss.is_consequence());
     assert_eq!(loss.why, "node node02 failed: cannot start rank 1: node node02: no such file");
 
     let pair = Pair::new();

@@ -1,0 +1,115 @@
+//! The secret by which the supervisors of one attempt recognize each other.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+
+use crate::{Error, RunDir};
+
+/// A random 256-bit token of one attempt. Only its owner can read the file that it is in, so that other users of a cluster
+/// cannot take part in a run. It is never printed, logged or handed over in an environment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PeerToken([u8; 32]);
+
+impl PeerToken {
+    /// Makes a token that nothing predicts.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// Returns the key that it is.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn hex(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn from_hex(text: &str) -> Option<Self> {
+        let text = text.trim_end();
+        let digits = text.bytes().map(|digit| char::from(digit).to_digit(16)).collect::<Option<Vec<_>>>()?;
+        let bytes: Vec<u8> =
+            digits.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte * 16 + *digit as u8)).collect();
+        Some(Self(bytes.try_into().ok()?)).filter(|_| text.len() == 64)
+    }
+}
+
+impl std::fmt::Debug for PeerToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerToken(…)")
+    }
+}
+
+impl RunDir {
+    /// Makes the token of an attempt. A token that exists stays.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn make_peer_token(&self, attempt: u32) -> Result<(), Error> {
+        let path = self.peer_token(attempt);
+        let write = || {
+            let token = PeerToken::random()?;
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            file.write_all(format!("{}\n", token.hex()).as_bytes())?;
+            file.sync_all()
+        };
+        match write() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            written => written.map_err(|error| Error::io("write", &path, error)),
+        }
+    }
+
+    /// Reads the token of an attempt.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or [`Error::Malformed`] where the file holds none.
+    pub fn read_peer_token(&self, attempt: u32) -> Result<PeerToken, Error> {
+        let path = self.peer_token(attempt);
+        let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
+        PeerToken::from_hex(&text).ok_or_else(|| Error::malformed(&path, "it does not hold 64 hexadecimal digits"))
+    }
+
+    /// Returns true if other users can read the token of an attempt, as on a file system without permissions.
+    pub fn is_peer_token_exposed(&self, attempt: u32) -> bool {
+        fs::metadata(self.peer_token(attempt)).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::temp;
+
+    #[test]
+    fn a_token_is_random_readable_by_its_owner_alone_and_made_once() {
+        let (_keep, run) = temp();
+        for attempt in [1, 2] {
+            fs::create_dir_all(run.attempt_dir(attempt)).unwrap();
+            run.make_peer_token(attempt).unwrap();
+        }
+        let token = run.read_peer_token(1).unwrap();
+        assert_ne!(token, run.read_peer_token(2).unwrap());
+        assert_eq!(fs::metadata(run.peer_token(1)).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!run.is_peer_token_exposed(1));
+        run.make_peer_token(1).unwrap();
+        assert_eq!(run.read_peer_token(1).unwrap(), token);
+        assert!(!format!("{token:?}").contains(&token.hex()[..8]));
+    }
+
+    #[test]
+    fn a_file_that_holds_no_token_is_refused() {
+        let (_keep, run) = temp();
+        fs::create_dir_all(run.attempt_dir(1)).unwrap();
+        assert!(run.read_peer_token(1).unwrap_err().is_not_found());
+        for text in ["", "0123", &"g".repeat(64), &"0".repeat(66)] {
+            fs::write(run.peer_token(1), text).unwrap();
+            assert!(matches!(run.read_peer_token(1), Err(Error::Malformed { .. })), "{text}");
+        }
+    }
+}
