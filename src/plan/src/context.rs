@@ -23,6 +23,21 @@ pub struct Context {
     pub program: Utf8PathBuf,
     /// Where it will run.
     pub target: Target,
+    /// What the user chose about checks and copies, and what the preparation of the request found.
+    pub options: StartOptions,
+}
+
+/// What is added to every plan of a start, whether it launches, resumes or continues with the next stage.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StartOptions {
+    /// The checks whose failure does not refuse the start.
+    pub waived: Vec<String>,
+    /// Whether the trainer is copied to nodes that lack it or have another version.
+    pub push: bool,
+    /// Files of the data set that every node must be able to read: a few that stand for all.
+    pub data_files: Vec<Utf8PathBuf>,
+    /// Warnings about the request itself, such as nodes that were left out.
+    pub warnings: Vec<String>,
 }
 
 /// The trainer binary as it was found.
@@ -112,6 +127,11 @@ impl Target {
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
         let description = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
         Self { nodes, description, logins: attempt.logins.clone(), address: None, slurm: None }
+    }
+
+    /// Returns whether ranks run on nodes that are reached by SSH or that Slurm has allocated.
+    pub fn has_other_nodes(&self) -> bool {
+        !self.logins.is_empty() || self.slurm.as_ref().is_some_and(|slurm| slurm.job.is_some())
     }
 
     /// Leaves a node out.

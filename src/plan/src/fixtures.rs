@@ -10,7 +10,7 @@ use recipe::{
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Run, RunDir};
 use runstate::{Liveness, RunFacts};
 
-use crate::{Context, LaunchPlan, LaunchRequest, Target, TrainerBinary, launch};
+use crate::{Context, LaunchPlan, LaunchRequest, StartOptions, Target, TrainerBinary, launch};
 
 /// 2026-11-20 03:40:12 UTC.
 pub const NOW: f64 = 1_795_146_012.0;
@@ -128,6 +128,7 @@ pub fn context(ranks: usize) -> Context {
         },
         program: "/opt/vidtui/bin/vidtui".into(),
         target: Target::local("vm", ranks),
+        options: StartOptions::default(),
     }
 }
 

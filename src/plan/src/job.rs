@@ -12,7 +12,7 @@ use rundir::{Attempt, AttemptWhy, Failure, RunDir, RunId, SlurmJob};
 use runstate::{RunFacts, RunState};
 
 use crate::resume::go_on;
-use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, command_line, quote};
+use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, StartOptions, command_line, quote};
 use units::counted;
 
 /// What a job's script asks when the job begins.
@@ -76,9 +76,10 @@ pub fn job_turn(request: &JobTurnRequest<'_>, cx: &Context) -> Result<JobTurn, F
     if is_done(facts, newest) {
         return Ok(JobTurn::Nothing(format!("all {} steps are done", facts.steps_total)));
     }
-    let mut plan = go_on(&what, &request.resume, cx, AttemptWhy::Requeue)?;
-    (plan.attempt.by, plan.attempt.waived) = (newest.by.clone(), newest.waived.clone());
-    plan.push = false;
+    // The job has no user who could choose again.
+    let options = StartOptions { waived: newest.waived.clone(), ..cx.options.clone() };
+    let cx = Context { by: newest.by.clone(), options, ..cx.clone() };
+    let plan = go_on(&what, &request.resume, &cx, AttemptWhy::Requeue, None)?;
     Ok(JobTurn::NextAttempt(Box::new(plan)))
 }
 
@@ -87,8 +88,7 @@ fn first(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<
     let recipe = request.run.recipe()?;
     let steps = attempt.steps.unwrap_or(recipe.train.steps);
     let disk = DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes());
-    let plan = LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx);
-    Ok(LaunchPlan { push: false, ..plan })
+    Ok(LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx))
 }
 
 /// Decides whether a job whose ranks have ended goes back into the queue; either way says why.

@@ -28,7 +28,7 @@ pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     let what = format!("cannot launch {name}");
     let origin = match &request.init {
         Some(given) => from_weights(given),
-        None => stage_start(&what, request)?,
+        None => stage_start(&what, request.recipe, request.stage)?,
     };
     let stage = request.stage.map(|(curriculum, stage)| (curriculum.path.clone(), stage.name.clone()));
     NewRun { name, recipe: request.recipe, stage, origin, warnings: Vec::new() }.plan(&what, cx)
@@ -52,13 +52,17 @@ pub(crate) fn from_weights(weights: &Weights) -> Origin {
     Origin { start: StartFrom::Weights { path: weights.path.clone() }, lineage: weights.lineage.clone(), words }
 }
 
-fn stage_start(what: &str, request: &LaunchRequest<'_>) -> Result<Origin, Failure> {
+pub(crate) fn stage_start(
+    what: &str,
+    recipe: &Recipe,
+    stage: Option<(&Curriculum, &StageSpec)>,
+) -> Result<Origin, Failure> {
     let random = || Origin {
         start: StartFrom::Random,
         lineage: None,
-        words: format!("random, from seed {}", request.recipe.train.seed),
+        words: format!("random, from seed {}", recipe.train.seed),
     };
-    let Some((curriculum, stage)) = request.stage else { return Ok(random()) };
+    let Some((curriculum, stage)) = stage else { return Ok(random()) };
     match &stage.start {
         StageStart::Random => Ok(random()),
         StageStart::Path(path) => Ok(from_weights(&Weights { path: path.clone(), lineage: None })),
@@ -158,6 +162,7 @@ impl NewRun<'_> {
             saved: 0,
             newest_bytes: None,
             warnings: self.warnings,
+            replaces: None,
         };
         Ok(draft.finish(cx))
     }

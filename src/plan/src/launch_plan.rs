@@ -64,14 +64,15 @@ impl LaunchPlan {
         Self {
             nodes: attempt.placement.by_node().into_iter().map(launch).collect(),
             trainer: cx.trainer.clone(),
-            warnings: Vec::new(),
+            warnings: cx.options.warnings.clone(),
             summary: Vec::new(),
             disk,
             master,
             job_script: None,
             replaces: None,
-            push: recipe.run.push_trainer,
-            data: Vec::new(),
+            // Only nodes that are reached by SSH get a copy.
+            push: (cx.options.push || recipe.run.push_trainer) && !attempt.logins.is_empty(),
+            data: cx.options.data_files.clone(),
             run,
             dir,
             attempt,
@@ -118,6 +119,8 @@ pub(crate) struct Draft<'a> {
     /// The size of the newest.
     pub newest_bytes: Option<u64>,
     pub warnings: Vec<String>,
+    /// The job of the attempt before, which is ended first.
+    pub replaces: Option<JobKill>,
 }
 
 impl Draft<'_> {
@@ -135,7 +138,7 @@ impl Draft<'_> {
             asked_step: self.asked_step,
             steps: self.steps,
             checkpoint: self.checkpoint,
-            waived: Vec::new(),
+            waived: cx.options.waived.clone(),
             logins: logins(&placement, cx),
             mesh: self.mesh,
             placement,
@@ -145,7 +148,7 @@ impl Draft<'_> {
         let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes);
         let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
-        let summary = match self.recipe.trainer {
+        let mut summary = match self.recipe.trainer {
             recipe::TrainerKind::Embedded => {
                 summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
             }
@@ -154,7 +157,9 @@ impl Draft<'_> {
             }
         };
         let job_script = cx.target.pending_slurm().map(|_| crate::job::script(dir, &run.id, attempt, cx));
-        LaunchPlan { summary, job_script, warnings: self.warnings, ..plan }
+        summary.extend(self.replaces.iter().map(|job| ("before".to_owned(), job.why.clone())));
+        let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
+        LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
     }
 }
 

@@ -19,7 +19,7 @@ mod quote;
 mod resume;
 mod script;
 
-pub use context::{Context, Master, Target, TrainerBinary, Weights};
+pub use context::{Context, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
 pub use job::{JobTurn, JobTurnRequest, job_turn, requeue};

@@ -2,8 +2,8 @@ use recipe::{Curriculum, Recipe, StageStart, param_specs};
 use rundir::{CheckpointSummary, Event, EventKind, Failure, Lineage, Manifest, Run};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 
-use crate::launch::{NewRun, from_weights};
-use crate::{Context, LaunchPlan, LaunchRequest, Weights, launch};
+use crate::launch::{NewRun, from_weights, stage_start};
+use crate::{Context, LaunchPlan, Weights};
 
 /// The run whose following stage is to start.
 #[derive(Debug, Clone)]
@@ -47,28 +47,32 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
         return Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, init_by_hand));
     };
     let recipe = &next.resolved.recipe;
-    if next.start != StageStart::Previous {
+    let (origin, warnings) = match next.start {
+        StageStart::Previous => {
+            let Some(checkpoint) = request.latest else {
+                return Err(Failure::new(
+                    rundir::ErrorCode::Unclassified,
+                    what,
+                    format!("stage {} starts from its weights, and it has no complete checkpoint", next.name),
+                    format!("let it save one: `vidtui resume {}`", parent.id),
+                ));
+            };
+            let lineage = Some(Lineage { run: parent.id.clone(), step: checkpoint.step });
+            let weights = Weights { path: checkpoint.dir.clone(), lineage };
+            (from_weights(&weights), warnings_about(request, checkpoint))
+        }
         // The curriculum decides; a plan that does not use the parent's weights says so before it runs.
-        let from = LaunchRequest { recipe, name: request.name, stage: Some((curriculum, next)), init: None };
-        let mut plan = launch(&from, cx)?;
-        plan.warnings.push(format!("{} does not start stage {} from the stage before it", curriculum.path, next.name));
-        return Ok(plan);
-    }
-    let Some(checkpoint) = request.latest else {
-        return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what,
-            format!("stage {} starts from its weights, and it has no complete checkpoint", next.name),
-            format!("let it save one: `vidtui resume {}`", parent.id),
-        ));
+        _ => {
+            let warning = format!("{} does not start stage {} from the stage before it", curriculum.path, next.name);
+            (stage_start(&what, recipe, Some((curriculum, next)))?, vec![warning])
+        }
     };
-    let lineage = Lineage { run: parent.id.clone(), step: checkpoint.step };
     let new = NewRun {
         name: request.name.unwrap_or(&recipe.name),
         recipe,
         stage: Some((curriculum.path.clone(), next.name.clone())),
-        origin: from_weights(&Weights { path: checkpoint.dir.clone(), lineage: Some(lineage) }),
-        warnings: warnings_about(request, checkpoint),
+        origin,
+        warnings,
     };
     new.plan(&what, cx)
 }

@@ -72,12 +72,7 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
     let replaces = refuse_the_living(&what, request, cx.now_s)?;
-    let mut plan = go_on(&what, request, cx, AttemptWhy::Resume)?;
-    if let Some(job) = replaces.filter(|_| !plan.is_new_run()) {
-        plan.summary.push(("before".into(), job.why.clone()));
-        plan.replaces = Some(job);
-    }
-    Ok(plan)
+    go_on(&what, request, cx, AttemptWhy::Resume, replaces)
 }
 
 /// Plans the next attempt of a run whose last one is known to be over.
@@ -86,6 +81,7 @@ pub(crate) fn go_on(
     request: &ResumeRequest<'_>,
     cx: &Context,
     why: AttemptWhy,
+    replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
     let recipe = request.run.recipe()?;
     let checkpoint = choose(what, request)?;
@@ -157,6 +153,7 @@ pub(crate) fn go_on(
         saved: request.saved(),
         newest_bytes: request.newest_bytes(),
         warnings,
+        replaces,
     };
     Ok(draft.finish(cx))
 }

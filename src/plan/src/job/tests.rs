@@ -73,7 +73,7 @@ fn ended(past: &mut Past, reason: ExitReason) {
 }
 
 #[test]
-fn a_job_says_what_is_pending_slurm_and_how_to_submit_it_by_hand() {
+fn a_queued_launch_shows_the_slurm_request_and_how_to_submit_it_by_hand() {
     let plan = submitted();
     assert!(plan.nodes.is_empty() && plan.attempt.placement.ranks.is_empty());
     insta::assert_snapshot!(format!("{}\n{}", rows(&plan), plan.job_script.unwrap()));

@@ -4,7 +4,8 @@ use std::fs;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{
-    Context, LaunchPlan, LaunchRequest, ResumeOptions, ResumeRequest, Target, TrainerBinary, Weights, launch, resume,
+    Context, LaunchPlan, LaunchRequest, ResumeOptions, ResumeRequest, StartOptions, Target, TrainerBinary, Weights,
+    launch, resume,
 };
 use recipe::{ParamSpec, Recipe, param_specs};
 use remote::{here, read_facts};
@@ -71,6 +72,7 @@ impl Demo {
             },
             program: "/opt/vidtui/bin/vidtui".into(),
             target: Target::local(&self.hostname, 2),
+            options: StartOptions::default(),
         }
     }
 

@@ -1,9 +1,8 @@
 //! `vidtui job`: what the batch script of a Slurm job asks on the job's first node, at each of its turns. What comes of it was
 //! decided in `plan`; messages go to the job's log.
 
-use crate::args::JobCommand;
+use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
-use crate::dataset;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
@@ -35,7 +34,8 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             "resume it with --slurm FILE",
         )));
     };
-    let context = workspace.context(Target::allocation(job, slurm.spec, names), run.recipe()?.trainer)?;
+    let target = Target::allocation(job, slurm.spec, names);
+    let context = workspace.context(target, Some(&run.recipe()?), &NodesArgs::default(), Vec::new())?;
     let checkpoints = rundir::checkpoints(&dir)?;
     let latest = rundir::latest_among(&dir, &checkpoints);
     let options = ResumeOptions::default();
@@ -47,7 +47,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         latest: latest.as_ref(),
         options,
     };
-    let mut plan = match plan::job_turn(&JobTurnRequest { submitted, resume }, &context)? {
+    let plan = match plan::job_turn(&JobTurnRequest { submitted, resume }, &context)? {
         JobTurn::Nothing(why) => {
             eprintln!("nothing to do: {why}");
             return Ok(());
@@ -63,9 +63,6 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             plan
         }
     };
-    if !plan.is_command() {
-        plan.data = dataset::sample_files(&run.recipe()?);
-    }
     let found = remote::check_turn(&plan);
     eprint!("{}", checks::table(&checks::by_check(&found, &|_| true), false));
     if let Some(failure) = remote::give_up_turn(&plan, &found) {

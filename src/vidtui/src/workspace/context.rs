@@ -1,16 +1,31 @@
 //! What a plan needs to know from outside: the time, dice, the user, the commit, the programs.
 
 use super::Workspace;
+use crate::args::NodesArgs;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::{Uid, User};
-use plan::{Context, Target};
-use recipe::TrainerKind;
+use plan::{Context, StartOptions, Target};
+use recipe::{Recipe, TrainerKind};
 use rundir::Failure;
 use std::hash::{BuildHasher, RandomState};
 
 impl Workspace {
     /// What a plan needs from outside.
-    pub fn context(&self, target: Target, trainer: TrainerKind) -> Result<Context, Failure> {
+    ///
+    /// * `recipe` — what will be trained, where that is known.
+    /// * `nodes` — the user's choices about nodes; those before the command when there are none.
+    /// * `warnings` — what the preparation of the request found.
+    pub fn context(
+        &self,
+        target: Target,
+        recipe: Option<&Recipe>,
+        nodes: &NodesArgs,
+        warnings: Vec<String>,
+    ) -> Result<Context, Failure> {
+        let trainer = recipe.map_or(TrainerKind::Embedded, |recipe| recipe.trainer);
+        let checked = recipe.filter(|_| trainer == TrainerKind::Embedded && target.has_other_nodes());
+        let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
+        let data_files = checked.map_or_else(Vec::new, crate::dataset::sample_files);
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
@@ -23,6 +38,7 @@ impl Workspace {
             trainer: program(trainer)?,
             program: own_file()?,
             target,
+            options: StartOptions { waived: waive, push, data_files, warnings },
         })
     }
 }

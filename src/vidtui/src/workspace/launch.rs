@@ -4,7 +4,6 @@ use super::{Fitting, Init, Subject, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
-use recipe::TrainerKind;
 use rundir::{Attempt, Failure, Login, RunDir};
 
 /// A launch as it is wished for.
@@ -29,11 +28,10 @@ impl Workspace {
         let recipe = &wish.subject.resolved().recipe;
         let stage = wish.subject.stage();
         let init = self.weights_of(wish)?;
-        let context = self.context(self.place(wish.ranks, wish.nodes, recipe.mesh.world())?, recipe.trainer)?;
+        let target = self.place(wish.ranks, wish.nodes, recipe.mesh.world())?;
+        let context = self.context(target, Some(recipe), wish.nodes, wish.fitted.iter().cloned().collect())?;
         let request = LaunchRequest { recipe, name: wish.name, stage, init };
-        let mut plan = plan::launch(&request, &context).map_err(Refusal::request)?;
-        plan.warnings.extend(wish.fitted.clone());
-        Ok(self.as_wished(plan, wish.nodes))
+        plan::launch(&request, &context).map_err(Refusal::request)
     }
 
     /// Plans to continue a run; starts nothing.
@@ -56,17 +54,15 @@ impl Workspace {
             Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
             _ => (self.place(ranks, nodes, world)?, Vec::new()),
         };
-        let context = self.context(place, summary.run.recipe()?.trainer)?;
+        let context = self.context(place, Some(&summary.run.recipe()?), nodes, away.clone())?;
         let latest = rundir::latest_among(dir, &checkpoints);
         let latest = latest.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
-        let plan = plan::resume(&request, &context).map_err(|failure| match &away[..] {
-            [] => failure,
-            away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure },
-        })?;
-        let warnings = away.into_iter().chain(plan.warnings).collect();
-        Ok(self.as_wished(LaunchPlan { warnings, ..plan }, nodes))
+        plan::resume(&request, &context).map_err(|failure| match &away[..] {
+            [] => failure.into(),
+            away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure }.into(),
+        })
     }
 
     /// Plans the stage after a run's; starts nothing.
@@ -96,23 +92,14 @@ impl Workspace {
         let fitted = stage.map_or(Ok(None), |stage| self.fit(&mut stage.resolved, fitting, nodes))?;
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
-        let trainer = following.map_or(TrainerKind::Embedded, |stage| stage.resolved.recipe.trainer);
-        let context = self.context(self.place(ranks, nodes, world)?, trainer)?;
+        let recipe = following.map(|stage| &stage.resolved.recipe);
+        let target = self.place(ranks, nodes, world)?;
+        let context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
         let latest = rundir::latest_for_sure(dir)?;
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
-        let mut plan = plan::next(&request, &context).map_err(refuse)?;
-        plan.warnings.extend(fitted);
-        Ok(self.as_wished(plan, nodes))
-    }
-
-    /// Adds to a plan how it is to be checked, and what is to be copied before.
-    fn as_wished(&self, plan: LaunchPlan, nodes: &NodesArgs) -> LaunchPlan {
-        let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
-        let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && !plan.attempt.logins.is_empty());
-        let data = recipe.map_or_else(Vec::new, |recipe| crate::dataset::sample_files(&recipe));
-        LaunchPlan { push: push || plan.push, data, attempt: Attempt { waived: waive, ..plan.attempt }, ..plan }
+        plan::next(&request, &context).map_err(refuse)
     }
 
     /// Starts what a plan says, after every check that has to do with files.

@@ -2,7 +2,7 @@
 
 use camino::Utf8Path;
 use cluster::Hostfile;
-use plan::{Context, LaunchRequest, Target, TrainerBinary, launch};
+use plan::{Context, LaunchRequest, StartOptions, Target, TrainerBinary, launch};
 use recipe::Recipe;
 use rundir::StartFrom;
 
@@ -57,6 +57,7 @@ fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
         },
         program: "/opt/vidtui".into(),
         target: Target::hostfile(&nodes, 3, "hosts.txt"),
+        options: StartOptions::default(),
     };
     launch(&LaunchRequest { recipe, name: None, stage: None, init: None }, &context).unwrap()
 }
