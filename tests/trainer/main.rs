@@ -202,7 +202,7 @@ fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
     let run = running.finish();
     let checkpoint = latest(&run.dir).expect("the stop left a checkpoint");
     assert_eq!(checkpoint.step, run.samples().last().unwrap().step);
-    assert!(run.events().iter().any(|e| e.kind == EventKind::Stopped { why: "a signal asks for it".into() }));
+    assert!(run.events().iter().any(|e| e.kind == EventKind::Stopped { why: "SIGTERM or SIGINT".into() }));
     // And it goes on from there.
     let start = StartFrom::Checkpoint { run: run.id(), step: checkpoint.step };
     let mut again = run.attempt(&[1, 2], start, checkpoint.step);

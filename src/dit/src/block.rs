@@ -1,7 +1,7 @@
-//! One transformer block, and its backward pass.
+//! One transformer block and its backward pass, with activation checkpointing.
 //!
-//! The block is a plain function of its input and parameters. The forward pass runs it without a graph; the backward
-//! pass runs it once more with one, given what the forward pass kept, and takes the gradients of all it used at once.
+//! The block is a function of its input and parameters. The forward pass runs it without an autograd graph. The backward
+//! pass recomputes it with a graph from the saved tensors, and takes the gradients of input and parameters in one call.
 
 use crate::parallel::TensorParallel;
 use crate::params::{Affine, SlotGrad, Slots, UnitParams};
@@ -13,25 +13,25 @@ use kernels::attention::{Attended, attend};
 use recipe::{Model, Unit};
 use tch::{Device, TchError, Tensor};
 
-/// What the forward pass of a block keeps for its backward pass.
+/// What the forward pass of a block saves for its backward pass, named as in torchtitan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// The input alone: everything runs again.
-    Input,
-    /// The input and the attention output: everything but attention runs again.
-    Attention,
-    /// The graph itself: nothing runs again. For the last block, whose backward pass is next.
-    Everything,
+pub enum ActivationCheckpointing {
+    /// Saves the input only: the backward pass recomputes the whole block.
+    Full,
+    /// Saves the input and the attention output: the backward pass recomputes all but attention.
+    Selective,
+    /// Saves the graph: nothing is recomputed. For the last block, whose backward pass comes next.
+    None,
 }
 
-/// The same block for every layer: sizes, and where its parameters stand in the unit's table.
+/// The block of every layer: sizes, and the slots of its parameters in the unit's table.
 #[derive(Debug)]
 pub struct Block {
     head_dim: i64,
     text_len: i64,
     eps: f64,
     qk_eps: f64,
-    /// Of one segment.
+    /// Rotary factors of one segment.
     rotary: Option<Tensor>,
     segments: Option<Segments>,
     ttt: Option<Ttt>,
@@ -49,16 +49,16 @@ pub struct Block {
     down: usize,
 }
 
-/// What a block's forward pass left for [`Block::backward`].
+/// The tensors that [`Block::forward`] saved for [`Block::backward`].
 #[derive(Debug)]
-pub struct Tape {
-    /// None when another block's input is what it is made of again.
+pub struct SavedForBackward {
+    /// `None` when it is recomputed from the input of an earlier block.
     x_bld: Option<Tensor>,
     attended: Option<Attended>,
     graph: Option<Graph>,
 }
 
-/// A block that has run with a graph.
+/// A block that ran with an autograd graph.
 #[derive(Debug)]
 struct Graph {
     x: Tensor,
@@ -66,27 +66,27 @@ struct Graph {
     y: Tensor,
 }
 
-/// Gradients that a block hands on.
+/// The gradients of a block.
 #[derive(Debug)]
 pub struct BlockGrads {
     /// Gradients of the block's trained parameters.
     pub params: Vec<SlotGrad>,
-    /// `[B, L, D]`, for the block before.
+    /// Gradient of the input, `[B, L, D]`.
     pub x_bld: Tensor,
-    /// `[B, E]`, to be added over blocks.
+    /// Gradient of the time embedding, `[B, E]`; the caller sums it over blocks.
     pub act_be: Tensor,
 }
 
-impl Tape {
-    /// Gives the block's input away.
+impl SavedForBackward {
+    /// Takes the saved input out.
     pub fn take_input(&mut self) -> Option<Tensor> {
         self.x_bld.take()
     }
 
-    /// Puts something else in the place of the block's input.
+    /// Replaces the saved input.
     ///
     /// # Errors
-    /// What `change` met.
+    /// The error of `change`.
     pub fn change_input(&mut self, change: impl FnOnce(&Tensor) -> Result<Tensor, TchError>) -> Result<(), TchError> {
         self.x_bld = self.x_bld.take().map(|x| change(&x)).transpose()?;
         Ok(())
@@ -94,8 +94,10 @@ impl Tape {
 }
 
 impl Block {
-    /// Finds a block's parameters by name; `rotary` are the factors of one segment for models that use them, and
-    /// `scan_group` is how many mini-batches a TTT layer walks between saved states.
+    /// Looks up the slots of a block's parameters.
+    ///
+    /// * `rotary` — the rotary factors of one segment, for models that use them.
+    /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
     pub fn new(model: &Model, rotary: Option<Tensor>, scan_group: usize) -> Self {
         let slots = Slots::of(model, Unit::Block(0));
         Block {
@@ -121,7 +123,7 @@ impl Block {
         }
     }
 
-    /// Moves the fixed parts to where parameters and inputs are.
+    /// Moves the constant tensors to a device.
     pub fn move_to(&mut self, device: Device) {
         self.rotary = self.rotary.take().map(|rotary| rotary.to_device(device));
         if let Some(segments) = &mut self.segments {
@@ -135,60 +137,60 @@ impl Block {
     /// Applies the block to tokens `[B, L, D]` under the activated time embedding `[B, E]`.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn forward(
         &self,
         p: &UnitParams,
         x_bld: &Tensor,
         act_be: &Tensor,
-        keep: Keep,
+        checkpointing: ActivationCheckpointing,
         tp: &dyn TensorParallel,
-    ) -> Result<(Tensor, Tape), TchError> {
+    ) -> Result<(Tensor, SavedForBackward), TchError> {
         let x_bld = x_bld.detach();
-        if keep == Keep::Everything {
+        if checkpointing == ActivationCheckpointing::None {
             let graph = self.record(p, &x_bld, act_be, None, tp)?;
-            return Ok((graph.y.detach(), Tape { x_bld: None, attended: None, graph: Some(graph) }));
+            return Ok((graph.y.detach(), SavedForBackward { x_bld: None, attended: None, graph: Some(graph) }));
         }
         let (y, attended) = tch::no_grad(|| self.apply(p, &x_bld, act_be, None, tp))?;
-        let attended = (keep == Keep::Attention).then_some(attended);
-        Ok((y, Tape { x_bld: Some(x_bld), attended, graph: None }))
+        let attended = (checkpointing == ActivationCheckpointing::Selective).then_some(attended);
+        Ok((y, SavedForBackward { x_bld: Some(x_bld), attended, graph: None }))
     }
 
-    /// Runs the block once more, with a graph that [`Block::backward`] then takes; returns its output. `x_bld` is its input.
+    /// Recomputes the block with a graph for [`Block::backward`], and returns its output. `x_bld` is its input.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
-    pub fn again(
+    /// A collective of `tp` failed.
+    pub fn recompute(
         &self,
         p: &UnitParams,
-        tape: &mut Tape,
+        saved: &mut SavedForBackward,
         x_bld: &Tensor,
         act_be: &Tensor,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let graph = self.record(p, x_bld, act_be, tape.attended.take().as_ref(), tp)?;
+        let graph = self.record(p, x_bld, act_be, saved.attended.take().as_ref(), tp)?;
         let y = graph.y.detach();
-        tape.graph = Some(graph);
+        saved.graph = Some(graph);
         Ok(y)
     }
 
     /// Returns the block's gradients, given that of its output `[B, L, D]`.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn backward(
         &self,
         p: &UnitParams,
-        tape: Tape,
+        saved: SavedForBackward,
         act_be: &Tensor,
         grad_y: &Tensor,
         tp: &dyn TensorParallel,
     ) -> Result<BlockGrads, TchError> {
-        let Tape { x_bld, attended, graph } = tape;
+        let SavedForBackward { x_bld, attended, graph } = saved;
         let Graph { x, act, y } = match graph {
             Some(graph) => graph,
             None => {
-                let x_bld = x_bld.expect("a block that has not run again has its input");
+                let x_bld = x_bld.expect("a block that was not recomputed has its input");
                 self.record(p, &x_bld, act_be, attended.as_ref(), tp)?
             }
         };
@@ -201,7 +203,7 @@ impl Block {
         Ok(BlockGrads { params, x_bld, act_be })
     }
 
-    /// Applies the block with a graph that begins at copies of its inputs.
+    /// Applies the block with a graph whose leaves are copies of its inputs.
     fn record(
         &self,
         p: &UnitParams,
@@ -215,7 +217,7 @@ impl Block {
         Ok(Graph { x, act, y })
     }
 
-    /// The block itself. `known` is the result of attention on the same input, if it is at hand.
+    /// Applies the block. `known` is the saved attention output on the same input, if there is one.
     fn apply(
         &self,
         p: &UnitParams,
@@ -236,11 +238,11 @@ impl Block {
         Ok((self.gated_add(&x, &update, &modulation), attended))
     }
 
-    /// Lets the tokens of a sequence, `[B, L, D]` after modulation, tell each other something: attention within
-    /// segments, then TTT layers across them.
+    /// Mixes the tokens of a sequence, `[B, L, D]` after modulation: attention within segments, then TTT layers across
+    /// them.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn mix(
         &self,
         p: &UnitParams,
@@ -256,10 +258,11 @@ impl Block {
         Ok((mixed, attended))
     }
 
-    /// Attention within each segment, projected: `[B, L, D]` to the same. Each rank of `tp` attends with its own heads.
+    /// Applies attention within each segment and the output projection, `[B, L, D]` to `[B, L, D]`. Each rank of `tp`
+    /// computes its own heads.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn attention(
         &self,
         p: &UnitParams,
@@ -270,7 +273,7 @@ impl Block {
         let normed = tp.copy_to(normed)?;
         let size = normed.size();
         let heads = |slot| p.affine(slot).linear(&normed).view([size[0], size[1], -1, self.head_dim]);
-        // Shared frames are projected once; each segment then sees its tokens at its own positions.
+        // Frames that segments share are projected once; then each segment gets its tokens at its own positions.
         let split = |x: Tensor| self.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
         let turned = |x: Tensor| match &self.rotary {
             Some(rotary) => rotate(&x, rotary),
@@ -284,13 +287,13 @@ impl Block {
         let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
         let attended = attend(&q.transpose(1, 2), &k.transpose(1, 2), &split(heads(self.v)).transpose(1, 2), known);
         let merged = attended.out.transpose(1, 2).flatten(2, 3);
-        // The mean over segments before the projection is the mean after it, which is linear.
+        // The projection is linear, so averaging over segments before it equals averaging after it.
         let merged = self.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
         Ok((p.affine(self.o).row_linear(&merged, tp)?, attended))
     }
 
-    /// Gain and bias of the norms of queries, then of keys. Every rank has them whole and applies them to heads of its
-    /// own, so their gradients are summed up: those of all four at once.
+    /// Returns gain and bias of the query norm, then of the key norm. Every rank of `tp` has all of them and applies them to
+    /// its own heads, so one collective sums the gradients of all four.
     fn head_norms(&self, p: &UnitParams, tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
         let four = [self.q_norm, self.q_norm + 1, self.k_norm, self.k_norm + 1].map(|slot| p.tensor(slot));
         if tp.size() == 1 {
@@ -299,9 +302,10 @@ impl Block {
         Ok(tp.copy_to(&Tensor::cat(&four, 0))?.chunk(4, 0))
     }
 
-    /// One LayerNorm for both streams, then each stream's own shift and scale.
+    /// Applies one LayerNorm to both streams, then the shift and scale of each stream.
     ///
-    /// A modulation is six vectors: shift, scale and gate of the video, then of the text (reference `dit.py`).
+    /// A modulation holds six vectors: shift, scale and gate of the video, then of the text.
+    /// Source: ttt-video-dit `dit.py`.
     fn modulated_norm(&self, norm: Affine<'_>, x_bld: &Tensor, modulation: &Tensor) -> Tensor {
         let normed = norm.layer_norm(x_bld, self.eps);
         let m = modulation.unsqueeze(1).chunk(6, -1);
@@ -309,7 +313,7 @@ impl Block {
         Tensor::cat(&[m[3].addcmul(&text, &(&m[4] + 1.0)), m[0].addcmul(&video, &(&m[1] + 1.0))], 1)
     }
 
-    /// Adds `update` to the residual stream, scaled by each stream's gate.
+    /// Adds `update`, multiplied by the gate of each stream, to the residual.
     fn gated_add(&self, x_bld: &Tensor, update: &Tensor, modulation: &Tensor) -> Tensor {
         let m = modulation.unsqueeze(1).chunk(6, -1);
         let (x_text, x_video) = self.streams(x_bld);
@@ -317,7 +321,7 @@ impl Block {
         Tensor::cat(&[x_text.addcmul(&m[5], &text), x_video.addcmul(&m[2], &video)], 1)
     }
 
-    /// Text and video tokens.
+    /// Splits a sequence into text and video tokens.
     fn streams(&self, x_bld: &Tensor) -> (Tensor, Tensor) {
         let len = x_bld.size()[1];
         (x_bld.narrow(1, 0, self.text_len), x_bld.narrow(1, self.text_len, len - self.text_len))

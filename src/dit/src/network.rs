@@ -1,10 +1,10 @@
 //! The whole network, one unit at a time.
 //!
-//! [`Network::forward_backward`] is the only walk over the units. It owns no parameter: before a unit runs it asks its
-//! [`Units`] for the unit's tensors, and after a unit's backward pass it hands the gradients over. What gathering and
-//! reducing mean (nothing at all, or collectives over a mesh) is the caller's affair.
+//! [`Network::forward_backward`] owns no parameters. Before a unit runs, it gathers the unit's tensors from [`Units`]; after
+//! the unit's backward pass, it passes the gradients to [`Units::reduce`]. The caller decides what gathering and reducing
+//! mean: nothing on one rank, collectives on a mesh.
 
-use crate::block::{Block, Keep, Tape};
+use crate::block::{ActivationCheckpointing, Block, SavedForBackward};
 use crate::embed::{Embedded, Embedder, Inputs};
 use crate::head::Head;
 use crate::parallel::{Alone, TensorParallel};
@@ -12,132 +12,141 @@ use crate::params::{SlotGrad, UnitParams};
 use recipe::{Model, Positions, Unit};
 use tch::{Device, TchError, Tensor};
 
-/// Where the parameters of a unit come from, and where its gradients go.
+/// Supplies the parameters of units and receives their gradients.
 pub trait Units {
-    /// Why a unit could not be had, or a block not be run.
+    /// The error of a collective or of libtorch.
     type Error: From<TchError>;
 
-    /// Returns the whole parameters of a unit; `next` is the unit that will be asked for after it.
+    /// Returns the full parameters of a unit. `next` is the unit that is gathered after it, to prefetch.
     fn gather(&mut self, unit: Unit, next: Option<Unit>) -> Result<UnitParams, Self::Error>;
 
-    /// Takes the gradients of a unit. Called once per unit in the order in which they become ready; the root comes last.
+    /// Receives the gradients of a unit. Called once per unit in the order of the backward pass; the root comes last.
     fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
 
-    /// The ranks that share the heads and hidden units of a block, when what is gathered are parts.
+    /// Returns the collectives of the TP group; one rank alone by default.
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         &Alone
     }
 }
 
-/// How the inputs of blocks are kept for the backward pass.
+/// How the ranks of a TP group save the inputs of blocks for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeepInput {
-    /// On every rank of a TP group.
-    Whole,
-    /// Each rank of a TP group keeps its part, and they are joined before the block runs again.
-    SharedOut,
+pub enum SavedInputs {
+    /// Every rank saves the whole input.
+    Replicated,
+    /// Each rank saves its part; the parts are gathered before the block is recomputed.
+    Sharded,
 }
 
-/// The network's fixed parts.
+/// A network without its parameters.
 #[derive(Debug)]
 pub struct Network {
     embedder: Embedder,
     block: Block,
     head: Head,
     num_blocks: usize,
-    /// Blocks that run again together, from the input of the first.
+    /// The number of blocks that are recomputed together, from the input of the first.
     group: usize,
-    inputs: KeepInput,
-    keep: Keep,
+    inputs: SavedInputs,
+    checkpointing: ActivationCheckpointing,
 }
 
-/// What one walk forward and back gave besides the parameters' gradients.
+/// The results of a forward and backward pass besides the gradients of parameters.
 #[derive(Debug)]
-pub struct Walk {
+pub struct ForwardBackward {
     /// The network's output `[B, T, C, height, width]`.
     pub output: Tensor,
-    /// The gradient of the input latent, when the latent asked for one.
+    /// The gradient of the input latent, if the latent requires one.
     pub grad_latent: Option<Tensor>,
-    /// Seconds spent until the head's output stood.
+    /// Seconds of the forward pass.
     pub forward_s: f64,
 }
 
 impl Network {
-    /// Prepares the network of a model. `keep` says what every block but the last keeps for its backward pass,
-    /// `scan_group` how many mini-batches a TTT layer walks between saved states.
-    pub fn new(model: &Model, keep: Keep, scan_group: usize) -> Self {
+    /// Prepares the network of a model.
+    ///
+    /// * `checkpointing` — what every block but those of the last group saves for its backward pass.
+    /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
+    pub fn new(model: &Model, checkpointing: ActivationCheckpointing, scan_group: usize) -> Self {
         let rotary = (model.positions != Positions::SinCos).then(|| crate::segments::attention_rotary(model));
-        Self::with_rotary(model, keep, scan_group, rotary)
+        Self::with_rotary(model, checkpointing, scan_group, rotary)
     }
 
-    /// As [`Network::new`], with rotary factors of one segment's attention, `[S, F/2]`, of the caller's own.
-    pub fn with_rotary(model: &Model, keep: Keep, scan_group: usize, rotary: Option<Tensor>) -> Self {
+    /// As [`Network::new`], with the caller's rotary factors of one segment's attention, `[S, F/2]`.
+    pub fn with_rotary(
+        model: &Model,
+        checkpointing: ActivationCheckpointing,
+        scan_group: usize,
+        rotary: Option<Tensor>,
+    ) -> Self {
         Network {
             embedder: Embedder::new(model),
             block: Block::new(model, rotary, scan_group),
             head: Head::new(model),
             num_blocks: model.num_layers,
             group: 1,
-            inputs: KeepInput::Whole,
-            keep,
+            inputs: SavedInputs::Replicated,
+            checkpointing,
         }
     }
 
-    /// Lets so many blocks share a saved input: each still runs again once. With all of them nothing runs again.
+    /// Makes groups of `blocks` blocks share one saved input. Each block is still recomputed once; if all blocks are one
+    /// group, none is.
     pub fn grouped(self, blocks: usize) -> Self {
         Network { group: blocks.clamp(1, self.num_blocks), ..self }
     }
 
-    /// Moves the fixed parts to where parameters and inputs are; the CPU when nobody says.
+    /// Moves the constant tensors to a device; they are on the CPU by default.
     pub fn on(mut self, device: Device) -> Self {
         self.embedder.move_to(device);
         self.block.move_to(device);
         self
     }
 
-    /// Says where the first image is, `[1]` or `[B]`, for models that embed it; 2 when nobody says.
+    /// Sets the offset (`ofs`) of models that embed it, `[1]` or `[B]`; the default is 2.
     pub fn at_offset(mut self, offset: &Tensor) -> Self {
         self.embedder.set_offset(offset);
         self
     }
 
-    /// Says how the inputs of blocks are kept for the backward pass; [`KeepInput::Whole`] when nobody says.
-    pub fn keeping(self, inputs: KeepInput) -> Self {
+    /// Sets how the inputs of blocks are saved; the default is [`SavedInputs::Replicated`].
+    pub fn saving_inputs(self, inputs: SavedInputs) -> Self {
         Network { inputs, ..self }
     }
 
-    /// Runs forward and back. `objective` turns the output into the scalar whose gradients are taken.
+    /// Runs a forward and a backward pass. `objective` computes the scalar loss from the output.
     ///
     /// # Errors
-    /// Whatever gathering, reducing or running a unit met.
+    /// The error of gathering, reducing or computing a unit.
     pub fn forward_backward<U: Units>(
         &self,
         units: &mut U,
         inputs: &Inputs,
         objective: impl FnOnce(&Tensor) -> Tensor,
-    ) -> Result<Walk, U::Error> {
+    ) -> Result<ForwardBackward, U::Error> {
         let start = std::time::Instant::now();
-        // The last group's graphs and parameters stay in hand for its backward pass, which comes next.
+        // The last group keeps its graphs and parameters, because its backward pass comes next.
         let last = (self.num_blocks - 1) / self.group * self.group;
         let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
         let Embedded { mut x_bld, act_be } = tch::no_grad(|| self.embedder.forward(&root, inputs));
-        let mut tapes: Vec<Tape> = Vec::with_capacity(self.num_blocks);
-        let mut in_hand: Vec<UnitParams> = Vec::new();
+        let mut saved: Vec<SavedForBackward> = Vec::with_capacity(self.num_blocks);
+        let mut held: Vec<UnitParams> = Vec::new();
         for i in 0..self.num_blocks {
             let next = if i + 1 < self.num_blocks { Some(i + 1) } else { last.checked_sub(self.group) };
             let params = units.gather(Unit::Block(i), next.map(Unit::Block))?;
-            let keep = if i >= last { Keep::Everything } else { self.keep };
-            let (y, mut tape) = self.block.forward(&params, &x_bld, &act_be, keep, units.tensor_parallel())?;
+            let checkpointing = if i >= last { ActivationCheckpointing::None } else { self.checkpointing };
+            let (y, mut block) =
+                self.block.forward(&params, &x_bld, &act_be, checkpointing, units.tensor_parallel())?;
             if !i.is_multiple_of(self.group) {
-                // It comes out of the block before when that runs again.
-                drop(tape.take_input());
-            } else if self.inputs == KeepInput::SharedOut {
-                tape.change_input(|x| units.tensor_parallel().scatter_to(x))?;
+                // Recomputing the block before yields this input.
+                drop(block.take_input());
+            } else if self.inputs == SavedInputs::Sharded {
+                block.change_input(|x| units.tensor_parallel().scatter_to(x))?;
             }
             x_bld = y;
-            tapes.push(tape);
+            saved.push(block);
             if i >= last {
-                in_hand.push(params);
+                held.push(params);
             }
         }
         let mut output = None;
@@ -150,22 +159,22 @@ impl Network {
         drop(x_bld);
         let (mut grad_x, mut grad_act, mut root_grads) = (head.x_bld, head.act_be, head.params);
         for i in (0..self.num_blocks).rev() {
-            if in_hand.is_empty() {
+            if held.is_empty() {
                 let start = i / self.group * self.group;
-                let mut x = tapes[start].take_input().expect("the first of a group keeps its input");
-                if self.inputs == KeepInput::SharedOut {
+                let mut x = saved[start].take_input().expect("the first block of a group saves its input");
+                if self.inputs == SavedInputs::Sharded {
                     x = units.tensor_parallel().gather_from(&x)?;
                 }
-                for (j, tape) in tapes.iter_mut().enumerate().skip(start) {
+                for (j, block) in saved.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
                     let params = units.gather(Unit::Block(j), next.map(Unit::Block))?;
-                    x = self.block.again(&params, tape, &x, &act_be, units.tensor_parallel())?;
-                    in_hand.push(params);
+                    x = self.block.recompute(&params, block, &x, &act_be, units.tensor_parallel())?;
+                    held.push(params);
                 }
             }
-            let tape = tapes.pop().expect("one tape per block");
-            let params = in_hand.pop().expect("a group is in hand");
-            let grads = self.block.backward(&params, tape, &act_be, &grad_x, units.tensor_parallel())?;
+            let block = saved.pop().expect("every block saved its tensors");
+            let params = held.pop().expect("the parameters of the group are held");
+            let grads = self.block.backward(&params, block, &act_be, &grad_x, units.tensor_parallel())?;
             drop(params);
             grad_x = grads.x_bld;
             grad_act += grads.act_be;
@@ -177,6 +186,6 @@ impl Network {
         drop(root);
         units.reduce(Unit::Root, root_grads)?;
         let output = output.expect("the head has run");
-        Ok(Walk { output, grad_latent, forward_s })
+        Ok(ForwardBackward { output, grad_latent, forward_s })
     }
 }

@@ -6,7 +6,7 @@
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::block::Keep;
+use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::{Network, Units};
@@ -82,7 +82,7 @@ fn follow(folder: &Utf8Path) -> usize {
         dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
     });
     let mut compared = 0;
-    for keep in [Keep::Attention, Keep::Input] {
+    for keep in [ActivationCheckpointing::Selective, ActivationCheckpointing::Full] {
         let network = match &rotary {
             Some(rotary) => Network::with_rotary(&model, keep, 16, Some(rotary.shallow_clone())),
             None => Network::new(&model, keep, 16),
@@ -205,7 +205,7 @@ fn the_offset_that_was_recorded_is_the_one_that_counts() {
     let model = model(&folder.join("transformer/config.json"), &case);
     let all = all_weights(&folder.join("transformer"));
     let output = |offset: Option<f64>| {
-        let network = Network::new(&model, Keep::Input, 16);
+        let network = Network::new(&model, ActivationCheckpointing::Full, 16);
         let network = match offset {
             Some(offset) => network.at_offset(&Tensor::from_slice(&[offset])),
             None => network,

@@ -6,7 +6,7 @@
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::block::{Block, Keep};
+use dit::block::{ActivationCheckpointing, Block};
 use dit::diffusion::{Schedule, velocity_loss};
 use dit::embed;
 use dit::network::{Network, Units};
@@ -264,7 +264,7 @@ fn network(path: &Utf8Path) -> usize {
     let case = load(path);
     let mut compared = 0;
     for (prefix, alignment) in semantics(path, &case, "dit_out") {
-        for keep in [Keep::Attention, Keep::Input] {
+        for keep in [ActivationCheckpointing::Selective, ActivationCheckpointing::Full] {
             let model = model(path, alignment);
             let network = Network::new(&model, keep, 4);
             let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };

@@ -2,7 +2,7 @@
 
 /// Which of a unit's two flat tensors a slot lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
+pub enum ParamKind {
     /// Has a gradient and optimizer state.
     Trained,
     /// Is only read.
@@ -11,11 +11,11 @@ pub enum Which {
 
 /// What the ranks of a TP group have of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
+pub enum TpLayout {
     /// All of it, each.
-    Alike,
+    Replicated,
     /// Each a part of its own.
-    Apart,
+    Sharded,
 }
 
 /// One tensor of a unit and its place.
@@ -24,9 +24,9 @@ pub struct Slot {
     /// Shape of the tensor.
     pub shape: Vec<i64>,
     /// The flat tensor it lies in.
-    pub which: Which,
+    pub kind: ParamKind,
     /// What the other ranks of the TP group have of it.
-    pub held: Held,
+    pub tp_layout: TpLayout,
     /// Its first element there.
     pub offset: i64,
     /// Its number of elements.
@@ -46,13 +46,13 @@ pub struct Layout {
 
 /// A run of elements of one tensor that lies in one rank's shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct ShardRange {
     /// The tensor's slot.
     pub slot: usize,
     /// The flat tensor.
-    pub which: Which,
+    pub kind: ParamKind,
     /// What the other ranks of the TP group have of the tensor.
-    pub held: Held,
+    pub tp_layout: TpLayout,
     /// First element, counted in the tensor (row-major).
     pub start: i64,
     /// Number of elements.
@@ -63,14 +63,14 @@ pub struct Run {
 
 impl Layout {
     /// Lays tensors end to end; each flat tensor is padded to a multiple of the number of shards.
-    pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, Which, Held)>, shards: usize) -> Self {
+    pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, ParamKind, TpLayout)>, shards: usize) -> Self {
         let (mut trained, mut frozen) = (0, 0);
         let slots = tensors
             .into_iter()
-            .map(|(shape, which, held)| {
+            .map(|(shape, kind, tp_layout)| {
                 let len = shape.iter().product();
-                let end = if which == Which::Trained { &mut trained } else { &mut frozen };
-                let slot = Slot { shape, which, held, offset: *end, len };
+                let end = if kind == ParamKind::Trained { &mut trained } else { &mut frozen };
+                let slot = Slot { shape, kind, tp_layout, offset: *end, len };
                 *end += len;
                 slot
             })
@@ -81,23 +81,23 @@ impl Layout {
     }
 
     /// Elements of one shard.
-    pub fn shard_len(&self, which: Which) -> i64 {
-        match which {
-            Which::Trained => self.trained_shard,
-            Which::Frozen => self.frozen_shard,
+    pub fn shard_len(&self, kind: ParamKind) -> i64 {
+        match kind {
+            ParamKind::Trained => self.trained_shard,
+            ParamKind::Frozen => self.frozen_shard,
         }
     }
 
     /// What a rank owns, in the order of the slots. Over all ranks the runs cover every tensor once.
-    pub fn runs(&self, shard: usize) -> Vec<Run> {
+    pub fn ranges(&self, shard: usize) -> Vec<ShardRange> {
         let own = |(slot, s): (usize, &Slot)| {
-            let begin = self.shard_len(s.which) * shard as i64;
+            let begin = self.shard_len(s.kind) * shard as i64;
             let first = s.offset.max(begin);
-            let last = (s.offset + s.len).min(begin + self.shard_len(s.which));
-            (first < last).then(|| Run {
+            let last = (s.offset + s.len).min(begin + self.shard_len(s.kind));
+            (first < last).then(|| ShardRange {
                 slot,
-                which: s.which,
-                held: s.held,
+                kind: s.kind,
+                tp_layout: s.tp_layout,
                 start: first - s.offset,
                 len: last - first,
                 shard_start: first - begin,
@@ -114,20 +114,23 @@ mod tests {
     #[test]
     fn over_all_ranks_the_runs_cover_every_element_once() {
         let shapes = [
-            (vec![3, 5], Which::Trained, Held::Alike),
-            (vec![7], Which::Frozen, Held::Apart),
-            (vec![1], Which::Trained, Held::Apart),
-            (vec![4, 4], Which::Frozen, Held::Alike),
-            (vec![2, 2, 3], Which::Trained, Held::Alike),
+            (vec![3, 5], ParamKind::Trained, TpLayout::Replicated),
+            (vec![7], ParamKind::Frozen, TpLayout::Sharded),
+            (vec![1], ParamKind::Trained, TpLayout::Sharded),
+            (vec![4, 4], ParamKind::Frozen, TpLayout::Replicated),
+            (vec![2, 2, 3], ParamKind::Trained, TpLayout::Replicated),
         ];
         for shards in 1..9 {
             let layout = Layout::new(shapes.clone(), shards);
             let mut seen: Vec<Vec<u32>> = layout.slots.iter().map(|s| vec![0; s.len as usize]).collect();
             for rank in 0..shards {
-                for run in layout.runs(rank) {
-                    assert!(run.shard_start + run.len <= layout.shard_len(run.which), "{shards} shards, rank {rank}");
-                    for i in run.start..run.start + run.len {
-                        seen[run.slot][i as usize] += 1;
+                for range in layout.ranges(rank) {
+                    assert!(
+                        range.shard_start + range.len <= layout.shard_len(range.kind),
+                        "{shards} shards, rank {rank}"
+                    );
+                    for i in range.start..range.start + range.len {
+                        seen[range.slot][i as usize] += 1;
                     }
                 }
             }

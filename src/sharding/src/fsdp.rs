@@ -3,7 +3,7 @@
 //! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
 //! unit's gather and the last unit's reduction are in flight while a unit computes.
 
-use crate::flat::{Held, Layout, Run, Slot, Which};
+use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use c10d::{Pending, Reduce, Result};
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ pub struct Fsdp {
     gathering: Option<(usize, Gathered)>,
     /// A reduce-scatter in flight.
     reducing: Option<Pending>,
-    part: Part,
+    grad_sync: GradSync,
     waited: Duration,
 }
 
 /// Which part of a batch is under way, when its gradients are accumulated over several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum GradSync {
     /// Others come after it: gradients are added up on this rank, whole and in fp32.
-    More,
+    Accumulate,
     /// The last, or the only one: each unit's sum is reduced once, and freed.
-    Last,
+    Reduce,
 }
 
 /// This rank's part of one unit.
@@ -69,11 +69,11 @@ pub struct ShardView<'a> {
 
 /// A piece of a tensor in this rank's hands.
 #[derive(Debug)]
-pub struct OwnedRun {
+pub struct OwnedRange {
     /// Number of the unit.
     pub unit: usize,
     /// Which elements of which slot.
-    pub run: Run,
+    pub range: ShardRange,
     /// The elements themselves, a view of the shard.
     pub values: Tensor,
 }
@@ -96,7 +96,15 @@ impl Fsdp {
                 layout,
             })
             .collect();
-        Fsdp { groups, compute, units, gathering: None, reducing: None, part: Part::Last, waited: Duration::ZERO }
+        Fsdp {
+            groups,
+            compute,
+            units,
+            gathering: None,
+            reducing: None,
+            grad_sync: GradSync::Reduce,
+            waited: Duration::ZERO,
+        }
     }
 
     /// The groups of this rank.
@@ -107,24 +115,24 @@ impl Fsdp {
     /// Bytes of all tensors and of the two moments of what is trained, over the ranks of one replica.
     pub fn bytes(&self) -> u64 {
         let of = |slot: &Slot| {
-            let parts = if slot.held == Held::Apart { self.groups.tp.size() } else { 1 };
-            let each = if slot.which == Which::Trained { 12 } else { self.compute.elt_size_in_bytes() };
+            let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
+            let each = if slot.kind == ParamKind::Trained { 12 } else { self.compute.elt_size_in_bytes() };
             slot.len as u64 * (parts * each) as u64
         };
         self.units.iter().flat_map(|unit| &unit.layout.slots).map(of).sum()
     }
 
     /// What this rank owns of every tensor, in the order of units and slots.
-    pub fn owned(&self) -> Vec<OwnedRun> {
+    pub fn owned(&self) -> Vec<OwnedRange> {
         let mut owned = Vec::new();
         for (number, unit) in self.units.iter().enumerate() {
-            for run in unit.layout.runs(self.groups.shard.rank()) {
-                let shard = match run.which {
-                    Which::Trained => unit.trained.as_ref().map(|t| &t.master),
-                    Which::Frozen => unit.frozen.as_ref(),
+            for range in unit.layout.ranges(self.groups.shard.rank()) {
+                let shard = match range.kind {
+                    ParamKind::Trained => unit.trained.as_ref().map(|t| &t.master),
+                    ParamKind::Frozen => unit.frozen.as_ref(),
                 };
                 let shard = shard.expect("a run lies in a shard that exists");
-                owned.push(OwnedRun { unit: number, run, values: shard.narrow(0, run.shard_start, run.len) });
+                owned.push(OwnedRange { unit: number, range, values: shard.narrow(0, range.shard_start, range.len) });
             }
         }
         owned
@@ -145,9 +153,9 @@ impl Fsdp {
             return self.shards().map(|shard| of(&shard).shallow_clone()).collect();
         }
         let apart = |shard: ShardView<'_>| {
-            let runs = self.units[shard.unit].layout.runs(self.groups.shard.rank()).into_iter();
-            let own = runs.filter(|run| run.which == Which::Trained && run.held == Held::Apart);
-            own.map(|run| of(&shard).narrow(0, run.shard_start, run.len)).collect::<Vec<_>>()
+            let runs = self.units[shard.unit].layout.ranges(self.groups.shard.rank()).into_iter();
+            let own = runs.filter(|range| range.kind == ParamKind::Trained && range.tp_layout == TpLayout::Sharded);
+            own.map(|range| of(&shard).narrow(0, range.shard_start, range.len)).collect::<Vec<_>>()
         };
         self.shards().flat_map(apart).collect()
     }
@@ -169,9 +177,9 @@ impl Fsdp {
             self.gathering = Some((next, self.start_gather(next)?));
         }
         let view = |slot: &Slot| {
-            let (flat, trained) = match slot.which {
-                Which::Trained => (&gathered.trained, true),
-                Which::Frozen => (&gathered.frozen, false),
+            let (flat, trained) = match slot.kind {
+                ParamKind::Trained => (&gathered.trained, true),
+                ParamKind::Frozen => (&gathered.frozen, false),
             };
             let flat = flat.as_ref().expect("a slot lies in a flat tensor that exists");
             flat.narrow(0, slot.offset, slot.len).view(slot.shape.as_slice()).detach().set_requires_grad(trained)
@@ -199,8 +207,8 @@ impl Fsdp {
     }
 
     /// Says which part of a batch the gradients to come are of.
-    pub fn begin_part(&mut self, part: Part) {
-        self.part = part;
+    pub fn set_grad_sync(&mut self, grad_sync: GradSync) {
+        self.grad_sync = grad_sync;
     }
 
     /// Returns the seconds spent waiting for other ranks since the last call.
@@ -231,7 +239,7 @@ impl Fsdp {
         let flat = before.unwrap_or_else(|| {
             let whole = layout.trained_shard * shards as i64;
             let flat = Tensor::empty([whole], (Kind::Float, trained.grad.device()));
-            let used: i64 = layout.slots.iter().filter(|s| s.which == Which::Trained).map(|s| s.len).sum();
+            let used: i64 = layout.slots.iter().filter(|s| s.kind == ParamKind::Trained).map(|s| s.len).sum();
             let _ = flat.narrow(0, used, whole - used).zero_();
             flat
         });
@@ -240,7 +248,7 @@ impl Fsdp {
             let from = grad.view(-1);
             tch::no_grad(|| if first { to.copy_(&from) } else { to += from });
         }
-        if self.part == Part::More {
+        if self.grad_sync == GradSync::Accumulate {
             trained.whole = Some(flat);
             return Ok(());
         }

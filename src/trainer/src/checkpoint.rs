@@ -6,7 +6,7 @@
 use crate::data::kind;
 use crate::exchange::{agree, agree_on};
 use crate::fault;
-use crate::optim::{Moment, Moments};
+use crate::optim::{AdamState, Moment};
 use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
@@ -18,8 +18,8 @@ use rundir::{
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
-use sharding::flat::Which;
-use sharding::fsdp::{Fsdp, OwnedRun};
+use sharding::flat::ParamKind;
+use sharding::fsdp::{Fsdp, OwnedRange};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
@@ -30,17 +30,17 @@ use tch::{Device, Kind, Tensor};
 use weights::{Header, read_range};
 
 /// The sharded state of training.
-pub struct Sharded<'a> {
+pub struct TrainingState<'a> {
     /// Parameters.
     pub fsdp: &'a Fsdp,
     /// Optimizer state.
-    pub moments: &'a mut Moments,
+    pub moments: &'a mut AdamState,
     /// The parameter tables of the units.
     pub tables: &'a [Vec<ParamSpec>],
 }
 
 /// Which checkpoint is saved.
-pub struct Saved<'a> {
+pub struct SaveInfo<'a> {
     /// Its id.
     pub id: &'a RunId,
     /// The attempt that saves.
@@ -88,28 +88,28 @@ impl Piece {
 
 /// What one rank wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Part {
+struct RankPart {
     files: Vec<FileSum>,
     tensors: Vec<LogicalTensor>,
 }
 
 /// The memory that saves copy to, over and over: new memory would take longer to come by than the copying itself.
 #[derive(Debug, Default)]
-pub struct Spare {
+pub struct StagingMemory {
     ready: VecDeque<Tensor>,
     making: Option<JoinHandle<c10d::Result<VecDeque<Tensor>>>>,
 }
 
-impl Spare {
+impl StagingMemory {
     /// Begins to make it, so that the first save finds it as later ones do.
-    pub fn ahead(sharded: &Sharded<'_>) -> Self {
+    pub fn ahead(sharded: &TrainingState<'_>) -> Self {
         let device = sharded.fsdp.groups().device;
         let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
         let make = move || {
             on(device)?;
             like.iter().map(memory_like).collect()
         };
-        Spare { ready: VecDeque::new(), making: Some(std::thread::spawn(make)) }
+        StagingMemory { ready: VecDeque::new(), making: Some(std::thread::spawn(make)) }
     }
 
     /// Waits for what is being made.
@@ -123,7 +123,7 @@ impl Spare {
     }
 }
 
-impl Drop for Spare {
+impl Drop for StagingMemory {
     /// A process that ends while a thread of it is in libtorch may crash.
     fn drop(&mut self) {
         if let Some(making) = self.making.take() {
@@ -173,14 +173,14 @@ fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> 
 }
 
 /// A checkpoint that is being copied and written while training goes on.
-pub struct Writing {
+pub struct PendingSave {
     /// The state that it saves.
     pub state: TrainState,
     staging: Staging,
-    thread: JoinHandle<(Result<Part, Failure>, Spare)>,
+    thread: JoinHandle<(Result<RankPart, Failure>, StagingMemory)>,
 }
 
-impl Writing {
+impl PendingSave {
     /// Whether this rank has written its part.
     pub fn is_done(&self) -> bool {
         self.thread.is_finished()
@@ -189,7 +189,7 @@ impl Writing {
 
 /// The size of a checkpoint: values, and for each tensor some hundred bytes of headers and manifest. The same on every
 /// rank.
-pub fn bytes(sharded: &Sharded<'_>) -> u64 {
+pub fn bytes(sharded: &TrainingState<'_>) -> u64 {
     sharded.fsdp.bytes() + sharded.tables.iter().flatten().count() as u64 * ABOUT_A_TENSOR
 }
 
@@ -215,16 +215,16 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
 }
 
 /// Starts to copy this rank's part of a checkpoint, and to write the copies. A collective, short beside either: the next
-/// forward and backward pass only read what is copied, and [`Moments::step`] waits until it is.
+/// forward and backward pass only read what is copied, and [`AdamState::step`] waits until it is.
 ///
 /// # Errors
 /// When the staging folder cannot be made.
 pub fn begin(
-    sharded: &mut Sharded<'_>,
+    sharded: &mut TrainingState<'_>,
     run: &RunDir,
     state: TrainState,
-    spare: &mut Spare,
-) -> Result<Writing, Failure> {
+    spare: &mut StagingMemory,
+) -> Result<PendingSave, Failure> {
     let groups = sharded.fsdp.groups();
     let staging = Staging::new(run, state.step);
     let first = groups.world.rank() == 0;
@@ -237,7 +237,7 @@ pub fn begin(
     fault::reached("prepared", state.step);
     let (files, device, mut spare) = (to_save(sharded), groups.device, std::mem::take(spare));
     let (dir, step) = (staging.dir(), state.step);
-    let reading = sharded.moments.read_aside();
+    let reading = sharded.moments.begin_snapshot();
     let thread = std::thread::spawn(move || {
         let copied = Copies::of(files, device, &mut spare);
         // On a GPU the copies may still be on their way. What the optimizer is asked for from now on comes after them, since
@@ -254,19 +254,19 @@ pub fn begin(
             Ok(files) => {
                 let written = write_part(&files, &dir, step);
                 let memory = files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values);
-                (written, Spare { ready: memory.collect(), making: None })
+                (written, StagingMemory { ready: memory.collect(), making: None })
             }
-            Err(failure) => (Err(failure), Spare::default()),
+            Err(failure) => (Err(failure), StagingMemory::default()),
         }
     });
-    Ok(Writing { state, staging, thread })
+    Ok(PendingSave { state, staging, thread })
 }
 
 /// The files that a rank writes, each with what is in it.
 type Files = Vec<(String, Vec<Piece>)>;
 
 /// What this rank saves, by file. Of replicas, only the first saves.
-fn to_save(sharded: &Sharded<'_>) -> Files {
+fn to_save(sharded: &TrainingState<'_>) -> Files {
     let groups = sharded.fsdp.groups();
     if groups.replicate.rank() > 0 {
         return Vec::new();
@@ -290,7 +290,7 @@ struct Copies {
 }
 
 impl Copies {
-    fn of(mut files: Files, device: Device, spare: &mut Spare) -> c10d::Result<Self> {
+    fn of(mut files: Files, device: Device, spare: &mut StagingMemory) -> c10d::Result<Self> {
         on(device)?;
         let memory = spare.get()?;
         for piece in files.iter_mut().flat_map(|(_, pieces)| pieces) {
@@ -311,10 +311,15 @@ impl Copies {
 ///
 /// # Errors
 /// The first failure of any rank; the staging folder is removed then, and earlier checkpoints are as they were.
-pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>, spare: &mut Spare) -> Result<u64, Failure> {
+pub fn finish(
+    fsdp: &Fsdp,
+    writing: PendingSave,
+    saved: &SaveInfo<'_>,
+    spare: &mut StagingMemory,
+) -> Result<u64, Failure> {
     let world = &fsdp.groups().world;
     let first = world.rank() == 0;
-    let Writing { state, staging, thread } = writing;
+    let PendingSave { state, staging, thread } = writing;
     let (written, memory) = thread.join().expect("writing a checkpoint does not panic");
     *spare = memory;
     let committed = agree(world, written).and_then(|parts| {
@@ -342,9 +347,9 @@ pub fn finish(fsdp: &Fsdp, writing: Writing, saved: &Saved<'_>, spare: &mut Spar
 
 /// What was read, where nothing of it is damaged; the same on every rank.
 #[derive(Debug)]
-pub enum Found<T> {
+pub enum Loaded<T> {
     /// As it was written.
-    Whole(T),
+    Intact(T),
     /// Not as it was written, or not all of it.
     Damaged(Failure),
 }
@@ -354,15 +359,15 @@ const LAG: Duration = Duration::from_secs(5);
 
 /// Opens a checkpoint on every rank. What rank 0 sees counts: of what another alone does not see, nothing is damaged.
 /// A collective.
-fn open(world: &Group, dir: &Utf8Path) -> Result<Found<Checkpoint>, Failure> {
+fn open(world: &Group, dir: &Utf8Path) -> Result<Loaded<Checkpoint>, Failure> {
     let rank = world.rank();
     let first = (rank == 0).then(|| Checkpoint::open(dir)).transpose();
     let first = match on_every_rank(world, first)? {
-        Found::Whole(checkpoint) => checkpoint,
-        Found::Damaged(damage) => return Ok(Found::Damaged(damage)),
+        Loaded::Intact(checkpoint) => checkpoint,
+        Loaded::Damaged(damage) => return Ok(Loaded::Damaged(damage)),
     };
     let seen = first.map_or_else(|| see(dir, rank), Ok);
-    agree_on(world, seen).map(Found::Whole)
+    agree_on(world, seen).map(Loaded::Intact)
 }
 
 /// Opens a checkpoint that rank 0 has opened.
@@ -390,13 +395,13 @@ fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 ///
 /// # Errors
 /// When a file cannot be read, this rank does not see what rank 0 sees, or the checkpoint lacks a tensor or has it in another shape.
-pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
-    sharded.moments.wait_for_reader();
+pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
+    sharded.moments.wait_for_snapshot();
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
     let checkpoint = match open(world, dir)? {
-        Found::Whole(checkpoint) => checkpoint,
-        damaged @ Found::Damaged(_) => return Ok(damaged),
+        Loaded::Intact(checkpoint) => checkpoint,
+        damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
     // Side by side: what one has read from the disk, the other finds in memory.
     let (verified, filled) = std::thread::scope(|scope| {
@@ -405,15 +410,15 @@ pub fn load(sharded: &mut Sharded<'_>, dir: &Utf8Path, restore: Restore) -> Resu
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
     // That a file has changed says more than what did not fit because of it.
-    if let Found::Damaged(damage) = on_every_rank(world, verified)? {
-        return Ok(Found::Damaged(damage));
+    if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
+        return Ok(Loaded::Damaged(damage));
     }
     agree(world, filled)?;
-    Ok(Found::Whole(checkpoint))
+    Ok(Loaded::Intact(checkpoint))
 }
 
 /// What this rank has read, when every rank has; else the damage that any of them met. A collective.
-fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Found<T>, Failure> {
+fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Loaded<T>, Failure> {
     use rundir::Error::{Checksum, Incomplete};
     let (value, told) = match read {
         Ok(value) => (Some(value), Ok(None)),
@@ -421,8 +426,8 @@ fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Fou
         Err(other) => (None, Err(Failure::from(other))),
     };
     Ok(match agree(world, told)?.into_iter().flatten().next() {
-        Some(damage) => Found::Damaged(damage),
-        None => Found::Whole(value.expect("no rank met damage, so this one has a value")),
+        Some(damage) => Loaded::Damaged(damage),
+        None => Loaded::Intact(value.expect("no rank met damage, so this one has a value")),
     })
 }
 
@@ -432,7 +437,7 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rund
     share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
-fn fill(sharded: &Sharded<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
+fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
     let tensors: HashMap<&str, &LogicalTensor> =
         checkpoint.manifest.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
     let (mut files, mut buffer) = (BTreeMap::new(), Vec::new());
@@ -510,8 +515,8 @@ fn read_slice(
     Ok(Tensor::from_data_size(buffer, &[len as i64], kind(info.dtype)))
 }
 
-fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Result<Part, Failure> {
-    let mut part = Part::default();
+fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Result<RankPart, Failure> {
+    let mut part = RankPart::default();
     for (file, pieces) in files {
         let path = dir.join(file);
         let written = write_tensors(&path, pieces).map_err(|error| {
@@ -571,7 +576,7 @@ fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
 }
 
 /// Joins what the ranks wrote into one manifest; a tensor's slices come in the order of its elements.
-fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
+fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Manifest {
     let mut files = Vec::new();
     let mut tensors: BTreeMap<String, LogicalTensor> = BTreeMap::new();
     for part in parts {
@@ -601,20 +606,20 @@ fn merge(parts: Vec<Part>, saved: &Saved<'_>, state: &TrainState) -> Manifest {
     }
 }
 
-fn weight_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
-    let piece = |owned: OwnedRun| {
-        let addable = sharded.tables[owned.unit][owned.run.slot].family == Family::Ttt;
+fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
+    let piece = |owned: OwnedRange| {
+        let addable = sharded.tables[owned.unit][owned.range.slot].family == Family::Ttt;
         Piece { addable, ..piece(sharded, &owned, "", owned.values.shallow_clone()) }
     };
     sharded.fsdp.owned().into_iter().map(piece).collect()
 }
 
-fn moment_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
+fn moment_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    for owned in sharded.fsdp.owned().into_iter().filter(|o| o.run.which == Which::Trained) {
+    for owned in sharded.fsdp.owned().into_iter().filter(|o| o.range.kind == ParamKind::Trained) {
         for (prefix, moment) in [("exp_avg/", Moment::First), ("exp_avg_sq/", Moment::Second)] {
             let shard = sharded.moments.of(owned.unit, moment).expect("a trained shard has moments");
-            let values = shard.narrow(0, owned.run.shard_start, owned.run.len);
+            let values = shard.narrow(0, owned.range.shard_start, owned.range.len);
             pieces.push(piece(sharded, &owned, prefix, values));
         }
     }
@@ -622,8 +627,8 @@ fn moment_pieces(sharded: &Sharded<'_>) -> Vec<Piece> {
 }
 
 /// What this rank holds of a tensor, or of something else of its shape that `prefix` names.
-fn piece(sharded: &Sharded<'_>, owned: &OwnedRun, prefix: &str, values: Tensor) -> Piece {
-    let spec = &sharded.tables[owned.unit][owned.run.slot];
+fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: Tensor) -> Piece {
+    let spec = &sharded.tables[owned.unit][owned.range.slot];
     let tp = &sharded.fsdp.groups().tp;
     let (offset, size) = spec.part(tp.rank(), tp.size());
     Piece {
@@ -631,7 +636,7 @@ fn piece(sharded: &Sharded<'_>, owned: &OwnedRun, prefix: &str, values: Tensor) 
         addable: false,
         shape: spec.shape.clone(),
         within: TensorBox { offset, size },
-        start: owned.run.start,
+        start: owned.range.start,
         values,
         saved: spec.split != Split::None || tp.rank() == 0,
     }

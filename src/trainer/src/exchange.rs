@@ -1,4 +1,4 @@
-//! Small values that every rank tells every other.
+//! Small values that all ranks exchange.
 
 use c10d::Group;
 use rundir::Failure;
@@ -6,35 +6,48 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
-/// Gives every rank the values of all ranks, in rank order. A collective: every rank must call it.
+/// The size of a value in [`all_gather_small`], in bytes of JSON.
+const SMALL: usize = 512;
+
+/// Returns the values of all ranks, in rank order. A collective.
 ///
 /// # Errors
-/// When a peer is gone.
+/// A peer is gone.
 pub fn all_gather<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> c10d::Result<Vec<T>> {
-    let bytes = serde_json::to_vec(mine).expect("what ranks tell each other has a JSON form");
-    let options = (Kind::Int64, Device::Cpu);
-    let lens = Tensor::zeros([group.size() as i64], options);
+    let bytes = to_json(mine);
+    let lens = Tensor::zeros([group.size() as i64], (Kind::Int64, Device::Cpu));
     group.all_gather_into(&lens, &Tensor::from_slice(&[bytes.len() as i64]))?.wait()?;
-    let longest = lens.max().int64_value(&[]);
-    let mut padded = bytes;
-    padded.resize(longest as usize, 0);
-    let all = Tensor::zeros([group.size() as i64 * longest], (Kind::Uint8, Device::Cpu));
-    group.all_gather_into(&all, &Tensor::from_slice(&padded))?.wait()?;
-    let mut flat = vec![0u8; group.size() * longest as usize];
-    let len = flat.len();
-    all.copy_data_u8(&mut flat, len);
-    Ok((0..group.size())
-        .map(|rank| {
-            let start = rank * longest as usize;
-            let len = lens.int64_value(&[rank as i64]) as usize;
-            serde_json::from_slice(&flat[start..start + len]).expect("every rank sends the same type")
-        })
-        .collect())
+    gather_padded(group, bytes, lens.max().int64_value(&[]) as usize)
 }
 
-/// Gives every rank the values of all ranks, or the first failure of any of them. A collective.
+/// As [`all_gather`] with one collective instead of two, for values that are at most 512 bytes of JSON.
 ///
-/// So one rank's full disk is everybody's failed save, and nobody waits for a rank that has given up.
+/// # Errors
+/// A peer is gone.
+pub fn all_gather_small<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> c10d::Result<Vec<T>> {
+    let bytes = to_json(mine);
+    assert!(bytes.len() <= SMALL, "{} bytes are not small", bytes.len());
+    gather_padded(group, bytes, SMALL)
+}
+
+fn to_json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("values that ranks exchange have a JSON form")
+}
+
+/// Gathers values that are padded to `len` bytes with spaces, which JSON ignores.
+fn gather_padded<T: DeserializeOwned>(group: &Group, mut bytes: Vec<u8>, len: usize) -> c10d::Result<Vec<T>> {
+    bytes.resize(len, b' ');
+    let all = Tensor::zeros([(group.size() * len) as i64], (Kind::Uint8, Device::Cpu));
+    group.all_gather_into(&all, &Tensor::from_slice(&bytes))?.wait()?;
+    let mut flat = vec![0u8; group.size() * len];
+    all.copy_data_u8(&mut flat, group.size() * len);
+    let read = |bytes: &[u8]| serde_json::from_slice(bytes).expect("every rank sends the same type");
+    Ok(flat.chunks_exact(len).map(read).collect())
+}
+
+/// Returns the values of all ranks, or the first failure of any of them. A collective.
+///
+/// A failure of one rank, such as a full disk, is thus the failure of all, and no rank waits for one that gave up.
 ///
 /// # Errors
 /// The failure of the lowest rank that has one, or the loss of a peer.
@@ -43,15 +56,15 @@ pub fn agree<T: Serialize + DeserializeOwned>(group: &Group, mine: Result<T, Fai
     all.into_iter().collect()
 }
 
-/// This rank's value when every rank has one, else the first failure of any. A collective.
+/// Returns this rank's value if every rank has one, else the first failure of any. A collective.
 ///
 /// # Errors
 /// As [`agree`].
 pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure> {
-    let (value, told) = match mine {
+    let (value, outcome) = match mine {
         Ok(value) => (Some(value), Ok(())),
         Err(failure) => (None, Err(failure)),
     };
-    agree(group, told)?;
-    Ok(value.expect("all ranks agreed, so this one has a value"))
+    agree(group, outcome)?;
+    Ok(value.expect("no rank failed, so this one has a value"))
 }

@@ -11,9 +11,9 @@ use xxhash_rust::xxh3::xxh3_64;
 pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], model: &Model, seed: u64) {
     // A shard holds at most one piece of a tensor, so each whole tensor is made once and dropped again.
     for mut owned in fsdp.owned() {
-        let spec = &tables[owned.unit][owned.run.slot];
+        let spec = &tables[owned.unit][owned.range.slot];
         let whole = first_values(spec, model, seed);
-        let piece = flat_part(spec, &whole, &fsdp.groups().tp).narrow(0, owned.run.start, owned.run.len);
+        let piece = flat_part(spec, &whole, &fsdp.groups().tp).narrow(0, owned.range.start, owned.range.len);
         tch::no_grad(|| owned.values.copy_(&piece));
     }
 }

@@ -1,9 +1,8 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
 mod checkpoint;
-#[cfg(test)]
-mod converted;
 mod data;
+mod deadline;
 mod device;
 mod exchange;
 mod fault;
@@ -17,6 +16,7 @@ mod optim;
 mod oracle;
 mod parallelize;
 mod rank;
+mod requests;
 mod seeds;
 mod signals;
 mod spikes;
@@ -25,11 +25,8 @@ mod step;
 #[path = "../../../tests/oracle/tensor_file.rs"]
 mod tensor_file;
 #[cfg(test)]
-mod traces;
-#[cfg(test)]
-mod traffic;
+mod tests;
 mod trainer;
-mod wishes;
 
 use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};

@@ -1,18 +1,19 @@
-//! How much memory a rank has.
+//! The memory that a rank uses.
 
+use serde::{Deserialize, Serialize};
 use tch::Device;
 
-/// Memory in GiB: tensors on a GPU, or all of the process where it computes on the CPU.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Memory in GiB: tensors on a GPU, or the whole process on a CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Now.
+    /// In use now.
     pub now_gib: f64,
-    /// At its highest.
+    /// The peak so far.
     pub peak_gib: f64,
 }
 
 impl Memory {
-    /// Asks libtorch's allocator for a GPU's, and `/proc/self/status` for the process's; zeros where neither tells.
+    /// Reads libtorch's allocator for a GPU, `/proc/self/status` for a process; zeros if neither is available.
     pub fn of(device: Device) -> Self {
         const GIB: f64 = (1u64 << 30) as f64;
         if let Device::Cuda(gpu) = device {

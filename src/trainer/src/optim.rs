@@ -2,7 +2,7 @@
 
 use c10d::ops::AdamW;
 use recipe::{Family, Optimizer, ParamSpec};
-use sharding::flat::Which;
+use sharding::flat::ParamKind;
 use sharding::fsdp::Fsdp;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,9 +30,9 @@ impl LearningRates {
     }
 }
 
-/// Moments of this rank's trained shards.
-pub struct Moments {
-    shards: Vec<ShardMoments>,
+/// AdamState of this rank's trained shards.
+pub struct AdamState {
+    shards: Vec<ShardState>,
     /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
     pub steps: u64,
     /// Closed once the thread that reads aside has read.
@@ -41,11 +41,11 @@ pub struct Moments {
 }
 
 /// Held by a thread that reads weights and moments while training goes on: until it is dropped, nothing changes them.
-pub struct Reading {
+pub struct SnapshotGuard {
     _open: Sender<Infallible>,
 }
 
-struct ShardMoments {
+struct ShardState {
     /// Number of the unit.
     unit: usize,
     /// Mean of gradients, one-dimensional, as long as the shard.
@@ -73,7 +73,7 @@ pub enum Moment {
     Second,
 }
 
-impl Moments {
+impl AdamState {
     /// Zeros for every trained shard.
     pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> Self {
         let owned = fsdp.owned();
@@ -81,20 +81,20 @@ impl Moments {
             .shards()
             .map(|shard| {
                 let mut segments: Vec<Segment> = Vec::new();
-                for o in owned.iter().filter(|o| o.unit == shard.unit && o.run.which == Which::Trained) {
-                    let spec = &tables[o.unit][o.run.slot];
+                for o in owned.iter().filter(|o| o.unit == shard.unit && o.range.kind == ParamKind::Trained) {
+                    let spec = &tables[o.unit][o.range.slot];
                     let decay = optimizer.decays(spec);
                     match segments.last_mut() {
-                        Some(last) if (last.family, last.decay) == (spec.family, decay) => last.len += o.run.len,
+                        Some(last) if (last.family, last.decay) == (spec.family, decay) => last.len += o.range.len,
                         _ => segments.push(Segment {
-                            start: o.run.shard_start,
-                            len: o.run.len,
+                            start: o.range.shard_start,
+                            len: o.range.len,
                             family: spec.family,
                             decay,
                         }),
                     }
                 }
-                ShardMoments {
+                ShardState {
                     unit: shard.unit,
                     exp_avg: shard.master.zeros_like(),
                     exp_avg_sq: shard.master.zeros_like(),
@@ -102,19 +102,19 @@ impl Moments {
                 }
             })
             .collect();
-        Moments { shards, steps: 0, reading: None, held_up: Duration::ZERO }
+        AdamState { shards, steps: 0, reading: None, held_up: Duration::ZERO }
     }
 
     /// Lets another thread read weights and moments as they are now. Forward and backward passes go on meanwhile.
-    pub fn read_aside(&mut self) -> Reading {
-        self.wait_for_reader();
+    pub fn begin_snapshot(&mut self) -> SnapshotGuard {
+        self.wait_for_snapshot();
         let (open, reading) = channel();
         self.reading = Some(reading);
-        Reading { _open: open }
+        SnapshotGuard { _open: open }
     }
 
     /// Waits until the thread that reads aside, if there is one, has read. What changes weights or moments begins with this.
-    pub fn wait_for_reader(&mut self) {
+    pub fn wait_for_snapshot(&mut self) {
         let Some(reading) = self.reading.take() else { return };
         let start = Instant::now();
         // Nothing is ever sent: the channel is closed when the reader is done, and also when it panics.
@@ -123,13 +123,13 @@ impl Moments {
     }
 
     /// Returns the seconds spent waiting for readers since the last call.
-    pub fn take_held_up_s(&mut self) -> f64 {
+    pub fn take_stall_s(&mut self) -> f64 {
         std::mem::take(&mut self.held_up).as_secs_f64()
     }
 
     /// Updates the master weights with their gradients times `grad_scale`.
     pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
-        self.wait_for_reader();
+        self.wait_for_snapshot();
         self.steps += 1;
         for (shard, moments) in fsdp.shards().zip(&self.shards) {
             for segment in &moments.segments {

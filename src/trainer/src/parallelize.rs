@@ -1,12 +1,12 @@
 //! Where the model and parallelism meet: the units of the transformer, kept by FSDP, their parts shared out by TP.
 
 use c10d::Group;
-use dit::block::Keep;
-use dit::network::{KeepInput, Network, Units};
+use dit::block::ActivationCheckpointing;
+use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use recipe::{ParamSpec, Recipe, Split, Unit};
-use sharding::flat::{Held, Layout, Which};
+use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use tch::{TchError, Tensor};
 
@@ -19,18 +19,18 @@ pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
 /// The network of a recipe, with what its blocks keep for the backward pass.
 pub fn network(recipe: &Recipe) -> Network {
     let remat = &recipe.remat;
-    let keep = if remat.keep_attention { Keep::Attention } else { Keep::Input };
-    let inputs = if remat.shard_inputs { KeepInput::SharedOut } else { KeepInput::Whole };
+    let keep = if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
+    let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
     Network::new(&recipe.model, keep, remat.scan_group)
         .grouped(remat.blocks_per_input(recipe.model.num_layers))
-        .keeping(inputs)
+        .saving_inputs(inputs)
 }
 
 /// The layout of every unit on one rank of a TP group: what trains lies in one flat tensor, what is frozen in another.
 pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     let place = |spec: &ParamSpec| {
-        let which = if recipe.train.trains(spec) { Which::Trained } else { Which::Frozen };
-        let held = if spec.split == Split::None { Held::Alike } else { Held::Apart };
+        let which = if recipe.train.trains(spec) { ParamKind::Trained } else { ParamKind::Frozen };
+        let held = if spec.split == Split::None { TpLayout::Replicated } else { TpLayout::Sharded };
         let (_, shape) = spec.part(0, recipe.mesh.tp);
         (shape.iter().map(|&d| d as i64).collect(), which, held)
     };

@@ -20,7 +20,7 @@ const COLLECTIVE: Duration = Duration::from_secs(1800);
 
 /// This rank's place, as torchrun's variables tell it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct RankEnv {
     rank: usize,
     world: usize,
     local_rank: usize,
@@ -49,7 +49,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let meta = run.read_run()?;
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);
-    let place = Place::read()?;
+    let place = RankEnv::read()?;
     let result = train(run, &meta, attempt, &place);
     if let (Err(failure), 0) = (&result, place.rank)
         && let Ok(mut log) = RunLog::open(run, number)
@@ -60,7 +60,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     result
 }
 
-fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &Place) -> Result<Finish, Failure> {
+fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
     let recipe = meta.recipe()?;
     attempt
         .mesh
@@ -84,9 +84,9 @@ pub fn peer_lost(error: c10d::Error) -> Failure {
     )
 }
 
-impl Place {
+impl RankEnv {
     fn read() -> Result<Self, Failure> {
-        Ok(Place {
+        Ok(RankEnv {
             rank: variable("RANK")?,
             world: variable("WORLD_SIZE")?,
             local_rank: variable("LOCAL_RANK")?,

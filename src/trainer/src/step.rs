@@ -2,19 +2,21 @@
 
 use crate::data::{Batch, Data};
 use crate::device::{Mark, upload};
+use crate::exchange::all_gather_small;
 use crate::memory::Memory;
-use crate::optim::{LearningRates, Moments};
+use crate::optim::{AdamState, LearningRates};
 use crate::parallelize::Sharded;
 use crate::rank::peer_lost;
+use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
-use crate::wishes::{Why, Wishes};
 use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
 use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{Dtype, Recipe};
 use rundir::Failure;
+use serde::{Deserialize, Serialize};
 use sharding::clip::{clip_factor, grad_norm, weight_norm};
-use sharding::fsdp::{Fsdp, Part};
+use sharding::fsdp::{Fsdp, GradSync};
 use std::ops::Range;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -42,8 +44,8 @@ pub struct Outcome {
     pub applied: bool,
     /// Rates that the step used.
     pub lr: LearningRates,
-    /// Wishes of any rank.
-    pub wishes: Wishes,
+    /// SaveStopRequests of any rank.
+    pub requests: SaveStopRequests,
     /// Norm of all trained weights after the step, on logged steps.
     pub weight_norm: Option<f64>,
     /// Seconds of this rank: reading data, forward, backward, waiting for gathers and reductions, optimizer.
@@ -74,16 +76,16 @@ impl Step<'_> {
     pub fn run(
         &self,
         fsdp: &mut Fsdp,
-        moments: &mut Moments,
+        moments: &mut AdamState,
         data: &mut Data,
         step: u64,
         first: u64,
-        wishes: Wishes,
+        requests: SaveStopRequests,
     ) -> Result<Outcome, Failure> {
         let train = &self.recipe.train;
         let (rank, ranks) = fsdp.groups().data_place();
         let (rank, share) = (rank as u64, (train.global_batch / ranks) as u64);
-        self.run_on(fsdp, moments, step, wishes, |places| {
+        self.run_on(fsdp, moments, step, requests, |places| {
             let numbers = |places: &Range<u64>| first + places.start..first + places.end;
             let micro = places.end - places.start;
             // After this rank's last part of a batch comes its first part of the next.
@@ -101,9 +103,9 @@ impl Step<'_> {
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
-        moments: &mut Moments,
+        moments: &mut AdamState,
         step: u64,
-        wishes: Wishes,
+        requests: SaveStopRequests,
         mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Tensor), Failure>,
     ) -> Result<Outcome, Failure> {
         let start = Instant::now();
@@ -114,7 +116,11 @@ impl Step<'_> {
         let (rank, ranks) = fsdp.groups().data_place();
         let micro = (train.global_batch / ranks / train.grad_accum) as u64;
         for accum in 0..train.grad_accum as u64 {
-            fsdp.begin_part(if accum + 1 == train.grad_accum as u64 { Part::Last } else { Part::More });
+            fsdp.set_grad_sync(if accum + 1 == train.grad_accum as u64 {
+                GradSync::Reduce
+            } else {
+                GradSync::Accumulate
+            });
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
             let (inputs, velocity) = read(place..place + micro)?;
@@ -163,24 +169,23 @@ impl Step<'_> {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_norm);
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
-        let checkpoint_s = moments.take_held_up_s();
+        let checkpoint_s = moments.take_stall_s();
         let step_s = start.elapsed().as_secs_f64() - checkpoint_s;
         let optimizer_s = (step_s - spent_s).max(0.0);
         let busy_s = (step_s - waited_s).max(0.0);
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
-        let ranks = tell(fsdp, Told { loss, step_s, busy_s, memory: Memory::of(device), wishes }).map_err(peer_lost)?;
+        let loss = loss.is_finite().then_some(loss);
+        let report = RankReport { loss, step_s, busy_s, memory: Memory::of(device), requests };
+        // All ranks see the same requests, so all stop at the same step.
+        let ranks = all_gather_small(&fsdp.groups().world, &report).map_err(peer_lost)?;
         Ok(Outcome {
             // The ranks of a TP group have the same samples, and so the same loss.
-            loss: ranks.iter().step_by(fsdp.groups().tp.size()).map(|r| r.loss).sum(),
+            loss: ranks.iter().step_by(fsdp.groups().tp.size()).map(|r| r.loss.unwrap_or(f64::NAN)).sum(),
             grad_norm: norm,
             applied,
             lr,
-            wishes: Wishes {
-                save: ranks.iter().filter_map(|r| r.wishes.save).max(),
-                stop: ranks.iter().filter_map(|r| r.wishes.stop).max(),
-                written: ranks.iter().all(|r| r.wishes.written),
-            },
+            requests: SaveStopRequests::merged(ranks.iter().map(|r| r.requests)),
             data_s,
             forward_s,
             backward_s,
@@ -230,42 +235,15 @@ fn timesteps(seed: u64, first: u64, batch: usize) -> Vec<i64> {
     bands.into_iter().enumerate().map(draw).collect()
 }
 
-/// What a rank tells the others after a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Told {
-    loss: f64,
+/// What each rank reports to all others after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct RankReport {
+    /// `None` if not finite, which JSON cannot hold.
+    loss: Option<f64>,
     step_s: f64,
     busy_s: f64,
     memory: Memory,
-    wishes: Wishes,
-}
-
-/// One small all-gather per step: so all ranks see the same wishes and stop at the same step.
-fn tell(fsdp: &Fsdp, told: Told) -> c10d::Result<Vec<Told>> {
-    let Told { loss, step_s, busy_s, memory, wishes } = told;
-    let mine = [
-        loss,
-        step_s,
-        memory.now_gib,
-        memory.peak_gib,
-        Why::to_number(wishes.save),
-        Why::to_number(wishes.stop),
-        f64::from(u8::from(wishes.written)),
-        busy_s,
-    ];
-    let world = &fsdp.groups().world;
-    let all = Tensor::zeros([(world.size() * mine.len()) as i64], (Kind::Double, Device::Cpu));
-    world.all_gather_into(&all, &Tensor::from_slice(&mine))?.wait()?;
-    let mut flat = vec![0.0; world.size() * mine.len()];
-    all.copy_data(&mut flat, world.size() * mine.len());
-    let read = |r: &[f64]| Told {
-        loss: r[0],
-        step_s: r[1],
-        busy_s: r[7],
-        memory: Memory { now_gib: r[2], peak_gib: r[3] },
-        wishes: Wishes { save: Why::of_number(r[4]), stop: Why::of_number(r[5]), written: r[6] != 0.0 },
-    };
-    Ok(flat.chunks_exact(mine.len()).map(read).collect())
+    requests: SaveStopRequests,
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
 //! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
 
-use crate::checkpoint::{self, Found, Restore, Saved, Sharded, Spare, Writing};
+use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::Data;
+use crate::deadline::{Deadline, save_s_after};
 use crate::exchange::{agree, agree_on};
 use crate::init;
 use crate::log::RunLog;
-use crate::optim::Moments;
+use crate::optim::AdamState;
 use crate::parallelize::{layouts, network, unit_tables};
+use crate::requests::{Reason, SaveStopRequests};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::spikes::Spikes;
 use crate::step::{Outcome, Step, compute_kind};
-use crate::wishes::{Deadline, Why, Wishes, save_s_after};
 use camino::Utf8Path;
 use dit::diffusion::Schedule;
 use dit::network::Network;
@@ -44,7 +45,7 @@ pub struct Trainer {
     network: Network,
     schedule: Schedule,
     fsdp: Fsdp,
-    moments: Moments,
+    moments: AdamState,
     data: Data,
     signals: Signals,
     /// Only on rank 0.
@@ -53,7 +54,7 @@ pub struct Trainer {
     saving: Option<Saving>,
     /// Removes checkpoints. Only on rank 0.
     pruning: Option<JoinHandle<Vec<Removed>>>,
-    spare: Spare,
+    spare: StagingMemory,
     deadline: Deadline,
     spikes: Spikes,
     /// Of one sample.
@@ -65,7 +66,7 @@ type Removed = (u64, io::Result<()>);
 
 /// A checkpoint on its way to the disk.
 struct Saving {
-    writing: Writing,
+    writing: PendingSave,
     started: Instant,
 }
 
@@ -123,7 +124,7 @@ impl Trainer {
             load_s: 0.0,
         };
         let forward_flops = recipe.cost().forward_flops;
-        let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+        let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
         // Rank 0 alone looks at the clock.
         let measured_s =
             log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
@@ -145,7 +146,7 @@ impl Trainer {
             progress,
             saving: None,
             pruning: None,
-            spare: Spare::default(),
+            spare: StagingMemory::default(),
             deadline,
             spikes: Spikes::default(),
             forward_flops,
@@ -165,7 +166,7 @@ impl Trainer {
             StartFrom::Weights { path } => {
                 // What the weights lack, which may only be TTT layers, begins as in a new run.
                 init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
-                if let Found::Damaged(damage) = self.load(&path, Restore::Weights)? {
+                if let Loaded::Damaged(damage) = self.load(&path, Restore::Weights)? {
                     return Err(damage);
                 }
                 self.event(EventKind::Started { world });
@@ -212,9 +213,9 @@ impl Trainer {
         let mut step = step;
         let checkpoint = loop {
             match self.load(&dir.step_dir(step), Restore::Everything)? {
-                Found::Whole(checkpoint) => break checkpoint,
-                Found::Damaged(damage) if *run != self.id || self.attempt.asked_step.is_some() => return Err(damage),
-                Found::Damaged(damage) => step = self.go_back(step, damage)?,
+                Loaded::Intact(checkpoint) => break checkpoint,
+                Loaded::Damaged(damage) if *run != self.id || self.attempt.asked_step.is_some() => return Err(damage),
+                Loaded::Damaged(damage) => step = self.go_back(step, damage)?,
             }
         };
         let state = agree_on(&self.fsdp.groups().world, checkpoint.state().map_err(Failure::from))?;
@@ -243,15 +244,15 @@ impl Trainer {
         self.event(EventKind::Restored { restored, anew, seconds });
     }
 
-    fn load(&mut self, dir: &Utf8Path, restore: Restore) -> Result<Found<Checkpoint>, Failure> {
+    fn load(&mut self, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
         let start = Instant::now();
         let found = checkpoint::load(&mut self.sharded(), dir, restore);
         self.progress.load_s = start.elapsed().as_secs_f64();
         found
     }
 
-    fn sharded(&mut self) -> Sharded<'_> {
-        Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
+    fn sharded(&mut self) -> TrainingState<'_> {
+        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
@@ -283,18 +284,18 @@ impl Trainer {
     pub fn run(mut self) -> Result<Finish, Failure> {
         let (began, interval) = (self.progress.step, self.recipe.checkpoint.interval);
         while self.progress.step < self.recipe.train.steps {
-            let wishes = self.wishes();
-            let outcome = self.step(wishes)?;
+            let requests = self.requests();
+            let outcome = self.step(requests)?;
             self.check_finite()?;
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
             }
             // Once a step has shown that it fits in memory.
             if interval > 0 && self.progress.step == began + 1 {
-                self.spare = Spare::ahead(&self.sharded());
+                self.spare = StagingMemory::ahead(&self.sharded());
             }
             let due = interval > 0 && self.progress.step.is_multiple_of(interval);
-            if let Some(why) = outcome.wishes.stop {
+            if let Some(why) = outcome.requests.stop {
                 let why = self.in_words(why);
                 self.event(EventKind::Stopping { why: why.clone() });
                 self.save_now()?;
@@ -302,14 +303,14 @@ impl Trainer {
                 return Ok(Finish::Stopped(why));
             }
             let held_up = Instant::now();
-            if outcome.wishes.written {
+            if outcome.requests.save_done {
                 self.finish_save().or_else(|failure| self.go_on_after(failure))?;
             }
             if self.progress.step < self.recipe.train.steps {
-                if let Some(why) = outcome.wishes.save {
+                if let Some(why) = outcome.requests.save {
                     self.event(EventKind::SaveAsked { why: why.to_string() });
                 }
-                if due || outcome.wishes.save.is_some() {
+                if due || outcome.requests.save.is_some() {
                     self.begin_save().or_else(|failure| self.go_on_after(failure))?;
                 }
             }
@@ -320,27 +321,27 @@ impl Trainer {
         Ok(Finish::Complete)
     }
 
-    /// What this rank wishes; files and the clock are looked at by rank 0 alone.
-    fn wishes(&mut self) -> Wishes {
+    /// What this rank requests; files and the clock are looked at by rank 0 alone.
+    fn requests(&mut self) -> SaveStopRequests {
         let first = self.log.is_some();
         // Whoever asks by file asks once: the file goes when it was seen.
         let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
         let stop = [
-            (self.signals.stop(), Why::Term),
-            (first && self.run.stop_file().exists(), Why::File),
-            (first && self.deadline.is_near(), Why::TimeLimit),
-            (self.signals.orphaned(), Why::Orphaned),
+            (self.signals.stop(), Reason::Term),
+            (first && self.run.stop_file().exists(), Reason::File),
+            (first && self.deadline.is_near(), Reason::TimeLimit),
+            (self.signals.orphaned(), Reason::Orphaned),
         ];
-        Wishes {
-            save: if self.signals.take_save() { Some(Why::Usr1) } else { save_file.then_some(Why::File) },
+        SaveStopRequests {
+            save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
             stop: stop.into_iter().find_map(|(asked, why)| asked.then_some(why)),
-            written: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
+            save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
     }
 
-    fn in_words(&self, why: Why) -> String {
+    fn in_words(&self, why: Reason) -> String {
         match why {
-            Why::TimeLimit => format!(
+            Reason::TimeLimit => format!(
                 "the time limit of {} is near; {:.1} s of it are kept for saving",
                 self.recipe.run.time_limit,
                 self.deadline.reserve_s()
@@ -363,12 +364,12 @@ impl Trainer {
         ))
     }
 
-    fn step(&mut self, wishes: Wishes) -> Result<Outcome, Failure> {
+    fn step(&mut self, requests: SaveStopRequests) -> Result<Outcome, Failure> {
         let start = Instant::now();
         let step =
             Step { recipe: &self.recipe, network: &self.network, schedule: &self.schedule, seed: self.progress.seed };
         let (done, first) = (self.progress.step, self.progress.samples);
-        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, wishes)?;
+        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, requests)?;
         self.progress.step += 1;
         self.progress.samples += self.recipe.train.global_batch as u64;
         let step_s = start.elapsed().as_secs_f64();
@@ -478,7 +479,7 @@ impl Trainer {
             data_fingerprint: self.data.fingerprint().to_owned(),
             bad_steps: self.progress.bad_steps,
         };
-        let mut sharded = Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables };
+        let mut sharded = TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables };
         match checkpoint::begin(&mut sharded, &self.run, state, &mut self.spare) {
             Ok(writing) => {
                 self.saving = Some(Saving { writing, started });
@@ -493,7 +494,7 @@ impl Trainer {
     fn finish_save(&mut self) -> Result<(), Failure> {
         let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
         let step = writing.state.step;
-        let saved = Saved { id: &self.id, attempt: self.attempt.number, mesh: self.attempt.mesh, saved_s: now_s() };
+        let saved = SaveInfo { id: &self.id, attempt: self.attempt.number, mesh: self.attempt.mesh, saved_s: now_s() };
         match checkpoint::finish(&self.fsdp, writing, &saved, &mut self.spare) {
             Ok(bytes) => {
                 let seconds = started.elapsed().as_secs_f64();

@@ -21,14 +21,14 @@ struct Rank {
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
     fsdp: Fsdp,
-    moments: Moments,
+    moments: AdamState,
 }
 
 impl Rank {
     fn new(recipe: Recipe, groups: MeshGroups, value: f64) -> Self {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
-        let moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+        let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
         let mut rank = Rank { recipe, tables, fsdp, moments };
         for mut piece in rank.pieces() {
             drop(tch::no_grad(|| piece.values.fill_(value)));
@@ -36,8 +36,8 @@ impl Rank {
         rank
     }
 
-    fn sharded(&mut self) -> Sharded<'_> {
-        Sharded { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
+    fn sharded(&mut self) -> TrainingState<'_> {
+        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
     }
 
     fn pieces(&mut self) -> Vec<Piece> {
@@ -46,12 +46,12 @@ impl Rank {
     }
 
     fn save(&mut self, run: &RunDir) {
-        let mut spare = Spare::default();
+        let mut spare = StagingMemory::default();
         let writing = self.begin_save(run, &mut spare);
         self.finish_save(writing, &mut spare);
     }
 
-    fn begin_save(&mut self, run: &RunDir, spare: &mut Spare) -> Writing {
+    fn begin_save(&mut self, run: &RunDir, spare: &mut StagingMemory) -> PendingSave {
         let state = TrainState {
             step: 1,
             samples_seen: 1,
@@ -66,9 +66,9 @@ impl Rank {
         begin(&mut self.sharded(), run, state, spare).unwrap()
     }
 
-    fn finish_save(&self, writing: Writing, spare: &mut Spare) {
+    fn finish_save(&self, writing: PendingSave, spare: &mut StagingMemory) {
         let id = RunId::parse("2026-11-20T0340-load-test").unwrap();
-        let saved = Saved { id: &id, attempt: 1, mesh: self.recipe.mesh, saved_s: 0.0 };
+        let saved = SaveInfo { id: &id, attempt: 1, mesh: self.recipe.mesh, saved_s: 0.0 };
         finish(&self.fsdp, writing, &saved, spare).unwrap();
     }
 }
@@ -78,7 +78,7 @@ fn the_first_save_copies_to_memory_that_was_made_ahead() {
     let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
     let sharded = rank.sharded();
     let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
-    let mut spare = Spare::ahead(&sharded);
+    let mut spare = StagingMemory::ahead(&sharded);
     let made = places(&mut spare.get().unwrap().iter());
     let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare).unwrap().arrived().unwrap();
     assert!(made.len() > 3 * 40);
@@ -101,7 +101,7 @@ fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() 
         let _ = update.recv_timeout(Duration::from_secs(1));
         Ok(VecDeque::new())
     });
-    let mut spare = Spare { ready: VecDeque::new(), making: Some(making) };
+    let mut spare = StagingMemory { ready: VecDeque::new(), making: Some(making) };
     let writing = rank.begin_save(&run, &mut spare);
     for mut grad in rank.fsdp.shards().map(|shard| shard.grad.shallow_clone()) {
         drop(tch::no_grad(|| grad.fill_(1.0)));
@@ -109,11 +109,11 @@ fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() 
     let rates = crate::optim::LearningRates { ttt: 0.1, rest: 0.1 };
     rank.moments.step(&rank.fsdp, &rank.recipe.optimizer, rates, 1.0).unwrap();
     drop(updated);
-    assert!(rank.moments.take_held_up_s() > 0.0);
+    assert!(rank.moments.take_stall_s() > 0.0);
     assert!(rank.pieces().iter().map(numbers).ne(before.iter().cloned()), "the update changed nothing");
     rank.finish_save(writing, &mut spare);
     let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();
-    assert!(matches!(found, Found::Whole(_)), "{found:?}");
+    assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
     assert!(rank.pieces().iter().map(numbers).eq(before));
 }
 
@@ -147,7 +147,7 @@ fn what_one_rank_alone_cannot_see_is_a_failure_and_no_damage() {
         assert!(failure.why.contains("manifest.toml"), "{failure}");
     }
     for found in told([&unseen, &whole]) {
-        assert!(matches!(found, Ok(Found::Damaged(_))), "{found:?}");
+        assert!(matches!(found, Ok(Loaded::Damaged(_))), "{found:?}");
     }
 }
 
@@ -191,7 +191,7 @@ fn load_and_tell(run: &RunDir) {
     let before = Memory::of(Device::Cpu).now_gib;
     let loaded = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();
     let grown = Memory::of(Device::Cpu).peak_gib - before;
-    assert!(matches!(loaded, Found::Whole(_)), "{loaded:?}");
+    assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
     assert!(
         rank.pieces()
             .iter()

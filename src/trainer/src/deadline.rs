@@ -1,62 +1,7 @@
-//! What a rank wants of all of them: to save, or to stop.
-//!
-//! Wishes are exchanged once a step, so all ranks act on them at the same one.
+//! When to save and stop so that a run ends within its time limit.
 
 use recipe::{TimeLimit, save_reserve_s};
-use std::fmt;
 use std::time::Instant;
-
-/// What the ranks ask for and tell each other once a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Wishes {
-    /// Save now.
-    pub save: Option<Why>,
-    /// Save and stop.
-    pub stop: Option<Why>,
-    /// Whether the checkpoint on its way, if there is one, is written: of all ranks, where the others are of any.
-    pub written: bool,
-}
-
-/// Where a wish comes from. Of several, the later one here is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
-    /// The supervisor of a rank is gone.
-    Orphaned,
-    /// The time limit is near.
-    TimeLimit,
-    /// A file in the run directory.
-    File,
-    /// SIGUSR1.
-    Usr1,
-    /// SIGTERM or SIGINT.
-    Term,
-}
-
-const ALL: [Why; 5] = [Why::Orphaned, Why::TimeLimit, Why::File, Why::Usr1, Why::Term];
-
-impl Why {
-    /// A wish as a number that travels with others of a step; 0 is none.
-    pub fn to_number(why: Option<Why>) -> f64 {
-        why.and_then(|why| ALL.iter().position(|w| *w == why)).map_or(0.0, |at| (at + 1) as f64)
-    }
-
-    /// The wish that a number stands for.
-    pub fn of_number(number: f64) -> Option<Why> {
-        ALL.get((number as usize).checked_sub(1)?).copied()
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Why::Orphaned => "the supervisor is gone",
-            Why::TimeLimit => "the time limit is near",
-            Why::File => "a file in the run directory asks for it",
-            Why::Usr1 => "SIGUSR1 asks for it",
-            Why::Term => "a signal asks for it",
-        })
-    }
-}
 
 /// Watches the time limit: it is near when no more is left than a step and a save may take.
 #[derive(Debug)]
@@ -116,14 +61,6 @@ pub fn save_s_after(mut earlier: impl Iterator<Item = f64>, limit: TimeLimit) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_reason_travels_as_a_number() {
-        for why in ALL.into_iter().map(Some).chain([None]) {
-            assert_eq!(Why::of_number(Why::to_number(why)), why);
-        }
-        assert!(ALL.is_sorted());
-    }
 
     #[test]
     fn one_slow_save_takes_no_more_than_a_quarter_of_the_next_attempt() {

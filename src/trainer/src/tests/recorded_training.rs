@@ -4,12 +4,12 @@
 //! processes: this test program starts itself again for each, with its place in the environment, over gloo.
 
 use crate::init;
-use crate::optim::Moments;
+use crate::optim::AdamState;
 use crate::oracle;
 use crate::parallelize::{flat_part, layouts, network, unit_tables};
+use crate::requests::SaveStopRequests;
 use crate::step::{Outcome, Step};
 use crate::tensor_file::write;
-use crate::wishes::Wishes;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::diffusion::Schedule;
@@ -207,20 +207,20 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();
         for owned in fsdp.owned() {
-            let spec = &tables[owned.unit][owned.run.slot];
+            let spec = &tables[owned.unit][owned.range.slot];
             let name = spec.ttt_video().unwrap();
             let whole = trace
                 .tensor(&format!("param.{prefix}.dit.{name}"))
                 .reshape(spec.shape.iter().map(|&d| d as i64).collect::<Vec<_>>().as_slice());
             let part = flat_part(spec, &whole, &fsdp.groups().tp);
-            pieces.push((owned.values, part.narrow(0, owned.run.start, owned.run.len)));
+            pieces.push((owned.values, part.narrow(0, owned.range.start, owned.range.len)));
         }
         pieces
     };
     for (mut values, recorded) in pieces(&fsdp, "init") {
         tch::no_grad(|| values.copy_(&recorded));
     }
-    let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
     let network = network(recipe);
     let schedule = Schedule::default();
     let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
@@ -228,7 +228,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
         ["latent", "text", "noise", "timestep"].map(|n| trace.tensor(&format!("in.{n}")));
     let mut outcomes = Vec::new();
     for number in 0..trace.steps_and_batch().0 as u64 {
-        let outcome = step.run_on(&mut fsdp, &mut moments, number, Wishes::default(), |places| {
+        let outcome = step.run_on(&mut fsdp, &mut moments, number, SaveStopRequests::default(), |places| {
             let part =
                 |t: &Tensor| t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64);
             let noised = schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
@@ -314,7 +314,7 @@ fn run_in_processes(runs: &[Again]) {
         let log = folder.join(format!("rank-{rank}.log"));
         let file = File::create(&log).unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "traces::a_rank_of_a_mesh"])
+            .args(["--exact", "--nocapture", "tests::recorded_training::a_rank_of_a_mesh"])
             .env(RANK, format!("{rank} {folder}"))
             .stdout(file.try_clone().unwrap())
             .stderr(file)

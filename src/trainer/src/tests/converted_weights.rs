@@ -3,18 +3,18 @@
 //!
 //! Reads every folder `cogvideox/*/` of the oracle that has a transformer and a `forward_backward.safetensors`.
 
-use crate::checkpoint::{self, Found, Restore};
+use crate::checkpoint::{self, Loaded, Restore};
 use crate::data::kind;
-use crate::optim::Moments;
+use crate::optim::AdamState;
 use crate::oracle;
 use crate::parallelize::{Sharded, layouts, unit_tables};
 use camino::Utf8Path;
-use dit::block::Keep;
+use dit::block::ActivationCheckpointing;
 use dit::embed::Inputs;
-use dit::network::{Network, Walk};
+use dit::network::{ForwardBackward, Network};
 use recipe::Recipe;
 use rundir::Checkpoint;
-use sharding::flat::Which;
+use sharding::flat::ParamKind;
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::collections::BTreeMap;
@@ -47,15 +47,19 @@ fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
 }
 
 /// Loads the checkpoint as a run of one rank does, and walks forward and back; gradients by their diffusers names.
-fn walk(recipe: &Recipe, checkpoint: &Checkpoint, recorded: &Header) -> (Walk, BTreeMap<String, Tensor>) {
+fn forward_backward(
+    recipe: &Recipe,
+    checkpoint: &Checkpoint,
+    recorded: &Header,
+) -> (ForwardBackward, BTreeMap<String, Tensor>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
-    let mut sharded = checkpoint::Sharded { fsdp: &fsdp, moments: &mut moments, tables: &tables };
+    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut sharded = checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables };
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
-    assert!(matches!(loaded, Found::Whole(_)), "{loaded:?}");
+    assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));
-    let (keep, scan_group) = (Keep::Attention, recipe.remat.scan_group);
+    let (keep, scan_group) = (ActivationCheckpointing::Selective, recipe.remat.scan_group);
     let network = match (recorded_tensor("in.rope_cos"), recorded_tensor("in.rope_sin")) {
         (Some(cos), Some(sin)) => {
             // diffusers repeats each angle for both members of a pair.
@@ -80,10 +84,10 @@ fn walk(recipe: &Recipe, checkpoint: &Checkpoint, recorded: &Header) -> (Walk, B
     fsdp.finish_reduce().unwrap();
     let grads: Vec<Tensor> = fsdp.shards().map(|shard| shard.grad.shallow_clone()).collect();
     let mut named = BTreeMap::new();
-    for owned in fsdp.owned().into_iter().filter(|owned| owned.run.which == Which::Trained) {
-        let spec = &tables[owned.unit][owned.run.slot];
+    for owned in fsdp.owned().into_iter().filter(|owned| owned.range.kind == ParamKind::Trained) {
+        let spec = &tables[owned.unit][owned.range.slot];
         let name = spec.diffusers.clone().unwrap();
-        named.insert(name, grads[owned.unit].narrow(0, owned.run.shard_start, owned.run.len));
+        named.insert(name, grads[owned.unit].narrow(0, owned.range.shard_start, owned.range.len));
     }
     (walk, named)
 }
@@ -103,7 +107,7 @@ fn follow(folder: &Utf8Path) -> usize {
     plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
     let recorded = Header::read(&oracle::pass(folder)).unwrap();
     let checkpoint = Checkpoint::open(&place.join("inner")).unwrap();
-    let (walk, grads) = walk(&recipe(place, &recorded), &checkpoint, &recorded);
+    let (walk, grads) = forward_backward(&recipe(place, &recorded), &checkpoint, &recorded);
     let error = relative(&walk.output, &tensor(&recorded, "out.sample"), 0.0);
     assert!(error < 1e-5, "{folder}: the output differs by {error:e}");
     let wanted: BTreeMap<&str, Tensor> = recorded

@@ -1,10 +1,10 @@
 //! What a step sends, held to what `vidtui check` foresees. The ranks of a mesh are threads, over gloo.
 
 use crate::init;
-use crate::optim::Moments;
+use crate::optim::AdamState;
 use crate::parallelize::{layouts, network, unit_tables};
+use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
-use crate::wishes::Wishes;
 use c10d::Store;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
@@ -52,13 +52,13 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
     init::randomize(&fsdp, &tables, m, 1);
-    let mut moments = Moments::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
     let (network, schedule) = (network(recipe), Schedule::default());
     let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
     let ones = |shape: &[usize]| {
         Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))
     };
-    step.run_on(&mut fsdp, &mut moments, 0, Wishes::default(), |places| {
+    step.run_on(&mut fsdp, &mut moments, 0, SaveStopRequests::default(), |places| {
         let samples = (places.end - places.start) as usize;
         let latent = ones(&[samples, m.latent_frames, m.in_channels, m.latent_height, m.latent_width]);
         let text = ones(&[samples, m.text_tokens(), m.text_dim]);

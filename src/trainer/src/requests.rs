@@ -1,0 +1,70 @@
+//! Requests to save or to stop, which the ranks exchange once a step, so that all act on them at the same step.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The requests of one rank, or of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SaveStopRequests {
+    /// Save a checkpoint now.
+    pub save: Option<Reason>,
+    /// Save and stop.
+    pub stop: Option<Reason>,
+    /// Whether the pending checkpoint, if there is one, is written.
+    pub save_done: bool,
+}
+
+impl SaveStopRequests {
+    /// Merges the requests of all ranks: any rank may request a save or a stop, and a save is done when every rank has
+    /// written its part.
+    pub fn merged(ranks: impl Iterator<Item = Self>) -> Self {
+        ranks
+            .reduce(|a, b| Self {
+                save: a.save.max(b.save),
+                stop: a.stop.max(b.stop),
+                save_done: a.save_done && b.save_done,
+            })
+            .unwrap_or_default()
+    }
+}
+
+/// The origin of a request. If there are several, the one that comes last here is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Reason {
+    /// The supervisor of a rank is gone.
+    Orphaned,
+    /// The time limit is near.
+    TimeLimit,
+    /// A file in the run directory.
+    File,
+    /// SIGUSR1.
+    Usr1,
+    /// SIGTERM or SIGINT.
+    Term,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::Orphaned => "the supervisor is gone",
+            Reason::TimeLimit => "the time limit is near",
+            Reason::File => "a file in the run directory requests it",
+            Reason::Usr1 => "SIGUSR1",
+            Reason::Term => "SIGTERM or SIGINT",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rank_stops_all_and_a_save_is_done_when_every_rank_has_written() {
+        let rank = |stop, save_done| SaveStopRequests { stop, save: None, save_done };
+        let merged = |ranks: &[SaveStopRequests]| SaveStopRequests::merged(ranks.iter().copied());
+        assert_eq!(merged(&[rank(None, true), rank(Some(Reason::File), false)]), rank(Some(Reason::File), false));
+        let both = [rank(Some(Reason::Term), true), rank(Some(Reason::TimeLimit), true)];
+        assert_eq!(merged(&both), rank(Some(Reason::Term), true));
+    }
+}
