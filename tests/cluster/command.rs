@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use cluster::NodeId;
 use rundir::{AttemptWhy, ExitReason, RunDir};
 
-use crate::place::{Place, losses, samples};
+use crate::site::{TestSite, losses, samples};
 
 /// Trains to step STEPS and saves every 5; the first time PACE says how fast. On every node but the first it only waits for
 /// that one to be done.
@@ -64,8 +64,8 @@ const HANGS: &str = "[ $step != 8 ] || exec sleep 600";
 const LEAVES: &str = "[ $step != 8 ] || { trap '' TERM; setsid sleep 601 & exec sleep 600; }";
 
 /// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
-pub fn own(place: &Place, nodes: usize, steps: u64, pace: &str) -> String {
-    let share = place.rig.share();
+pub fn own(site: &TestSite, nodes: usize, steps: u64, pace: &str) -> String {
+    let share = site.rig.share();
     fs::create_dir_all(share.join("code")).unwrap();
     let write = |name: &str, mode: u32, text: &str| {
         fs::write(share.join(name), text.replace("STEPS", &steps.to_string()).replace("PACE", pace)).unwrap();
@@ -84,14 +84,14 @@ fn places(run: &RunDir, nodes: usize) -> Vec<String> {
 }
 
 /// Writes what a job of two nodes asks of Slurm; returns the file.
-fn job_file(place: &Place) -> String {
-    let job = place.rig.share().join("job.toml");
+fn job_file(site: &TestSite) -> String {
+    let job = site.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
     job.into_string()
 }
 
-fn all_gone(place: &Place) -> bool {
-    place.rig.nodes().iter().all(|node| place.count_on(node, "train.sh|vidtui supervise") == 0)
+fn all_gone(site: &TestSite) -> bool {
+    site.rig.nodes().iter().all(|node| site.count_on(node, "train.sh|vidtui supervise") == 0)
 }
 
 fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {
@@ -100,12 +100,12 @@ fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {
 
 #[test]
 fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkpoint() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2, 12, HANGS);
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = own(&site, 2, 12, HANGS);
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {nodes}"))));
-    place.until_step(&run, 1, 8);
-    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
+    site.until_step(&run, 1, 8);
+    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
     let told = places(&run, 2);
     let master = told[0].split_once(", 0 at ").unwrap().1.to_owned();
     assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{told:?}");
@@ -113,109 +113,109 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
     for (rank, told) in told.iter().enumerate() {
         assert_eq!(*told, format!("{rank} of 2 at {address}, {rank} at {master}"));
     }
-    assert!(place.does("status latest").contains("running"));
+    assert!(site.does("status latest").contains("running"));
 
-    place.rig.verb("linkdown node02").unwrap();
-    place.until("every process is gone", || all_gone(&place));
-    let status = place.does("status latest");
+    site.rig.verb("linkdown node02").unwrap();
+    site.until("every process is gone", || all_gone(&site));
+    let status = site.does("status latest");
     assert!(status.contains("node node02 was lost"), "{status}");
-    place.rig.verb("heal node02").unwrap();
-    place.does("resume latest --wait");
-    assert!(place.does("status latest").contains("finished"));
+    site.rig.verb("heal node02").unwrap();
+    site.does("resume latest --wait");
+    assert!(site.does("status latest").contains("finished"));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
     assert_eq!(losses(&run).len(), 12);
-    assert!(all_gone(&place));
+    assert!(all_gone(&site));
 }
 
 #[test]
 fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2, 12, HANGS);
-    let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node01,node02"));
-    place.until_step(&RunDir::new(place.runs.join(run)), 1, 8);
-    place.rig.verb("smi node01 hang").unwrap();
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = own(&site, 2, 12, HANGS);
+    let run = site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node01,node02"));
+    site.until_step(&RunDir::new(site.runs.join(run)), 1, 8);
+    site.rig.verb("smi node01 hang").unwrap();
     let hangs = || {
-        let ask = |command: &str| place.rig.command_on("node01", "pgrep").args(["-f", command]).status().unwrap();
+        let ask = |command: &str| site.rig.command_on("node01", "pgrep").args(["-f", command]).status().unwrap();
         ask("bin/nvidia-smi --query-gpu").success()
     };
-    place.until("it hangs", hangs);
-    let said = place.vidtui("kill latest --yes");
+    site.until("it hangs", hangs);
+    let said = site.vidtui("kill latest --yes");
     let unverified =
         "node01: every process is gone; whether their GPU memory was given back cannot be told: nvidia-smi hangs";
     assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
-    assert!(all_gone(&place) && !hangs());
+    assert!(all_gone(&site) && !hangs());
 }
 
 #[test]
 fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2, 100_000, "sleep 0.2");
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = own(&site, 2, 100_000, "sleep 0.2");
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {nodes}"))));
-    place.until_step(&run, 1, 2);
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
+    site.until_step(&run, 1, 2);
     for (node, mode) in [("node01", "hang"), ("node02", "stuck")] {
-        place.rig.verb(&format!("smi {node} {mode}")).unwrap();
+        site.rig.verb(&format!("smi {node} {mode}")).unwrap();
     }
     let samples_of = |node: &str| fs::read_to_string(run.gpu_samples(&NodeId::new(node).unwrap())).unwrap_or_default();
     for node in ["node01", "node02"] {
-        place.until("its samples say so", || samples_of(node).contains("nvidia-smi hangs"));
-        place.until("it is told", || place.does("status latest").contains("nvidia-smi hangs"));
+        site.until("its samples say so", || samples_of(node).contains("nvidia-smi hangs"));
+        site.until("it is told", || site.does("status latest").contains("nvidia-smi hangs"));
     }
     let (seen, lines) = (samples(&run).len(), samples_of("node02").lines().count());
-    place.until("it trains on, and is sampled", || {
+    site.until("it trains on, and is sampled", || {
         samples(&run).len() > seen + 5 && samples_of("node02").lines().count() > lines
     });
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
     assert!(!["lost", "stalled", "dead"].iter().any(|verdict| status.contains(verdict)), "{status}");
-    let said = place.vidtui("kill latest --yes");
+    let said = site.vidtui("kill latest --yes");
     let unverified =
         "node01: every process is gone; whether their GPU memory was given back cannot be told: nvidia-smi hangs";
     assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
-    assert!(all_gone(&place));
+    assert!(all_gone(&site));
 }
 
 #[test]
 fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = own(&place, 2, 12, LEAVES);
-    let job = job_file(&place);
-    let check = place.does(&format!("check {recipe} --slurm {job}"));
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&site, 2, 12, LEAVES);
+    let job = job_file(&site);
+    let check = site.does(&format!("check {recipe} --slurm {job}"));
     assert!(
         check.contains("TOKEN, read from their file by each node") && check.contains("2 ranks on 2 nodes"),
         "{check}"
     );
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job}"))));
-    place.until_step(&run, 1, 8);
-    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
+    site.until_step(&run, 1, 8);
+    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
     let told = places(&run, 2);
     assert!(told[0].starts_with("0 of 2 at ") && told[1].starts_with("1 of 2 at "), "{told:?}");
     assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
-    let collected = place.does("stacks latest");
+    let collected = site.does("stacks latest");
     assert!(collected.starts_with("stacks of ") && !collected.contains("nothing from"), "{collected}");
-    place.until("something is in another session", || place.count_on("node01", "sleep 601") == 1);
-    let killed = place.vidtui("kill latest --yes");
+    site.until("something is in another session", || site.count_on("node01", "sleep 601") == 1);
+    let killed = site.vidtui("kill latest --yes");
     let gone = ["node01: KILL sent to 1 process", "node01: every process is gone; their GPU memory is released"];
     assert!(killed.ok && gone.iter().all(|said| killed.err.contains(said)), "{}\n{}", killed.out, killed.err);
-    assert!(all_gone(&place) && place.count_on("node01", "sleep 601") == 0);
-    assert!(place.does("status latest").contains("stopped"));
-    place.does("resume latest --wait");
+    assert!(all_gone(&site) && site.count_on("node01", "sleep 601") == 0);
+    assert!(site.does("status latest").contains("stopped"));
+    site.does("resume latest --wait");
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
-    assert!(place.does("status latest").contains("finished"));
+    assert!(site.does("status latest").contains("finished"));
 }
 
 #[test]
 fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let (recipe, job) = (own(&place, 2, 12, "true"), job_file(&place));
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let (recipe, job) = (own(&site, 2, 12, "true"), job_file(&site));
     // The first node asks all, and its own programs come first.
-    let srun = place.rig.node_folder("node01").join("bin/srun");
+    let srun = site.rig.node_folder("node01").join("bin/srun");
     let refuses = "#!/bin/sh\ncase $* in *--nodelist*) echo 'no steps today' >&2; exit 1 ;; esac\n\
         PATH=${PATH#*:} exec srun \"$@\"\n";
     fs::write(&srun, refuses).unwrap();
     fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job}"))));
-    place.until("it is over", || place.does("status latest").contains("finished"));
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
+    site.until("it is over", || site.does("status latest").contains("finished"));
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("waived: node node02: cannot tell its time: exit status 1; it said: no steps today"), "{log}");
     assert_eq!(losses(&run).len(), 12);
@@ -223,23 +223,23 @@ fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
 
 #[test]
 fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_on_from_its_checkpoint() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = own(&place, 2, 12, HANGS);
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
-    place.until_step(&run, 1, 8);
-    place.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&site, 2, 12, HANGS);
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
+    site.until_step(&run, 1, 8);
+    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     // As Slurm does when its time is nearly over.
-    place.slurm(&format!("scancel --batch --signal=USR1 {job}"));
-    place.until("it waits for another turn", || {
-        place.slurm(&format!("squeue --noheader --jobs={job} --format=%T/%r")) == "PENDING/BeginTime"
+    site.slurm(&format!("scancel --batch --signal=USR1 {job}"));
+    site.until("it waits for another turn", || {
+        site.slurm(&format!("squeue --noheader --jobs={job} --format=%T/%r")) == "PENDING/BeginTime"
     });
     for node in ["node01", "node02"] {
         let exit = run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap();
         assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{node}");
     }
-    place.slurm(&format!("scontrol update JobId={job} StartTime=now"));
-    place.until("it is finished in its next turn", || place.does("status latest").contains("finished"));
+    site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    site.until("it is finished in its next turn", || site.does("status latest").contains("finished"));
     let attempt = run.read_attempt(2).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
@@ -247,44 +247,44 @@ fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_
 
 #[test]
 fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = own(&place, 2, 100_000, "sleep 0.2");
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
-    place.until_step(&run, 1, 2);
-    place.rig.verb("slurmctld kill").unwrap();
-    let said = place.vidtui("stop latest");
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let recipe = own(&site, 2, 100_000, "sleep 0.2");
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
+    site.until_step(&run, 1, 2);
+    site.rig.verb("slurmctld kill").unwrap();
+    let said = site.vidtui("stop latest");
     assert!(
         said.ok && said.err.contains(&format!("its controller does not answer; {}", run.stop_file())),
         "{}",
         said.err
     );
-    place.until("every process is gone", || all_gone(&place));
-    assert!(place.does("status latest").contains("stopped"));
+    site.until("every process is gone", || all_gone(&site));
+    assert!(site.does("status latest").contains("stopped"));
 }
 
 #[test]
 fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     // It does not stop, and Slurm does not wait for it.
-    let recipe = own(&place, 2, 60, "trap \"\" TERM; sleep 0.5");
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {}", job_file(&place)))));
-    place.until("it has saved", || rundir::latest(&run).is_some());
+    let recipe = own(&site, 2, 60, "trap \"\" TERM; sleep 0.5");
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
+    site.until("it has saved", || rundir::latest(&run).is_some());
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
-    place.does("stop latest");
+    site.does("stop latest");
     // As when another job takes its place.
-    place.slurm(&format!("scontrol requeue {job}"));
-    let state = || place.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T"));
-    place.until("it waits for another turn", || state() == "PENDING");
-    place.until("every process is gone", || all_gone(&place));
-    place.slurm(&format!("scontrol update JobId={job} StartTime=now"));
-    place.until("its turn has come and gone", || state() == "COMPLETED");
-    assert!(place.does("status latest").contains("stopped"), "{}", place.does("status latest"));
+    site.slurm(&format!("scontrol requeue {job}"));
+    let state = || site.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T"));
+    site.until("it waits for another turn", || state() == "PENDING");
+    site.until("every process is gone", || all_gone(&site));
+    site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
+    site.until("its turn has come and gone", || state() == "COMPLETED");
+    assert!(site.does("status latest").contains("stopped"), "{}", site.does("status latest"));
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("nothing to do: it was asked to stop; to go on: `vidtui resume "), "{log}");
 
     // Who resumes it wishes it to go on.
-    place.does("resume latest");
-    place.until("it is finished", || place.does("status latest").contains("finished"));
+    site.does("resume latest");
+    site.until("it is finished", || site.does("status latest").contains("finished"));
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
 }

@@ -8,24 +8,24 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rundir::RunDir;
 
 use crate::command::own;
-use crate::place::{Place, VIDTUI, losses, samples};
 use crate::pty::{ENTER, Pty};
+use crate::site::{TestSite, VIDTUI, losses, samples};
 
 const STEPS: u64 = 400;
 
 /// Opens the console on the head.
-fn open(place: &Place) -> Pty {
-    open_with(place, &[])
+fn open(site: &TestSite) -> Pty {
+    open_with(site, &[])
 }
 
 /// The same, with these variables.
-fn open_with(place: &Place, variables: &[(&str, &str)]) -> Pty {
-    let hostfile = place.rig.hostfile();
-    let mut words = place.rig.prefix();
-    words.extend([VIDTUI, "--runs", place.runs.as_str(), "--hostfile", hostfile.as_str()].map(str::to_owned));
+fn open_with(site: &TestSite, variables: &[(&str, &str)]) -> Pty {
+    let hostfile = site.rig.hostfile();
+    let mut words = site.rig.prefix();
+    words.extend([VIDTUI, "--runs", site.runs.as_str(), "--hostfile", hostfile.as_str()].map(str::to_owned));
     let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
     let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
-    let variables = [&[("VIDTUI_TRAIN", place.trainer.as_str())], variables].concat();
+    let variables = [&[("VIDTUI_TRAIN", site.trainer.as_str())], variables].concat();
     Pty::start((140, 40), &words[0], &args, &variables, &root)
 }
 
@@ -37,16 +37,16 @@ fn faketime() -> Option<Utf8PathBuf> {
 
 #[test]
 fn a_console_whose_clock_jumps_by_hours_sees_the_run_as_it_is_and_ends_nothing() {
-    let Some(place) = Place::without_trainer(2) else { return };
+    let Some(site) = TestSite::without_trainer(2) else { return };
     let Some(library) = faketime() else {
         println!("skipped: there is no faketime to make a clock jump with (Debian: apt-get install faketime)");
         return;
     };
-    let recipe = own(&place, 2, STEPS, "sleep 0.5");
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --hostfile {}", place.rig.hostfile()))));
-    place.until_step(&run, 1, 4);
+    let recipe = own(&site, 2, STEPS, "sleep 0.5");
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --hostfile {}", site.rig.hostfile()))));
+    site.until_step(&run, 1, 4);
 
-    let clock = place.rig.share().join("clock");
+    let clock = site.rig.share().join("clock");
     fs::write(&clock, "+0").unwrap();
     let variables = [
         ("LD_PRELOAD", library.as_str()),
@@ -57,47 +57,47 @@ fn a_console_whose_clock_jumps_by_hours_sees_the_run_as_it_is_and_ends_nothing()
         ("NO_FAKE_STAT", "1"),
     ];
     let now_s = || -> f64 {
-        let output = place.rig.command("date").arg("+%s").envs(variables).output().unwrap();
+        let output = site.rig.command("date").arg("+%s").envs(variables).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     };
-    let mut console = open_with(&place, &variables);
+    let mut console = open_with(&site, &variables);
     console.shows(&["own", "running"]).press(ENTER).shows(&["Loss", "running"]);
     let true_s = now_s();
     for (jump, by_s) in [("+3h", 10_800.0), ("-3h", -10_800.0)] {
         fs::write(&clock, jump).unwrap();
         assert!((now_s() - true_s - by_s).abs() < 600.0, "the clock did not jump by {jump}");
         let seen = samples(&run).len();
-        place.until("it trains on, and its nodes told of themselves", || samples(&run).len() > seen + 24);
+        site.until("it trains on, and its nodes told of themselves", || samples(&run).len() > seen + 24);
         console.shows(&["running"]).shows_no("stalled").shows_no("crashed").shows_no("lost");
     }
     console.press("q");
     assert_eq!(console.ended(), 0);
-    place.does("kill latest --yes");
+    site.does("kill latest --yes");
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
 }
 
 #[test]
 fn a_console_that_is_killed_and_opened_again_shows_a_lost_node_and_resumes_with_one_key_to_the_same_losses() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = own(&place, 2, STEPS, "sleep 0.5");
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --hostfile {}", place.rig.hostfile()))));
-    place.until_step(&run, 1, 8);
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = own(&site, 2, STEPS, "sleep 0.5");
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --hostfile {}", site.rig.hostfile()))));
+    site.until_step(&run, 1, 8);
 
-    let console = open(&place);
+    let console = open(&site);
     console.shows(&["own", "running"]);
     assert!(Command::new("kill").args(["-KILL", &console.pid().to_string()]).status().unwrap().success());
     drop(console);
     let seen = samples(&run).len();
-    place.until("it trains on", || samples(&run).len() > seen);
+    site.until("it trains on", || samples(&run).len() > seen);
 
-    let mut console = open(&place);
+    let mut console = open(&site);
     console.shows(&["own", "running"]).press("3").shows(&["2 nodes", "2 up"]);
-    place.rig.verb("linkdown node02").unwrap();
+    site.rig.verb("linkdown node02").unwrap();
     console.shows(&["1 unreachable"]).press("1").shows(&["Node node02 was lost"]);
-    place.until("both supervisors have ended", || {
-        place.rig.nodes().iter().all(|node| place.count_on(node, "train.sh|vidtui supervise") == 0)
+    site.until("both supervisors have ended", || {
+        site.rig.nodes().iter().all(|node| site.count_on(node, "train.sh|vidtui supervise") == 0)
     });
-    place.rig.verb("heal node02").unwrap();
+    site.rig.verb("heal node02").unwrap();
     console.press("3").shows(&["2 up"]).press("1").press("r").shows(&["finished"]);
     console.press(ENTER).shows(&["Loss", "checkpoint saved"]).press("q");
     assert_eq!(console.ended(), 0);

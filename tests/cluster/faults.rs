@@ -7,55 +7,55 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use rundir::Cause;
 
-use crate::place::{Place, assert_down_soon, losses};
+use crate::site::{TestSite, assert_down_soon, losses};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
 fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_is_back() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 12);
-    place.until_step(&run, 1, 4);
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 12);
+    site.until_step(&run, 1, 4);
     let moment_s = now_s();
-    place.rig.verb("linkdown node03").unwrap();
+    site.rig.verb("linkdown node03").unwrap();
     // The cut-off node as well: it cannot be told, and finds out by itself.
-    place.until("every process is gone", || place.all_gone());
+    site.until("every process is gone", || site.all_gone());
     assert_down_soon(&run, 1, &["node01", "node02", "node03", "node04"], moment_s);
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("node node03 was lost: its supervisor said nothing for 10 s"), "{status}");
 
-    let refusal = place.vidtui("resume latest");
+    let refusal = site.vidtui("resume latest");
     assert!(
         !refusal.ok && refusal.err.contains("node03 is left out: node node03 cannot be reached"),
         "{}",
         refusal.err
     );
-    place.does("resume latest --exclude node02 --wait");
+    site.does("resume latest --exclude node02 --wait");
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
     assert_eq!(losses(&run).len(), 12, "every step was made");
 
     // The same on all four, now that they are there.
-    place.rig.verb("heal node03").unwrap();
-    let longer = place.vidtui(&format!("resume latest {NODES} --set train.steps=14 --wait"));
+    site.rig.verb("heal node03").unwrap();
+    let longer = site.vidtui(&format!("resume latest {NODES} --set train.steps=14 --wait"));
     assert!(longer.ok, "{}", longer.err);
     assert_eq!(run.read_attempt(3).unwrap().placement.by_node().len(), 4);
 }
 
 #[test]
 fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stopped() {
-    let Some(place) = Place::new() else { return };
-    let undisturbed = place.launch(NODES, 8);
-    place.until("it is finished", || place.does("status latest").contains("finished"));
-    let run = place.launch(NODES, 8);
-    place.until("it has saved", || rundir::latest(&run).is_some());
+    let Some(site) = TestSite::new() else { return };
+    let undisturbed = site.launch(NODES, 8);
+    site.until("it is finished", || site.does("status latest").contains("finished"));
+    let run = site.launch(NODES, 8);
+    site.until("it has saved", || rundir::latest(&run).is_some());
     let (moment_s, others) = (now_s(), ["node01", "node03", "node04"]);
-    place.rig.verb("panic node02").unwrap();
-    place.until("every process is gone", || others.iter().all(|node| place.trainers_on(node) == 0));
+    site.rig.verb("panic node02").unwrap();
+    site.until("every process is gone", || others.iter().all(|node| site.trainers_on(node) == 0));
     assert_down_soon(&run, 1, &others, moment_s);
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("node node02 was lost"), "{status}");
-    place.rig.verb("poweron node02").unwrap();
-    let resumed = place.vidtui("resume latest --wait");
+    site.rig.verb("poweron node02").unwrap();
+    let resumed = site.vidtui("resume latest --wait");
     assert!(resumed.ok, "{}", resumed.err);
     assert!(!resumed.err.contains("warning"), "one key is enough: {}", resumed.err);
     assert_eq!(losses(&run), losses(&undisturbed));
@@ -63,15 +63,15 @@ fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stoppe
 
 #[test]
 fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 8);
-    place.until_step(&run, 1, 2);
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 8);
+    site.until_step(&run, 1, 2);
     let began = Instant::now();
-    place.rig.verb("stop node02").unwrap();
-    let status = place.command("status latest").stdout(Stdio::piped()).spawn().unwrap();
+    site.rig.verb("stop node02").unwrap();
+    let status = site.command("status latest").stdout(Stdio::piped()).spawn().unwrap();
     // Less than its peers bear, more than a busy node is late by.
     thread::sleep(Duration::from_secs(3));
-    place.rig.verb("cont node02").unwrap();
+    site.rig.verb("cont node02").unwrap();
     let stood = began.elapsed();
     let status = String::from_utf8(status.wait_with_output().unwrap().stdout).unwrap();
     if stood > Duration::from_secs(8) {
@@ -79,19 +79,19 @@ fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it(
         return;
     }
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
-    place.until("it is finished", || place.does("status latest").contains("finished"));
+    site.until("it is finished", || site.does("status latest").contains("finished"));
     assert_eq!((losses(&run).len(), run.attempt_numbers().unwrap().len()), (8, 1));
 }
 
 #[test]
 fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 1000);
-    place.until_step(&run, 1, 1);
-    let killed = place.rig.command_on("node03", "pkill").args(["-KILL", "-f", "vidtui-train rank"]).status().unwrap();
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 1000);
+    site.until_step(&run, 1, 1);
+    let killed = site.rig.command_on("node03", "pkill").args(["-KILL", "-f", "vidtui-train rank"]).status().unwrap();
     assert!(killed.success());
-    place.until("every process is gone", || place.all_gone());
-    let status = place.does("status latest");
+    site.until("every process is gone", || site.all_gone());
+    let status = site.does("status latest");
     assert!(status.contains("rank 2 on node node03 was killed"), "{status}");
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap();
     let others = ["node01", "node02", "node04"];
@@ -106,50 +106,50 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
 
 #[test]
 fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 1000);
-    place.until_step(&run, 1, 1);
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 1000);
+    site.until_step(&run, 1, 1);
     for node in ["node02", "node03"] {
-        place.rig.verb(&format!("drop {node}")).unwrap();
+        site.rig.verb(&format!("drop {node}")).unwrap();
     }
-    let refusal = place.vidtui("kill latest --yes");
+    let refusal = site.vidtui("kill latest --yes");
     let names_both = ["node node02", "node node03"].iter().all(|node| refusal.err.contains(node));
     assert!(!refusal.ok && names_both && refusal.err.contains("--wait"), "{}", refusal.err);
     // The others are dealt with, and what is cut off finds out by itself that it is alone.
-    let mut kill = place.command("kill latest --yes --wait");
+    let mut kill = site.command("kill latest --yes --wait");
     let mut kill = kill.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = std::io::BufReader::new(kill.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut lines = lines.inspect(|line| println!("{line}"));
     assert!(lines.any(|line| line.starts_with("node[02-03] do not answer, asked again in ")), "it gave up");
     for node in ["node02", "node03"] {
-        place.rig.verb(&format!("heal {node}")).unwrap();
+        site.rig.verb(&format!("heal {node}")).unwrap();
     }
     let rest: Vec<String> = lines.collect();
     assert!(kill.wait().unwrap().success(), "{rest:?}");
-    assert!(place.all_gone());
+    assert!(site.all_gone());
 }
 
 #[test]
 fn a_console_that_is_killed_loses_nothing_and_a_node_that_it_cannot_see_is_not_called_dead() {
-    let Some(place) = Place::new() else { return };
-    let mut console = place
+    let Some(site) = TestSite::new() else { return };
+    let mut console = site
         .command(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --set train.steps=1000 --wait"));
     let mut console = console.stdout(Stdio::null()).spawn().unwrap();
-    place.until("it trains", || place.vidtui("status latest").out.contains("running"));
+    site.until("it trains", || site.vidtui("status latest").out.contains("running"));
     console.kill().unwrap();
     console.wait().unwrap();
     // New connections are refused, and the run goes on.
-    for node in place.rig.nodes() {
-        place.rig.verb(&format!("killsshd {node}")).unwrap();
+    for node in site.rig.nodes() {
+        site.rig.verb(&format!("killsshd {node}")).unwrap();
     }
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("running"), "{status}");
-    let kill = place.vidtui("kill latest --yes");
+    let kill = site.vidtui("kill latest --yes");
     assert!(!kill.ok && kill.err.contains("refuses the connection"), "{}", kill.err);
-    place.until_one_on_each();
-    for node in place.rig.nodes() {
-        place.rig.verb(&format!("startsshd {node}")).unwrap();
+    site.until_one_on_each();
+    for node in site.rig.nodes() {
+        site.rig.verb(&format!("startsshd {node}")).unwrap();
     }
-    place.does("kill latest --yes");
-    assert!(place.all_gone());
+    site.does("kill latest --yes");
+    assert!(site.all_gone());
 }

@@ -5,24 +5,24 @@ use std::process::Stdio;
 
 use camino::Utf8Path;
 
-use crate::place::{Place, losses, samples};
+use crate::site::{TestSite, losses, samples};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
 fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_never_left_this_machine() {
-    let Some(place) = Place::new() else { return };
-    let here = place.launch("--local 4", 7);
-    place.until("it has ended here", || place.does("status latest").contains("finished"));
-    let run = place.launch(NODES, 7);
-    place.until_step(&run, 1, 3);
-    let stopped = place.does("stop latest --wait");
+    let Some(site) = TestSite::new() else { return };
+    let here = site.launch("--local 4", 7);
+    site.until("it has ended here", || site.does("status latest").contains("finished"));
+    let run = site.launch(NODES, 7);
+    site.until_step(&run, 1, 3);
+    let stopped = site.does("stop latest --wait");
     assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
     // Its supervisors write how it ended, and then end themselves.
-    place.until("every process is gone", || place.all_gone());
+    site.until("every process is gone", || site.all_gone());
     let saved = rundir::latest(&run).unwrap().step;
     assert!((3..7).contains(&saved), "{saved}");
-    place.does("resume latest --wait");
+    site.does("resume latest --wait");
     assert_eq!(losses(&run), losses(&here), "over nodes, and with a stop at step {saved}");
     assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
     let attempt = run.read_attempt(2).unwrap();
@@ -31,53 +31,53 @@ fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_neve
 
 #[test]
 fn a_kill_ends_every_process_on_every_node_and_says_so() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 1000);
-    place.until_step(&run, 1, 1);
-    let plan = place.does("kill latest --dry-run");
-    assert!(place.rig.nodes().iter().all(|node| plan.contains(&format!("{node}: TERM, then KILL"))), "{plan}");
-    place.until_one_on_each();
-    let said = place.vidtui("kill latest --yes");
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 1000);
+    site.until_step(&run, 1, 1);
+    let plan = site.does("kill latest --dry-run");
+    assert!(site.rig.nodes().iter().all(|node| plan.contains(&format!("{node}: TERM, then KILL"))), "{plan}");
+    site.until_one_on_each();
+    let said = site.vidtui("kill latest --yes");
     assert!(said.ok, "{}", said.err);
-    assert!(place.all_gone());
+    assert!(site.all_gone());
     // The supervisor, its rank, and what samples the GPUs at that moment.
-    let ended = place.rig.nodes().join(", ");
+    let ended = site.rig.nodes().join(", ");
     let nodes: Vec<&str> = said.out.split(", ").filter_map(|one| one.split(" processes ended on ").nth(1)).collect();
     assert_eq!(nodes.join(", "), ended, "{}", said.out);
     let verified = "node04: every process is gone; their GPU memory is released";
     assert!(said.err.contains(verified), "{}", said.err);
-    assert!(place.does("status latest").contains("stopped"));
+    assert!(site.does("status latest").contains("stopped"));
 }
 
 #[test]
 fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch(NODES, 1000);
-    place.until_step(&run, 1, 1);
-    let mut stray = place.rig.command_on("node02", "sleep").arg("98765").spawn().unwrap();
-    let sleeps = |place: &Place| place.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --dry-run");
-    place.until("the stray is listed", || sleeps(&place).contains("sleep 98765"));
-    let listed = sleeps(&place);
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch(NODES, 1000);
+    site.until_step(&run, 1, 1);
+    let mut stray = site.rig.command_on("node02", "sleep").arg("98765").spawn().unwrap();
+    let sleeps = |site: &TestSite| site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --dry-run");
+    site.until("the stray is listed", || sleeps(&site).contains("sleep 98765"));
+    let listed = sleeps(&site);
     assert!(listed.contains("node02") && listed.contains("root") && listed.lines().count() == 2, "{listed}");
-    let refused = place.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$");
+    let refused = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$");
     assert!(!refused.ok && refused.err.contains("there is no terminal to ask on"), "{}", refused.err);
-    place.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
+    site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert!(!stray.wait().unwrap().success());
     // The run goes on.
-    place.until_one_on_each();
+    site.until_one_on_each();
 
     // A node that does not answer is named, and everything else is done.
-    place.rig.verb("refuse node04").unwrap();
-    let said = place.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
+    site.rig.verb("refuse node04").unwrap();
+    let said = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert!(!said.ok && said.err.contains("node04 could not be looked at"), "{}", said.err);
     assert!(said.out.contains("no process of yours on node01, node02, node03 fits"), "{}", said.out);
     // Or waited for, and its strays are ended once it answers.
-    let mut stray = place.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
-    let mut waits = place.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
+    let mut stray = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
+    let mut waits = site.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(told.any(|line| line.contains("node04 does not answer, asked again in")));
-    place.rig.verb("heal node04").unwrap();
+    site.rig.verb("heal node04").unwrap();
     assert!(told.any(|line| line.contains("node04: every process is gone")));
     let said = waits.wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&said.stdout);
@@ -86,51 +86,51 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
 
     // Memory that is held although its process is gone.
     let pid = run.read_pid(&cluster::NodeId::new("node01").unwrap(), 1).unwrap().unwrap().ranks[0].pid;
-    let gpus = place.rig.node_folder("node01").join("gpus");
+    let gpus = site.rig.node_folder("node01").join("gpus");
     let table = fs::read_to_string(gpus.join("table.tsv")).unwrap();
     let uuid = table.split(['\t', '\n']).find(|cell| cell.starts_with("GPU-")).unwrap();
     fs::write(gpus.join("apps.tsv"), format!("{uuid}\t{pid}\tvidtui-train\t18432\n")).unwrap();
-    let all = place.does("kill --hostfile hostfiles/rig.txt --dry-run");
+    let all = site.does("kill --hostfile hostfiles/rig.txt --dry-run");
     assert!(all.starts_with(run.name()) && all.contains("node04: TERM, then KILL"), "{all}");
-    let stop = place.does("stop --hostfile hostfiles/rig.txt --dry-run");
+    let stop = site.does("stop --hostfile hostfiles/rig.txt --dry-run");
     assert!(stop.starts_with(run.name()) && stop.contains("node04: TERM to the supervisor"), "{stop}");
-    let said = place.vidtui("kill --hostfile hostfiles/rig.txt --yes");
+    let said = site.vidtui("kill --hostfile hostfiles/rig.txt --yes");
     let held = format!("node node01: GPU memory is still held: 18.0 GiB by process {pid}");
     assert!(!said.ok && said.err.contains(&held), "{}", said.err);
-    assert!(place.all_gone());
-    assert!(place.does("kill --hostfile hostfiles/rig.txt --yes").contains("no run of yours on node01, node02"));
+    assert!(site.all_gone());
+    assert!(site.does("kill --hostfile hostfiles/rig.txt --yes").contains("no run of yours on node01, node02"));
 }
 
 #[test]
 fn another_users_stray_is_ended_by_sudo_and_not_without() {
-    let Some(place) = Place::without_trainer(1) else { return };
+    let Some(site) = TestSite::without_trainer(1) else { return };
     if !Utf8Path::new("/usr/bin/sudo").exists() {
         println!("skipped: no sudo; `cargo xtask rig install` installs it");
         return;
     }
     // What sudo allows is the node's own business, and goes with it.
-    let rules = place.rig.share().join("sudoers.d");
+    let rules = site.rig.share().join("sudoers.d");
     fs::create_dir(&rules).unwrap();
     fs::write(rules.join("eve"), "eve ALL=(root) NOPASSWD: ALL\n").unwrap();
     fs::set_permissions(rules.join("eve"), fs::Permissions::from_mode(0o440)).unwrap();
-    let on_node = |program: &str, words: &[&str]| place.rig.command_on("node01", program).args(words).status().unwrap();
-    let hosts = place.rig.share().join("hosts.txt");
+    let on_node = |program: &str, words: &[&str]| site.rig.command_on("node01", program).args(words).status().unwrap();
+    let hosts = site.rig.share().join("hosts.txt");
     fs::write(&hosts, "eve@node01 slots=2\n").unwrap();
     let kill = format!("kill --hostfile {hosts} --pattern ^sleep.98764$");
-    let mut stray = place.rig.command_on("node01", "sleep").arg("98764").spawn().unwrap();
-    let listed = || place.does(&format!("{kill} --all-users --dry-run"));
-    place.until("the stray is listed", || listed().contains("root"));
+    let mut stray = site.rig.command_on("node01", "sleep").arg("98764").spawn().unwrap();
+    let listed = || site.does(&format!("{kill} --all-users --dry-run"));
+    site.until("the stray is listed", || listed().contains("root"));
 
-    let own = place.does(&format!("{kill} --yes"));
+    let own = site.does(&format!("{kill} --yes"));
     assert!(own.contains("no process of yours on node01 fits"), "{own}");
-    let refused = place.vidtui(&format!("{kill} --all-users --yes"));
+    let refused = site.vidtui(&format!("{kill} --all-users --yes"));
     assert!(!refused.ok && refused.err.contains("Operation not permitted"), "{}", refused.err);
-    let refused = place.vidtui(&format!("{kill} --sudo --yes"));
+    let refused = site.vidtui(&format!("{kill} --sudo --yes"));
     assert!(!refused.ok && refused.err.contains("sudo:"), "{}", refused.err);
     assert!(listed().contains("sleep 98764"), "it goes on");
 
     assert!(on_node("mount", &["--bind", rules.as_str(), "/etc/sudoers.d"]).success());
-    let ended = place.vidtui(&format!("{kill} --sudo --yes"));
+    let ended = site.vidtui(&format!("{kill} --sudo --yes"));
     assert!(ended.ok && ended.out.contains("1 process ended on node01"), "{}\n{}", ended.out, ended.err);
     assert!(ended.err.contains("node01: every process is gone"), "{}", ended.err);
     assert!(!stray.wait().unwrap().success());
@@ -138,11 +138,11 @@ fn another_users_stray_is_ended_by_sudo_and_not_without() {
 
 #[test]
 fn what_was_launched_is_on_disk_to_be_started_by_hand() {
-    let Some(place) = Place::new() else { return };
-    let dry = place.does(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --dry-run"));
+    let Some(site) = TestSite::new() else { return };
+    let dry = site.does(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --dry-run"));
     assert!(dry.contains("1 on each of node[01-04]") && dry.contains("# on node04"), "{dry}");
-    let run = place.launch(NODES, 2);
-    place.until("it is finished", || place.does("status latest").contains("finished"));
+    let run = site.launch(NODES, 2);
+    site.until("it is finished", || site.does("status latest").contains("finished"));
     let node = run.read_attempt(1).unwrap().placement.ranks[0].node.clone();
     let script = fs::read_to_string(run.launch_script(1, &node)).unwrap();
     assert!(script.contains("export MASTER_ADDR=10.99.0.1\n"), "{script}");

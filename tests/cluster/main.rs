@@ -6,12 +6,12 @@ mod command;
 mod console;
 mod faults;
 mod life;
-mod place;
 mod power;
 mod preflight;
 #[path = "../console/pty.rs"]
 #[expect(dead_code, reason = "the tests of the console use the rest")]
 mod pty;
 mod sight;
+mod site;
 mod slurm;
 mod start;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use rundir::RunDir;
 
-use crate::place::Place;
+use crate::site::TestSite;
 
 /// Makes a step each second, and says so as cogvideox-factory does.
 const TRAINER: &str = r#"#!/usr/bin/env bash
@@ -31,36 +31,36 @@ steps = 9999
 
 #[test]
 fn a_run_that_hangs_is_called_stalled_by_its_power_and_one_that_computes_in_silence_is_not() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let share = place.rig.share();
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let share = site.rig.share();
     fs::create_dir_all(share.join("code")).unwrap();
     fs::write(share.join("code/train.sh"), TRAINER).unwrap();
     fs::set_permissions(share.join("code/train.sh"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(share.join("own.toml"), RECIPE).unwrap();
     let launch = |node: &str| {
         let words = format!("launch {share}/own.toml --hostfile hostfiles/rig.txt --include {node}");
-        RunDir::new(place.runs.join(place.does(&words)))
+        RunDir::new(site.runs.join(site.does(&words)))
     };
     let (evaluates, hangs) = (launch("node01"), launch("node02"));
     // Long enough for some samples of its power.
     for run in [&evaluates, &hangs] {
-        place.until_step(run, 1, 25);
+        site.until_step(run, 1, 25);
     }
     for node in ["node01", "node02"] {
-        let stopped = place.rig.command_on(node, "pkill").args(["-STOP", "-f", "train.sh"]).status().unwrap();
+        let stopped = site.rig.command_on(node, "pkill").args(["-STOP", "-f", "train.sh"]).status().unwrap();
         assert!(stopped.success());
     }
-    place.rig.verb("gpu node02 0 power.draw ~120:5").unwrap();
-    let status = |run: &RunDir| place.does(&format!("status {} --json", run.name()));
-    place.until("it is called", || status(&hangs).contains(r#""state": "stalled""#));
+    site.rig.verb("gpu node02 0 power.draw ~120:5").unwrap();
+    let status = |run: &RunDir| site.does(&format!("status {} --json", run.name()));
+    site.until("it is called", || status(&hangs).contains(r#""state": "stalled""#));
     let called = status(&hangs);
     assert!(called.contains("and its GPUs draw 1") && called.contains("W where they drew 6"), "{called}");
     // It has been silent for as long.
-    place.until("the other is looked at", || status(&evaluates).contains("but its GPUs draw 6"));
+    site.until("the other is looked at", || status(&evaluates).contains("but its GPUs draw 6"));
     assert!(status(&evaluates).contains(r#""state": "running""#), "{}", status(&evaluates));
-    place.rig.command_on("node01", "pkill").args(["-CONT", "-f", "train.sh"]).status().unwrap();
-    place.until("it goes on", || !status(&evaluates).contains("GPUs draw"));
+    site.rig.command_on("node01", "pkill").args(["-CONT", "-f", "train.sh"]).status().unwrap();
+    site.until("it goes on", || !status(&evaluates).contains("GPUs draw"));
     for run in [&evaluates, &hangs] {
-        place.does(&format!("kill {} --yes", run.name()));
+        site.does(&format!("kill {} --yes", run.name()));
     }
 }

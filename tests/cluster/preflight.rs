@@ -1,14 +1,14 @@
 use std::fs;
 
 use crate::command::own;
-use crate::place::Place;
+use crate::site::TestSite;
 
 const CHECK: &str = "check configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4";
 
 /// The table without what differs from rig to rig.
-fn shown(place: &Place, words: &str) -> String {
-    let said = place.vidtui(words);
-    let text = format!("{}\n{}", said.out, said.err).replace(place.rig.folder().as_str(), "RIG");
+fn shown(site: &TestSite, words: &str) -> String {
+    let said = site.vidtui(words);
+    let text = format!("{}\n{}", said.out, said.err).replace(site.rig.folder().as_str(), "RIG");
     // Whether all say the very same depends on what else this machine does.
     let text = text.replace("nodes, first: ", "nodes, ");
     let root = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
@@ -39,20 +39,20 @@ fn masked(text: &str, before: &str, after: &str) -> String {
 
 #[test]
 fn every_node_is_looked_at_before_a_launch() {
-    let Some(place) = Place::new() else { return };
-    insta::assert_snapshot!(shown(&place, CHECK));
+    let Some(site) = TestSite::new() else { return };
+    insta::assert_snapshot!(shown(&site, CHECK));
 }
 
 #[test]
 fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
-    let Some(place) = Place::new() else { return };
+    let Some(site) = TestSite::new() else { return };
     let verbs = ["clock node02 7", "newkey node04"];
-    verbs.iter().for_each(|verb| place.rig.verb(verb).unwrap());
+    verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
     // Somebody's process on a GPU of node01.
     let left_over =
         "LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done";
-    assert!(place.rig.command("ssh").args(["node01", left_over]).output().unwrap().status.success());
-    let table = shown(&place, CHECK);
+    assert!(site.rig.command("ssh").args(["node01", left_over]).output().unwrap().status.success());
+    let table = shown(&site, CHECK);
     let bad: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
     assert_eq!(bad.len(), 3, "{table}");
     for (what, why) in [
@@ -65,36 +65,36 @@ fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
 
     // Nothing starts, unless somebody says that it may.
     let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=2 --include node[01-02] --set train.steps=1 --set optimizer.warmup_steps=1";
-    let refused = place.vidtui(launch);
+    let refused = site.vidtui(launch);
     assert!(!refused.ok && refused.err.contains("node01: its GPUs are in use"), "{}", refused.err);
-    assert!(place.all_gone());
-    let mut waived = place.command(launch);
+    assert!(site.all_gone());
+    let mut waived = site.command(launch);
     let waived = waived.args(["--waive", "clock", "--waive", "GPU processes", "--wait"]).output().unwrap();
     assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
 }
 
 #[test]
 fn gpus_with_errors_or_without_room_are_refused_by_name() {
-    let Some(place) = Place::new() else { return };
+    let Some(site) = TestSite::new() else { return };
     for verb in [
         "xid node01 79",
         "xid node02 45",
         "gpu node03 0 memory.used 18432",
         "gpu node04 1 ecc.errors.uncorrected.volatile.total 3",
     ] {
-        place.rig.verb(verb).unwrap();
+        site.rig.verb(verb).unwrap();
     }
-    let table = shown(&place, CHECK);
+    let table = shown(&site, CHECK);
     let rows = table.lines().filter(|line| line.contains("GPU ") || line.contains("hint"));
     insta::assert_snapshot!(rows.collect::<Vec<_>>().join("\n"));
 }
 
 #[test]
 fn of_a_command_the_one_node_whose_driver_is_broken_is_refused() {
-    let Some(place) = Place::without_trainer(3) else { return };
-    place.rig.verb("smi node03 mismatch").unwrap();
-    let recipe = own(&place, 3, 20, "true");
-    let table = shown(&place, &format!("check {recipe} --hostfile hostfiles/rig.txt --include node[01-03]"));
+    let Some(site) = TestSite::without_trainer(3) else { return };
+    site.rig.verb("smi node03 mismatch").unwrap();
+    let recipe = own(&site, 3, 20, "true");
+    let table = shown(&site, &format!("check {recipe} --hostfile hostfiles/rig.txt --include node[01-03]"));
     let refused: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
     let why = "node node03: node01 has GPUs, but the driver's kernel module is not that of its library, 590.48";
     assert!(matches!(refused[..], [one] if one.starts_with("✗ GPUs") && one.ends_with(why)), "{table}");
@@ -102,73 +102,73 @@ fn of_a_command_the_one_node_whose_driver_is_broken_is_refused() {
 
 #[test]
 fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_asked_for() {
-    let Some(mut place) = Place::new() else { return };
+    let Some(mut site) = TestSite::new() else { return };
     // Each node has its own folder under this name, and so has the head.
-    let folder = place.rig.own().join("home/bin");
+    let folder = site.rig.own().join("home/bin");
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(&place.trainer, folder.join("vidtui-train")).unwrap();
-    place.trainer = folder.join("vidtui-train");
-    let of_node = |node: &str| place.rig.node_folder(node).join("home/bin/vidtui-train");
+    fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
+    site.trainer = folder.join("vidtui-train");
+    let of_node = |node: &str| site.rig.node_folder(node).join("home/bin/vidtui-train");
     fs::create_dir_all(of_node("node02").parent().unwrap()).unwrap();
     fs::write(of_node("node02"), "#!/bin/sh\necho an older one\n").unwrap();
     // One server has no SFTP.
-    let config = place.rig.node_folder("node03").join("sshd_config");
+    let config = site.rig.node_folder("node03").join("sshd_config");
     let without = fs::read_to_string(&config).unwrap().replace("Subsystem sftp internal-sftp", "");
     fs::write(&config, without).unwrap();
-    place.rig.verb("killsshd node03").unwrap();
-    place.rig.verb("startsshd node03").unwrap();
-    let table = shown(&place, CHECK);
+    site.rig.verb("killsshd node03").unwrap();
+    site.rig.verb("startsshd node03").unwrap();
+    let table = shown(&site, CHECK);
     assert_eq!(table.lines().filter(|line| line.starts_with("✗ trainer")).count(), 4, "{table}");
 
     let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1";
-    let said = place.vidtui(&format!("{launch} --push --wait"));
+    let said = site.vidtui(&format!("{launch} --push --wait"));
     assert!(said.ok && said.err.contains("node02: 1.0 MiB of"), "{}", said.err);
     let refusals: Vec<&str> = said.err.lines().filter(|line| line.contains("by SFTP")).collect();
     assert!(matches!(refusals[..], [one] if one.contains("node node03: cannot receive")), "{}", said.err);
-    for node in place.rig.nodes() {
-        assert_eq!(fs::read(of_node(&node)).unwrap(), fs::read(&place.trainer).unwrap());
+    for node in site.rig.nodes() {
+        assert_eq!(fs::read(of_node(&node)).unwrap(), fs::read(&site.trainer).unwrap());
         assert_eq!(fs::read_dir(of_node(&node).parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
     }
-    let table = shown(&place, CHECK);
+    let table = shown(&site, CHECK);
     assert!(!table.contains('✗'), "{table}");
 }
 
 #[test]
 fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
-    let Some(mut place) = Place::new() else { return };
-    let (shared, own) = (place.rig.share().join("bin"), place.rig.own().join("home/bin"));
+    let Some(mut site) = TestSite::new() else { return };
+    let (shared, own) = (site.rig.share().join("bin"), site.rig.own().join("home/bin"));
     fs::create_dir_all(&own).unwrap();
     fs::create_dir_all(&shared).unwrap();
     // As with homes on NFS that this machine does not mount.
-    for node in place.rig.nodes() {
-        std::os::unix::fs::symlink(&shared, place.rig.node_folder(&node).join("home/bin")).unwrap();
+    for node in site.rig.nodes() {
+        std::os::unix::fs::symlink(&shared, site.rig.node_folder(&node).join("home/bin")).unwrap();
     }
-    fs::copy(&place.trainer, own.join("vidtui-train")).unwrap();
-    place.trainer = own.join("vidtui-train");
-    let said = place.vidtui(
+    fs::copy(&site.trainer, own.join("vidtui-train")).unwrap();
+    site.trainer = own.join("vidtui-train");
+    let said = site.vidtui(
         "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",
     );
     assert!(said.ok && said.err.contains("1.0 MiB of"), "{}", said.err);
-    assert_eq!(fs::read(shared.join("vidtui-train")).unwrap(), fs::read(&place.trainer).unwrap());
+    assert_eq!(fs::read(shared.join("vidtui-train")).unwrap(), fs::read(&site.trainer).unwrap());
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 1, "nothing is left beside it");
 }
 
 #[test]
 fn a_machine_that_two_names_mean_is_refused() {
-    let Some(place) = Place::new() else { return };
-    let file = place.rig.share().join("hosts.txt");
+    let Some(site) = TestSite::new() else { return };
+    let file = site.rig.share().join("hosts.txt");
     fs::write(&file, "node01\n10.99.0.2\nnode02\nnode03\n").unwrap();
-    let table = shown(&place, &format!("check configs/demo/2s.toml --hostfile {file} --set mesh.dp_shard=4"));
+    let table = shown(&site, &format!("check configs/demo/2s.toml --hostfile {file} --set mesh.dp_shard=4"));
     let refused: Vec<&str> = table.lines().filter(|line| line.starts_with('✗')).collect();
     assert!(matches!(refused[..], [one] if one.contains("node02 is the same machine as 10.99.0.2")), "{table}");
 }
 
 #[test]
 fn a_folder_that_the_nodes_do_not_share_is_refused() {
-    let Some(mut place) = Place::new() else { return };
+    let Some(mut site) = TestSite::new() else { return };
     // Each node has its own folder under this name.
-    place.runs = place.rig.own().join("home/runs");
-    let table = shown(&place, CHECK);
+    site.runs = site.rig.own().join("home/runs");
+    let table = shown(&site, CHECK);
     let refused = table.lines().filter(|line| line.starts_with("✗ run folder"));
     let why = "is not the folder that this machine sees under that name";
     assert_eq!(refused.filter(|line| line.contains(why)).count(), 4, "{table}");
@@ -176,14 +176,14 @@ fn a_folder_that_the_nodes_do_not_share_is_refused() {
 
 #[test]
 fn a_hostfile_with_a_mistake_is_refused_by_its_line() {
-    let Some(place) = Place::new() else { return };
-    let file = place.rig.share().join("hosts.txt");
+    let Some(site) = TestSite::new() else { return };
+    let file = site.rig.share().join("hosts.txt");
     let refused = |text: &str, more: &str| {
         fs::write(&file, text).unwrap();
-        let said = place.vidtui(&format!("check configs/demo/2s.toml --hostfile {file} {more}"));
+        let said = site.vidtui(&format!("check configs/demo/2s.toml --hostfile {file} {more}"));
         assert!(!said.ok);
         said.out
-            .replace(place.rig.folder().as_str(), "RIG")
+            .replace(site.rig.folder().as_str(), "RIG")
             .lines()
             .filter(|l| l.starts_with("✗") || l.contains("hint"))
             .collect::<Vec<_>>()

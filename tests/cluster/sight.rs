@@ -3,29 +3,29 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::place::Place;
+use crate::site::TestSite;
 
 #[test]
 fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_touch_the_run() {
-    let Some(place) = Place::new() else { return };
-    let hostfile = place.rig.share().join("hosts.txt");
+    let Some(site) = TestSite::new() else { return };
+    let hostfile = site.rig.share().join("hosts.txt");
     fs::write(&hostfile, "node[01-04] slots=1\n").unwrap();
-    let run = place.launch(&format!("--hostfile {hostfile}"), 1000);
-    place.until_step(&run, 1, 1);
+    let run = site.launch(&format!("--hostfile {hostfile}"), 1000);
+    site.until_step(&run, 1, 1);
     // The attempt knows its nodes: nobody asks the file again.
     fs::write(&hostfile, "node09 slots=8\n").unwrap();
 
-    for node in place.rig.nodes() {
-        place.rig.verb(&format!("stopsshd {node}")).unwrap();
+    for node in site.rig.nodes() {
+        site.rig.verb(&format!("stopsshd {node}")).unwrap();
     }
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("running") || status.contains("saving"), "{status}");
-    for node in place.rig.nodes() {
-        place.rig.verb(&format!("contsshd {node}")).unwrap();
+    for node in site.rig.nodes() {
+        site.rig.verb(&format!("contsshd {node}")).unwrap();
     }
 
-    place.rig.verb("reset node03").unwrap();
-    let said = place.vidtui("stacks latest");
+    site.rig.verb("reset node03").unwrap();
+    let said = site.vidtui("stacks latest");
     assert!(said.ok && said.out.contains("nothing from node03"), "{}\n{}", said.out, said.err);
     let folder = said.out.split_once("are in ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
     for node in ["node01", "node02", "node04"] {
@@ -34,120 +34,120 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
         let told: String = told.map(|path| fs::read_to_string(path).unwrap()).collect();
         assert_eq!(told.matches(", rank ").count(), 1, "{node}: {told}");
     }
-    place.rig.verb("heal node03").unwrap();
+    site.rig.verb("heal node03").unwrap();
     // All of them go on.
-    place.until_one_on_each();
+    site.until_one_on_each();
 
-    place.rig.verb("smi node01 slow 2").unwrap();
-    let said = place.vidtui("kill latest --yes");
+    site.rig.verb("smi node01 slow 2").unwrap();
+    let said = site.vidtui("kill latest --yes");
     assert!(said.ok && said.err.matches("their GPU memory is released").count() == 4, "{}", said.err);
-    assert!(place.all_gone());
+    assert!(site.all_gone());
 }
 
 #[test]
 fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch("--hostfile hostfiles/rig.txt", 1000);
-    place.until_step(&run, 1, 1);
-    let config = place.rig.ssh_config();
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch("--hostfile hostfiles/rig.txt", 1000);
+    site.until_step(&run, 1, 1);
+    let config = site.rig.ssh_config();
     let own = fs::read_to_string(&config).unwrap();
     fs::write(&config, own.replace("User root", "User eve")).unwrap();
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("running") || status.contains("saving"), "{status}");
     for words in ["resume latest", "kill latest --yes"] {
-        let refused = place.vidtui(words);
+        let refused = site.vidtui(words);
         assert!(!refused.ok, "{words}: {}", refused.out);
     }
     // All of them go on.
-    place.until_one_on_each();
+    site.until_one_on_each();
     fs::write(&config, own).unwrap();
-    place.does("kill latest --yes");
-    assert!(place.all_gone());
+    site.does("kill latest --yes");
+    assert!(site.all_gone());
 }
 
 #[test]
 fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it() {
-    let Some(place) = Place::new() else { return };
-    let run = place.launch("--hostfile hostfiles/rig.txt", 1000);
-    place.until_step(&run, 1, 1);
+    let Some(site) = TestSite::new() else { return };
+    let run = site.launch("--hostfile hostfiles/rig.txt", 1000);
+    site.until_step(&run, 1, 1);
     let both = |words: &str| {
-        let start = || place.command(words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let start = || site.command(words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         [start(), start()].map(|console| console.wait_with_output().unwrap())
     };
     assert!(both("stop latest").iter().any(|console| console.status.success()));
-    place.until("every process is gone", || place.all_gone());
+    site.until("every process is gone", || site.all_gone());
     let saved = rundir::latest(&run).unwrap().step;
 
     let resumed = both("resume latest");
     let won = resumed.iter().filter(|console| console.status.success()).count();
     let said: Vec<_> = resumed.iter().map(|console| String::from_utf8_lossy(&console.stderr)).collect();
     assert_eq!(won, 1, "{said:?}");
-    place.until_step(&run, 2, saved + 1);
+    site.until_step(&run, 2, saved + 1);
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
     // One attempt, not two.
-    place.until_one_on_each();
-    place.does("kill latest --yes");
-    assert!(place.all_gone());
+    site.until_one_on_each();
+    site.does("kill latest --yes");
+    assert!(site.all_gone());
 }
 
 #[test]
 fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = place.rig.share().join("wait.toml");
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = site.rig.share().join("wait.toml");
     let text = "trainer = 'command'\n[command]\nrun = ['sleep', '600']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n";
     fs::write(&recipe, text).unwrap();
-    place.rig.verb("slow node02 500").unwrap();
-    let run = place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
-    place.until(&format!("{run} runs"), || place.does("status latest").contains("running"));
-    place.until("both nodes are up", || place.does("nodes latest").contains("2 nodes, 2 up"));
-    place.does("kill latest --yes");
-    assert!(place.rig.nodes().iter().all(|node| place.count_on(node, "sleep 600|vidtui supervise") == 0));
+    site.rig.verb("slow node02 500").unwrap();
+    let run = site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
+    site.until(&format!("{run} runs"), || site.does("status latest").contains("running"));
+    site.until("both nodes are up", || site.does("nodes latest").contains("2 nodes, 2 up"));
+    site.does("kill latest --yes");
+    assert!(site.rig.nodes().iter().all(|node| site.count_on(node, "sleep 600|vidtui supervise") == 0));
 }
 
 #[test]
 fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_room() {
-    let Some(mut place) = Place::without_trainer(2) else { return };
-    let small = place.rig.small();
-    place.runs = small.join("runs");
-    let recipe = place.rig.share().join("chatty.toml");
+    let Some(mut site) = TestSite::without_trainer(2) else { return };
+    let small = site.rig.small();
+    site.runs = small.join("runs");
+    let recipe = site.rig.share().join("chatty.toml");
     let chatty = "until [ -e stop ]; do printf %04096d 1 || exit 7; sleep 0.1; done";
     let text = format!(
         "trainer = 'command'\n[command]\nrun = ['sh', '-c', '{chatty}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n"
     );
     fs::write(&recipe, text).unwrap();
     // It is a small disk.
-    place.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
-    place.until("it runs", || place.does("status latest").contains("running"));
-    let head = |script: String| place.rig.command("sh").args(["-c", &script]).output().unwrap();
+    site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
+    site.until("it runs", || site.does("status latest").contains("running"));
+    let head = |script: String| site.rig.command("sh").args(["-c", &script]).output().unwrap();
     head(format!("cat /dev/zero >{small}/full"));
-    let ranks_are_gone = || place.rig.nodes().iter().all(|node| place.count_on(node, "04096d") == 0);
-    place.until("no rank is left", ranks_are_gone);
+    let ranks_are_gone = || site.rig.nodes().iter().all(|node| site.count_on(node, "04096d") == 0);
+    site.until("no rank is left", ranks_are_gone);
     // What cannot be written yet is kept by whoever would write it.
-    assert!(place.rig.nodes().iter().any(|node| place.count_on(node, "vidtui supervise") > 0));
+    assert!(site.rig.nodes().iter().any(|node| site.count_on(node, "vidtui supervise") > 0));
     head(format!("rm {small}/full"));
-    place.until("it is told", || place.does("status latest").contains("exit code 7"));
-    let status = place.does("status latest");
+    site.until("it is told", || site.does("status latest").contains("exit code 7"));
+    let status = site.does("status latest");
     assert!(status.contains("failed") && status.contains("is full"), "{status}");
-    place.until("every process is gone", || {
-        place.rig.nodes().iter().all(|node| place.count_on(node, "vidtui supervise") == 0)
+    site.until("every process is gone", || {
+        site.rig.nodes().iter().all(|node| site.count_on(node, "vidtui supervise") == 0)
     });
-    place.does("resume latest --waive disk");
-    place.until("it runs again", || place.does("status latest").contains("running"));
-    place.does("kill latest --yes");
+    site.does("resume latest --waive disk");
+    site.until("it runs again", || site.does("status latest").contains("running"));
+    site.does("kill latest --yes");
 }
 
 #[test]
 fn a_disk_that_is_full_on_one_node_keeps_the_launch_from_beginning_and_leaves_nothing_there() {
-    let Some(mut place) = Place::new() else { return };
-    let folder = place.rig.own().join("disk/bin");
+    let Some(mut site) = TestSite::new() else { return };
+    let folder = site.rig.own().join("disk/bin");
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(&place.trainer, folder.join("vidtui-train")).unwrap();
-    place.trainer = folder.join("vidtui-train");
-    place.rig.verb("fill node03").unwrap();
-    let said = place.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
+    fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
+    site.trainer = folder.join("vidtui-train");
+    site.rig.verb("fill node03").unwrap();
+    let said = site.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
     let why = "node node03: cannot receive the trainer";
     assert!(!said.ok && said.err.contains(why) && said.err.contains("No space left"), "{}", said.err);
-    assert!(place.all_gone() && !place.runs.exists(), "nothing was started");
-    let left = place.rig.command_on("node03", "ls").arg(place.rig.own().join("disk/bin")).output().unwrap();
+    assert!(site.all_gone() && !site.runs.exists(), "nothing was started");
+    let left = site.rig.command_on("node03", "ls").arg(site.rig.own().join("disk/bin")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }

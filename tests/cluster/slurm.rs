@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use rundir::{AttemptWhy, RunDir, now_s};
 
-use crate::place::{Place, Said, assert_down_soon, losses, samples};
+use crate::site::{CommandOutput, TestSite, assert_down_soon, losses, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
 
@@ -15,26 +15,26 @@ fn job_of(run: &RunDir, attempt: u32) -> u64 {
 }
 
 /// What Slurm says of a job: its state and its reason.
-fn state_of(place: &Place, job: u64) -> String {
-    place.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T/%r"))
+fn state_of(site: &TestSite, job: u64) -> String {
+    site.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T/%r"))
 }
 
 #[test]
 fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never_left_this_machine() {
-    let Some(place) = Place::with_slurm() else { return };
-    let here = place.launch("--local 4", 7);
-    place.until("it has ended here", || place.does("status latest").contains("finished"));
-    let run = place.launch(JOB, 7);
-    place.until_step(&run, 1, 3);
-    let status = place.does("status latest");
+    let Some(site) = TestSite::with_slurm() else { return };
+    let here = site.launch("--local 4", 7);
+    site.until("it has ended here", || site.does("status latest").contains("finished"));
+    let run = site.launch(JOB, 7);
+    site.until_step(&run, 1, 3);
+    let status = site.does("status latest");
     assert!(status.contains("runs on node[01-04]"), "{status}");
-    let stopped = place.does("stop latest --wait");
+    let stopped = site.does("stop latest --wait");
     assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
-    place.until("its job has ended", || state_of(&place, job_of(&run, 1)).starts_with("COMPLETED"));
+    site.until("its job has ended", || state_of(&site, job_of(&run, 1)).starts_with("COMPLETED"));
     let saved = rundir::latest(&run).unwrap().step;
     assert!((3..7).contains(&saved), "{saved}");
 
-    place.does("resume latest --wait");
+    site.does("resume latest --wait");
     assert_eq!(losses(&run), losses(&here), "as jobs, and with a stop at step {saved}");
     assert!(samples(&run).iter().all(|sample| sample.attempt == if sample.step <= saved { 1 } else { 2 }));
     assert_ne!(job_of(&run, 1), job_of(&run, 2));
@@ -43,83 +43,83 @@ fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never
 
 #[test]
 fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_of_the_queue() {
-    let Some(place) = Place::with_slurm() else { return };
-    let run = place.launch(JOB, 1000);
-    place.until_step(&run, 1, 1);
+    let Some(site) = TestSite::with_slurm() else { return };
+    let run = site.launch(JOB, 1000);
+    site.until_step(&run, 1, 1);
     let job = job_of(&run, 1);
-    let plan = place.does("kill latest --dry-run");
+    let plan = site.does("kill latest --dry-run");
     assert!(plan.contains(&format!("scancel {job}: Slurm sends TERM, then KILL")), "{plan}");
-    place.slurm(&format!("scancel {job}"));
-    place.until("it is shown", || place.does("status latest").contains(&format!("Job {job} was cancelled")));
-    assert!(place.does("status latest").contains("stopped"));
-    place.until("every process is gone", || place.all_gone());
+    site.slurm(&format!("scancel {job}"));
+    site.until("it is shown", || site.does("status latest").contains(&format!("Job {job} was cancelled")));
+    assert!(site.does("status latest").contains("stopped"));
+    site.until("every process is gone", || site.all_gone());
 
-    place.slurm("scontrol update NodeName=node[01-04] State=DRAIN Reason=test");
-    let waiting = place.launch(JOB, 1000);
-    let status = place.does("status latest");
+    site.slurm("scontrol update NodeName=node[01-04] State=DRAIN Reason=test");
+    let waiting = site.launch(JOB, 1000);
+    let status = site.does("status latest");
     assert!(status.contains("queued") && status.contains("4 ranks on nodes that Slurm has yet to choose"), "{status}");
-    place.until("its reason is shown", || place.does("status latest").contains("down, drained or reserved"));
-    assert!(place.vidtui("resume latest").err.contains("waits in the queue, and will train it"));
-    let taken = place.does("stop latest");
+    site.until("its reason is shown", || site.does("status latest").contains("down, drained or reserved"));
+    assert!(site.vidtui("resume latest").err.contains("waits in the queue, and will train it"));
+    let taken = site.does("stop latest");
     assert_eq!(taken, format!("job {} was taken out of the queue", job_of(&waiting, 1)));
-    assert!(place.does("status latest").contains("stopped"));
-    let check = place.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
+    assert!(site.does("status latest").contains("stopped"));
+    let check = site.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
     assert!(check.contains("4 of 1 GPU wanted, 0 take jobs, 0 idle; it waits"), "{check}");
-    fs::write(place.rig.share().join("odd.toml"), "nodes = 4\ngpus_per_node = 3\ntime = '10:00'\n").unwrap();
-    let odd = format!("check configs/demo/2s.toml --slurm {}/odd.toml --set mesh.dp_shard=12", place.rig.share());
-    let check = place.vidtui(&format!("{odd} --set train.global_batch=12"));
+    fs::write(site.rig.share().join("odd.toml"), "nodes = 4\ngpus_per_node = 3\ntime = '10:00'\n").unwrap();
+    let odd = format!("check configs/demo/2s.toml --slurm {}/odd.toml --set mesh.dp_shard=12", site.rig.share());
+    let check = site.vidtui(&format!("{odd} --set train.global_batch=12"));
     assert!(!check.ok && check.out.contains("partition train has 4 nodes, 0 of them with 3 GPUs"), "{}", check.out);
 }
 
 #[test]
 fn a_controller_that_is_away_for_a_minute_changes_nothing_and_a_kill_waits_for_it() {
-    let Some(place) = Place::with_slurm() else { return };
-    let run = place.launch(JOB, 1000);
-    place.until_step(&run, 1, 1);
-    place.rig.verb("slurmctld kill").unwrap();
+    let Some(site) = TestSite::with_slurm() else { return };
+    let run = site.launch(JOB, 1000);
+    site.until_step(&run, 1, 1);
+    site.rig.verb("slurmctld kill").unwrap();
     let away_since = Instant::now();
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
     assert!(status.contains("Slurm has not answered for"), "{status}");
-    let refusal = place.vidtui("resume latest");
+    let refusal = site.vidtui("resume latest");
     assert!(refusal.err.contains("it may be alive"), "{}", refusal.err);
     // For longer than the controller and the nodes wait for each other.
     while away_since.elapsed() < Duration::from_secs(60) {
         let seen = samples(&run).len();
-        place.until("it goes on", || samples(&run).len() > seen);
+        site.until("it goes on", || samples(&run).len() > seen);
     }
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("Slurm has not answered for"), "{status}");
-    place.rig.verb("slurmctld start").unwrap();
-    place.until("its job is known again", || place.does("status latest").contains("runs on node[01-04]"));
+    site.rig.verb("slurmctld start").unwrap();
+    site.until("its job is known again", || site.does("status latest").contains("runs on node[01-04]"));
     let seen = samples(&run).len();
-    place.until("it goes on", || samples(&run).len() > seen);
+    site.until("it goes on", || samples(&run).len() > seen);
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
 
     // It is asked again until it answers.
-    place.rig.verb("slurmctld kill").unwrap();
-    let kill = place.command("kill latest --yes").stderr(Stdio::piped()).spawn().unwrap();
-    place.rig.verb("slurmctld start").unwrap();
+    site.rig.verb("slurmctld kill").unwrap();
+    let kill = site.command("kill latest --yes").stderr(Stdio::piped()).spawn().unwrap();
+    site.rig.verb("slurmctld start").unwrap();
     let killed = kill.wait_with_output().unwrap();
     assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
-    assert!(place.all_gone());
-    let status = place.does("status latest");
+    assert!(site.all_gone());
+    let status = site.does("status latest");
     assert!(status.contains("stopped") && !status.contains("has not answered"), "{status}");
 }
 
 #[test]
 fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfit() {
-    let Some(place) = Place::with_slurm() else { return };
+    let Some(site) = TestSite::with_slurm() else { return };
     // The job is given GPU 0 of each node; what is on the other one is not its business.
     for (node, gpu) in [("node03", 0), ("node02", 1)] {
         let left_over = format!(
             "LOCAL_RANK={gpu} setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done"
         );
-        assert!(place.rig.command("ssh").args([node, &left_over]).output().unwrap().status.success());
+        assert!(site.rig.command("ssh").args([node, &left_over]).output().unwrap().status.success());
     }
-    let run = place.launch(JOB, 2);
-    place.until("it is refused", || place.does("status latest").contains("failed"));
-    let status = place.does("status latest");
+    let run = site.launch(JOB, 2);
+    site.until("it is refused", || site.does("status latest").contains("failed"));
+    let status = site.does("status latest");
     assert!(
         status.contains("cannot begin attempt 1") && status.contains("node node03: its GPUs are in use"),
         "{status}"
@@ -132,9 +132,9 @@ fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfi
         "{log}"
     );
     assert!(log.contains("ok rendezvous") && log.contains("extra = [\"--exclude=node03\"]"), "{log}");
-    assert!(samples(&run).is_empty() && place.all_gone());
+    assert!(samples(&run).is_empty() && site.all_gone());
 
-    let mut waived = place.command("resume latest --wait");
+    let mut waived = site.command("resume latest --wait");
     let waived = waived.args(["--waive", "GPU processes", "--waive", "GPU memory"]).output().unwrap();
     assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
     assert_eq!(losses(&run).len(), 2);
@@ -143,56 +143,56 @@ fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfi
 }
 
 /// Sets how long Slurm waits for a silent node before it gives it up.
-fn be_patient(place: &Place, seconds: u32) {
-    let config = place.rig.folder().join("slurm/slurm.conf");
+fn be_patient(site: &TestSite, seconds: u32) {
+    let config = site.rig.folder().join("slurm/slurm.conf");
     let text = fs::read_to_string(&config).unwrap();
     let lines = text.lines().map(|line| match line.starts_with("SlurmdTimeout=") {
         true => format!("SlurmdTimeout={seconds}\n"),
         false => format!("{line}\n"),
     });
     fs::write(&config, lines.collect::<String>()).unwrap();
-    place.slurm("scontrol reconfigure");
+    site.slurm("scontrol reconfigure");
 }
 
 #[test]
 fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_with_the_same_losses() {
-    let Some(place) = Place::with_slurm() else { return };
-    let here = place.launch("--local 4", 10);
-    place.until("it has ended here", || place.does("status latest").contains("finished"));
+    let Some(site) = TestSite::with_slurm() else { return };
+    let here = site.launch("--local 4", 10);
+    site.until("it has ended here", || site.does("status latest").contains("finished"));
     // As it is where nobody has changed that.
-    be_patient(&place, 300);
-    let run = place.launch(JOB, 10);
-    place.until("it has saved", || rundir::latest(&run).is_some());
+    be_patient(&site, 300);
+    let run = site.launch(JOB, 10);
+    site.until("it has saved", || rundir::latest(&run).is_some());
     let moment_s = now_s();
-    place.rig.verb("poweroff node03").unwrap();
+    site.rig.verb("poweroff node03").unwrap();
     let others = ["node01", "node02", "node04"];
-    place.until("every process is gone", || others.iter().all(|node| place.trainers_on(node) == 0));
+    site.until("every process is gone", || others.iter().all(|node| site.trainers_on(node) == 0));
     assert_down_soon(&run, 1, &others, moment_s);
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("failed") && status.contains("node node03 was lost: its supervisor said"), "{status}");
-    assert!(state_of(&place, job_of(&run, 1)).starts_with("RUNNING"), "Slurm knows nothing of it");
+    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "Slurm knows nothing of it");
 
-    let resumed = |said: &Said| said.ok || !said.err.contains("is ending on");
-    place.until("the lost node has had its time", || resumed(&place.vidtui("resume latest --dry-run")));
-    let said = place.vidtui("resume latest");
+    let resumed = |said: &CommandOutput| said.ok || !said.err.contains("is ending on");
+    site.until("the lost node has had its time", || resumed(&site.vidtui("resume latest --dry-run")));
+    let said = site.vidtui("resume latest");
     assert!(said.ok && said.err.contains("has ended but on node03, which was lost"), "{}", said.err);
     assert!(!said.err.contains("warning"), "one key is enough: {}", said.err);
-    assert!(place.does("status latest").contains("queued"));
-    place.rig.verb("poweron node03").unwrap();
-    place.until_step(&run, 2, 1);
+    assert!(site.does("status latest").contains("queued"));
+    site.rig.verb("poweron node03").unwrap();
+    site.until_step(&run, 2, 1);
     assert_ne!(job_of(&run, 1), job_of(&run, 2));
 
     // Now Slurm notices by itself, and nobody needs to be there.
-    be_patient(&place, 5);
+    be_patient(&site, 5);
     let saved = || rundir::latest(&run).unwrap().step;
     let before = run.read_attempt(2).unwrap().start_step;
-    place.until("it has saved again", || saved() > before);
-    place.rig.verb("poweroff node02").unwrap();
-    place.until("it waits for another turn", || state_of(&place, job_of(&run, 2)).starts_with("PENDING"));
+    site.until("it has saved again", || saved() > before);
+    site.rig.verb("poweroff node02").unwrap();
+    site.until("it waits for another turn", || state_of(&site, job_of(&run, 2)).starts_with("PENDING"));
     let exit = run.read_exit(&NodeId::new("node01").unwrap(), 2).unwrap().unwrap();
     assert_eq!(exit.failure.unwrap().what, "node node02 was lost");
-    place.rig.verb("poweron node02").unwrap();
-    place.until("it is finished", || place.does("status latest").contains("finished"));
+    site.rig.verb("poweron node02").unwrap();
+    site.until("it is finished", || site.does("status latest").contains("finished"));
     let attempt = run.read_attempt(3).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job_of(&run, 2))));
     assert_eq!(losses(&run), losses(&here), "in three turns");
@@ -200,53 +200,53 @@ fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_w
 
 #[test]
 fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_took_its_place() {
-    let Some(place) = Place::with_slurm() else { return };
-    let file = place.rig.share().join("short.toml");
+    let Some(site) = TestSite::with_slurm() else { return };
+    let file = site.rig.share().join("short.toml");
     fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
-    let run = place.launch(&format!("--slurm {file}"), 1000);
+    let run = site.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
-    place.until("it has saved", || rundir::latest(&run).is_some());
+    site.until("it has saved", || rundir::latest(&run).is_some());
     // Slurm warns it when it looks at its time limit, which it does twice a minute.
-    place.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
+    site.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
     // Its controller is away just then.
-    place.until("it is warned", || run.stop_file().exists());
-    place.rig.verb("slurmctld kill").unwrap();
-    place.until("its ranks have stopped", || place.does("status latest").contains("stopped"));
-    place.rig.verb("slurmctld start").unwrap();
-    place.until("it waits for another turn", || {
-        run.read_attempt(1).is_ok() && state_of(&place, job).starts_with("PENDING/BeginTime")
+    site.until("it is warned", || run.stop_file().exists());
+    site.rig.verb("slurmctld kill").unwrap();
+    site.until("its ranks have stopped", || site.does("status latest").contains("stopped"));
+    site.rig.verb("slurmctld start").unwrap();
+    site.until("it waits for another turn", || {
+        run.read_attempt(1).is_ok() && state_of(&site, job).starts_with("PENDING/BeginTime")
     });
     let saved = rundir::latest(&run).unwrap().step;
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("queued") && status.contains("waits for its time to begin"), "{status}");
-    place.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));
-    place.until_step(&run, 2, saved + 1);
+    site.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));
+    site.until_step(&run, 2, saved + 1);
     let attempt = run.read_attempt(2).unwrap();
     assert_eq!((attempt.why, attempt.start_step, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, saved, Some(job)));
 
-    place.until_step(&run, 2, saved + 4);
-    place.slurm("sbatch --partition=urgent --nodes=4 --exclusive --output=/dev/null --wrap=true");
-    place.until("another job took its place", || state_of(&place, job).starts_with("PENDING"));
-    place.until("it begins again", || run.read_attempt(3).is_ok());
+    site.until_step(&run, 2, saved + 4);
+    site.slurm("sbatch --partition=urgent --nodes=4 --exclusive --output=/dev/null --wrap=true");
+    site.until("another job took its place", || state_of(&site, job).starts_with("PENDING"));
+    site.until("it begins again", || run.read_attempt(3).is_ok());
     let attempt = run.read_attempt(3).unwrap();
     assert!(attempt.why == AttemptWhy::Requeue && attempt.start_step > saved, "{attempt:?}");
-    place.until_step(&run, 3, attempt.start_step + 1);
+    site.until_step(&run, 3, attempt.start_step + 1);
     // Slurm ends it also where nobody else may look.
-    place.rig.verb("nologin node02").unwrap();
-    let killed = place.vidtui("kill latest --yes");
+    site.rig.verb("nologin node02").unwrap();
+    let killed = site.vidtui("kill latest --yes");
     assert!(killed.ok && killed.out.contains("not verified on node02"), "{}\n{}", killed.out, killed.err);
     assert!(["01", "03", "04"].iter().all(|node| killed.err.contains(&format!("node{node}: every process is gone"))));
-    assert!(place.all_gone());
+    assert!(site.all_gone());
 }
 
 #[test]
 fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_no_longer() {
-    let Some(place) = Place::without_trainer_with_slurm(3) else { return };
-    let file = place.rig.share().join("train.toml");
+    let Some(site) = TestSite::without_trainer_with_slurm(3) else { return };
+    let file = site.rig.share().join("train.toml");
     fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
-    place.slurm("scontrol update PartitionName=train Nodes=node[01-02]");
+    site.slurm("scontrol update PartitionName=train Nodes=node[01-02]");
     let mut watch =
-        place.command(&format!("nodes --slurm {file} --watch --json")).stdout(Stdio::piped()).spawn().unwrap();
+        site.command(&format!("nodes --slurm {file} --watch --json")).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut until_up = |wanted: &[&str]| loop {
         let document: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
@@ -257,7 +257,7 @@ fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_
         }
     };
     until_up(&["node01", "node02"]);
-    place.slurm("scontrol update PartitionName=train Nodes=node[02-03]");
+    site.slurm("scontrol update PartitionName=train Nodes=node[02-03]");
     until_up(&["node02", "node03"]);
     watch.kill().unwrap();
     watch.wait().unwrap();
@@ -265,38 +265,38 @@ fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_
 
 #[test]
 fn the_nodes_of_a_partition_are_watched_and_shown_as_slurm_sees_them_the_unreachable_ones_too() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let file = place.rig.share().join("train.toml");
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let file = site.rig.share().join("train.toml");
     fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
-    place.rig.verb("killsshd node02").unwrap();
-    place.slurm("scontrol update NodeName=node02 State=DRAIN Reason=loud_fan");
-    let table = place.does(&format!("nodes --slurm {file}"));
+    site.rig.verb("killsshd node02").unwrap();
+    site.slurm("scontrol update NodeName=node02 State=DRAIN Reason=loud_fan");
+    let table = site.does(&format!("nodes --slurm {file}"));
     let lines: Vec<&str> = table.lines().collect();
     let cells = |line: usize| lines[line].split_whitespace().take(3).collect::<Vec<_>>();
     assert_eq!((cells(0), cells(1)), (vec!["node", "state", "slurm"], vec!["node01", "up", "idle"]), "{table}");
     assert_eq!(cells(2), ["node02", "unreachable", "drained"], "{table}");
     assert!(lines[2].contains("loud_fan; unreachable") && lines[2].contains("refuses the connection"), "{table}");
     let document: serde_json::Value =
-        serde_json::from_str(&place.does(&format!("nodes --slurm {file} --json"))).unwrap();
+        serde_json::from_str(&site.does(&format!("nodes --slurm {file} --json"))).unwrap();
     let slurm = &document["nodes"][1]["slurm"];
     assert_eq!((slurm["state"].as_str(), slurm["reason"].as_str()), (Some("drained"), Some("loud_fan")), "{slurm}");
 
     // A run is on the nodes that Slurm chose for it, and on none before.
-    let recipe = place.rig.share().join("sleep.toml");
+    let recipe = site.rig.share().join("sleep.toml");
     fs::write(
         &recipe,
         "trainer = 'command'\n[command]\nrun = ['sleep', '600']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n",
     )
     .unwrap();
-    let waits = place.rig.share().join("both.toml");
+    let waits = site.rig.share().join("both.toml");
     fs::write(&waits, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
-    place.does(&format!("launch {recipe} --slurm {waits}"));
-    let refused = place.vidtui("nodes latest");
+    site.does(&format!("launch {recipe} --slurm {waits}"));
+    let refused = site.vidtui("nodes latest");
     assert!(!refused.ok && refused.err.contains("has no nodes yet"), "{}\n{}", refused.out, refused.err);
-    place.slurm("scontrol update NodeName=node02 State=RESUME");
-    place.until("its nodes are known", || place.vidtui("nodes latest").ok);
-    let table = place.does("nodes latest");
+    site.slurm("scontrol update NodeName=node02 State=RESUME");
+    site.until("its nodes are known", || site.vidtui("nodes latest").ok);
+    let table = site.does("nodes latest");
     assert!(table.contains("node02  unreachable") && table.contains("2 nodes, 1 up"), "{table}");
-    assert!(place.does("smi node01 --run latest").contains("| NVIDIA-SMI"));
-    place.slurm("scancel --user=root");
+    assert!(site.does("smi node01 --run latest").contains("| NVIDIA-SMI"));
+    site.slurm("scancel --user=root");
 }

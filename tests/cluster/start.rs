@@ -8,97 +8,97 @@ use std::process::Stdio;
 use cluster::NodeId;
 use rundir::{RunDir, now_s};
 
-use crate::place::{Place, assert_down_soon};
+use crate::site::{TestSite, assert_down_soon};
 
 const TWO: &str = "--hostfile hostfiles/rig.txt --include node01,node02";
 
 /// Writes a recipe whose program is on these nodes and on no other; returns it.
-fn recipe(place: &Place, nodes: &[&str]) -> String {
+fn recipe(site: &TestSite, nodes: &[&str]) -> String {
     for node in nodes {
-        let program = place.rig.node_folder(node).join("bin/wait-long");
+        let program = site.rig.node_folder(node).join("bin/wait-long");
         fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let program = place.rig.own().join("bin/wait-long");
-    let recipe = place.rig.share().join("wait.toml");
+    let program = site.rig.own().join("bin/wait-long");
+    let recipe = site.rig.share().join("wait.toml");
     let text =
         format!("trainer = 'command'\n[command]\nrun = ['{program}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n");
     fs::write(&recipe, text).unwrap();
     recipe.into_string()
 }
 
-fn gone(place: &Place, node: &str) -> bool {
-    place.count_on(node, "vidtui supervise|wait-long|sleep 600") == 0
+fn gone(site: &TestSite, node: &str) -> bool {
+    site.count_on(node, "vidtui supervise|wait-long|sleep 600") == 0
 }
 
 #[test]
 fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = recipe(&place, &["node01"]);
-    let refused = place.vidtui(&format!("launch {recipe} {TWO}"));
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = recipe(&site, &["node01"]);
+    let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
     assert!(!refused.ok && refused.err.contains("node02: there is no program"), "{}", refused.err);
-    let failed = place.vidtui(&format!("launch {recipe} {TWO} --waive command"));
+    let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive command"));
     assert!(!failed.ok && failed.err.contains("cannot start rank 1: node node02: "), "{}", failed.err);
     assert!(failed.err.contains("what it had started on node01 was ended"), "{}", failed.err);
-    assert!(gone(&place, "node01") && gone(&place, "node02"));
-    let status = place.does("status latest");
+    assert!(gone(&site, "node01") && gone(&site, "node02"));
+    let status = site.does("status latest");
     assert!(status.contains("failed") && status.contains("cannot start rank 1"), "{status}");
 }
 
 #[test]
 fn where_no_console_sees_it_the_others_end_when_the_rank_of_one_node_cannot_start() {
-    let Some(place) = Place::without_trainer_with_slurm(2) else { return };
-    let recipe = recipe(&place, &["node01"]);
-    let job = place.rig.share().join("job.toml");
+    let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
+    let recipe = recipe(&site, &["node01"]);
+    let job = site.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
     // That there is no such program the job would see before.
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} --slurm {job} --waive command"))));
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job} --waive command"))));
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap();
-    place.until("both have ended", || exit("node01").is_some() && exit("node02").is_some());
+    site.until("both have ended", || exit("node01").is_some() && exit("node02").is_some());
     let (first, second) = (exit("node01").unwrap(), exit("node02").unwrap());
     assert_eq!(second.failure.unwrap().what, "cannot start rank 1");
     assert!(first.failure.unwrap().why.starts_with("node node02 failed: cannot start rank 1"));
     assert_down_soon(&run, 1, &["node01"], second.ended_s);
-    place.until("its job has ended", || place.does("status latest").contains("failed"));
-    assert!(gone(&place, "node01") && gone(&place, "node02"));
+    site.until("its job has ended", || site.does("status latest").contains("failed"));
+    assert!(gone(&site, "node01") && gone(&site, "node02"));
 }
 
 #[test]
 fn a_node_that_dies_right_after_the_launch_takes_the_other_with_it() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = recipe(&place, &["node01", "node02"]);
-    let run = RunDir::new(place.runs.join(place.does(&format!("launch {recipe} {TWO}"))));
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = recipe(&site, &["node01", "node02"]);
+    let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {TWO}"))));
     // One that has not begun has longer to come.
     let has_begun = |node: &str| run.read_pid(&NodeId::new(node).unwrap(), 1).unwrap().is_some();
-    place.until("both have begun", || has_begun("node01") && has_begun("node02"));
+    site.until("both have begun", || has_begun("node01") && has_begun("node02"));
     let moment_s = now_s();
-    place.rig.verb("poweroff node02").unwrap();
-    place.until("node01 has ended", || run.read_exit(&NodeId::new("node01").unwrap(), 1).unwrap().is_some());
+    site.rig.verb("poweroff node02").unwrap();
+    site.until("node01 has ended", || run.read_exit(&NodeId::new("node01").unwrap(), 1).unwrap().is_some());
     assert_down_soon(&run, 1, &["node01"], moment_s);
-    let status = place.does("status latest");
+    let status = site.does("status latest");
     assert!(status.contains("node node02 was lost"), "{status}");
-    place.until("its processes are gone", || gone(&place, "node01"));
+    site.until("its processes are gone", || gone(&site, "node01"));
 }
 
 #[test]
 fn a_port_that_is_taken_where_supervisors_meet_is_named_and_ends_a_launch_that_is_made_nevertheless() {
-    let Some(place) = Place::without_trainer(2) else { return };
-    let recipe = recipe(&place, &["node01", "node02"]);
+    let Some(site) = TestSite::without_trainer(2) else { return };
+    let recipe = recipe(&site, &["node01", "node02"]);
     // Whichever is drawn.
     let taker = r#"ulimit -n 4096; exec perl -MIO::Socket::INET -e '
         @taken = map { IO::Socket::INET->new(LocalPort => 29501 + 2 * $_, Listen => 1) || die "$!" } 0 .. 999;
         $| = 1; print "taken\n"; sleep 1000'"#;
-    let mut taker = place.rig.command_on("node01", "sh").args(["-c", taker]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut taker = site.rig.command_on("node01", "sh").args(["-c", taker]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(taker.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "taken\n");
-    let refused = place.vidtui(&format!("launch {recipe} {TWO}"));
+    let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
     assert!(!refused.ok && refused.err.contains("where the supervisors are to meet, is taken"), "{}", refused.err);
-    let failed = place.vidtui(&format!("launch {recipe} {TWO} --waive rendezvous"));
+    let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive rendezvous"));
     assert!(!failed.ok, "{}", failed.out);
     assert!(failed.err.contains("cannot listen to the supervisors of the other nodes"), "{}", failed.err);
     assert!(failed.err.contains("what it had started on node02 was ended"), "{}", failed.err);
-    assert!(gone(&place, "node01") && gone(&place, "node02"));
+    assert!(gone(&site, "node01") && gone(&site, "node02"));
     taker.kill().unwrap();
     taker.wait().unwrap();
 }

@@ -15,20 +15,20 @@ pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
 /// Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-pub struct Place {
+pub struct TestSite {
     pub rig: Rig,
     pub runs: Utf8PathBuf,
     pub trainer: Utf8PathBuf,
 }
 
 /// What a command of the console gave.
-pub struct Said {
+pub struct CommandOutput {
     pub ok: bool,
     pub out: String,
     pub err: String,
 }
 
-impl Place {
+impl TestSite {
     /// Brings up four nodes; says why not where that is impossible, and skips the test.
     pub fn new() -> Option<Self> {
         Self::of(Options::new(4).gpus(2))
@@ -51,8 +51,8 @@ impl Place {
 
     fn of(options: Options) -> Option<Self> {
         let folder = Utf8Path::new(VIDTUI).parent().unwrap();
-        let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
-        let Some(trainer) = places.into_iter().find(|place| place.exists()) else {
+        let candidates = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
+        let Some(trainer) = candidates.into_iter().find(|path| path.exists()) else {
             println!("skipped: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
             return None;
         };
@@ -66,11 +66,11 @@ impl Place {
     }
 
     /// Runs the console on the head.
-    pub fn vidtui(&self, words: &str) -> Said {
+    pub fn vidtui(&self, words: &str) -> CommandOutput {
         let mut command = self.command(words);
         let output = command.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-        Said { ok: output.status.success(), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { ok: output.status.success(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
     /// Runs the console; it must do as it is asked. Returns what it prints.
@@ -88,10 +88,10 @@ impl Place {
         command
     }
 
-    /// Launches the demo, short, with one thread a rank, since the order of sums depends on their number, on four nodes with a rank each, or as `place` says; returns the run.
-    pub fn launch(&self, place: &str, steps: u64) -> RunDir {
+    /// Launches the demo, short, with one thread a rank, since the order of sums depends on their number, on four nodes with a rank each, or on `target`; returns the run.
+    pub fn launch(&self, target: &str, steps: u64) -> RunDir {
         let words = format!(
-            "launch configs/demo/2s.toml {place} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} --set checkpoint.interval=3 --set optimizer.warmup_steps=1"
+            "launch configs/demo/2s.toml {target} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} --set checkpoint.interval=3 --set optimizer.warmup_steps=1"
         );
         RunDir::new(self.runs.join(self.does(&words)))
     }
