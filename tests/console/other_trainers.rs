@@ -129,7 +129,7 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
     site.works(&["resume", run, "--wait"]);
     let done = site.json(&["status", run, "--json"]);
     assert_eq!((&done["state"], &done["step"]), (&"finished".into(), &20.into()));
-    let log = fs::read_to_string(dir.rank_log(&remote::here().unwrap().node, 2, 0)).unwrap();
+    let log = fs::read_to_string(dir.rank_log(&remote::this_node().unwrap().node, 2, 0)).unwrap();
     assert!(log.starts_with("place none 0 of 2, preset 1, secret of 14 letters"), "{log}");
     let metrics = runstate::recent_metrics(&dir).unwrap();
     let last: Vec<(u32, u64)> = metrics.iter().rev().take(2).map(|m| (m.attempt, m.step)).collect();

@@ -159,7 +159,7 @@ impl TestSite {
     /// Text with everything replaced that differs between two runs of a test.
     pub fn redacted(&self, text: &str) -> String {
         let mut text = text.replace(self.root.as_str(), "[HERE]").replace(VIDTUI, "[VIDTUI]");
-        let node = remote::here().unwrap().node;
+        let node = remote::this_node().unwrap().node;
         for run in self.runs() {
             text = text.replace(run.name(), "[RUN]");
         }

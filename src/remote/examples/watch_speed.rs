@@ -6,13 +6,14 @@
 //! the command takes.
 
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use nix::sys::resource::{UsageWho, getrusage};
-use remote::{Fleet, Flow, Sight, SshOptions};
+use remote::{Fleet, NodeUpdate, SshOptions};
 use rig::{Options, Rig};
 use rundir::{Login, now_s};
 use serde_json::{Value, json};
@@ -57,11 +58,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let watch = |login: &Login| {
         let tell = tell.clone();
         let see = move |sight| match sight {
-            Sight::Frame(frame) => match tell.send((now_s(), frame)) {
-                Ok(()) => Flow::GoOn,
-                Err(_) => Flow::Enough,
+            NodeUpdate::Frame(frame) => match tell.send((now_s(), frame)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
             },
-            Sight::Down(_) => Flow::GoOn,
+            NodeUpdate::Unreachable(_) => ControlFlow::Continue(()),
         };
         fleet.watch(login, EVERY, Box::new(see))
     };

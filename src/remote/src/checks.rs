@@ -18,7 +18,7 @@ use rundir::{Checkpoint, CheckpointEntry, Failure, RunDir, checkpoints};
 use units::size;
 
 use crate::Command;
-use crate::at_once::at_once;
+use crate::parallel::on_nodes;
 use crate::transport::{Shell, Transport};
 use crate::weights::weights_dir;
 
@@ -131,7 +131,7 @@ pub(crate) fn programs<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells:
     ];
     let command = Command::new("look for the command", script.join("\n"), SOON);
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-    at_once(nodes, shells, |node, shell| {
+    on_nodes(nodes, shells, |node, shell| {
         let said = shell.run(&command).and_then(|output| output.text(&node, &command));
         let result = match said.as_deref().map(str::trim) {
             Ok("folder") => Err(Failure::new(

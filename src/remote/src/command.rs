@@ -77,7 +77,7 @@ impl Output {
     /// Returns standard output as text, if the command did as it was asked.
     ///
     /// # Errors
-    /// [`RemoteError::Command`] if it failed, with the end of what it said.
+    /// [`RemoteError::CommandFailed`] if it failed, with the end of what it said.
     pub fn text(self, node: &NodeId, command: &Command) -> Result<String, RemoteError> {
         self.bytes(node, command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -93,7 +93,7 @@ impl Output {
             Status::Signal(name) => format!("signal {name}"),
         };
         let (node, action) = (node.clone(), command.action.clone());
-        Err(RemoteError::Command { node, action, status, stderr: last_lines(&self.stderr) })
+        Err(RemoteError::CommandFailed { node, action, status, stderr: last_lines(&self.stderr) })
     }
 }
 

@@ -19,23 +19,23 @@ pub enum RemoteError {
     },
     /// Processes are not those that were meant, so nothing was signalled.
     #[error("node {node}: {why}")]
-    NotOurs {
+    NotOwned {
         /// The node.
         node: NodeId,
         /// What does not agree.
         why: String,
     },
     /// There is no connection to the node.
-    #[error("node {node} cannot be reached: {refused}")]
+    #[error("node {node} cannot be reached: {error}")]
     Unreachable {
         /// The node.
         node: NodeId,
         /// Why not, and what to do.
-        refused: Refused,
+        error: ConnectionError,
     },
     /// The connection ended before the answer was there. What was asked for may have been done.
     #[error("node {node}: the connection ended while it was to {action}: {why}")]
-    Lost {
+    ConnectionLost {
         /// The node.
         node: NodeId,
         /// What it was to do.
@@ -45,7 +45,7 @@ pub enum RemoteError {
     },
     /// The node did not answer in time. What was asked for may be done yet.
     #[error("node {node} did not {action} within {} s", after.as_secs_f64())]
-    Silent {
+    Timeout {
         /// The node.
         node: NodeId,
         /// What it was to do.
@@ -55,7 +55,7 @@ pub enum RemoteError {
     },
     /// A command failed.
     #[error("node {node}: cannot {action}: {status}{}", said(stderr))]
-    Command {
+    CommandFailed {
         /// The node.
         node: NodeId,
         /// What it was to do.
@@ -67,7 +67,7 @@ pub enum RemoteError {
     },
     /// An answer has another form than the scripts here give.
     #[error("node {node}: cannot {action}: its answer is not understood: {answer:?}")]
-    Odd {
+    UnexpectedReply {
         /// The node.
         node: NodeId,
         /// What it was to do.
@@ -80,7 +80,7 @@ pub enum RemoteError {
 /// Why a connection did not come about.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step}: {why}")]
-pub struct Refused {
+pub struct ConnectionError {
     /// How far it came: `connecting`, `host key`, `login`.
     pub step: String,
     /// What happened there.
@@ -92,13 +92,13 @@ pub struct Refused {
 /// The first step.
 pub(crate) const DIALLING: &str = "connecting";
 
-impl Refused {
+impl ConnectionError {
     pub(crate) fn new(step: &str, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { step: step.into(), why: why.into(), fix: fix.into() }
     }
 
     /// Whether nobody answered at all.
-    pub(crate) fn is_out_of_reach(&self) -> bool {
+    pub(crate) fn is_no_answer(&self) -> bool {
         self.step == DIALLING
     }
 }
@@ -113,8 +113,8 @@ impl RemoteError {
     }
 
     /// Tells whether the node could not be asked at all: nothing is known about it.
-    pub fn is_blind(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Lost { .. } | Self::Silent { .. })
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::ConnectionLost { .. } | Self::Timeout { .. })
     }
 
     /// Makes it the reason why `what` failed.
@@ -123,10 +123,14 @@ impl RemoteError {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "do it as the user who launched the run"
             }
-            Self::Unreachable { refused, .. } => &refused.fix,
-            Self::Lost { .. } | Self::Silent { .. } => "nothing is lost on the node itself; try again when it answers",
-            Self::Io { .. } | Self::Command { .. } | Self::Odd { .. } => "look at that node, then try again",
-            Self::NotOurs { .. } => "nothing was signalled; look at the processes with `ps -ef`",
+            Self::Unreachable { error, .. } => &error.fix,
+            Self::ConnectionLost { .. } | Self::Timeout { .. } => {
+                "nothing is lost on the node itself; try again when it answers"
+            }
+            Self::Io { .. } | Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => {
+                "look at that node, then try again"
+            }
+            Self::NotOwned { .. } => "nothing was signalled; look at the processes with `ps -ef`",
         };
         Failure::new(rundir::ErrorCode::Unclassified, what, self.to_string(), fix)
     }

@@ -6,7 +6,7 @@ use cluster::slurm::{JobSeen, JobSight};
 use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
 use runstate::{Following, Liveness, RunFacts};
 
-use crate::{Here, here, ownership, proc};
+use crate::{ThisNode, ownership, proc, this_node};
 
 /// The signals that ask a run to stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
@@ -17,7 +17,7 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
-    let here = here().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
+    let here = this_node().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
     let look: Look<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
     Ok(read(dir, run, look, &JobSight::unseen, &Following::default())?)
 }
@@ -28,7 +28,7 @@ pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
-    let here = here().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
+    let here = this_node().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
     let run = dir.read_run()?.id;
     Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(dir, &run, file, &here)).collect())?)
 }
@@ -52,7 +52,7 @@ pub(crate) fn pid_files_seen(dir: &RunDir, look: Look<'_>) -> Result<Vec<(PidFil
 /// Tells whether the processes of a process file exist.
 ///
 /// Those of another node are unknown, never dead: nobody looked.
-pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &Here) -> Liveness {
+pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &ThisNode) -> Liveness {
     if file.node != here.node {
         return Liveness::Unknown;
     }
@@ -185,7 +185,7 @@ fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<L
             Some(file) => files.push(file),
             // The nodes of a hostfile share the folder: what is not in it was not started.
             None if !attempt.logins.is_empty() => {}
-            None if here().is_ok_and(|here| here.node == *node) => {}
+            None if this_node().is_ok_and(|here| here.node == *node) => {}
             None => all = Liveness::Unknown,
         }
     }

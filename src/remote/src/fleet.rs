@@ -9,13 +9,13 @@ use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId, now_s};
 use runstate::{Following, Liveness, Load, RunFacts};
 
-use crate::at_once::at_once;
 use crate::command::Command;
 use crate::facts::{self, liveness};
+use crate::parallel::on_nodes;
 use crate::slurm::{SlurmNodes, SlurmQueue};
 use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Shell, Transport};
-use crate::{Here, Local, RemoteError, here, load};
+use crate::{Local, RemoteError, ThisNode, load, this_node};
 
 /// How long a node may take to say that it is there.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -29,11 +29,11 @@ const WEIGH_EVERY: Duration = Duration::from_secs(4);
 /// The nodes that this program has to do with. Each keeps its connection for as long as this lives.
 #[derive(Debug)]
 pub struct Fleet {
-    here: Here,
+    here: ThisNode,
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
     /// Which logins by this machine's name lead here, as far as that can be found out.
-    here_by: Mutex<BTreeMap<Login, (Instant, Option<bool>)>>,
+    this_node_logins: Mutex<BTreeMap<Login, (Instant, Option<bool>)>>,
     sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
     slurm: SlurmQueue,
@@ -70,13 +70,13 @@ impl Fleet {
     /// Knows no node yet but this machine.
     ///
     /// # Errors
-    /// As [`here`].
+    /// As [`this_node`].
     pub fn new(options: SshOptions) -> Result<Self, RemoteError> {
         Ok(Self {
-            here: here()?,
+            here: this_node()?,
             options,
             nodes: Mutex::default(),
-            here_by: Mutex::default(),
+            this_node_logins: Mutex::default(),
             sights: Arc::default(),
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
@@ -92,26 +92,26 @@ impl Fleet {
     }
 
     /// Returns this machine.
-    pub fn here(&self) -> &Here {
+    pub fn this_node(&self) -> &ThisNode {
         &self.here
     }
 
     /// Tells whether a login leads to this machine, so that no connection is needed. Only then is what is true here true of
     /// the node: a laptop may have the name of a node.
-    pub fn leads_here(&self, login: &Login) -> bool {
-        self.finds_here(login) == Some(true)
+    pub fn is_this_node(&self, login: &Login) -> bool {
+        self.detect_this_node(login) == Some(true)
     }
 
     /// The same for whoever only looks, and would find nothing elsewhere: a machine whose name nothing resolves is this one.
-    pub fn may_lead_here(&self, login: &Login) -> bool {
-        login.node == self.here.node && self.finds_here(login) != Some(false)
+    pub fn may_be_this_node(&self, login: &Login) -> bool {
+        login.node == self.here.node && self.detect_this_node(login) != Some(false)
     }
 
-    fn finds_here(&self, login: &Login) -> Option<bool> {
+    fn detect_this_node(&self, login: &Login) -> Option<bool> {
         if login.node != self.here.node {
             return Some(false);
         }
-        let known = || self.here_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.this_node_logins.lock().unwrap_or_else(PoisonError::into_inner);
         let last = known().get(login).copied();
         // A name that nothing resolved may be resolved later.
         if let Some((at, found)) = last
@@ -120,7 +120,7 @@ impl Fleet {
             return found;
         }
         // Nobody waits for the lock meanwhile: the answer may take a name server's patience.
-        let found = self.ssh(login).leads_here();
+        let found = self.ssh(login).is_this_node();
         known().insert(login.clone(), (Instant::now(), found));
         found
     }
@@ -128,7 +128,7 @@ impl Fleet {
     /// Tries to reach nodes, all at once, and says which can be.
     pub fn reach(&self, logins: &[Login]) -> Vec<(NodeId, Result<(), RemoteError>)> {
         let reach = |login: &Login| {
-            if self.leads_here(login) {
+            if self.is_this_node(login) {
                 return Ok(());
             }
             let command = Command::new("answer", ":", ANSWER);
@@ -148,9 +148,9 @@ impl Fleet {
     /// Returns the ways to the nodes of these logins, and first to this machine unless one of them has its name and is another.
     ///
     /// # Errors
-    /// As [`here`].
+    /// As [`this_node`].
     pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, RemoteError> {
-        let others: Vec<&Login> = logins.iter().filter(|login| !self.leads_here(login)).collect();
+        let others: Vec<&Login> = logins.iter().filter(|login| !self.is_this_node(login)).collect();
         let is_hidden = others.iter().any(|login| login.node == self.here.node);
         let local =
             (!is_hidden).then(|| Local::new().map(|local| Box::new(local) as Box<dyn Transport>)).transpose()?;
@@ -175,7 +175,7 @@ impl Fleet {
     }
 
     /// Says what is known of an attempt's Slurm job; none when it is no such job.
-    pub fn see_job(&self, attempt: &Attempt, patience: Duration) -> Option<JobSight> {
+    pub fn job_sight(&self, attempt: &Attempt, patience: Duration) -> Option<JobSight> {
         attempt.slurm.as_ref()?.job.map(|job| self.slurm.see(job, patience))
     }
 
@@ -209,7 +209,7 @@ impl Fleet {
             weighed.asking = true;
             let (loads, id) = (self.loads.clone(), run.id.clone());
             thread::spawn(move || {
-                let used = at_once(targets, &mut transports, |target, transport| {
+                let used = on_nodes(targets, &mut transports, |target, transport| {
                     load::most_used(&target, transport).ok().flatten()
                 });
                 let mut known = loads.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,7 +237,7 @@ impl Fleet {
     }
 
     /// The nodes of an attempt that did not answer when they were asked last, with since when, Unix seconds.
-    pub fn unseen(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
+    pub fn unreachable_since(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
         let known = self.sights.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_attempt = |node: &NodeId| attempt.placement.ranks.iter().any(|place| place.node == *node);
         let unseen = known.iter().filter_map(|(named, sight)| Some((named.node.clone(), sight.unseen_since_s?)));
@@ -258,7 +258,7 @@ impl Fleet {
         let mut asked = Vec::new();
         for file in files {
             let login = attempt.logins.iter().find(|login| login.node == file.node);
-            let Some(login) = login.filter(|login| !self.leads_here(login)) else {
+            let Some(login) = login.filter(|login| !self.is_this_node(login)) else {
                 asked.push(None);
                 continue;
             };

@@ -66,7 +66,7 @@ pub(crate) fn look(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Resul
     let command = Command::new("list who holds GPU memory", script, SOON);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    read(&text, pids).ok_or_else(|| RemoteError::Odd {
+    read(&text, pids).ok_or_else(|| RemoteError::UnexpectedReply {
         node,
         action: command.action,
         answer: text.chars().take(200).collect(),

@@ -11,7 +11,7 @@ use crate::slurm::Step;
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn begin_first(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
+pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     let number = plan.attempt.number;
     write_scripts(&plan.dir, number, &plan.nodes)?;
     plan.dir.make_peer_token(number)?;
@@ -24,14 +24,14 @@ pub fn begin_first(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When somebody else has made it, or it cannot be written.
-pub fn begin_next(plan: &LaunchPlan) -> Result<(), Failure> {
+pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
     make(&format!("cannot begin {} again", plan.run.id), plan, &mut []).map(|_| ())
 }
 
 /// Makes the checks of the nodes that a job was given, before its ranks begin there; starts nothing.
 ///
 /// One that cannot be asked is passed over: Slurm has chosen it, and says itself if nothing can be started there.
-pub fn check_turn(plan: &LaunchPlan) -> Vec<Check> {
+pub fn check_job_nodes(plan: &LaunchPlan) -> Vec<Check> {
     let what = verb(plan);
     let mut steps: Vec<Box<Step>> = Vec::new();
     for launch in &plan.nodes {
@@ -47,7 +47,7 @@ pub fn check_turn(plan: &LaunchPlan) -> Vec<Check> {
 }
 
 /// Records why an attempt does not begin in a job, if one of the checks of its nodes says so, and returns that.
-pub fn give_up_turn(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
+pub fn record_failed_checks(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
     let obstacle = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::obstacle);
     let all = || plan.nodes.iter().map(|launch| &launch.node);
     let first = all().find_map(obstacle)?;

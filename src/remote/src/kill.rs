@@ -6,12 +6,12 @@ use cluster::NodeId;
 use plan::{JobKill, KillHow, NodeKill, RunKill};
 use rundir::{ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA, now_s};
 
-use crate::at_once::at_once;
+use crate::backoff::Backoff;
 use crate::gpu_memory::GpuMemory;
+use crate::parallel::on_nodes;
 use crate::processes::released;
 use crate::slurm::end_job;
-use crate::ssh::backoff::Backoff;
-use crate::transport::{Addressee, Group, Process, Role, Signal, Transport};
+use crate::transport::{Process, Recipient, Role, RunProcesses, Signal, Transport};
 use crate::{RemoteError, proc};
 
 /// How often processes are looked at while they end.
@@ -209,11 +209,11 @@ fn end_processes(
     progress: &mut dyn FnMut(KillProgress),
 ) -> Vec<NodeReport> {
     let mut nodes: Vec<Ending<'_>> = plan.nodes.iter().map(|target| Ending::new(plan, target, transports)).collect();
-    let supervisors = (Addressee::Supervisor, Signal::Term);
+    let supervisors = (Recipient::Supervisor, Signal::Term);
     match plan.how {
         KillHow::Stop => end(&mut nodes, transports, supervisors, patience.stop, progress),
         KillHow::Kill => {
-            let everyone = |signal| (Addressee::Everyone, signal);
+            let everyone = |signal| (Recipient::All, signal);
             end(&mut nodes, transports, everyone(Signal::Term), patience.term, progress);
             end(&mut nodes, transports, everyone(Signal::Kill), patience.kill, progress);
         }
@@ -227,7 +227,7 @@ fn end_processes(
     if plan.how == KillHow::Kill {
         let ended = nodes.iter_mut().filter(|node| node.gone && node.report.failure.is_none());
         let ended = ended.map(|node| (node.target.node.clone(), node)).collect();
-        at_once(ended, transports, |node: &mut Ending<'_>, transport| {
+        on_nodes(ended, transports, |node: &mut Ending<'_>, transport| {
             let ranks = node.target.ranks.iter().map(|rank| rank.pid);
             let pids = node.pids.iter().copied().chain(ranks).collect();
             node.report.gpu_memory = released(&pids, transport, patience.kill);
@@ -361,18 +361,18 @@ impl<'a> Ending<'a> {
 
     /// A node that is out of sight is tried again for as long as there is patience, unless Slurm has seen to it.
     fn fail(&mut self, error: RemoteError) {
-        if error.is_blind() && !self.is_of_job {
+        if error.is_unreachable() && !self.is_of_job {
             self.blind = Some(error);
         } else {
             // It is in sight again.
             self.blind = None;
-            self.report.is_unseen = error.is_blind();
+            self.report.is_unseen = error.is_unreachable();
             self.report.failure = Some(error.failure(&*self.what));
         }
     }
 
     /// Sends a signal; returns what to tell about it.
-    fn signal(&mut self, transport: &mut dyn Transport, to: Addressee, signal: Signal) -> Option<KillProgress> {
+    fn signal(&mut self, transport: &mut dyn Transport, to: Recipient, signal: Signal) -> Option<KillProgress> {
         match transport.signal(self.target, to, signal) {
             Ok(signalled) => {
                 (self.unsent, self.blind) = (false, None);
@@ -400,20 +400,22 @@ impl<'a> Ending<'a> {
     }
 
     fn look(&mut self, transport: &mut dyn Transport, signal: Signal) {
-        match transport.look(self.target) {
+        match transport.find_processes(self.target) {
             Ok(group) => {
                 self.blind = None;
                 match group {
-                    Group::Gone => {
+                    RunProcesses::Gone => {
                         self.gone = true;
                         self.report.left.clear();
                     }
-                    Group::Ours(left) => {
+                    RunProcesses::Owned(left) => {
                         // What was started between the look and the signal did not get it.
                         self.unsent |= signal == Signal::Kill && left.iter().any(|one| !self.pids.contains(&one.pid));
                         self.report.left = left;
                     }
-                    Group::NotOurs(why) => self.fail(RemoteError::NotOurs { node: self.target.node.clone(), why }),
+                    RunProcesses::NotOwned(why) => {
+                        self.fail(RemoteError::NotOwned { node: self.target.node.clone(), why })
+                    }
                 }
             }
             Err(error) => self.fail(error),
@@ -435,14 +437,14 @@ fn on_all<T: Send>(
             (name, node)
         })
         .collect();
-    at_once(pairs, transports, |node, transport| work(node, transport))
+    on_nodes(pairs, transports, |node, transport| work(node, transport))
 }
 
 /// Sends a signal to every node, and waits until all their processes are gone, or patience is.
 fn end(
     nodes: &mut [Ending<'_>],
     transports: &mut [Box<dyn Transport>],
-    (to, signal): (Addressee, Signal),
+    (to, signal): (Recipient, Signal),
     patience: Duration,
     progress: &mut dyn FnMut(KillProgress),
 ) {

@@ -11,12 +11,12 @@ use plan::{KillHow, LaunchPlan, NodeLaunch, RunKill, node_kill, quote};
 use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s};
 use runstate::Liveness;
 
-use crate::at_once::at_once;
 use crate::checks::{Check, checks, secrets, verb};
 use crate::kill::{NodeReport, Patience, execute_kill};
+use crate::parallel::on_nodes;
 use crate::push::push;
 use crate::slurm::{end_job, submit_attempt};
-use crate::transport::{Ended, Started, Transport};
+use crate::transport::{ScriptExit, StartedScript, Transport};
 use crate::{RemoteError, pid_files};
 
 /// How long a launch waits for the supervisors to say that they live. That takes a tenth of a second, or seconds when
@@ -67,7 +67,7 @@ pub fn execute_launch(
         };
     }
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), &launch.node)).collect();
-    let starts = at_once(nodes, transports, |node, transport| {
+    let starts = on_nodes(nodes, transports, |node, transport| {
         let script = plan.dir.launch_script(plan.attempt.number, node);
         (node, transport.start(&script, &plan.dir.pid_toml(node, plan.attempt.number), &secrets))
     });
@@ -79,7 +79,8 @@ pub fn execute_launch(
         }
     }
     // A connection that ended in between may have started something, which needs its files.
-    let is_certain = |error: &RemoteError| !matches!(error, RemoteError::Lost { .. } | RemoteError::Silent { .. });
+    let is_certain =
+        |error: &RemoteError| !matches!(error, RemoteError::ConnectionLost { .. } | RemoteError::Timeout { .. });
     if started.is_empty() && refused.iter().all(|(_, error)| is_certain(error)) {
         let _ = fs::remove_dir_all(&made);
         return refused.first().map_or(Ok(plan.dir.clone()), |(_, error)| Err(error.failure(what)));
@@ -235,7 +236,7 @@ fn check_unchanged(what: &str, plan: &LaunchPlan, transports: &mut [Box<dyn Tran
         }
     }
     // One that does not answer was no obstacle when the plan was made, and somebody knows.
-    let seen = at_once(elsewhere, transports, |target, transport| transport.liveness(&target));
+    let seen = on_nodes(elsewhere, transports, |target, transport| transport.liveness(&target));
     alive |= seen.into_iter().any(|liveness| matches!(liveness, Ok(Liveness::Alive)));
     let newest = plan.dir.attempt_numbers()?.last().copied().unwrap_or(0);
     if newest >= plan.attempt.number {
@@ -269,7 +270,11 @@ fn too_late(what: &str, plan: &LaunchPlan) -> Failure {
 }
 
 /// Waits until every supervisor has written its process file, for a short while. Returns why those ended that did.
-fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started)>) -> Result<Vec<Failure>, Failure> {
+fn watch_start(
+    what: &str,
+    plan: &LaunchPlan,
+    mut waiting: Vec<(&NodeId, StartedScript)>,
+) -> Result<Vec<Failure>, Failure> {
     let deadline = Instant::now() + STARTING;
     let mut failures = Vec::new();
     while !waiting.is_empty() && Instant::now() < deadline {
@@ -292,7 +297,7 @@ fn watch_start(what: &str, plan: &LaunchPlan, mut waiting: Vec<(&NodeId, Started
 }
 
 /// Explains a supervisor that ended before it wrote its process file.
-fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &Ended) -> Failure {
+fn ended_at_once(what: &str, plan: &LaunchPlan, node: &NodeId, ended: &ScriptExit) -> Failure {
     let number = plan.attempt.number;
     if let Ok(Some(ExitFile { failure: Some(failure), .. })) = plan.dir.read_exit(node, number) {
         return failure;

@@ -4,8 +4,9 @@
 //! a machine goes through a [`Transport`]; [`Local`] is the one for this machine. No process is signalled unless boot
 //! id, start time, group and environment all say that it belongs to the run.
 
-mod at_once;
+mod backoff;
 mod checks;
+mod child;
 mod command;
 mod error;
 mod facts;
@@ -17,7 +18,7 @@ mod launch;
 mod load;
 mod local;
 mod ownership;
-mod pipes;
+mod parallel;
 mod proc;
 mod processes;
 mod push;
@@ -32,20 +33,20 @@ mod weights;
 
 pub use checks::{Check, checks};
 pub use command::{Command, Output, Status};
-pub use error::{Refused, RemoteError};
+pub use error::{ConnectionError, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};
 pub use fleet::Fleet;
 pub use gpu_memory::GpuMemory;
-pub use job_turn::{begin_first, begin_next, check_turn, give_up_turn};
+pub use job_turn::{begin_first_attempt, begin_next_attempt, check_job_nodes, record_failed_checks};
 pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill, go_on_killing, unverified_failure};
 pub use launch::execute_launch;
-pub use local::{Here, Local, here, local_transports};
+pub use local::{Local, ThisNode, local_transports, this_node};
 pub use proc::state_in_words;
 pub use processes::{kill_orphans, list_processes, own_ancestry};
 pub use slurm::{SlurmQueue, job_details};
-pub use ssh::{Flow, Ssh, SshOptions, Streamed, Streaming, Tell};
+pub use ssh::{OnStreamEvent, Ssh, SshOptions, Stream, StreamEvent};
 pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, own_program, trainer_path};
-pub use transport::{Addressee, Ended, Group, Process, Role, Shell, Signal, Started, Transport};
-pub use watch::{See, Sight, Watching};
+pub use transport::{Process, Recipient, Role, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
+pub use watch::{NodeUpdate, NodeWatch, OnUpdate};
 pub use weights::find_weights;

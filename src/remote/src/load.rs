@@ -87,7 +87,7 @@ mod tests {
         let run = rundir::RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         let used = |script: &str| {
             let mut command = std::process::Command::new("bash");
-            for mark in crate::ownership::marks(&run, 1, &crate::here().unwrap().node) {
+            for mark in crate::ownership::marks(&run, 1, &crate::this_node().unwrap().node) {
                 let (name, value) = mark.split_once('=').unwrap();
                 command.env(name, value);
             }
@@ -95,7 +95,7 @@ mod tests {
             let pid = leader.id() as i32;
             // What is to be measured says that it is there.
             leader.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-            let (here, stat) = (crate::here().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
+            let (here, stat) = (crate::this_node().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
             let target = NodeKill {
                 run: run.clone(),
                 node: here.node,

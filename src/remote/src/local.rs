@@ -15,12 +15,12 @@ use runstate::Liveness;
 
 use crate::command::{Command, Output};
 use crate::ownership::ProcessSnapshot;
-use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
-use crate::{RemoteError, ownership, pipes, proc};
+use crate::transport::{Process, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
+use crate::{RemoteError, child, ownership, proc};
 
 /// This machine: its name, and the boot it is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Here {
+pub struct ThisNode {
     /// Its name.
     pub node: NodeId,
     /// The number that Linux drew when it booted.
@@ -31,25 +31,25 @@ pub struct Here {
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn here() -> Result<Here, RemoteError> {
+pub fn this_node() -> Result<ThisNode, RemoteError> {
     let node = NodeId::from_hostname(&nix::unistd::gethostname().unwrap_or_default().to_string_lossy());
     let boot_id = proc::boot_id().map_err(|error| RemoteError::io(&node, "read its boot id", error))?;
-    Ok(Here { node, boot_id })
+    Ok(ThisNode { node, boot_id })
 }
 
 /// Does things on this machine, without going through anything.
 #[derive(Debug, Clone)]
 pub struct Local {
-    here: Here,
+    here: ThisNode,
 }
 
 impl Local {
     /// Reaches this machine.
     ///
     /// # Errors
-    /// As [`here`].
+    /// As [`this_node`].
     pub fn new() -> Result<Self, RemoteError> {
-        Ok(Self { here: here()? })
+        Ok(Self { here: this_node()? })
     }
 
     fn error(&self, action: impl Into<String>, source: impl Into<io::Error>) -> RemoteError {
@@ -60,7 +60,7 @@ impl Local {
 /// Reaches the nodes that can be reached without a connection: this machine.
 ///
 /// # Errors
-/// As [`here`].
+/// As [`this_node`].
 pub fn local_transports() -> Result<Vec<Box<dyn Transport>>, RemoteError> {
     Ok(vec![Box::new(Local::new()?)])
 }
@@ -82,10 +82,10 @@ impl Shell for Local {
         let (mut stdin, input) = (child.stdin.take(), command.input.clone());
         // In threads of their own: each of the three pipes may be full while another is waited for.
         let feeder = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
-        let (stdout, stderr) = (pipes::drain(child.stdout.take()), pipes::drain(child.stderr.take()));
-        let Some(status) = pipes::wait(&mut child, command.deadline).map_err(cannot)? else {
+        let (stdout, stderr) = (child::drain(child.stdout.take()), child::drain(child.stderr.take()));
+        let Some(status) = child::wait(&mut child, command.deadline).map_err(cannot)? else {
             let (node, action) = (self.here.node.clone(), command.action.clone());
-            return Err(RemoteError::Silent { node, action, after: command.deadline });
+            return Err(RemoteError::Timeout { node, action, after: command.deadline });
         };
         // A command that does not read its input leaves some of it.
         let _ = feeder.join();
@@ -97,7 +97,7 @@ impl Shell for Local {
 impl Transport for Local {
     /// The script leaves this program's session by itself: its supervisor calls setsid. Whoever started it looks for the
     /// process file.
-    fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {
+    fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError> {
         let mut bash = process::Command::new("bash");
         if !secrets.is_empty() {
             bash.env("VIDTUI_SECRETS", "stdin");
@@ -123,39 +123,39 @@ impl Transport for Local {
                 let _ = pipe.read_to_string(&mut stderr);
             }
             let status = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-            let _ = tell.send(Ended { status, stderr });
+            let _ = tell.send(ScriptExit { status, stderr });
         });
-        Ok(Started { ended })
+        Ok(StartedScript { ended })
     }
 
-    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        self.seen(target).map(|seen| ownership::judge_all(target, &seen))
+    fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError> {
+        self.snapshot(target).map(|seen| ownership::judge_all(target, &seen))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
-        self.seen(target).map(|seen| ownership::liveness(target, &seen))
+        self.snapshot(target).map(|seen| ownership::liveness(target, &seen))
     }
 
-    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
-        let members = match self.look(target)? {
-            Group::Gone => return Ok(Vec::new()),
-            Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.here.node.clone(), why }),
-            Group::Ours(members) => members,
+    fn signal(&mut self, target: &NodeKill, to: Recipient, signal: Signal) -> Result<Vec<Process>, RemoteError> {
+        let members = match self.find_processes(target)? {
+            RunProcesses::Gone => return Ok(Vec::new()),
+            RunProcesses::NotOwned(why) => return Err(RemoteError::NotOwned { node: self.here.node.clone(), why }),
+            RunProcesses::Owned(members) => members,
         };
-        let addressees = ownership::addressees(members, to);
+        let recipients = ownership::recipients(members, to);
         let signal = match signal {
             Signal::Term => signal::Signal::SIGTERM,
             Signal::Kill => signal::Signal::SIGKILL,
         };
         // The group as a whole, so that none escapes by forking between the look and the signal.
-        let as_group = to == Addressee::Everyone && addressees.iter().any(|process| process.pgid == target.pgid);
+        let as_group = to == Recipient::All && recipients.iter().any(|process| process.pgid == target.pgid);
         if as_group {
             self.sent(signal::killpg(Pid::from_raw(target.pgid), signal), || format!("signal group {}", target.pgid))?;
         }
-        for process in addressees.iter().filter(|process| !(as_group && process.pgid == target.pgid)) {
+        for process in recipients.iter().filter(|process| !(as_group && process.pgid == target.pgid)) {
             self.sent(signal::kill(Pid::from_raw(process.pid), signal), || format!("signal process {}", process.pid))?;
         }
-        Ok(addressees)
+        Ok(recipients)
     }
 
     fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError> {
@@ -169,8 +169,8 @@ impl Transport for Local {
 }
 
 impl Local {
-    fn seen(&self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
-        ownership::look(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
+    fn snapshot(&self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
+        ownership::read_processes(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
     }
 
     /// A process that ended a moment ago is as good as signalled.

@@ -10,7 +10,7 @@ use rundir::RunId;
 use runstate::Liveness;
 
 use crate::proc::{self, Stat};
-use crate::{Addressee, Group, Process, Role};
+use crate::{Process, Recipient, Role, RunProcesses};
 
 /// The variable that every process of a run carries.
 pub(crate) const RUN_VARIABLE: &str = "VIDTUI_RUN";
@@ -44,7 +44,7 @@ pub(crate) struct ObservedProcess {
 }
 
 /// Looks at this machine's processes.
-pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<ProcessSnapshot> {
+pub(crate) fn read_processes(target: &NodeKill, boot_id: &str) -> std::io::Result<ProcessSnapshot> {
     let live = proc::live_processes()?;
     let own = std::process::id() as i32;
     let own_group = live.iter().find(|process| process.pid == own).map(|process| process.pgid);
@@ -63,16 +63,16 @@ pub(crate) fn look(target: &NodeKill, boot_id: &str) -> std::io::Result<ProcessS
 }
 
 /// Finds those that are the target's among the processes that were seen.
-pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> Group {
+pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> RunProcesses {
     // -1, 0 and 1 mean "everybody", "my own group" and "the whole machine" to kill(2).
     if target.pid <= 1 || target.pgid <= 1 {
-        return Group::NotOurs(format!("its process file names process {}, group {}", target.pid, target.pgid));
+        return RunProcesses::NotOwned(format!("its process file names process {}, group {}", target.pid, target.pgid));
     }
     if target.boot_id != seen.boot_id {
-        return Group::Gone;
+        return RunProcesses::Gone;
     }
     if seen.own_group == Some(target.pgid) {
-        return Group::NotOurs(format!("group {} is that of this program", target.pgid));
+        return RunProcesses::NotOwned(format!("group {} is that of this program", target.pgid));
     }
     // This program may have been started from within the run.
     let is_own = |process: &ObservedProcess| seen.own_group == Some(process.stat.pgid);
@@ -98,7 +98,7 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> Group {
         ending.clear();
     }
     if ours.is_empty() && !doubts.is_empty() {
-        return Group::NotOurs(doubts.join("; "));
+        return RunProcesses::NotOwned(doubts.join("; "));
     }
     // One process that is the run's for certain makes its group and its session the run's.
     let group = !reused && ours.iter().any(|process| process.stat.pgid == target.pgid);
@@ -113,7 +113,7 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> Group {
         })
         .map(|process| describe(process, target))
         .collect();
-    if members.is_empty() { Group::Gone } else { Group::Ours(members) }
+    if members.is_empty() { RunProcesses::Gone } else { RunProcesses::Owned(members) }
 }
 
 /// Tells whether what a process file names exists, whoever looks: number and start time name one process of a boot for good,
@@ -144,13 +144,13 @@ pub(crate) fn liveness(target: &NodeKill, seen: &ProcessSnapshot) -> Liveness {
 }
 
 /// Picks those of a run's processes who are to be signalled.
-pub(crate) fn addressees(members: Vec<Process>, to: Addressee) -> Vec<Process> {
+pub(crate) fn recipients(members: Vec<Process>, to: Recipient) -> Vec<Process> {
     let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
     let has_rank = members.iter().any(|process| matches!(process.role, Role::Rank(_)));
     let is_meant = |process: &Process| match (to, process.role) {
-        (Addressee::Everyone, _) | (Addressee::Supervisor, Role::Supervisor) => true,
-        (Addressee::Supervisor, Role::Rank(_)) => !has_supervisor,
-        (Addressee::Supervisor, Role::Other) => !has_supervisor && !has_rank,
+        (Recipient::All, _) | (Recipient::Supervisor, Role::Supervisor) => true,
+        (Recipient::Supervisor, Role::Rank(_)) => !has_supervisor,
+        (Recipient::Supervisor, Role::Other) => !has_supervisor && !has_rank,
     };
     members.into_iter().filter(is_meant).collect()
 }
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(alive(&[seen(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
         assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may be the run's");
         let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
-        let Group::NotOurs(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
+        let RunProcesses::NotOwned(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
         assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
     }
 

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use plan::{Ancestry, KillScope, ListedProcess, NodeOrphans, NodeProcesses, quote};
 
-use crate::at_once::at_once;
 use crate::command::Command;
 use crate::gpu_memory::{self, GpuMemory};
 use crate::kill::{KillProgress, NodeReport, Patience, counted_processes};
+use crate::parallel::on_nodes;
 use crate::transport::{Process, Role, Signal};
-use crate::{RemoteError, Transport, here, proc};
+use crate::{RemoteError, Transport, proc, this_node};
 
 const LIST: &str = include_str!("scripts/processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
@@ -28,7 +28,7 @@ pub fn list_processes(
     transports: &mut [Box<dyn Transport>],
 ) -> Vec<(NodeId, Result<NodeProcesses, RemoteError>)> {
     let nodes = nodes.iter().map(|node| (node.clone(), node.clone())).collect();
-    at_once(nodes, transports, |node, transport| {
+    on_nodes(nodes, transports, |node, transport| {
         let listed = list(transport);
         (node, listed)
     })
@@ -39,7 +39,7 @@ pub fn list_processes(
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn own_ancestry() -> Result<Ancestry, RemoteError> {
-    let here = here()?;
+    let here = this_node()?;
     let cannot = |error| RemoteError::io(&here.node, "read its own processes", error);
     let mut processes = Vec::new();
     let mut pid = i32::try_from(std::process::id()).unwrap_or(0);
@@ -54,7 +54,7 @@ fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
     let command = Command::new("list its processes", LIST, SOON);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    read(&node, &text).ok_or_else(|| RemoteError::Odd {
+    read(&node, &text).ok_or_else(|| RemoteError::UnexpectedReply {
         node,
         action: command.action,
         answer: text.chars().take(200).collect(),
@@ -149,7 +149,7 @@ pub fn kill_orphans(
     progress: &mut dyn FnMut(KillProgress),
 ) -> Vec<NodeReport> {
     let items: Vec<(NodeId, &NodeOrphans)> = orphans.iter().map(|node| (node.node.clone(), node)).collect();
-    let reports = at_once(items, transports, |node, transport| end_on(node, reach, transport, patience));
+    let reports = on_nodes(items, transports, |node, transport| end_on(node, reach, transport, patience));
     for report in &reports {
         for text in report.signals.iter().cloned().chain([report.ended_in_words()]) {
             progress(KillProgress { node: report.node.clone(), text });
@@ -172,7 +172,7 @@ fn end_on(orphans: &NodeOrphans, reach: KillScope, transport: &mut dyn Transport
             let tried = if sent { Ok(()) } else { send(orphans, &report.left, signal, reach, transport) };
             let tried = tried.or_else(|error| match error {
                 // One of them may be somebody else's; the others have got it.
-                RemoteError::Command { .. } => {
+                RemoteError::CommandFailed { .. } => {
                     refused = Some(error.failure(&*what));
                     Ok(())
                 }
@@ -192,7 +192,7 @@ fn end_on(orphans: &NodeOrphans, reach: KillScope, transport: &mut dyn Transport
                 }
                 // A node that is out of sight is tried again for as long as there is patience.
                 Err(error) => {
-                    let blind = error.is_blind();
+                    let blind = error.is_unreachable();
                     report.failure = Some(error.failure(&*what));
                     if !blind {
                         return report;
@@ -262,13 +262,17 @@ fn send(
     match text.trim() {
         "sent" | "booted" => Ok(()),
         other => match other.strip_prefix("refused ") {
-            Some(said) => Err(RemoteError::Command {
+            Some(said) => Err(RemoteError::CommandFailed {
                 node,
                 action: command.action,
                 status: "not permitted".into(),
                 stderr: said.to_owned(),
             }),
-            None => Err(RemoteError::Odd { node, action: command.action, answer: other.chars().take(200).collect() }),
+            None => Err(RemoteError::UnexpectedReply {
+                node,
+                action: command.action,
+                answer: other.chars().take(200).collect(),
+            }),
         },
     }
 }

@@ -8,8 +8,8 @@ use plan::{LaunchPlan, quote};
 use rundir::Failure;
 use units::size;
 
-use crate::at_once::at_once;
 use crate::command::Command;
+use crate::parallel::on_nodes;
 use crate::transport::PIECE;
 use crate::{RemoteError, Transport};
 
@@ -43,7 +43,7 @@ pub(crate) fn push(
     })?;
     let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), ())).collect();
     let pushed =
-        at_once(nodes, transports, |(), transport| to_node(path, &plan.trainer.sha256, &bytes, transport, progress));
+        on_nodes(nodes, transports, |(), transport| to_node(path, &plan.trainer.sha256, &bytes, transport, progress));
     pushed.into_iter().collect::<Result<(), RemoteError>>().map_err(|error| error.failure(what))
 }
 

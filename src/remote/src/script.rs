@@ -5,18 +5,18 @@ use plan::{NodeKill, quote};
 
 use crate::ownership::{self, ObservedProcess, ProcessSnapshot};
 use crate::proc::Stat;
-use crate::transport::{Addressee, Process, Signal};
+use crate::transport::{Process, Recipient, Signal};
 
-const LOOK: &str = include_str!("scripts/look.sh");
+const RUN_PROCESSES: &str = include_str!("scripts/run_processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
 /// Starts `@SCRIPT` and waits for `@PID_FILE`.
 pub const START: &str = include_str!("scripts/start.sh");
 
 /// Lists the processes that a process file names.
-pub fn look(target: &NodeKill) -> String {
+pub fn list_processes(target: &NodeKill) -> String {
     let pids: Vec<String> =
         [target.pid].into_iter().chain(target.ranks.iter().map(|r| r.pid)).map(|p| p.to_string()).collect();
-    let script = LOOK
+    let script = RUN_PROCESSES
         .replace("@MARKED", &marked(target))
         .replace("@PGID", &target.pgid.to_string())
         .replace("@PIDS", &pids.join(" "));
@@ -31,8 +31,8 @@ pub fn marked(target: &NodeKill) -> String {
     format!("{} -- [0-9]*/environ{}", grep(&run), others.collect::<String>())
 }
 
-/// Reads what [`look`] prints; nothing if any of it is odd.
-pub fn read_seen(text: &str) -> Option<ProcessSnapshot> {
+/// Reads what [`list_processes`] prints; nothing if any of it is odd.
+pub fn parse_processes(text: &str) -> Option<ProcessSnapshot> {
     let mut lines = text.lines();
     let boot_id = lines.next()?.strip_prefix("boot ")?.to_owned();
     let mut processes = Vec::new();
@@ -70,17 +70,17 @@ fn read_process(line: &str) -> Option<ObservedProcess> {
 
 /// Signals processes that were looked at, and the group as a whole where everyone is meant, so that none escapes by
 /// forking between the look and the signal.
-pub fn signal(target: &NodeKill, addressees: &[Process], to: Addressee, signal: Signal) -> String {
+pub fn signal(target: &NodeKill, recipients: &[Process], to: Recipient, signal: Signal) -> String {
     let send = |process: &Process| {
         let Process { pid, pgid, start_ticks, .. } = process;
         let still = format!("is_still {pid} {start_ticks} {pgid}");
-        if to == Addressee::Everyone && *pgid == target.pgid {
+        if to == Recipient::All && *pgid == target.pgid {
             format!("[ -n \"$sent_group\" ] || {{ {still} && sent_group=yes && send -{pgid}; }}")
         } else {
             format!("{still} && send {pid}")
         }
     };
-    let sends: Vec<String> = addressees.iter().map(send).collect();
+    let sends: Vec<String> = recipients.iter().map(send).collect();
     let name = match signal {
         Signal::Term => "TERM",
         Signal::Kill => "KILL",
@@ -90,7 +90,7 @@ pub fn signal(target: &NodeKill, addressees: &[Process], to: Addressee, signal: 
 }
 
 /// Prints the KiB that users may still take on the disk of a folder, or of the folder it will be made in.
-pub fn free(dir: &Utf8Path) -> String {
+pub fn free_space(dir: &Utf8Path) -> String {
     format!("{}\nset -- $(df -Pk \"$dir\" | tail -n 1)\necho \"$4\"", existing(dir))
 }
 
@@ -112,16 +112,16 @@ mod tests {
 
     #[test]
     fn an_answer_is_read_whole_and_in_order() {
-        insta::assert_debug_snapshot!(read_seen(ANSWER).unwrap());
+        insta::assert_debug_snapshot!(parse_processes(ANSWER).unwrap());
     }
 
     #[test]
     fn an_answer_that_is_cut_off_or_odd_is_none() {
         for cut in 0..ANSWER.len() - 1 {
-            assert!(read_seen(&ANSWER[..cut]).is_none(), "{:?}", &ANSWER[..cut]);
+            assert!(parse_processes(&ANSWER[..cut]).is_none(), "{:?}", &ANSWER[..cut]);
         }
         for odd in ["", "Welcome!\n", &format!("Welcome!\n{ANSWER}"), &format!("{ANSWER}more\n")] {
-            assert!(read_seen(odd).is_none(), "{odd:?}");
+            assert!(parse_processes(odd).is_none(), "{odd:?}");
         }
     }
 }

@@ -8,8 +8,8 @@ use cluster::NodeId;
 use plan::{KillHow, NodeKill, node_kill, quote};
 use rundir::{Error, Failure, PidFile, RunDir, RunId, write_atomic};
 
-use crate::at_once::at_once;
 use crate::command::Command;
+use crate::parallel::on_nodes;
 use crate::script::marked;
 use crate::{RemoteError, Transport};
 
@@ -52,7 +52,7 @@ pub fn collect_stacks(
     }
     let targets: Vec<(NodeId, NodeKill)> =
         files.iter().map(|file| (file.node.clone(), node_kill(run, KillHow::Kill, file))).collect();
-    let told = at_once(targets, transports, |target, transport| {
+    let told = on_nodes(targets, transports, |target, transport| {
         let result = ask(&target, transport).map_err(|error| error.failure(&*what)).and_then(|text| {
             let processes = text.lines().filter(|line| line.starts_with("=== process ")).count();
             if processes == 0 {
@@ -101,7 +101,7 @@ fn ask(target: &NodeKill, transport: &mut dyn Transport) -> Result<String, Remot
     let command = Command::new("tell the stacks of its processes", script, patience);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    let whole = text.strip_suffix("end\n").ok_or_else(|| RemoteError::Odd {
+    let whole = text.strip_suffix("end\n").ok_or_else(|| RemoteError::UnexpectedReply {
         node: node.clone(),
         action: command.action.clone(),
         answer: text.chars().rev().take(200).collect::<Vec<_>>().into_iter().rev().collect(),

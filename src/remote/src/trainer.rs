@@ -12,7 +12,7 @@ use rundir::Failure;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::pipes::wait;
+use crate::child::wait;
 
 /// The name of the trainer's binary.
 const BINARY: &str = "vidtui-train";

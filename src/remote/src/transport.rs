@@ -29,14 +29,14 @@ pub trait Transport: Shell {
     /// `secrets`, which appear in no command line and no file; where there are any, `VIDTUI_SECRETS` says so.
     ///
     /// # Errors
-    /// When it cannot be started; what it does then is told by [`Started`].
-    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError>;
+    /// When it cannot be started; what it does then is told by [`StartedScript`].
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError>;
 
     /// Finds the processes of a run, and only those.
     ///
     /// # Errors
     /// When the node's processes cannot be looked at.
-    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError>;
+    fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError>;
 
     /// Tells whether the processes of a run exist, also where they are another user's.
     ///
@@ -47,8 +47,8 @@ pub trait Transport: Shell {
     /// Looks, and if the processes are the run's, signals them. Returns those that were signalled; none if all are gone.
     ///
     /// # Errors
-    /// [`RemoteError::NotOurs`] if they are somebody else's by now, and whatever the system answers.
-    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError>;
+    /// [`RemoteError::NotOwned`] if they are somebody else's by now, and whatever the system answers.
+    fn signal(&mut self, target: &NodeKill, to: Recipient, signal: Signal) -> Result<Vec<Process>, RemoteError>;
 
     /// Writes a file by SFTP, and tells how many of its bytes have arrived so far. Returns whether this transport can.
     ///
@@ -67,20 +67,20 @@ pub trait Transport: Shell {
 
 /// A script that was started.
 #[derive(Debug)]
-pub struct Started {
-    pub(crate) ended: Receiver<Ended>,
+pub struct StartedScript {
+    pub(crate) ended: Receiver<ScriptExit>,
 }
 
 /// How a started script ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
+pub struct ScriptExit {
     /// Its exit status, in words.
     pub status: String,
     /// What it wrote to standard error before its output went to its log.
     pub stderr: String,
 }
 
-impl Started {
+impl StartedScript {
     /// A script that still runs, and whose end nobody watches.
     pub(crate) fn running() -> Self {
         let (_, ended) = mpsc::channel();
@@ -88,7 +88,7 @@ impl Started {
     }
 
     /// A script that has ended already.
-    pub(crate) fn over(how: Ended) -> Self {
+    pub(crate) fn over(how: ScriptExit) -> Self {
         let (tell, ended) = mpsc::channel();
         // The receiver is in hand.
         let _ = tell.send(how);
@@ -96,20 +96,20 @@ impl Started {
     }
 
     /// Tells how the script ended, if it has; only the first call after that does.
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<ScriptExit> {
         self.ended.try_recv().ok()
     }
 }
 
 /// The processes that a [`NodeKill`] names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Group {
+pub enum RunProcesses {
     /// They are the run's.
-    Ours(Vec<Process>),
+    Owned(Vec<Process>),
     /// None of them is left.
     Gone,
     /// They are somebody else's by now, or that cannot be told.
-    NotOurs(String),
+    NotOwned(String),
 }
 
 /// A live process of a run.
@@ -142,11 +142,11 @@ pub enum Role {
 
 /// Who is signalled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Addressee {
+pub enum Recipient {
     /// The supervisor, which tells its ranks; the ranks themselves where the supervisor is gone.
     Supervisor,
     /// Every process.
-    Everyone,
+    All,
 }
 
 /// The signals that a run understands.

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +13,9 @@ use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
 use cluster::probe::{self, Frame, Frames, Pace};
 use rundir::Login;
 
+use crate::backoff::Backoff;
 use crate::command::Status;
-use crate::ssh::backoff::Backoff;
-use crate::ssh::{Flow, Ssh, Streamed, Streaming};
+use crate::ssh::{Ssh, Stream, StreamEvent};
 use crate::{Fleet, RemoteError};
 
 /// A node may be silent for so long before it is asked whether it is there: frames come also while nvidia-smi hangs, but
@@ -25,26 +26,26 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 
 /// Something seen of a node.
 #[derive(Debug)]
-pub enum Sight {
+pub enum NodeUpdate {
     /// What it does.
     Frame(Box<Frame>),
     /// It is out of sight, and looked for again and again. Told once.
-    Down(RemoteError),
+    Unreachable(RemoteError),
 }
 
 /// Who is told what is seen. It is called on the connection's thread, and must not wait.
-pub type See = Box<dyn FnMut(Sight) -> Flow + Send>;
+pub type OnUpdate = Box<dyn FnMut(NodeUpdate) -> ControlFlow<()> + Send>;
 
 /// A node that is watched; it no longer is when this is dropped.
 #[derive(Debug)]
 #[must_use = "a node is watched until this is dropped"]
-pub struct Watching {
+pub struct NodeWatch {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     every: Duration,
-    see: Mutex<See>,
+    see: Mutex<OnUpdate>,
     ended: AtomicBool,
     source: Mutex<Option<Source>>,
 }
@@ -52,13 +53,13 @@ struct Inner {
 /// What must be dropped for the script to end.
 enum Source {
     Ssh {
-        _streaming: Streaming,
+        _streaming: Stream,
     },
     /// Its standard input is what keeps it alive.
     Here(Child),
 }
 
-impl Drop for Watching {
+impl Drop for NodeWatch {
     fn drop(&mut self) {
         self.inner.ended.store(true, Ordering::Relaxed);
         self.inner.put(None);
@@ -67,10 +68,10 @@ impl Drop for Watching {
 
 impl Fleet {
     /// Watches a node: this machine, or one that is reached by SSH. Returns at once; what goes wrong is told.
-    pub fn watch(&self, login: &Login, every: Duration, see: See) -> Watching {
+    pub fn watch(&self, login: &Login, every: Duration, see: OnUpdate) -> NodeWatch {
         let inner =
             Arc::new(Inner { every, see: Mutex::new(see), ended: AtomicBool::new(false), source: Mutex::new(None) });
-        let (here, node) = (self.may_lead_here(login), login.node.clone());
+        let (here, node) = (self.may_be_this_node(login), login.node.clone());
         let ssh = self.ssh(login);
         let watched = inner.clone();
         // The SSH configuration is read first, by a program that takes its time.
@@ -79,9 +80,9 @@ impl Fleet {
         };
         if thread::Builder::new().name(format!("watch {}", login.node)).spawn(begin).is_err() {
             let why = std::io::Error::other("the system has no thread to spare");
-            inner.see(Sight::Down(RemoteError::io(&login.node, "watch it", why)));
+            let _ = inner.see(NodeUpdate::Unreachable(RemoteError::io(&login.node, "watch it", why)));
         }
-        Watching { inner }
+        NodeWatch { inner }
     }
 }
 
@@ -92,22 +93,22 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Inner {
-    fn see(&self, sight: Sight) -> Flow {
+    fn see(&self, sight: NodeUpdate) -> ControlFlow<()> {
         if self.ended.load(Ordering::Relaxed) {
-            return Flow::Enough;
+            return ControlFlow::Break(());
         }
         (self.see.lock().unwrap_or_else(PoisonError::into_inner))(sight)
     }
 
     /// Takes in a frame. Returns the question to ask instead, when the driver does not know this one.
-    fn frame(&self, frame: Frame, query: &GpuQuery) -> (Flow, Option<GpuQuery>) {
+    fn frame(&self, frame: Frame, query: &GpuQuery) -> (ControlFlow<()>, Option<GpuQuery>) {
         let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
             SmiTrouble::UnknownField(field) => query.without(field),
             _ => None,
         });
         match unknown {
-            Some(other) => (Flow::Enough, Some(other)),
-            None => (self.see(Sight::Frame(Box::new(frame))), None),
+            Some(other) => (ControlFlow::Break(()), Some(other)),
+            None => (self.see(NodeUpdate::Frame(Box::new(frame))), None),
         }
     }
 
@@ -136,7 +137,7 @@ impl Inner {
                     continue;
                 }
                 Ok(None) => return,
-                Err(error) => drop(self.see(Sight::Down(RemoteError::io(node, "watch it", error)))),
+                Err(error) => _ = self.see(NodeUpdate::Unreachable(RemoteError::io(node, "watch it", error))),
             }
             thread::sleep(backoff.next());
         }
@@ -163,8 +164,8 @@ impl Inner {
             for frame in frames.push(&bytes[..read]) {
                 match self.frame(frame, query) {
                     (_, Some(other)) => return Ok(Some(other)),
-                    (Flow::Enough, None) => return Ok(None),
-                    (Flow::GoOn, None) => {}
+                    (ControlFlow::Break(()), None) => return Ok(None),
+                    (ControlFlow::Continue(()), None) => {}
                 }
             }
         }
@@ -183,22 +184,22 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
     let pace = Pace { first_s: every_s * share_of(ssh), ..Pace::every_s(every_s) };
     let (watched, again) = (inner.clone(), ssh.clone());
     let (script, mut frames) = (probe::script(&query, pace), Frames::new(query.clone()));
-    let tell = move |streamed: Streamed| match streamed {
-        Streamed::Up => {
+    let tell = move |streamed: StreamEvent| match streamed {
+        StreamEvent::Connected => {
             // The rest of a frame that the last connection cut off never comes.
             frames = Frames::new(query.clone());
-            Flow::GoOn
+            ControlFlow::Continue(())
         }
-        Streamed::Line(line) => match frames.push_line(&line).map(|frame| watched.frame(frame, &query)) {
-            None => Flow::GoOn,
+        StreamEvent::Line(line) => match frames.push_line(&line).map(|frame| watched.frame(frame, &query)) {
+            None => ControlFlow::Continue(()),
             Some((_, Some(other))) => {
                 open(&watched, &again, other);
-                Flow::Enough
+                ControlFlow::Break(())
             }
             Some((flow, None)) => flow,
         },
-        Streamed::Down(error) => watched.see(Sight::Down(error)),
-        Streamed::Ended(output) => {
+        StreamEvent::Disconnected(error) => watched.see(NodeUpdate::Unreachable(error)),
+        StreamEvent::Ended(output) => {
             let (watched, again, query) = (watched.clone(), again.clone(), query.clone());
             let status = match &output.status {
                 Status::Code(code) => format!("exit status {code}"),
@@ -206,8 +207,12 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
             };
             let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             let node = crate::Shell::node(&again).clone();
-            let flow =
-                watched.see(Sight::Down(RemoteError::Command { node, action: "watch it".into(), status, stderr }));
+            let flow = watched.see(NodeUpdate::Unreachable(RemoteError::CommandFailed {
+                node,
+                action: "watch it".into(),
+                status,
+                stderr,
+            }));
             // This thread must not wait.
             thread::spawn(move || {
                 thread::sleep(AGAIN.1);
@@ -216,18 +221,18 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
             flow
         }
     };
-    let mut tell: Option<crate::ssh::Tell> = Some(Box::new(tell));
+    let mut tell: Option<crate::ssh::OnStreamEvent> = Some(Box::new(tell));
     let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
     let mut told = false;
     while let Some(reader) = tell.take().filter(|_| !inner.ended.load(Ordering::Relaxed)) {
         match ssh.ready() {
             Ok(()) => match ssh.stream(script.clone(), SILENCE, reader) {
                 Ok(streaming) => inner.put(Some(Source::Ssh { _streaming: streaming })),
-                Err(error) => drop(inner.see(Sight::Down(error))),
+                Err(error) => _ = inner.see(NodeUpdate::Unreachable(error)),
             },
             Err(error) => {
                 if !std::mem::replace(&mut told, true) {
-                    inner.see(Sight::Down(error));
+                    let _ = inner.see(NodeUpdate::Unreachable(error));
                 }
                 tell = Some(reader);
                 thread::sleep(backoff.next());

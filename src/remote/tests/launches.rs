@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use demo::{Demo, FakeDoes};
 use plan::{KillHow, LaunchPlan, RunKill, Weights, kill};
-use remote::{Patience, execute_kill, execute_launch, find_weights, here, local_transports, pid_files, read_facts};
+use remote::{
+    Patience, execute_kill, execute_launch, find_weights, local_transports, pid_files, read_facts, this_node,
+};
 use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, RunDir, StartFrom};
 use runstate::{Liveness, RunState, derive};
 
@@ -272,7 +274,7 @@ fn processes_of_another_node_are_unknown_and_of_another_boot_dead() {
     let dir = launch(&demo.launch()).unwrap();
     let run = dir.read_run().unwrap().id;
     let (file, _) = pid_files(&dir).unwrap().remove(0);
-    let mut here = here().unwrap();
+    let mut here = this_node().unwrap();
     assert_eq!(remote::liveness(&dir, &run, &file, &here), Liveness::Alive);
     here.boot_id = "00000000-0000-0000-0000-000000000000".into();
     assert_eq!(remote::liveness(&dir, &run, &file, &here), Liveness::Dead);

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plan::{KillScope, NodeOrphans, NodeProcesses};
-use remote::{GpuMemory, NodeReport, Patience, here, kill_orphans, list_processes, local_transports, own_ancestry};
+use remote::{
+    GpuMemory, NodeReport, Patience, kill_orphans, list_processes, local_transports, own_ancestry, this_node,
+};
 
 /// Long enough for a busy machine; only a failing test waits for it.
 const LONG: Duration = Duration::from_secs(60);
@@ -36,7 +38,7 @@ impl Drop for Orphan {
 }
 
 fn listed() -> NodeProcesses {
-    let mut listed = list_processes(&[here().unwrap().node], &mut local_transports().unwrap());
+    let mut listed = list_processes(&[this_node().unwrap().node], &mut local_transports().unwrap());
     listed.remove(0).1.unwrap()
 }
 

@@ -11,8 +11,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, NodeKill, RunKill};
 use remote::{
-    Addressee, Command, Group, KillReport, Local, Output, Patience, Process, RemoteError, Role, Shell, Signal, Started,
-    Status, Transport, execute_kill, go_on_killing, here, local_transports,
+    Command, KillReport, Local, Output, Patience, Process, Recipient, RemoteError, Role, RunProcesses, Shell, Signal,
+    StartedScript, Status, Transport, execute_kill, go_on_killing, local_transports, this_node,
 };
 use rundir::{ExitReason, RankPid, RunDir, RunId};
 use runstate::Liveness;
@@ -72,7 +72,7 @@ impl Leader {
     }
 
     fn target(&self) -> NodeKill {
-        let here = here().unwrap();
+        let here = this_node().unwrap();
         NodeKill {
             run: RunId::parse(RUN).unwrap(),
             node: here.node,
@@ -131,13 +131,13 @@ fn end(plan: &RunKill) -> KillReport {
     execute_kill(plan, &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
 }
 
-fn look(target: &NodeKill) -> Group {
-    Local::new().unwrap().look(target).unwrap()
+fn look(target: &NodeKill) -> RunProcesses {
+    Local::new().unwrap().find_processes(target).unwrap()
 }
 
 fn assert_refused(leader: &mut Leader, target: &NodeKill, reason: &str) {
     match look(target) {
-        Group::NotOurs(why) => assert!(why.contains(reason), "{why}"),
+        RunProcesses::NotOwned(why) => assert!(why.contains(reason), "{why}"),
         other => panic!("{other:?} should not be ours"),
     }
     for how in [KillHow::Stop, KillHow::Kill] {
@@ -152,7 +152,7 @@ const IDLE: &str = "touch ready; while :; do sleep 0.05; done";
 #[test]
 fn a_process_whose_boot_start_time_and_environment_agree_is_the_runs() {
     let leader = Leader::start(IDLE);
-    let Group::Ours(members) = look(&leader.target()) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&leader.target()) else { panic!("not ours") };
     assert_eq!(members.iter().filter(|process| process.role == Role::Supervisor).count(), 1);
     assert!(members.iter().all(|process| process.pgid == leader.pid()));
 }
@@ -182,7 +182,7 @@ fn a_process_file_from_before_a_reboot_names_nobody() {
     let mut leader = Leader::start(IDLE);
     let mut target = leader.target();
     target.boot_id = "00000000-0000-0000-0000-000000000000".into();
-    assert_eq!(look(&target), Group::Gone);
+    assert_eq!(look(&target), RunProcesses::Gone);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(leader.is_running());
 }
@@ -192,7 +192,7 @@ fn a_process_file_that_names_everybody_is_refused() {
     let leader = Leader::start(IDLE);
     for (pid, pgid) in [(0, 0), (1, 1), (-1, -1), (leader.pid(), 0), (leader.pid(), 1)] {
         let target = NodeKill { pid, pgid, ..leader.target() };
-        assert!(matches!(look(&target), Group::NotOurs(_)), "{pid} {pgid}");
+        assert!(matches!(look(&target), RunProcesses::NotOwned(_)), "{pid} {pgid}");
     }
 }
 
@@ -201,7 +201,7 @@ fn the_group_of_this_program_is_never_signalled() {
     let leader = Leader::start(IDLE);
     let own = nix::unistd::getpgrp().as_raw();
     let target = NodeKill { pgid: own, ..leader.target() };
-    assert!(matches!(look(&target), Group::NotOurs(why) if why.contains("this program")));
+    assert!(matches!(look(&target), RunProcesses::NotOwned(why) if why.contains("this program")));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn ranks_that_outlive_their_supervisor_are_ended_too() {
     target.ranks = vec![RankPid { rank: 0, pid: child, start_ticks: start_ticks(child) }];
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
-    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
     assert_eq!(members.iter().map(|process| process.role).collect::<Vec<_>>(), [Role::Rank(0)]);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(!is_live(child));
@@ -256,7 +256,7 @@ fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
 
 #[test]
 fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_is_gone() {
-    let here = here().unwrap().node;
+    let here = this_node().unwrap().node;
     let elsewhere = NodeId::new("ml-64-003").unwrap();
     let workers = [
         worker(RUN, 1, &here, "own"),
@@ -274,7 +274,7 @@ fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_i
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
 
-    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
     assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [own]);
     let report = end(&leader.plan(KillHow::Kill, target));
     assert!(report.all_gone(), "{report:?}");
@@ -296,7 +296,7 @@ fn what_samples_the_node_is_ended_after_supervisor_and_ranks_are_gone_and_keeps_
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
     assert_eq!(local.liveness(&target).unwrap(), Liveness::Dead);
-    let Group::Ours(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
     assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [sampler]);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(!is_live(sampler));
@@ -309,7 +309,7 @@ fn what_is_of_no_run_and_only_in_the_session_of_one_that_is_gone_is_spared_and_n
     until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
-    assert_eq!(look(&target), Group::Gone);
+    assert_eq!(look(&target), RunProcesses::Gone);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(is_live(other), "it was signalled");
     // It is this test's own, and lives: its number is not another's.
@@ -390,19 +390,19 @@ impl Shell for Stuck {
 }
 
 impl Transport for Stuck {
-    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<StartedScript, RemoteError> {
         unreachable!("nothing is started here")
     }
 
-    fn look(&mut self, _: &NodeKill) -> Result<Group, RemoteError> {
-        Ok(Group::Ours(Self::processes()))
+    fn find_processes(&mut self, _: &NodeKill) -> Result<RunProcesses, RemoteError> {
+        Ok(RunProcesses::Owned(Self::processes()))
     }
 
     fn liveness(&mut self, _: &NodeKill) -> Result<Liveness, RemoteError> {
         Ok(Liveness::Alive)
     }
 
-    fn signal(&mut self, _: &NodeKill, _: Addressee, _: Signal) -> Result<Vec<Process>, RemoteError> {
+    fn signal(&mut self, _: &NodeKill, _: Recipient, _: Signal) -> Result<Vec<Process>, RemoteError> {
         Ok(Self::processes())
     }
 
@@ -418,10 +418,10 @@ impl Away {
     fn answer<T>(&mut self, answer: T) -> Result<T, RemoteError> {
         let (node, action) = (self.0.clone(), "list its processes".to_owned());
         if self.1 == 0 {
-            return self.2.map_or(Ok(answer), |why| Err(RemoteError::NotOurs { node, why: why.to_owned() }));
+            return self.2.map_or(Ok(answer), |why| Err(RemoteError::NotOwned { node, why: why.to_owned() }));
         }
         self.1 -= 1;
-        Err(RemoteError::Silent { node, action, after: Duration::from_secs(20) })
+        Err(RemoteError::Timeout { node, action, after: Duration::from_secs(20) })
     }
 }
 
@@ -441,19 +441,19 @@ impl Shell for Away {
 }
 
 impl Transport for Away {
-    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<Started, RemoteError> {
+    fn start(&mut self, _: &Utf8Path, _: &Utf8Path, _: &[u8]) -> Result<StartedScript, RemoteError> {
         unreachable!("nothing is started here")
     }
 
-    fn look(&mut self, _: &NodeKill) -> Result<Group, RemoteError> {
-        self.answer(Group::Gone)
+    fn find_processes(&mut self, _: &NodeKill) -> Result<RunProcesses, RemoteError> {
+        self.answer(RunProcesses::Gone)
     }
 
     fn liveness(&mut self, _: &NodeKill) -> Result<Liveness, RemoteError> {
         self.answer(Liveness::Dead)
     }
 
-    fn signal(&mut self, _: &NodeKill, _: Addressee, _: Signal) -> Result<Vec<Process>, RemoteError> {
+    fn signal(&mut self, _: &NodeKill, _: Recipient, _: Signal) -> Result<Vec<Process>, RemoteError> {
         self.answer(Vec::new())
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use cluster::NodeId;
-use remote::{collect_stacks, here, local_transports};
+use remote::{collect_stacks, local_transports, this_node};
 use rundir::{PidFile, RankPid, RunDir, RunId, SCHEMA};
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
@@ -48,7 +48,7 @@ fn pid_file(leader: i32, node: NodeId) -> PidFile {
         node,
         pid: leader,
         pgid: leader,
-        boot_id: here().unwrap().boot_id,
+        boot_id: this_node().unwrap().boot_id,
         start_ticks: start_ticks(leader),
         started_s: 0.0,
         ranks: vec![RankPid { rank: 0, pid: leader, start_ticks: 0 }],
@@ -85,13 +85,13 @@ fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
             && fs::read_to_string(format!("/proc/{rank}/wchan")).unwrap_or_default().contains("nanosleep")
     });
     let run = RunId::parse(RUN).unwrap();
-    let away = PidFile { node: NodeId::new("elsewhere").unwrap(), ..pid_file(leader.pid(), here().unwrap().node) };
-    let files = [pid_file(leader.pid(), here().unwrap().node), away];
+    let away = PidFile { node: NodeId::new("elsewhere").unwrap(), ..pid_file(leader.pid(), this_node().unwrap().node) };
+    let files = [pid_file(leader.pid(), this_node().unwrap().node), away];
     let stacks = collect_stacks(&run, &dir, 1_795_146_012.0, &files, &mut local_transports().unwrap()).unwrap();
 
     let (path, count) = stacks[0].result.clone().unwrap();
-    assert_eq!((path, count), (dir.stacks_file(1, 1_795_146_012.0, &here().unwrap().node), 2));
-    let text = fs::read_to_string(dir.stacks_file(1, 1_795_146_012.0, &here().unwrap().node)).unwrap();
+    assert_eq!((path, count), (dir.stacks_file(1, 1_795_146_012.0, &this_node().unwrap().node), 2));
+    let text = fs::read_to_string(dir.stacks_file(1, 1_795_146_012.0, &this_node().unwrap().node)).unwrap();
     assert!(text.contains(&format!("=== process {rank}, rank 3, state S: sleep 1000")), "{text}");
     assert!(text.contains(&format!("--- thread {rank} (sleep): state S, waits in ")), "{text}");
     assert!(text.contains("nanosleep"), "where it waits: {text}");
@@ -111,7 +111,7 @@ fn a_process_that_is_not_the_runs_is_not_looked_into() {
     let leader = Leader::start("another-run", "sleep 1000 & wait");
     child_of(leader.pid());
     let run = RunId::parse(RUN).unwrap();
-    let file = pid_file(leader.pid(), here().unwrap().node);
+    let file = pid_file(leader.pid(), this_node().unwrap().node);
     let stacks = collect_stacks(&run, &dir, 5.0, &[file], &mut local_transports().unwrap()).unwrap();
     let failure = stacks[0].result.clone().unwrap_err();
     assert!(failure.why.ends_with("no process of the run is left there"), "{failure}");

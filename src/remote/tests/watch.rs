@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
+use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use cluster::NodeId;
 use cluster::fault::faults;
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::Frame;
-use remote::{Command, Fleet, Flow, Shell, Sight, SshOptions, Watching};
+use remote::{Command, Fleet, NodeUpdate, NodeWatch, Shell, SshOptions};
 use rig::{Options, Rig};
 use rundir::Login;
 
@@ -34,26 +35,26 @@ fn with_rig(nodes: usize, test: impl FnOnce(&Rig, &Fleet) + Send) {
 }
 
 struct Watched {
-    seen: Receiver<Sight>,
-    _watching: Watching,
+    seen: Receiver<NodeUpdate>,
+    _watching: NodeWatch,
 }
 
 fn watch(fleet: &Fleet, node: &NodeId) -> Watched {
     let (tell, seen) = mpsc::channel();
-    let see = move |sight| if tell.send(sight).is_ok() { Flow::GoOn } else { Flow::Enough };
+    let see = move |sight| if tell.send(sight).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
     let login = Login { node: node.clone(), user: None, port: None };
     Watched { seen, _watching: fleet.watch(&login, EVERY, Box::new(see)) }
 }
 
 impl Watched {
     /// Waits for a frame that is as it should be; until then, `passing` must hold for everything that is seen.
-    fn until(&self, wanted: impl Fn(&Frame) -> bool, passing: impl Fn(&Sight) -> bool) -> Frame {
+    fn until(&self, wanted: impl Fn(&Frame) -> bool, passing: impl Fn(&NodeUpdate) -> bool) -> Frame {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let sight = self.seen.recv_timeout(deadline - Instant::now()).unwrap();
             assert!(passing(&sight), "{sight:?}");
             match sight {
-                Sight::Frame(frame) if wanted(&frame) => return *frame,
+                NodeUpdate::Frame(frame) if wanted(&frame) => return *frame,
                 _ => {}
             }
         }
@@ -62,7 +63,7 @@ impl Watched {
     fn until_down(&self) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Sight::Down(error) = self.seen.recv_timeout(deadline - Instant::now()).unwrap() {
+            if let NodeUpdate::Unreachable(error) = self.seen.recv_timeout(deadline - Instant::now()).unwrap() {
                 return error.to_string();
             }
         }
@@ -73,10 +74,10 @@ fn node(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-fn is_whole(sight: &Sight) -> bool {
+fn is_whole(sight: &NodeUpdate) -> bool {
     match sight {
-        Sight::Frame(frame) => frame.gpus.len() == 2 && frame.troubles.is_empty(),
-        Sight::Down(_) => true,
+        NodeUpdate::Frame(frame) => frame.gpus.len() == 2 && frame.troubles.is_empty(),
+        NodeUpdate::Unreachable(_) => true,
     }
 }
 
@@ -93,9 +94,9 @@ fn a_connection_that_is_reset_again_and_again_gives_whole_frames_only_and_the_ot
         }
         cut.until(|_| true, is_whole);
         // A busy machine may keep it silent for longer than is borne; nothing else may befall it.
-        let undisturbed = |sight: Sight| match &sight {
-            Sight::Frame(_) => is_whole(&sight),
-            Sight::Down(error) => error.to_string().contains("said nothing"),
+        let undisturbed = |sight: NodeUpdate| match &sight {
+            NodeUpdate::Frame(_) => is_whole(&sight),
+            NodeUpdate::Unreachable(error) => error.to_string().contains("said nothing"),
         };
         assert!(other.seen.try_iter().all(undisturbed));
     });
@@ -118,7 +119,7 @@ fn a_node_that_was_off_is_seen_again_with_another_boot_id() {
 fn whatever_nvidia_smi_does_the_node_is_watched_on() {
     with_rig(2, |rig, fleet| {
         let (odd, other) = (watch(fleet, &node("node01")), watch(fleet, &node("node02")));
-        let no_down = |sight: &Sight| matches!(sight, Sight::Frame(_));
+        let no_down = |sight: &NodeUpdate| matches!(sight, NodeUpdate::Frame(_));
         odd.until(|frame| frame.gpus.len() == 2, no_down);
         rig.verb("smi node01 nodriver").unwrap();
         let frame = odd.until(|frame| !frame.troubles.is_empty(), no_down);
@@ -143,7 +144,7 @@ fn whatever_nvidia_smi_does_the_node_is_watched_on() {
 fn an_nvidia_smi_that_cannot_be_ended_is_asked_once_and_the_node_is_watched_on_without_it() {
     with_rig(1, |rig, fleet| {
         let watched = watch(fleet, &node("node01"));
-        let no_down = |sight: &Sight| matches!(sight, Sight::Frame(_));
+        let no_down = |sight: &NodeUpdate| matches!(sight, NodeUpdate::Frame(_));
         watched.until(|frame| frame.gpus.len() == 2, no_down);
         rig.verb("smi node01 stuck").unwrap();
         let first = watched.until(|frame| frame.troubles == [SmiTrouble::TimedOut], no_down);
@@ -160,7 +161,7 @@ fn an_nvidia_smi_that_cannot_be_ended_is_asked_once_and_the_node_is_watched_on_w
 #[test]
 fn this_machine_is_watched_without_ssh_and_nothing_is_left_when_nobody_looks() {
     let fleet = Fleet::new(SshOptions::default()).unwrap();
-    let watched = watch(&fleet, &fleet.here().node);
+    let watched = watch(&fleet, &fleet.this_node().node);
     let first = watched.until(|frame| frame.host.cpu.is_some(), |_| true);
     watched.until(|frame| frame.number > first.number, |_| true);
     let mine = || {

@@ -16,8 +16,8 @@ use rundir::{Failure, now_s};
 use super::node::{Row, Usual, rows};
 use super::{Check, disks, gpus};
 use crate::RemoteError;
-use crate::at_once::at_once;
 use crate::command::Command;
+use crate::parallel::on_nodes;
 use crate::transport::{Shell, Transport};
 use crate::weights::weights_dir;
 
@@ -77,7 +77,7 @@ pub(crate) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
     let asked = {
         let script = script(plan, &marker);
         let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-        at_once(nodes, shells, |node, shell| Asked { node, answer: ask(shell, &script) })
+        on_nodes(nodes, shells, |node, shell| Asked { node, answer: ask(shell, &script) })
     };
     let answers: Vec<_> = asked.iter().filter_map(|asked| Some((&asked.node, asked.answer.as_ref().ok()?))).collect();
     let usual = Usual::of(plan, &answers);
@@ -159,7 +159,7 @@ fn tell<S: Shell + ?Sized>(shell: &mut S, script: &str) -> Result<Told, RemoteEr
 
 fn odd(node: &NodeId, command: &Command, answer: &str) -> RemoteError {
     let answer = answer.chars().take(200).collect();
-    RemoteError::Odd { node: node.clone(), action: command.action.clone(), answer }
+    RemoteError::UnexpectedReply { node: node.clone(), action: command.action.clone(), answer }
 }
 
 /// Checks this machine.

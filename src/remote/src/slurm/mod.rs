@@ -1,8 +1,8 @@
 //! Slurm, through its commands on this machine. Each has a time limit: a controller that is down or slow keeps nobody waiting.
 
-mod end;
-mod nodes;
+mod end_job;
 mod queue;
+mod sinfo;
 mod step;
 
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::transport::Shell;
 
 pub use queue::SlurmQueue;
 
-pub(crate) use end::end_job;
-pub(crate) use nodes::{SlurmNodes, partition};
+pub(crate) use end_job::end_job;
+pub(crate) use sinfo::{SlurmNodes, partition};
 pub(crate) use step::Step;
 
 /// How long a command of Slurm may take. Its own commands give up on a silent controller after five to ten seconds.
@@ -31,7 +31,7 @@ pub(crate) fn ask(action: &str, script: String, input: &str) -> Result<String, S
     let refused = |error: crate::RemoteError| SlurmTrouble::Refused(error.to_string());
     let output = match Local::new().and_then(|mut here| here.run(&command)) {
         Ok(output) => output,
-        Err(crate::RemoteError::Silent { .. }) => return Err(SlurmTrouble::ControllerDown),
+        Err(crate::RemoteError::Timeout { .. }) => return Err(SlurmTrouble::ControllerDown),
         Err(error) => return Err(refused(error)),
     };
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

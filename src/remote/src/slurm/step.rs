@@ -31,7 +31,9 @@ impl Shell for Step {
         // As --overlap, which versions before 20.11 do not know: what the step before had may not be free yet.
         let script = format!("SLURM_OVERLAP=1 exec {}", command_line(&self.words(&command.script)));
         self.here.run(&Command { script, ..command.clone() }).map_err(|error| match error {
-            RemoteError::Silent { action, after, .. } => RemoteError::Silent { node: self.node.clone(), action, after },
+            RemoteError::Timeout { action, after, .. } => {
+                RemoteError::Timeout { node: self.node.clone(), action, after }
+            }
             other => other,
         })
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Login;
 
-use super::Refused;
+use super::ConnectionError;
 use super::known_hosts::KnownKeys;
 
 /// How long a connection may take to come about, unless the configuration says otherwise.
@@ -74,9 +74,9 @@ pub struct Settings {
     /// Its address, or a name that the resolver knows.
     pub host: String,
     /// The name under which its keys are known.
-    pub known_as: String,
+    pub key_name: String,
     /// The port that is noted beside it: an alias stands for a key whatever the port.
-    pub known_port: u16,
+    pub key_port: u16,
     pub user: String,
     pub port: u16,
     pub keys: Vec<Utf8PathBuf>,
@@ -91,24 +91,24 @@ pub struct Settings {
     /// Whether `host` and `port` are what is connected to, and not what a jump host or a command connects to.
     pub is_direct: bool,
     /// Why libssh2 cannot do what the configuration asks.
-    pub beyond_us: Option<String>,
+    pub unsupported: Option<String>,
 }
 
 /// What is done about a node whose key is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownKeys {
     /// It is refused.
-    Refused,
+    Refuse,
     /// It is noted and trusted, unless another key is known.
-    Noted,
+    Add,
     /// Any key is trusted.
-    Trusted,
+    Trust,
 }
 
 impl Settings {
     /// Asks `ssh -G`.
-    pub fn read(options: &SshOptions, login: &Login) -> Result<Self, Refused> {
-        let refused = |why: String, fix: &str| Refused::new("its SSH configuration", why, fix);
+    pub fn read(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
+        let refused = |why: String, fix: &str| ConnectionError::new("its SSH configuration", why, fix);
         let mut command = options.command(login);
         let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
         let output = command.output().map_err(|error| {
@@ -123,19 +123,19 @@ impl Settings {
         let home = env::var("HOME").unwrap_or_default();
         let mut settings = parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok());
         if options.always_program {
-            settings.beyond_us = Some("VIDTUI_SSH names a program".into());
+            settings.unsupported = Some("VIDTUI_SSH names a program".into());
         }
-        settings.beyond_us = settings.beyond_us.take().or_else(|| settings.beyond_files());
+        settings.unsupported = settings.unsupported.take().or_else(|| settings.unsupported_by_files());
         Ok(settings)
     }
 
     /// The keys that are known for the node.
     pub fn known_keys(&self) -> KnownKeys {
-        KnownKeys::read(&self.known_hosts, &self.known_as, self.known_port)
+        KnownKeys::read(&self.known_hosts, &self.key_name, self.key_port)
     }
 
     /// What only the files tell that the configuration names.
-    fn beyond_files(&self) -> Option<String> {
+    fn unsupported_by_files(&self) -> Option<String> {
         for key in &self.keys {
             let public = Utf8PathBuf::from(format!("{key}.pub"));
             if key.exists() && fs::read_to_string(&public).is_ok_and(|text| text.starts_with("sk-")) {
@@ -146,7 +146,7 @@ impl Settings {
                 return Some(format!("key {key} has a certificate"));
             }
         }
-        self.known_keys().wants_certificate().then(|| format!("{} proves itself by a certificate", self.known_as))
+        self.known_keys().wants_certificate().then(|| format!("{} proves itself by a certificate", self.key_name))
     }
 }
 
@@ -170,7 +170,7 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
         },
     };
     let is_direct = unless_none("proxyjump").or(unless_none("proxycommand")).is_none();
-    let beyond_us = if let Some(jump) = unless_none("proxyjump") {
+    let unsupported = if let Some(jump) = unless_none("proxyjump") {
         Some(format!("it goes through {jump} (ProxyJump)"))
     } else if unless_none("proxycommand").is_some() {
         Some("it goes through a command (ProxyCommand)".into())
@@ -189,8 +189,8 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     let alias = unless_none("hostkeyalias");
     let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
     Settings {
-        known_as: alias.map_or_else(|| host.clone(), str::to_owned),
-        known_port: if alias.is_some() { 22 } else { port },
+        key_name: alias.map_or_else(|| host.clone(), str::to_owned),
+        key_port: if alias.is_some() { 22 } else { port },
         host,
         user: value("user").unwrap_or_default().to_owned(),
         port,
@@ -199,15 +199,15 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
         agent,
         known_hosts: files("userknownhostsfile").into_iter().chain(files("globalknownhostsfile")).collect(),
         unknown_keys: match value("stricthostkeychecking") {
-            Some("accept-new") => UnknownKeys::Noted,
-            Some("no" | "off" | "false") => UnknownKeys::Trusted,
-            _ => UnknownKeys::Refused,
+            Some("accept-new") => UnknownKeys::Add,
+            Some("no" | "off" | "false") => UnknownKeys::Trust,
+            _ => UnknownKeys::Refuse,
         },
         connect_timeout: value("connecttimeout")
             .and_then(|s| s.parse().ok())
             .map_or(CONNECT_TIMEOUT, |s: u64| Duration::from_secs(s.max(1))),
         is_direct,
-        beyond_us,
+        unsupported,
     }
 }
 
@@ -251,10 +251,10 @@ connecttimeout none
     #[test]
     fn settings_of_the_user_win_over_the_usual() {
         let aliased = read("hostkeyalias gpu01\n");
-        assert_eq!((aliased.known_as.as_str(), aliased.known_port, aliased.port), ("gpu01", 22, 2200));
+        assert_eq!((aliased.key_name.as_str(), aliased.key_port, aliased.port), ("gpu01", 22, 2200));
         assert_eq!(read("connecttimeout 3\n").connect_timeout, Duration::from_secs(3));
-        assert_eq!(read("stricthostkeychecking accept-new\n").unknown_keys, UnknownKeys::Noted);
-        assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trusted);
+        assert_eq!(read("stricthostkeychecking accept-new\n").unknown_keys, UnknownKeys::Add);
+        assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trust);
         assert_eq!(read("identityagent none\n").agent, None);
         assert_eq!(read("identityagent ~/agent\n").agent, Some("/home/ada/agent".into()));
     }
@@ -269,7 +269,7 @@ connecttimeout none
             "pkcs11provider /lib/opensc.so\n",
             "certificatefile ~/c\n",
         ];
-        let reasons = reasons.map(|line| read(line).beyond_us.unwrap_or_else(|| "-".into()));
+        let reasons = reasons.map(|line| read(line).unsupported.unwrap_or_else(|| "-".into()));
         assert_eq!(
             reasons,
             [
@@ -290,13 +290,13 @@ connecttimeout none
         let mut settings = read("");
         settings.keys = vec![folder.join("id_a"), folder.join("id_b")];
         fs::write(folder.join("id_a.pub"), "sk-ssh-ed25519@openssh.com AAAA").unwrap();
-        assert_eq!(settings.beyond_files(), None, "the key itself is not there");
+        assert_eq!(settings.unsupported_by_files(), None, "the key itself is not there");
         fs::write(folder.join("id_a"), "").unwrap();
-        assert!(settings.beyond_files().is_some_and(|why| why.ends_with("is on a security device")));
+        assert!(settings.unsupported_by_files().is_some_and(|why| why.ends_with("is on a security device")));
         fs::write(folder.join("id_a.pub"), "ssh-ed25519 AAAA").unwrap();
         fs::write(folder.join("id_b"), "").unwrap();
         fs::write(folder.join("id_b-cert.pub"), "").unwrap();
-        assert!(settings.beyond_files().is_some_and(|why| why.ends_with("has a certificate")));
+        assert!(settings.unsupported_by_files().is_some_and(|why| why.ends_with("has a certificate")));
     }
 
     #[test]

@@ -15,15 +15,15 @@ use nix::errno::Errno;
 use rundir::Login;
 use ssh2::{ErrorCode, MethodType, Session};
 
-use super::Refused;
-use super::backoff::Backoff;
+use super::ConnectionError;
 use super::config::{Settings, SshOptions, UnknownKeys};
-use super::known_hosts::{self, Verdict};
+use super::known_hosts::{self, KeyStatus};
+use crate::backoff::Backoff;
 use crate::error::DIALLING;
 
 /// How many nodes are connected to at once: more would only wait for this machine's processor.
 const AT_ONCE: usize = 32;
-/// How often a handshake is begun again when the server hangs up: one that has many logins under way turns away some at
+/// How often a handshake is begun again when the server hangs up: one that has many logins under way semaphore away some at
 /// random (MaxStartups).
 const HANDSHAKES: u32 = 5;
 /// How long a server may take for an answer within the handshake and the login.
@@ -44,8 +44,8 @@ pub struct Connected {
 }
 
 /// Connects and logs in. Blocks for as long as the steps may take.
-pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Result<Connected, Refused> {
-    let _turn = Turn::wait(&CONNECTING);
+pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Result<Connected, ConnectionError> {
+    let _permit = Permit::wait(&CONNECTS);
     let typed = options.typed(login);
     let kinds = settings.known_keys();
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
@@ -70,9 +70,9 @@ fn number(error: &ssh2::Error) -> i32 {
     }
 }
 
-fn dial(settings: &Settings, typed: &str) -> Result<TcpStream, Refused> {
+fn dial(settings: &Settings, typed: &str) -> Result<TcpStream, ConnectionError> {
     let (host, port) = (settings.host.as_str(), settings.port);
-    let refused = |why: String, fix: String| Refused::new(DIALLING, why, fix);
+    let refused = |why: String, fix: String| ConnectionError::new(DIALLING, why, fix);
     let addresses = (host, port).to_socket_addrs().map_err(|error| {
         refused(format!("{host} has no address: {error}"), format!("check the name; try `{typed}`"))
     })?;
@@ -130,24 +130,28 @@ fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn no_handshake(settings: &Settings, error: &ssh2::Error, typed: &str) -> Refused {
+fn no_handshake(settings: &Settings, error: &ssh2::Error, typed: &str) -> ConnectionError {
     let (host, number) = (&settings.host, number(error));
     if number == TIMEOUT {
         let why =
             format!("{host} takes connections, but its SSH server does not answer: the node hangs or is overloaded");
-        return Refused::new("handshake", why, "look at the node's own console; if it never answers, restart it");
+        return ConnectionError::new(
+            "handshake",
+            why,
+            "look at the node's own console; if it never answers, restart it",
+        );
     }
     if HUNG_UP.contains(&number) {
         let why = format!("the SSH server on {host} hung up {HANDSHAKES} times: {}", error.message());
         let fix = format!("it may refuse this machine or have too many logins under way (MaxStartups); try `{typed}`");
-        return Refused::new("handshake", why, fix);
+        return ConnectionError::new("handshake", why, fix);
     }
     let fix = format!("try `{typed}`; if that works, have OpenSSH make the connections: set VIDTUI_SSH=ssh");
     if NO_COMMON_ALGORITHM.contains(&number) {
         let why = format!("{host} and this program have no algorithm in common: {}", error.message());
-        return Refused::new("handshake", why, fix);
+        return ConnectionError::new("handshake", why, fix);
     }
-    Refused::new("handshake", error.message(), fix)
+    ConnectionError::new("handshake", error.message(), fix)
 }
 
 fn check_key(
@@ -155,9 +159,9 @@ fn check_key(
     session: &Session,
     known: &known_hosts::KnownKeys,
     typed: &str,
-) -> Result<(), Refused> {
-    let (name, port) = (&settings.known_as, settings.known_port);
-    let refused = |why: String, fix: String| Refused::new("host key", why, fix);
+) -> Result<(), ConnectionError> {
+    let (name, port) = (&settings.key_name, settings.key_port);
+    let refused = |why: String, fix: String| ConnectionError::new("host key", why, fix);
     let Some((blob, _)) = session.host_key() else {
         return Err(refused("the node showed no key".into(), format!("try `{typed}`")));
     };
@@ -165,24 +169,24 @@ fn check_key(
     let short = kind.trim_start_matches("ssh-").trim_start_matches("ecdsa-sha2-").to_owned();
     let shown = format!("{name} shows {short} key {}", known_hosts::fingerprint(blob));
     let file = if kind.starts_with("ecdsa") { "ecdsa" } else { &short };
-    match known.judge(blob) {
-        Verdict::Known => Ok(()),
+    match known.status(blob) {
+        KeyStatus::Known => Ok(()),
         // Trusting any key does not mean one that is known to be stolen.
-        Verdict::Revoked { file: list, line } => Err(refused(
+        KeyStatus::Revoked { file: list, line } => Err(refused(
             format!("{shown}, which {list} line {line} declares void"),
             "do not connect; ask whoever runs the node".into(),
         )),
-        _ if settings.unknown_keys == UnknownKeys::Trusted => Ok(()),
-        Verdict::Unknown if settings.unknown_keys == UnknownKeys::Noted => {
+        _ if settings.unknown_keys == UnknownKeys::Trust => Ok(()),
+        KeyStatus::Unknown if settings.unknown_keys == UnknownKeys::Add => {
             note(settings, &known_hosts::line(name, port, &kind, blob))
         }
-        Verdict::Unknown => Err(refused(
+        KeyStatus::Unknown => Err(refused(
             format!("{shown}, and no known_hosts file has a key of it"),
             format!(
                 "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` on the node, then accept it: `{typed} true`"
             ),
         )),
-        Verdict::Changed { file: list, line } => {
+        KeyStatus::Changed { file: list, line } => {
             let name = if port == 22 { name.clone() } else { format!("[{name}]:{port}") };
             let forget = plan::command_line(&["ssh-keygen", "-R", &name, "-f", list.as_str()]);
             Err(refused(
@@ -205,7 +209,7 @@ fn kind_of(blob: &[u8]) -> String {
     String::from_utf8_lossy(kind).into_owned()
 }
 
-fn note(settings: &Settings, line: &str) -> Result<(), Refused> {
+fn note(settings: &Settings, line: &str) -> Result<(), ConnectionError> {
     let Some(file) = settings.known_hosts.first() else { return Ok(()) };
     let written = OpenOptions::new().read(true).append(true).create(true).open(file).and_then(|mut open| {
         let mut last = [b'\n'];
@@ -217,12 +221,16 @@ fn note(settings: &Settings, line: &str) -> Result<(), Refused> {
         open.write_all(format!("{open_line}{line}").as_bytes())
     });
     written.map_err(|error| {
-        Refused::new("host key", format!("it cannot be noted in {file}: {error}"), "check the file's permissions")
+        ConnectionError::new(
+            "host key",
+            format!("it cannot be noted in {file}: {error}"),
+            "check the file's permissions",
+        )
     })
 }
 
 /// Tries the agent's keys, then the key files. Says what was tried when none is accepted.
-fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), Refused> {
+fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), ConnectionError> {
     let mut tried = Vec::new();
     let public = |key: &Utf8PathBuf| {
         let text = std::fs::read_to_string(format!("{key}.pub")).ok()?;
@@ -262,7 +270,7 @@ fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), Ref
             format!("install a key there: `{}`; `{typed} true` must work", typed.replacen("ssh", "ssh-copy-id", 1))
         }
     };
-    Err(Refused::new("login", why, fix))
+    Err(ConnectionError::new("login", why, fix))
 }
 
 /// Returns nothing if one of the agent's keys was accepted, else how many were tried. Those that belong to key files come
@@ -302,25 +310,25 @@ fn ask_agent(socket: &Utf8PathBuf) -> io::Result<()> {
 }
 
 /// The right to do something of which only so much may go on at once.
-pub(super) struct Turn(&'static Turns);
+pub(super) struct Permit(&'static Semaphore);
 
 /// How many rights are left, and a bell for those who wait.
-pub(super) type Turns = (Mutex<usize>, Condvar);
+pub(super) type Semaphore = (Mutex<usize>, Condvar);
 
-static CONNECTING: Turns = (Mutex::new(AT_ONCE), Condvar::new());
+static CONNECTS: Semaphore = (Mutex::new(AT_ONCE), Condvar::new());
 /// Programs that read the SSH configuration.
-pub(super) static READING: Turns = (Mutex::new(AT_ONCE), Condvar::new());
+pub(super) static CONFIG_READS: Semaphore = (Mutex::new(AT_ONCE), Condvar::new());
 
-impl Turn {
-    pub(super) fn wait(turns: &'static Turns) -> Self {
-        let free = turns.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = turns.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+impl Permit {
+    pub(super) fn wait(semaphore: &'static Semaphore) -> Self {
+        let free = semaphore.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = semaphore.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
         *free -= 1;
-        Self(turns)
+        Self(semaphore)
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
         *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.1.notify_one();

@@ -11,7 +11,7 @@ const WOULD_BLOCK: i32 = -37;
 const CHANNEL_REFUSED: [i32; 2] = [-21, -22];
 
 /// Why an exchange cannot go on.
-pub enum Trouble {
+pub enum ExchangeError {
     /// The session is of no use any more.
     Session(String),
     /// The node does not run this command; others may do.
@@ -60,7 +60,7 @@ pub enum Opened {
 
 impl Exchange {
     /// Opens a channel for a command. `input` is what it reads; without, its input stays open for as long as the channel.
-    pub fn open(session: &Session, line: &str, input: &[u8]) -> Result<Opened, Trouble> {
+    pub fn open(session: &Session, line: &str, input: &[u8]) -> Result<Opened, ExchangeError> {
         match session.channel_session() {
             Ok(channel) => Ok(Opened::Yes(Box::new(Self {
                 channel,
@@ -73,12 +73,12 @@ impl Exchange {
             }))),
             Err(error) if number(&error) == WOULD_BLOCK => Ok(Opened::NotYet),
             Err(error) if number(&error) == CHANNEL_REFUSED[0] => Ok(Opened::TooMany),
-            Err(error) => Err(Trouble::Session(error.message().to_owned())),
+            Err(error) => Err(ExchangeError::Session(error.message().to_owned())),
         }
     }
 
     /// Does what can be done without waiting. `keep_open` leaves the command's input open.
-    pub fn step(&mut self, keep_open: bool) -> Result<Step, Trouble> {
+    pub fn step(&mut self, keep_open: bool) -> Result<Step, ExchangeError> {
         let mut moved = false;
         loop {
             let before = self.phase;
@@ -125,7 +125,7 @@ impl Exchange {
         }
     }
 
-    fn feed(&mut self) -> Result<bool, Trouble> {
+    fn feed(&mut self) -> Result<bool, ExchangeError> {
         let mut moved = false;
         while self.written < self.input.len() {
             match self.channel.write(&self.input[self.written..]) {
@@ -135,13 +135,13 @@ impl Exchange {
                     moved = true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(Trouble::Session(error.to_string())),
+                Err(error) => return Err(ExchangeError::Session(error.to_string())),
             }
         }
         Ok(moved)
     }
 
-    fn listen(&mut self) -> Result<bool, Trouble> {
+    fn listen(&mut self) -> Result<bool, ExchangeError> {
         let mut moved = false;
         let mut buffer = [0; 16 * 1024];
         for stream in [0, 1] {
@@ -155,7 +155,7 @@ impl Exchange {
                         kept.extend_from_slice(&buffer[..bytes.min(room)]);
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) => return Err(Trouble::Session(error.to_string())),
+                    Err(error) => return Err(ExchangeError::Session(error.to_string())),
                 }
             }
         }
@@ -177,12 +177,14 @@ impl Exchange {
 }
 
 /// Nothing while the answer is not there.
-fn ready<T>(result: Result<T, ssh2::Error>) -> Result<Option<T>, Trouble> {
+fn ready<T>(result: Result<T, ssh2::Error>) -> Result<Option<T>, ExchangeError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if number(&error) == WOULD_BLOCK => Ok(None),
-        Err(error) if CHANNEL_REFUSED.contains(&number(&error)) => Err(Trouble::Refused(error.message().to_owned())),
-        Err(error) => Err(Trouble::Session(error.message().to_owned())),
+        Err(error) if CHANNEL_REFUSED.contains(&number(&error)) => {
+            Err(ExchangeError::Refused(error.message().to_owned()))
+        }
+        Err(error) => Err(ExchangeError::Session(error.message().to_owned())),
     }
 }
 

@@ -38,7 +38,7 @@ enum Marker {
 
 /// What is known about a key that a node shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum KeyStatus {
     /// It is the node's.
     Known,
     /// Nothing is known about the node.
@@ -117,21 +117,21 @@ impl KnownKeys {
     }
 
     /// Judges a key that the node shows.
-    pub fn judge(&self, blob: &[u8]) -> Verdict {
+    pub fn status(&self, blob: &[u8]) -> KeyStatus {
         let shown = STANDARD.encode(blob);
         let place = |key: &KnownKey| (key.file.clone(), key.line);
         let same = |key: &&KnownKey| key.key.trim_end_matches('=') == shown.trim_end_matches('=');
         if let Some((file, line)) = self.keys.iter().filter(|k| k.marker == Marker::Revoked).find(same).map(place) {
-            return Verdict::Revoked { file, line };
+            return KeyStatus::Revoked { file, line };
         }
         let plain = || self.valid().filter(|key| key.marker == Marker::None);
         if plain().any(|key| same(&key)) {
-            return Verdict::Known;
+            return KeyStatus::Known;
         }
         // Another server may listen at another port.
         match plain().find(|key| !key.of_name).map(place) {
-            Some((file, line)) => Verdict::Changed { file, line },
-            None => Verdict::Unknown,
+            Some((file, line)) => KeyStatus::Changed { file, line },
+            None => KeyStatus::Unknown,
         }
     }
 }
@@ -245,13 +245,13 @@ mod tests {
     #[test]
     fn a_key_is_known_unknown_changed_or_revoked() {
         let text = format!("# ours\ngpu01 ssh-ed25519 {KEY}\ngpu02 ssh-ed25519 {OTHER}\n@revoked * ssh-rsa {OTHER}\n");
-        let judge = |host: &str, key: &[u8]| about(&text, host, 22).judge(key);
-        assert_eq!(judge("gpu01", b"key"), Verdict::Known);
-        assert_eq!(judge("gpu03", b"key"), Verdict::Unknown);
-        assert_eq!(judge("gpu02", b"key"), Verdict::Changed { file: "known_hosts".into(), line: 3 });
+        let status = |host: &str, key: &[u8]| about(&text, host, 22).status(key);
+        assert_eq!(status("gpu01", b"key"), KeyStatus::Known);
+        assert_eq!(status("gpu03", b"key"), KeyStatus::Unknown);
+        assert_eq!(status("gpu02", b"key"), KeyStatus::Changed { file: "known_hosts".into(), line: 3 });
         assert_eq!(
-            judge("gpu02", b"other"),
-            Verdict::Revoked { file: "known_hosts".into(), line: 4 },
+            status("gpu02", b"other"),
+            KeyStatus::Revoked { file: "known_hosts".into(), line: 4 },
             "it comes first"
         );
     }
@@ -259,13 +259,13 @@ mod tests {
     #[test]
     fn a_key_of_the_name_alone_counts_for_another_port_of_which_nothing_is_known_and_accuses_nobody() {
         let of_name = format!("gpu01 ssh-ed25519 {KEY}\n");
-        assert_eq!(about(&of_name, "gpu01", 2200).judge(b"key"), Verdict::Known);
-        assert_eq!(about(&of_name, "gpu01", 2200).judge(b"other"), Verdict::Unknown);
+        assert_eq!(about(&of_name, "gpu01", 2200).status(b"key"), KeyStatus::Known);
+        assert_eq!(about(&of_name, "gpu01", 2200).status(b"other"), KeyStatus::Unknown);
         let both = format!("{of_name}[gpu01]:2200 ssh-rsa {OTHER}\n");
         assert_eq!(about(&both, "gpu01", 2200).kinds(), ["ssh-rsa"]);
-        assert!(matches!(about(&both, "gpu01", 2200).judge(b"key"), Verdict::Changed { line: 2, .. }));
-        assert_eq!(about(&both, "gpu01", 22).judge(b"key"), Verdict::Known);
-        assert!(about(&format!("@revoked gpu01 ssh-rsa {KEY}"), "gpu01", 2200).judge(b"key") != Verdict::Unknown);
+        assert!(matches!(about(&both, "gpu01", 2200).status(b"key"), KeyStatus::Changed { line: 2, .. }));
+        assert_eq!(about(&both, "gpu01", 22).status(b"key"), KeyStatus::Known);
+        assert!(about(&format!("@revoked gpu01 ssh-rsa {KEY}"), "gpu01", 2200).status(b"key") != KeyStatus::Unknown);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Nodes reached by SSH.
 
-pub(crate) mod backoff;
 mod config;
 mod connect;
 mod connection;
@@ -22,15 +21,15 @@ use rundir::Login;
 use runstate::Liveness;
 
 pub use config::SshOptions;
-pub use stream::{Flow, Streamed, Tell};
+pub use stream::{OnStreamEvent, StreamEvent};
 
 use crate::command::{Command, Output, Status};
-use crate::error::Refused;
+use crate::error::ConnectionError;
 use crate::ownership::ProcessSnapshot;
-use crate::transport::{Addressee, Ended, Group, Process, Shell, Signal, Started, Transport};
+use crate::transport::{Process, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
 use crate::{RemoteError, ownership, script};
 use config::Settings;
-use connect::{READING, Turn};
+use connect::{CONFIG_READS, Permit};
 use connection::Connection;
 use openssh::OpenSsh;
 
@@ -64,12 +63,12 @@ enum Way {
 /// A stream of lines; it ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "a stream ends when it is dropped"]
-pub struct Streaming {
+pub struct Stream {
     way: Way,
     id: u64,
 }
 
-impl Drop for Streaming {
+impl Drop for Stream {
     fn drop(&mut self) {
         match &self.way {
             Way::Inside(connection) => connection.end_stream(self.id),
@@ -90,12 +89,12 @@ impl Ssh {
     /// When the SSH configuration cannot be read.
     pub fn address(&self) -> Result<String, RemoteError> {
         let read = Settings::read(&self.link.options, &self.link.login);
-        Ok(read.map_err(|refused| self.unreachable(refused))?.host)
+        Ok(read.map_err(|error| self.unreachable(error))?.host)
     }
 
     /// Tells whether it is this user's own login on this machine that the SSH configuration means; nothing if that cannot be
     /// found out. A name alone does not tell: it may be an alias of another machine.
-    pub(crate) fn leads_here(&self) -> Option<bool> {
+    pub(crate) fn is_this_node(&self) -> Option<bool> {
         let settings = Settings::read(&self.link.options, &self.link.login).ok()?;
         let addresses = (settings.host.as_str(), settings.port).to_socket_addrs().ok()?;
         // Only an address of this machine can be taken.
@@ -111,13 +110,13 @@ impl Ssh {
     ///
     /// # Errors
     /// When the SSH configuration cannot be read; all else is told.
-    pub fn stream(&self, script: String, silence: Duration, tell: Tell) -> Result<Streaming, RemoteError> {
+    pub fn stream(&self, script: String, silence: Duration, on_event: OnStreamEvent) -> Result<Stream, RemoteError> {
         let way = self.way()?;
         let id = match &way {
-            Way::Inside(connection) => connection.stream(script, silence, tell),
-            Way::Program(program) => program.stream(script, silence, tell),
+            Way::Inside(connection) => connection.stream(script, silence, on_event),
+            Way::Program(program) => program.stream(script, silence, on_event),
         };
-        Ok(Streaming { way, id })
+        Ok(Stream { way, id })
     }
 
     /// Finds out how the node is to be reached, unless that is known. Connects to nothing.
@@ -128,8 +127,8 @@ impl Ssh {
         self.way().map(drop)
     }
 
-    fn unreachable(&self, refused: Refused) -> RemoteError {
-        RemoteError::Unreachable { node: self.link.login.node.clone(), refused }
+    fn unreachable(&self, error: ConnectionError) -> RemoteError {
+        RemoteError::Unreachable { node: self.link.login.node.clone(), error }
     }
 
     fn way(&self) -> Result<Way, RemoteError> {
@@ -139,12 +138,12 @@ impl Ssh {
             return Ok(way.clone());
         }
         // A program each: a thousand of them at once would be one too many.
-        let turn = Turn::wait(&READING);
-        let settings = Settings::read(options, login).map_err(|refused| self.unreachable(refused))?;
-        drop(turn);
+        let permit = Permit::wait(&CONFIG_READS);
+        let settings = Settings::read(options, login).map_err(|error| self.unreachable(error))?;
+        drop(permit);
         let (options, login) = (options.clone(), login.clone());
         let node = login.node.clone();
-        let made = if settings.beyond_us.is_some() {
+        let made = if settings.unsupported.is_some() {
             OpenSsh::new(options, login).map(|program| Way::Program(Arc::new(program)))
         } else {
             Connection::new(options, login, settings).map(|connection| Way::Inside(Arc::new(connection)))
@@ -153,10 +152,10 @@ impl Ssh {
         Ok(way.insert(made).clone())
     }
 
-    fn seen(&mut self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
+    fn snapshot(&mut self, target: &NodeKill) -> Result<ProcessSnapshot, RemoteError> {
         let action = "list its processes";
-        let text = self.text(Command::new(action, script::look(target), SOON))?;
-        script::read_seen(&text).ok_or_else(|| self.odd(action, &text))
+        let text = self.text(Command::new(action, script::list_processes(target), SOON))?;
+        script::parse_processes(&text).ok_or_else(|| self.odd(action, &text))
     }
 
     fn text(&mut self, command: Command) -> Result<String, RemoteError> {
@@ -166,7 +165,7 @@ impl Ssh {
 
     fn odd(&self, action: &str, answer: &str) -> RemoteError {
         let answer = answer.chars().take(200).collect();
-        RemoteError::Odd { node: self.node().clone(), action: action.into(), answer }
+        RemoteError::UnexpectedReply { node: self.node().clone(), action: action.into(), answer }
     }
 }
 
@@ -185,7 +184,7 @@ impl Shell for Ssh {
 
 impl Transport for Ssh {
     /// Waits on the node until the supervisor has written its process file or ended, or five seconds are over.
-    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<Started, RemoteError> {
+    fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError> {
         let start =
             script::START.replace("@SCRIPT", &quote(script.as_str())).replace("@PID_FILE", &quote(pid_file.as_str()));
         let action = format!("start bash {script}");
@@ -194,35 +193,37 @@ impl Transport for Ssh {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let text = output.text(self.node(), &command)?;
         match text.trim().split_once(' ').unwrap_or((text.trim(), "")) {
-            ("started" | "slow", "") => Ok(Started::running()),
-            ("ended", status) => Ok(Started::over(Ended { status: format!("exit status: {status}"), stderr })),
+            ("started" | "slow", "") => Ok(StartedScript::running()),
+            ("ended", status) => {
+                Ok(StartedScript::over(ScriptExit { status: format!("exit status: {status}"), stderr }))
+            }
             _ => Err(self.odd(&action, &text)),
         }
     }
 
-    fn look(&mut self, target: &NodeKill) -> Result<Group, RemoteError> {
-        self.seen(target).map(|seen| ownership::judge_all(target, &seen))
+    fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError> {
+        self.snapshot(target).map(|seen| ownership::judge_all(target, &seen))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
-        self.seen(target).map(|seen| ownership::liveness(target, &seen))
+        self.snapshot(target).map(|seen| ownership::liveness(target, &seen))
     }
 
     /// The node compares once more, at the moment of the signal, that each process is the one that was looked at.
-    fn signal(&mut self, target: &NodeKill, to: Addressee, signal: Signal) -> Result<Vec<Process>, RemoteError> {
-        let members = match self.look(target)? {
-            Group::Gone => return Ok(Vec::new()),
-            Group::NotOurs(why) => return Err(RemoteError::NotOurs { node: self.node().clone(), why }),
-            Group::Ours(members) => members,
+    fn signal(&mut self, target: &NodeKill, to: Recipient, signal: Signal) -> Result<Vec<Process>, RemoteError> {
+        let members = match self.find_processes(target)? {
+            RunProcesses::Gone => return Ok(Vec::new()),
+            RunProcesses::NotOwned(why) => return Err(RemoteError::NotOwned { node: self.node().clone(), why }),
+            RunProcesses::Owned(members) => members,
         };
-        let addressees = ownership::addressees(members, to);
+        let recipients = ownership::recipients(members, to);
         let action = "signal its processes";
-        let text = self.text(Command::new(action, script::signal(target, &addressees, to, signal), SOON))?;
+        let text = self.text(Command::new(action, script::signal(target, &recipients, to, signal), SOON))?;
         match text.trim() {
-            "sent" => Ok(addressees),
+            "sent" => Ok(recipients),
             "booted" => Ok(Vec::new()),
             other => match other.strip_prefix("refused ") {
-                Some(said) => Err(RemoteError::Command {
+                Some(said) => Err(RemoteError::CommandFailed {
                     node: self.node().clone(),
                     action: action.into(),
                     status: "not permitted".into(),
@@ -244,7 +245,7 @@ impl Transport for Ssh {
 
     fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError> {
         let action = format!("ask the disk of {dir} for its free space");
-        let text = self.text(Command::new(&action, script::free(dir), SOON))?;
+        let text = self.text(Command::new(&action, script::free_space(dir), SOON))?;
         text.trim().parse::<u64>().map(|kib| kib * 1024).map_err(|_| self.odd(&action, &text))
     }
 }

@@ -13,21 +13,21 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use rundir::Login;
 
-use super::Refused;
+use super::ConnectionError;
 use super::config::SshOptions;
-use super::stream::{Flow, Streamed, Tell, watched};
+use super::stream::{OnStreamEvent, StreamEvent, watched};
 use crate::RemoteError;
+use crate::child::{drain, wait};
 use crate::command::{Command, Output, Status};
-use crate::pipes::{drain, wait};
 
 /// How long the program may take to make the connection that is shared.
 const CONNECT: Duration = Duration::from_secs(30);
 /// How long a node may take to say that it is there.
-const BEAT_WITHIN: Duration = Duration::from_secs(10);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long that connection stays when nobody uses it.
 const PERSIST: &str = "ControlPersist=300";
 /// The status by which the program says that the failure is its own, and not the command's.
-const ITS_OWN: i32 = 255;
+const SSH_FAILED: i32 = 255;
 
 /// A node, reached by the program.
 #[derive(Debug)]
@@ -42,12 +42,12 @@ pub struct OpenSsh {
 }
 
 /// A stream that broke off, or did not come about.
-struct Broken {
+struct StreamFailure {
     was_up: bool,
     error: RemoteError,
 }
 
-impl From<RemoteError> for Broken {
+impl From<RemoteError> for StreamFailure {
     fn from(error: RemoteError) -> Self {
         Self { was_up: false, error }
     }
@@ -75,7 +75,7 @@ impl OpenSsh {
     /// Runs a command and waits for its end.
     pub fn run(&self, command: &Command) -> Result<Output, RemoteError> {
         let node = &self.login.node;
-        self.share().map_err(|refused| RemoteError::Unreachable { node: node.clone(), refused })?;
+        self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
         let mut child = self.command(&command.line()).stdin(Stdio::piped()).spawn().map_err(cannot)?;
         let mut stdin = child.stdin.take();
@@ -86,37 +86,38 @@ impl OpenSsh {
         let status = wait(&mut child, command.deadline).map_err(cannot)?;
         let Some(status) = status else {
             let (node, action) = (node.clone(), command.action.clone());
-            return Err(RemoteError::Silent { node, action, after: command.deadline });
+            return Err(RemoteError::Timeout { node, action, after: command.deadline });
         };
         // A command that does not read its input leaves some of it.
         let _ = feeder.join();
         let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
         let status = Status::from(status);
-        if status == Status::Code(ITS_OWN) {
+        if status == Status::Code(SSH_FAILED) {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
             let why = String::from_utf8_lossy(&stderr).trim().to_owned();
-            return Err(RemoteError::Lost { node: node.clone(), action: command.action.clone(), why });
+            return Err(RemoteError::ConnectionLost { node: node.clone(), action: command.action.clone(), why });
         }
         Ok(Output { status, stdout, stderr })
     }
 
     /// Runs a script that writes lines until the returned number is given to [`Self::end_stream`].
-    pub fn stream(self: &Arc<Self>, script: String, silence: Duration, mut tell: Tell) -> u64 {
+    pub fn stream(self: &Arc<Self>, script: String, silence: Duration, mut on_event: OnStreamEvent) -> u64 {
         let id = self.last_stream.fetch_add(1, Ordering::Relaxed);
         let ended = Arc::new(AtomicBool::new(false));
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).push((id, ended.clone()));
         let this = self.clone();
         thread::spawn(move || {
-            let mut backoff = super::backoff::Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+            let mut backoff = crate::backoff::Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
             let mut down = false;
             while !ended.load(Ordering::Relaxed) {
-                let Err(broken) = this.stream_once(&script, silence, &mut tell, &ended) else { return };
-                if broken.was_up {
+                let Err(failure) = this.stream_once(&script, silence, &mut on_event, &ended) else { return };
+                if failure.was_up {
                     down = false;
                     backoff.reset();
                 }
                 // Said once, not at every attempt.
-                if !std::mem::replace(&mut down, true) && tell(Streamed::Down(broken.error)) == Flow::Enough {
+                if !std::mem::replace(&mut down, true) && on_event(StreamEvent::Disconnected(failure.error)).is_break()
+                {
                     return;
                 }
                 thread::sleep(backoff.next());
@@ -133,23 +134,29 @@ impl OpenSsh {
     }
 
     /// Streams until nothing more is to come.
-    fn stream_once(&self, script: &str, silence: Duration, tell: &mut Tell, ended: &AtomicBool) -> Result<(), Broken> {
+    fn stream_once(
+        &self,
+        script: &str,
+        silence: Duration,
+        on_event: &mut OnStreamEvent,
+        ended: &AtomicBool,
+    ) -> Result<(), StreamFailure> {
         let node = &self.login.node;
-        self.share().map_err(|refused| RemoteError::Unreachable { node: node.clone(), refused })?;
+        self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
         // Its input stays open for as long as the stream is wanted.
         let mut child = self.command(&watched(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
         let lines = lines(child.stdout.take());
         let stderr = drain(child.stderr.take());
-        let (mut heard, mut up) = (Instant::now(), false);
+        let (mut last_received, mut up) = (Instant::now(), false);
         let over = loop {
             match lines.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) => {
-                    heard = Instant::now();
-                    if !std::mem::replace(&mut up, true) && tell(Streamed::Up) == Flow::Enough {
+                    last_received = Instant::now();
+                    if !std::mem::replace(&mut up, true) && on_event(StreamEvent::Connected).is_break() {
                         break None;
                     }
-                    if tell(Streamed::Line(line)) == Flow::Enough {
+                    if on_event(StreamEvent::Line(line)).is_break() {
                         break None;
                     }
                 }
@@ -158,10 +165,12 @@ impl OpenSsh {
                 }
                 Err(_) if ended.load(Ordering::Relaxed) => break None,
                 // The script may hang by itself: another command tells whether the node is there.
-                Err(_) if heard.elapsed() > silence => match self.run(&Command::new("answer", ":", BEAT_WITHIN)) {
-                    Ok(_) => heard = Instant::now(),
-                    Err(_) => break Some(None),
-                },
+                Err(_) if last_received.elapsed() > silence => {
+                    match self.run(&Command::new("answer", ":", HEARTBEAT_TIMEOUT)) {
+                        Ok(_) => last_received = Instant::now(),
+                        Err(_) => break Some(None),
+                    }
+                }
                 Err(_) => {}
             }
         };
@@ -169,17 +178,17 @@ impl OpenSsh {
         let _ = child.wait();
         let lost = |why: String| {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
-            let error = RemoteError::Lost { node: node.clone(), action: "watch it".into(), why };
-            Err(Broken { was_up: up, error })
+            let error = RemoteError::ConnectionLost { node: node.clone(), action: "watch it".into(), why };
+            Err(StreamFailure { was_up: up, error })
         };
         match over {
             None => Ok(()),
-            Some(None) => lost(format!("the node said nothing for {} s", silence.as_secs())),
-            Some(Some(status)) if status.code() == Some(ITS_OWN) => {
+            Some(None) => lost(format!("the node message nothing for {} s", silence.as_secs())),
+            Some(Some(status)) if status.code() == Some(SSH_FAILED) => {
                 lost(String::from_utf8_lossy(&stderr.join().unwrap_or_default()).trim().to_owned())
             }
             Some(Some(status)) => {
-                tell(Streamed::Ended(Output {
+                let _ = on_event(StreamEvent::Ended(Output {
                     status: status.into(),
                     stdout: Vec::new(),
                     stderr: stderr.join().unwrap_or_default(),
@@ -190,26 +199,35 @@ impl OpenSsh {
     }
 
     /// Makes the connection that all commands share, unless it is there.
-    fn share(&self) -> Result<(), Refused> {
+    fn share(&self) -> Result<(), ConnectionError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if *shared {
             return Ok(());
         }
         let log = self.new_log();
         let mut command = self.options.command(&self.login);
-        command.args(self.usual()).args(["-o", "ControlMaster=auto", "-o", PERSIST, "-f", "-N", "-E", log.as_str()]);
+        command.args(self.base_options()).args([
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            PERSIST,
+            "-f",
+            "-N",
+            "-E",
+            log.as_str(),
+        ]);
         // What stays in the background must hold none of our pipes.
         command.args(["--", self.login.node.as_str()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let refused = |why: String| explain(&why, &self.options.typed(&self.login));
         let ended = command.spawn().and_then(|mut child| wait(&mut child, CONNECT));
-        let said = fs::read_to_string(&log).unwrap_or_default();
+        let message = fs::read_to_string(&log).unwrap_or_default();
         let _ = fs::remove_file(&log);
         match ended {
             Ok(Some(status)) if status.success() => {
                 *shared = true;
                 Ok(())
             }
-            Ok(Some(_)) => Err(refused(said.trim().to_owned())),
+            Ok(Some(_)) => Err(refused(message.trim().to_owned())),
             Ok(None) => Err(refused(format!("Connection timed out after {} s", CONNECT.as_secs()))),
             Err(error) => Err(refused(format!("{} cannot be started: {error}", self.options.program))),
         }
@@ -217,7 +235,7 @@ impl OpenSsh {
 
     fn command(&self, line: &str) -> process::Command {
         let mut command = self.options.command(&self.login);
-        command.args(self.usual()).args(["-o", "ControlMaster=no", "--", self.login.node.as_str(), line]);
+        command.args(self.base_options()).args(["-o", "ControlMaster=no", "--", self.login.node.as_str(), line]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -229,7 +247,7 @@ impl OpenSsh {
         self.socket.with_file_name(name)
     }
 
-    fn usual(&self) -> Vec<String> {
+    fn base_options(&self) -> Vec<String> {
         let socket = format!("ControlPath={}", self.socket);
         let alive = ["ServerAliveInterval=5", "ServerAliveCountMax=3", "BatchMode=yes", "LogLevel=ERROR"];
         alive.into_iter().chain([socket.as_str()]).flat_map(|option| ["-o".to_owned(), option.to_owned()]).collect()
@@ -240,7 +258,7 @@ impl Drop for OpenSsh {
     fn drop(&mut self) {
         if *self.shared.lock().unwrap_or_else(PoisonError::into_inner) {
             let mut command = self.options.command(&self.login);
-            command.args(self.usual()).args(["-O", "exit", "--", self.login.node.as_str()]);
+            command.args(self.base_options()).args(["-O", "exit", "--", self.login.node.as_str()]);
             let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             // It would end by itself after a while.
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
@@ -249,7 +267,7 @@ impl Drop for OpenSsh {
 }
 
 /// Sorts what the program says by the step at which it failed.
-fn explain(said: &str, typed: &str) -> Refused {
+fn explain(message: &str, typed: &str) -> ConnectionError {
     const STEPS: [(&str, &str, &str); 9] = [
         (
             "REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -265,9 +283,9 @@ fn explain(said: &str, typed: &str) -> Refused {
         ("timed out", "connecting", "see whether the node and its network are up"),
         ("Could not resolve", "connecting", "check the name"),
     ];
-    let found = STEPS.iter().find(|(words, ..)| said.contains(words));
+    let found = STEPS.iter().find(|(words, ..)| message.contains(words));
     let (step, fix) = found.map_or(("connecting", "see what it says"), |(_, step, fix)| (*step, *fix));
-    Refused::new(step, said, format!("{fix}; try `{typed}`"))
+    ConnectionError::new(step, message, format!("{fix}; try `{typed}`"))
 }
 
 /// Whole lines as they arrive; the channel closes at the end.

@@ -27,7 +27,7 @@ pub fn send(
     bytes: &[u8],
     arrived: &dyn Fn(usize),
 ) -> Result<(), RemoteError> {
-    let unreachable = |refused| RemoteError::Unreachable { node: login.node.clone(), refused };
+    let unreachable = |error| RemoteError::Unreachable { node: login.node.clone(), error };
     let failed = |error: io::Error| RemoteError::io(&login.node, format!("receive {file} by SFTP"), error);
     let settings = Settings::read(options, login).map_err(unreachable)?;
     let link = connect(&settings, login, options).map_err(unreachable)?;

@@ -3,31 +3,23 @@
 use crate::RemoteError;
 use crate::command::{Output, login_line};
 use plan::quote;
+use std::ops::ControlFlow;
 
 /// Something that a stream tells.
 #[derive(Debug)]
-pub enum Streamed {
+pub enum StreamEvent {
     /// The first bytes have arrived, or are arriving again. A line that was cut off is not told; the script begins anew.
-    Up,
+    Connected,
     /// A whole line.
     Line(String),
     /// The script has ended by itself, and is not started again.
     Ended(Output),
     /// The node is out of sight. It is tried again and again; this is told once.
-    Down(RemoteError),
-}
-
-/// What a stream's reader answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flow {
-    /// More is wanted.
-    GoOn,
-    /// No more is.
-    Enough,
+    Disconnected(RemoteError),
 }
 
 /// A stream's reader. It is called on the connection's thread, and must not wait.
-pub type Tell = Box<dyn FnMut(Streamed) -> Flow + Send>;
+pub type OnStreamEvent = Box<dyn FnMut(StreamEvent) -> ControlFlow<()> + Send>;
 
 /// Writes a script for a login shell so that it ends, with all it has started, when the connection does. Without this, one
 /// that is silent at that moment would stay on the node for good.

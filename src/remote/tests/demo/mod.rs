@@ -8,7 +8,7 @@ use plan::{
     launch, resume,
 };
 use recipe::{ParamSpec, Recipe, param_specs};
-use remote::{here, read_facts};
+use remote::{read_facts, this_node};
 use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
 
 /// What the stand-in does.
@@ -45,7 +45,7 @@ impl Demo {
         });
         let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
         std::os::unix::fs::symlink(fake, &trainer).unwrap();
-        let hostname = here().unwrap().node.to_string();
+        let hostname = this_node().unwrap().node.to_string();
         Self { recipe: tiny_recipe(), runs, init: None, hostname, trainer, _temp: temp }
     }
 

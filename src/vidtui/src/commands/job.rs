@@ -53,19 +53,19 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             return Ok(());
         }
         JobTurn::SubmittedAttempt(plan) => {
-            remote::begin_first(&plan, job)?;
+            remote::begin_first_attempt(&plan, job)?;
             plan
         }
         JobTurn::NextAttempt(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-            remote::begin_next(&plan)?;
+            remote::begin_next_attempt(&plan)?;
             eprintln!("attempt {} goes on from step {}", plan.attempt.number, plan.attempt.start_step);
             plan
         }
     };
-    let found = remote::check_turn(&plan);
+    let found = remote::check_job_nodes(&plan);
     eprint!("{}", checks::table(&checks::by_check(&found, &|_| true), false));
-    if let Some(failure) = remote::give_up_turn(&plan, &found) {
+    if let Some(failure) = remote::record_failed_checks(&plan, &found) {
         return Err(failure.into());
     }
     output::line(&format!("{:04}", plan.attempt.number))

@@ -208,7 +208,7 @@ fn look(workspace: &Workspace, on: &NodesArgs) -> Result<Seen, Refusal> {
                 Err(error) => away.push((node, error)),
             }
         }
-        wanted = away.iter().filter(|(_, error)| error.is_blind()).map(|(node, _)| node.clone()).collect();
+        wanted = away.iter().filter(|(_, error)| error.is_unreachable()).map(|(node, _)| node.clone()).collect();
         match pause {
             Some(pause) if !wanted.is_empty() => thread::sleep(pause),
             _ => break,
@@ -223,7 +223,8 @@ impl Seen {
     fn look_again(&mut self) -> bool {
         self.listed.clear();
         while self.listed.is_empty() {
-            let (blind, others) = std::mem::take(&mut self.away).into_iter().partition(|(_, error)| error.is_blind());
+            let (blind, others) =
+                std::mem::take(&mut self.away).into_iter().partition(|(_, error)| error.is_unreachable());
             let blind: Vec<(NodeId, RemoteError)> = blind;
             self.away = others;
             let wanted: Vec<NodeId> = blind.into_iter().map(|(node, _)| node).collect();

@@ -9,11 +9,12 @@ use crate::workspace::Workspace;
 use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
-use remote::{Flow, Sight, Watching};
+use remote::{NodeUpdate, NodeWatch};
 use rundir::{Failure, Login, RunId, now_s};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use ui::fleet::{Condition, Fleet, FleetSummary, Link, ListedNode, NodeSummary, NodeView, Sort};
@@ -165,7 +166,7 @@ struct News<'a> {
     nodes: Vec<ListedNode>,
     tell: Sender<(NodeId, NodeMsg)>,
     said: Receiver<(NodeId, NodeMsg)>,
-    watching: BTreeMap<NodeId, Watching>,
+    watching: BTreeMap<NodeId, NodeWatch>,
 }
 
 impl<'a> News<'a> {
@@ -199,14 +200,14 @@ impl<'a> News<'a> {
         }
     }
 
-    fn begin(&self, node: NodeId, login: &Login) -> Watching {
+    fn begin(&self, node: NodeId, login: &Login) -> NodeWatch {
         let tell = self.tell.clone();
         let see = move |sight| {
             let what = match sight {
-                Sight::Frame(frame) => NodeMsg::Frame(frame),
-                Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+                NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
+                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
             };
-            if tell.send((node.clone(), what)).is_ok() { Flow::GoOn } else { Flow::Enough }
+            if tell.send((node.clone(), what)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         self.workspace.fleet.watch(login, EVERY, Box::new(see))
     }

@@ -4,10 +4,11 @@ use super::{Ended, LIST, Stream};
 use crate::console::Item;
 use crate::simulate;
 use cluster::NodeId;
-use remote::{Flow, See, Sight, Watching};
+use remote::{NodeUpdate, NodeWatch, OnUpdate};
 use rundir::{Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::ControlFlow;
 use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 use ui::{Msg, NodeMsg};
@@ -24,7 +25,7 @@ impl Stream {
             return self.simulated(nodes);
         }
         let mut told: Option<Result<Vec<ListedNode>, Failure>> = None;
-        let mut watching: BTreeMap<Login, Watching> = BTreeMap::new();
+        let mut watching: BTreeMap<Login, NodeWatch> = BTreeMap::new();
         loop {
             let listed = self.workspace.nodes_of(of);
             let nodes = listed.as_ref().map(|all| all.iter().map(|(node, _)| node.clone()).collect::<Vec<_>>());
@@ -46,15 +47,19 @@ impl Stream {
     }
 
     /// Who is told of a node: the queue.
-    fn see(&self, node: NodeId) -> See {
+    fn see(&self, node: NodeId) -> OnUpdate {
         let (queue, stop) = (self.queue.clone(), self.stop.clone());
         Box::new(move |sight| {
             let what = match sight {
-                Sight::Frame(frame) => NodeMsg::Frame(frame),
-                Sight::Down(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+                NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
+                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
             };
             let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
-            if stop.requested() || queue.push(item).is_err() { Flow::Enough } else { Flow::GoOn }
+            if stop.requested() || queue.push(item).is_err() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         })
     }
 

@@ -32,7 +32,7 @@ impl Workspace {
             now_s: rundir::now_s(),
             // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
-            by: format!("{user}@{}", self.fleet.here().node),
+            by: format!("{user}@{}", self.fleet.this_node().node),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: program(trainer)?,

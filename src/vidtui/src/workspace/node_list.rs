@@ -55,7 +55,7 @@ impl Workspace {
 
     /// This machine, as a list of nodes.
     pub fn this_machine(&self) -> Vec<(ListedNode, Login)> {
-        let here = self.fleet.here().node.clone();
+        let here = self.fleet.this_node().node.clone();
         vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
 
@@ -105,7 +105,7 @@ impl Workspace {
     pub fn smi(&self, login: &Login) -> Result<String, Failure> {
         let what = format!("cannot run nvidia-smi on {}", login.node);
         let command = Command::new("run nvidia-smi", SMI_SCRIPT, SMI);
-        let output = match self.fleet.may_lead_here(login) {
+        let output = match self.fleet.may_be_this_node(login) {
             true => Local::new().and_then(|mut here| here.run(&command)),
             false => self.fleet.ssh(login).run(&command),
         };

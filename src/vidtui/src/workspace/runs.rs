@@ -76,7 +76,7 @@ impl Workspace {
         let own_s = rundir::now_s();
         let now_s = self.samples.now_s(&summary.dir, facts, own_s);
         let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
-        for (node, unseen_since_s) in self.fleet.unseen(attempt) {
+        for (node, unseen_since_s) in self.fleet.unreachable_since(attempt) {
             nodes
                 .iter_mut()
                 .filter(|known| known.node == node)

@@ -13,7 +13,7 @@ use rundir::{Attempt, Failure};
 impl Workspace {
     /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
     pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
-        let here = self.fleet.here().node.as_str();
+        let here = self.fleet.this_node().node.as_str();
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
             return self.slurm_place(path);

@@ -5,7 +5,7 @@ use cluster::NodeId;
 use crate::transport::Shell;
 
 /// Does something with each of these that can be asked, all at the same time, and returns the results in order.
-pub(crate) fn at_once<S: Shell + ?Sized, T: Send, R: Send>(
+pub(crate) fn on_nodes<S: Shell + ?Sized, T: Send, R: Send>(
     items: Vec<(NodeId, T)>,
     shells: &mut [Box<S>],
     work: impl Fn(T, &mut S) -> R + Sync,

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixListener;
 use std::process::{self, Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -14,8 +15,8 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{KillScope, NodeKill};
 use remote::{
-    Addressee, Command, Fleet, Flow, Group, Output, Patience, RemoteError, Role, Shell, Signal, Ssh, SshOptions,
-    Status, Streamed, Streaming, Transport, here, kill_orphans, list_processes, own_ancestry,
+    Command, Fleet, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal, Ssh, SshOptions,
+    Status, Stream, StreamEvent, Transport, kill_orphans, list_processes, own_ancestry, this_node,
 };
 use rig::{Options, Rig};
 use rundir::{Login, RankPid, RunId};
@@ -107,7 +108,7 @@ fn a_command_that_takes_too_long_is_given_up_and_the_connection_is_not() {
         let mut node = ssh(rig, "node01");
         let slow = Command::new("sleep", "sleep 30", Duration::from_millis(300));
         let error = node.run(&slow).unwrap_err();
-        assert!(matches!(error, RemoteError::Silent { .. }) && error.is_blind(), "{error}");
+        assert!(matches!(error, RemoteError::Timeout { .. }) && error.is_unreachable(), "{error}");
         assert_eq!(said(&mut node, "echo here"), "here");
         let log = fs::read_to_string(rig.node_folder("node01").join("sshd.log")).unwrap();
         assert_eq!(log.matches("Accepted publickey").count(), 1);
@@ -151,7 +152,9 @@ fn processes_on_a_node_are_known_and_signalled_by_all_that_names_them() {
     with_rig(1, |rig| {
         let mut node = ssh(rig, "node01");
         let target = start_group(&mut node, &rig.share());
-        let Group::Ours(members) = node.look(&target).unwrap() else { panic!("{:?}", node.look(&target)) };
+        let RunProcesses::Owned(members) = node.find_processes(&target).unwrap() else {
+            panic!("{:?}", node.find_processes(&target))
+        };
         let roles: Vec<Role> = members.iter().map(|process| process.role).collect();
         assert_eq!(roles, [Role::Supervisor, Role::Rank(0)], "{members:?}");
         assert!(members[1].command.starts_with("sleep 1000"), "{members:?}");
@@ -161,16 +164,20 @@ fn processes_on_a_node_are_known_and_signalled_by_all_that_names_them() {
             NodeKill { run: RunId::parse("2026-11-20T0340-demo-aaaa").unwrap(), ..target.clone() },
         ];
         for other in others {
-            let error = node.signal(&other, Addressee::Everyone, Signal::Kill).unwrap_err();
-            assert!(matches!(error, RemoteError::NotOurs { .. }), "{error}");
+            let error = node.signal(&other, Recipient::All, Signal::Kill).unwrap_err();
+            assert!(matches!(error, RemoteError::NotOwned { .. }), "{error}");
         }
         let rebooted = NodeKill { boot_id: "00000000-0000-0000-0000-000000000000".into(), ..target.clone() };
-        assert_eq!(node.look(&rebooted).unwrap(), Group::Gone);
-        assert_eq!(node.look(&target).unwrap(), Group::Ours(members.clone()), "nothing was signalled so far");
+        assert_eq!(node.find_processes(&rebooted).unwrap(), RunProcesses::Gone);
+        assert_eq!(
+            node.find_processes(&target).unwrap(),
+            RunProcesses::Owned(members.clone()),
+            "nothing was signalled so far"
+        );
 
-        assert_eq!(node.signal(&target, Addressee::Supervisor, Signal::Term).unwrap(), members[..1]);
-        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
-        assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap(), []);
+        assert_eq!(node.signal(&target, Recipient::Supervisor, Signal::Term).unwrap(), members[..1]);
+        eventually("all of it is gone", || node.find_processes(&target).unwrap() == RunProcesses::Gone);
+        assert_eq!(node.signal(&target, Recipient::All, Signal::Kill).unwrap(), []);
     });
 }
 
@@ -180,9 +187,11 @@ fn what_was_started_outlives_the_connection_and_is_killed_over_another() {
         let target = start_group(&mut ssh(rig, "node01"), &rig.share());
         rig.verb("dropsessions node01").unwrap();
         let mut node = ssh(rig, "node01");
-        let Group::Ours(members) = node.look(&target).unwrap() else { panic!("it died with its connection") };
-        assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap(), members);
-        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
+        let RunProcesses::Owned(members) = node.find_processes(&target).unwrap() else {
+            panic!("it died with its connection")
+        };
+        assert_eq!(node.signal(&target, Recipient::All, Signal::Kill).unwrap(), members);
+        eventually("all of it is gone", || node.find_processes(&target).unwrap() == RunProcesses::Gone);
     });
 }
 
@@ -196,13 +205,13 @@ fn what_left_its_group_and_its_session_is_known_by_its_environment_and_ended() {
             "for attempt in 1 2; do env {marks} VIDTUI_ATTEMPT=$attempt setsid sleep 2000 >/dev/null 2>&1 </dev/null & done"
         );
         said(&mut node, &script);
-        node.signal(&target, Addressee::Supervisor, Signal::Term).unwrap();
+        node.signal(&target, Recipient::Supervisor, Signal::Term).unwrap();
         eventually("the worker alone is left", || {
-            let Group::Ours(members) = node.look(&target).unwrap() else { panic!("it was not seen") };
+            let RunProcesses::Owned(members) = node.find_processes(&target).unwrap() else { panic!("it was not seen") };
             matches!(&members[..], [worker] if worker.command == "sleep 2000")
         });
-        assert_eq!(node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap().len(), 1);
-        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
+        assert_eq!(node.signal(&target, Recipient::All, Signal::Kill).unwrap().len(), 1);
+        eventually("all of it is gone", || node.find_processes(&target).unwrap() == RunProcesses::Gone);
         assert_eq!(said(&mut node, "pgrep -fc '^sleep 2000'"), "1", "that of another attempt is left alone");
     });
 }
@@ -255,7 +264,7 @@ fn every_way_not_to_reach_a_node_names_the_step_and_the_way_out() {
         let mut told = String::new();
         for name in ["node01", "node02", "node03", "node04", "node05", "node06", "nowhere.invalid"] {
             let error = run(&mut Ssh::new(options.clone(), login(name)), "true").unwrap_err();
-            assert!(matches!(error, RemoteError::Unreachable { .. }) && error.is_blind(), "{error:?}");
+            assert!(matches!(error, RemoteError::Unreachable { .. }) && error.is_unreachable(), "{error:?}");
             told += &format!("{}\n\n", error.failure(format!("cannot reach {name}")));
         }
         // Keys are new for each rig.
@@ -387,7 +396,7 @@ fn a_server_with_room_for_one_command_lets_each_have_its_turn() {
         let mut node = ssh(rig, "node01");
         let (_streaming, told) = stream(&node, TICKING, LONG);
         for _ in 0..2 {
-            until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
+            until(&told, |what| matches!(what, StreamEvent::Line(line) if line == "tick 3"));
             assert_eq!(said(&mut node, "hostname"), "node01");
         }
     });
@@ -418,7 +427,7 @@ fn a_node_that_only_has_this_machines_name_is_not_taken_for_it() {
             "  IdentityFile {0}/id_ed25519\n  IdentitiesOnly yes\n  UserKnownHostsFile {0}/known_hosts\n",
             rig.folder()
         );
-        let name = here().unwrap().node;
+        let name = this_node().unwrap().node;
         let me = said(&mut ssh(rig, "node01"), "id -un");
         let boot_of = |address: &str, user: &str| {
             fs::write(&named, format!("Host {name}\n  HostName {address}\n  User {user}\n{keys}")).unwrap();
@@ -429,9 +438,9 @@ fn a_node_that_only_has_this_machines_name_is_not_taken_for_it() {
             let text = transports[0].run(&command).and_then(|output| output.text(&name, &command));
             text.map(|text| text.trim().to_owned())
         };
-        assert_eq!(boot_of("127.0.0.1", &me).unwrap(), here().unwrap().boot_id);
+        assert_eq!(boot_of("127.0.0.1", &me).unwrap(), this_node().unwrap().boot_id);
         let theirs = said(&mut ssh(rig, "node01"), "cat /proc/sys/kernel/random/boot_id");
-        assert_ne!(theirs, here().unwrap().boot_id);
+        assert_ne!(theirs, this_node().unwrap().boot_id);
         assert_eq!(boot_of("10.99.0.1", "root").unwrap(), theirs);
         assert!(boot_of("127.0.0.1", "somebody-else").is_err(), "another user of this machine is not this one");
     });
@@ -445,12 +454,12 @@ fn another_user_sees_that_a_run_lives_and_may_not_end_it() {
         let mut other = Ssh::new(options, Login { user: Some("eve".into()), ..login("node01") });
         assert_eq!(said(&mut other, "id -un"), "eve");
         assert_eq!(other.liveness(&target).unwrap(), Liveness::Alive);
-        let error = other.signal(&target, Addressee::Everyone, Signal::Kill).unwrap_err();
+        let error = other.signal(&target, Recipient::All, Signal::Kill).unwrap_err();
         assert!(error.to_string().contains("cannot be read: permission denied"), "{error}");
         let reused = NodeKill { start_ticks: target.start_ticks + 1, ranks: Vec::new(), ..target.clone() };
         assert_eq!(other.liveness(&reused).unwrap(), Liveness::Dead);
         let mut owner = ssh(rig, "node01");
-        owner.signal(&target, Addressee::Everyone, Signal::Kill).unwrap();
+        owner.signal(&target, Recipient::All, Signal::Kill).unwrap();
         eventually("it is seen to be gone", || other.liveness(&target).unwrap() == Liveness::Dead);
     });
 }
@@ -530,14 +539,14 @@ fn an_sshd_that_stops_answering_is_noticed_and_survived() {
         assert_eq!(said(&mut node, "hostname"), "node01");
         rig.verb("stop node01").unwrap();
         let hasty = Command::new("be tested", "true", Duration::from_millis(500));
-        assert!(matches!(node.run(&hasty), Err(RemoteError::Silent { .. })));
+        assert!(matches!(node.run(&hasty), Err(RemoteError::Timeout { .. })));
         rig.verb("cont node01").unwrap();
         assert_eq!(said(&mut node, "hostname"), "node01");
     });
 }
 
 /// Reads a stream until it has told what is wanted; returns what it told before.
-fn until(told: &Receiver<Streamed>, wanted: impl Fn(&Streamed) -> bool) -> Vec<Streamed> {
+fn until(told: &Receiver<StreamEvent>, wanted: impl Fn(&StreamEvent) -> bool) -> Vec<StreamEvent> {
     let mut before = Vec::new();
     loop {
         let next = told.recv_timeout(LONG).unwrap_or_else(|_| panic!("only {before:?}"));
@@ -549,9 +558,10 @@ fn until(told: &Receiver<Streamed>, wanted: impl Fn(&Streamed) -> bool) -> Vec<S
 }
 
 /// Streams, and bears so long a silence.
-fn stream(node: &Ssh, script: &str, silence: Duration) -> (Streaming, Receiver<Streamed>) {
+fn stream(node: &Ssh, script: &str, silence: Duration) -> (Stream, Receiver<StreamEvent>) {
     let (send, told) = mpsc::channel();
-    let tell = Box::new(move |what| if send.send(what).is_ok() { Flow::GoOn } else { Flow::Enough });
+    let tell =
+        Box::new(move |what| if send.send(what).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) });
     (node.stream(script.into(), silence, tell).unwrap(), told)
 }
 
@@ -562,16 +572,16 @@ fn a_stream_goes_on_after_the_connection_broke_and_tells_whole_lines_only() {
     with_rig(1, |rig| {
         let node = ssh(rig, "node01");
         let (_streaming, told) = stream(&node, TICKING, LONG);
-        let is_line = |what: &Streamed| matches!(what, Streamed::Line(_));
+        let is_line = |what: &StreamEvent| matches!(what, StreamEvent::Line(_));
         until(&told, is_line);
         rig.verb("reset node01").unwrap();
-        let before = until(&told, |what| matches!(what, Streamed::Down(RemoteError::Lost { .. })));
+        let before = until(&told, |what| matches!(what, StreamEvent::Disconnected(RemoteError::ConnectionLost { .. })));
         rig.verb("heal node01").unwrap();
-        let down = until(&told, |what| matches!(what, Streamed::Up));
+        let down = until(&told, |what| matches!(what, StreamEvent::Connected));
         assert!(down.is_empty(), "down is told once: {down:?}");
-        until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
-        let whole = |what: &Streamed| match what {
-            Streamed::Line(line) => line.strip_prefix("tick ").is_some_and(|n| n.parse::<u32>().is_ok()),
+        until(&told, |what| matches!(what, StreamEvent::Line(line) if line == "tick 3"));
+        let whole = |what: &StreamEvent| match what {
+            StreamEvent::Line(line) => line.strip_prefix("tick ").is_some_and(|n| n.parse::<u32>().is_ok()),
             _ => false,
         };
         assert!(before.iter().all(whole), "{before:?}");
@@ -583,11 +593,11 @@ fn a_stream_from_a_node_that_falls_silent_is_down_and_comes_back() {
     with_rig(1, |rig| {
         let node = ssh(rig, "node01");
         let (_streaming, told) = stream(&node, TICKING, Duration::from_secs(3));
-        until(&told, |what| matches!(what, Streamed::Line(_)));
+        until(&told, |what| matches!(what, StreamEvent::Line(_)));
         rig.verb("linkdown node01").unwrap();
-        until(&told, |what| matches!(what, Streamed::Down(_)));
+        until(&told, |what| matches!(what, StreamEvent::Disconnected(_)));
         rig.verb("heal node01").unwrap();
-        until(&told, |what| matches!(what, Streamed::Up));
+        until(&told, |what| matches!(what, StreamEvent::Connected));
     });
 }
 
@@ -596,10 +606,10 @@ fn a_script_that_falls_silent_on_a_node_that_answers_loses_nothing() {
     with_rig(1, |rig| {
         let mut node = ssh(rig, "node01");
         let (_streaming, told) = stream(&node, "echo ready; sleep 8; echo again; sleep 1000", Duration::from_secs(3));
-        until(&told, |what| matches!(what, Streamed::Line(_)));
+        until(&told, |what| matches!(what, StreamEvent::Line(_)));
         // It is silent for longer than it may be, twice.
         assert_eq!(said(&mut node, "sleep 7; hostname"), "node01");
-        let silent = until(&told, |what| matches!(what, Streamed::Line(line) if line == "again"));
+        let silent = until(&told, |what| matches!(what, StreamEvent::Line(line) if line == "again"));
         assert!(silent.is_empty(), "{silent:?}");
     });
 }
@@ -611,7 +621,7 @@ fn a_streams_script_ends_on_the_node_when_nobody_listens() {
         let mut other = node.clone();
         let mut left = move || said(&mut other, "pgrep -fc '^sleep 4321' || :");
         let (streaming, told) = stream(&node, "sleep 4321 & echo ready; wait", LONG);
-        until(&told, |what| matches!(what, Streamed::Line(_)));
+        until(&told, |what| matches!(what, StreamEvent::Line(_)));
         assert_eq!(left(), "1");
         drop(streaming);
         eventually("the script has ended", || left() == "0");
@@ -628,26 +638,26 @@ fn jump_hosts_are_left_to_openssh() {
         let mut node = Ssh::new(SshOptions { config: Some(jump), ..SshOptions::default() }, login("node02"));
         assert_eq!(said(&mut node, "hostname"), "node02");
         let target = start_group(&mut node, &rig.share());
-        assert!(matches!(node.look(&target).unwrap(), Group::Ours(_)));
-        node.signal(&target, Addressee::Everyone, Signal::Kill).unwrap();
-        eventually("all of it is gone", || node.look(&target).unwrap() == Group::Gone);
+        assert!(matches!(node.find_processes(&target).unwrap(), RunProcesses::Owned(_)));
+        node.signal(&target, Recipient::All, Signal::Kill).unwrap();
+        eventually("all of it is gone", || node.find_processes(&target).unwrap() == RunProcesses::Gone);
         let log = fs::read_to_string(rig.node_folder("node02").join("sshd.log")).unwrap();
         assert_eq!(log.matches("Accepted publickey").count(), 1, "one connection for all");
 
         let (streaming, told) = stream(&node, TICKING, LONG);
-        until(&told, |what| matches!(what, Streamed::Line(line) if line == "tick 3"));
+        until(&told, |what| matches!(what, StreamEvent::Line(line) if line == "tick 3"));
         for _ in 0..2 {
             rig.verb("dropsessions node02").unwrap();
-            until(&told, |what| matches!(what, Streamed::Down(RemoteError::Lost { .. })));
-            until(&told, |what| matches!(what, Streamed::Up));
+            until(&told, |what| matches!(what, StreamEvent::Disconnected(RemoteError::ConnectionLost { .. })));
+            until(&told, |what| matches!(what, StreamEvent::Connected));
         }
         drop(streaming);
         let error = node.run(&Command::new("sleep", "sleep 30", Duration::from_millis(300))).unwrap_err();
-        assert!(matches!(error, RemoteError::Silent { .. }), "{error}");
+        assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
         rig.verb("nologin node02").unwrap();
         rig.verb("dropsessions node02").unwrap();
         let is_refused =
-            |result| matches!(result, Err(RemoteError::Unreachable { refused, .. }) if refused.step == "login");
+            |result| matches!(result, Err(RemoteError::Unreachable { error, .. }) if error.step == "login");
         eventually("the login is refused", || is_refused(run(&mut node, "true")));
     });
 }
