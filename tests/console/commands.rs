@@ -210,7 +210,7 @@ fn what_cannot_be_started_here_is_not_started() {
 }
 
 #[test]
-fn without_a_terminal_the_console_refuses_in_one_line_without_escape_codes() {
+fn without_a_terminal_the_console_fails_without_escape_codes() {
     let site = TestSite::new();
     let done = site.command(&[]).stdin(Stdio::null()).finish();
     assert_eq!(done.code, 2);

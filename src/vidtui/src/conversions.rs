@@ -1,6 +1,5 @@
 //! Conversions that the console asks for: planned to be shown, and carried out as they were shown.
 
-use crate::commands::convert::{facts, rows};
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{Failure, now_s};
@@ -8,8 +7,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use ui::{ConvertForm, ConvertOptions, ConvertPreview, Outcome, WeightType};
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm};
+use ui::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, Outcome, WeightType};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm, Report};
 
 /// How often the screen hears how far the work is.
 const TELL: Duration = Duration::from_millis(200);
@@ -72,6 +71,48 @@ pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOption
     let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
     let layer = Some(layer).filter(|layer| *layer != recipe::Layer::None);
     Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
+}
+
+/// What a conversion is about, in names and values.
+pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
+    let Report { mapped, unused, waived, initialized, missing, notes } = &plan.report;
+    let source = &plan.source;
+    let family = source.family.map_or(String::new(), |family| format!("{family}, "));
+    let counted = |names: usize| units::grouped(names as u64);
+    let mut facts = vec![
+        ("from".into(), format!("{} ({family}{})", source.found.path, source.found.kind)),
+        (
+            "to".into(),
+            format!("{}, {} in {}", plan.target, units::bytes(plan.bytes()), units::counted(plan.file_count(), "file")),
+        ),
+        ("mapped".into(), counted(mapped.len())),
+        ("unused".into(), counted(unused.len())),
+        ("initialized".into(), counted(initialized.len())),
+    ];
+    if !waived.is_empty() {
+        facts.push(("waived".into(), counted(waived.len())));
+    }
+    if !missing.is_empty() {
+        facts.push(("missing".into(), counted(missing.len())));
+    }
+    facts.extend(notes.iter().map(|note| ("note".into(), note.clone())));
+    facts
+}
+
+/// What becomes of the tensors, blocks taken together; those for which it would be refused come first.
+pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
+    let Report { unused, waived, missing, .. } = &plan.report;
+    let lists = [("(missing)", missing, true), ("(unused)", unused, true), ("(waived)", waived, false)];
+    let alone = lists.into_iter().flat_map(|(word, names, wrong)| {
+        names.iter().map(move |name| ConvertRow { count: 1, source: name.clone(), target: word.into(), wrong })
+    });
+    let patterns = plan.report.patterns().into_iter().map(|row| ConvertRow {
+        count: row.count,
+        source: row.source,
+        target: row.target,
+        wrong: false,
+    });
+    alone.chain(patterns).collect()
 }
 
 fn planned(wish: &ConvertOptions) -> Result<ConvertPlan, Refusal> {

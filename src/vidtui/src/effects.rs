@@ -1,10 +1,9 @@
 //! Does what the screen asks for: one thread per effect, one answer per job.
 
 use crate::chart_export;
-use crate::console::Item;
 use crate::conversions;
 use crate::curves;
-use crate::queue::Queue;
+use crate::queue::{Item, Sender};
 use crate::refusal::Refusal;
 use crate::workspace::{self, Fitting, Init, Subject, Wish, Workspace, report_in_words, stacks_in_words};
 use plan::{KillHow, ResumeOptions};
@@ -21,7 +20,7 @@ use weights::{Doing, Progress};
 /// Starts effects.
 pub struct Runner {
     workspace: Arc<Workspace>,
-    queue: Arc<Queue<Item>>,
+    queue: Sender,
     /// What changes something outside, and must not be cut off in the middle.
     begun: Vec<JoinHandle<()>>,
     /// Conversions that can be stopped, and kills that can be given up.
@@ -32,7 +31,7 @@ pub struct Runner {
 
 impl Runner {
     /// A runner that answers through `queue`.
-    pub fn new(workspace: Arc<Workspace>, queue: Arc<Queue<Item>>) -> Self {
+    pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
         Self { workspace, queue, begun: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
@@ -63,7 +62,7 @@ impl Runner {
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
         let thread = thread::spawn(move || {
             // Once the console has closed, nobody asks for answers.
-            let tell = |what| drop(queue.push_urgent(Item::Msg(Msg::Job { job, what })));
+            let tell = |what| drop(queue.urgent(Item::Msg(Msg::Job { job, what })));
             let answer = run(&workspace, effect, &tell, &stop);
             tell(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
         });

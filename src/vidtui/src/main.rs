@@ -1,5 +1,6 @@
 //! `vidtui`: the console, and a command for everything that it can do.
 
+mod appearance;
 mod args;
 mod chart_export;
 mod checks;
@@ -16,6 +17,7 @@ mod output;
 mod queue;
 mod record;
 mod refusal;
+mod signals;
 mod simulate;
 mod terminal;
 mod watches;
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
     // Before anything else is printed: clap ends the process with 2 when the request is wrong.
     let args = args::Args::parse();
     match commands::run(&args) {
-        Ok(End::Signal(signal)) => console::die_of(signal),
+        Ok(End::Signal(signal)) => signals::exit_by(signal),
         Ok(End::Quit | End::Gone) => ExitCode::SUCCESS,
         Err(refusal) => refusal.report(),
     }

@@ -1,157 +1,191 @@
-//! The one queue of the console: everything that happens comes through it, in one order.
+//! The queue that every key, signal and message of a stream or a job comes through, in one order.
 //!
-//! Two lanes. The *urgent* one (keys, signals) is unbounded and never waits. The *stream* one is bounded: when the
-//! screen cannot keep up, whoever reads files waits, which loses nothing because a reader remembers its byte offset.
+//! It has two lanes. The *urgent* one (keys, signals, answers of jobs) is unbounded and never blocks its senders. The *stream*
+//! one is bounded: when the screen cannot keep up, the threads that read files wait. No data is lost, because every reader
+//! keeps its byte offset.
 
-use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use ui::Msg;
 
-/// How many stream messages may wait.
-pub const STREAM_CAPACITY: usize = 1024;
+/// How many stream items can wait.
+const STREAM_CAPACITY: usize = 1024;
 
-/// A queue with an urgent lane and a bounded lane, shared by reference between threads.
-pub struct Queue<T> {
-    lanes: Mutex<Lanes<T>>,
-    filled: Condvar,
-    drained: Condvar,
+/// What comes through the queue.
+#[derive(Debug)]
+pub enum Item {
+    /// From the keyboard or a job.
+    Msg(Msg),
+    /// From a stream. Dropped if the stream has been stopped since.
+    Stream(StopFlag, Msg),
+    /// A signal to this process.
+    Signal(i32),
+    /// The keyboard can no longer be read.
+    Gone,
 }
 
-struct Lanes<T> {
-    urgent: VecDeque<T>,
-    stream: VecDeque<T>,
-    closed: bool,
+/// Makes an empty queue. Dropping the reader closes it.
+pub fn queue() -> (Sender, Reader) {
+    let (urgent, urgent_items) = mpsc::channel();
+    let (stream, stream_items) = mpsc::sync_channel(STREAM_CAPACITY);
+    (Sender { urgent, stream }, Reader { urgent: urgent_items, stream: stream_items })
 }
 
-/// What a sender is told when nobody reads any more.
+/// The sending end; every thread has its own clone.
+#[derive(Clone)]
+pub struct Sender {
+    urgent: mpsc::Sender<Item>,
+    /// `None` wakes the reader after an urgent item.
+    stream: SyncSender<Option<Item>>,
+}
+
+/// The receiving end.
+pub struct Reader {
+    urgent: Receiver<Item>,
+    stream: Receiver<Option<Item>>,
+}
+
+/// The reader has gone.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Closed;
 
-impl<T> Queue<T> {
-    /// Makes an empty queue.
-    pub fn new() -> Self {
-        let lanes = Lanes { urgent: VecDeque::new(), stream: VecDeque::new(), closed: false };
-        Self { lanes: Mutex::new(lanes), filled: Condvar::new(), drained: Condvar::new() }
-    }
-
-    /// Adds something that must not wait.
+impl Sender {
+    /// Sends an urgent item. Never blocks.
     ///
     /// # Errors
     /// `Closed` when the reader has gone.
-    pub fn push_urgent(&self, item: T) -> Result<(), Closed> {
-        let mut lanes = self.lock();
-        if lanes.closed {
-            return Err(Closed);
+    pub fn urgent(&self, item: Item) -> Result<(), Closed> {
+        self.urgent.send(item).map_err(|_| Closed)?;
+        match self.stream.try_send(None) {
+            // A reader with a full lane has no need to be woken.
+            Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
+            Err(TrySendError::Disconnected(_)) => Err(Closed),
         }
-        lanes.urgent.push_back(item);
-        drop(lanes);
-        self.filled.notify_one();
-        Ok(())
     }
 
-    /// Adds something of a stream, waiting while the lane is full.
+    /// Sends a stream item. Blocks while the lane is full.
     ///
     /// # Errors
     /// `Closed` when the reader has gone.
-    pub fn push(&self, item: T) -> Result<(), Closed> {
-        let mut lanes = self.lock();
-        while lanes.stream.len() >= STREAM_CAPACITY && !lanes.closed {
-            lanes = self.drained.wait(lanes).unwrap_or_else(PoisonError::into_inner);
-        }
-        if lanes.closed {
-            return Err(Closed);
-        }
-        lanes.stream.push_back(item);
-        drop(lanes);
-        self.filled.notify_one();
-        Ok(())
+    pub fn stream(&self, item: Item) -> Result<(), Closed> {
+        self.stream.send(Some(item)).map_err(|_| Closed)
     }
+}
 
-    /// Takes up to `most` items, the urgent ones first; waits until there is one or the deadline has passed.
-    pub fn take(&self, most: usize, deadline: Instant) -> Vec<T> {
-        let mut lanes = self.lock();
-        while lanes.urgent.is_empty() && lanes.stream.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left == Duration::ZERO {
-                return Vec::new();
-            }
-            lanes = self.filled.wait_timeout(lanes, left).unwrap_or_else(PoisonError::into_inner).0;
+impl Reader {
+    /// Takes up to `most` items, the urgent ones first. Waits until there is one or the deadline has passed.
+    pub fn take(&self, most: usize, deadline: Instant) -> Vec<Item> {
+        let mut items: Vec<Item> = self.urgent.try_iter().take(most).collect();
+        if items.is_empty() {
+            let first = self.stream.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok().flatten();
+            items.extend(self.urgent.try_iter().take(most - usize::from(first.is_some())));
+            items.extend(first);
         }
-        let urgent = lanes.urgent.len().min(most);
-        let stream = lanes.stream.len().min(most - urgent);
-        let Lanes { urgent: first, stream: then, .. } = &mut *lanes;
-        let items = first.drain(..urgent).chain(then.drain(..stream)).collect();
-        drop(lanes);
-        self.drained.notify_all();
+        while items.len() < most
+            && let Ok(item) = self.stream.try_recv()
+        {
+            items.extend(item);
+        }
         items
     }
+}
 
-    /// Tells all senders that nobody reads any more.
-    pub fn close(&self) {
-        self.lock().closed = true;
-        self.drained.notify_all();
+/// Stops one stream, also while it sleeps.
+#[derive(Debug, Clone, Default)]
+pub struct StopFlag(Arc<(Mutex<bool>, Condvar)>);
+
+impl StopFlag {
+    /// Requests the stop.
+    pub fn request(&self) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.1.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lanes<T>> {
-        // A sender that panicked left whole items or none.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the stop was requested.
+    pub fn requested(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until the time is over or the stop is requested. Returns whether the stream continues.
+    pub fn sleep(&self, time: Duration) -> bool {
+        let requested = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let woken = self.0.1.wait_timeout_while(requested, time, |requested| !*requested);
+        !*woken.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
+    use std::thread;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
     }
 
-    #[test]
-    fn keys_overtake_streams_and_each_lane_keeps_its_order() {
-        let queue = Queue::new();
-        queue.push("line 1").unwrap();
-        queue.push("line 2").unwrap();
-        queue.push_urgent("key 1").unwrap();
-        queue.push_urgent("key 2").unwrap();
-        assert_eq!(queue.take(3, soon()), ["key 1", "key 2", "line 1"]);
-        assert_eq!(queue.take(3, soon()), ["line 2"]);
+    /// Signals stand for items of either lane.
+    fn numbers(items: Vec<Item>) -> Vec<i32> {
+        items.iter().map(|item| if let Item::Signal(number) = item { *number } else { -1 }).collect()
     }
 
     #[test]
-    fn an_empty_queue_gives_nothing_once_the_deadline_has_passed() {
-        assert!(Queue::<u8>::new().take(8, Instant::now()).is_empty());
+    fn urgent_items_overtake_stream_items_and_each_lane_keeps_its_order() {
+        let (sender, reader) = queue();
+        sender.stream(Item::Signal(11)).unwrap();
+        sender.stream(Item::Signal(12)).unwrap();
+        sender.urgent(Item::Signal(1)).unwrap();
+        sender.urgent(Item::Signal(2)).unwrap();
+        assert_eq!(numbers(reader.take(3, soon())), [1, 2, 11]);
+        assert_eq!(numbers(reader.take(3, soon())), [12]);
     }
 
     #[test]
-    fn a_full_stream_waits_while_keys_still_come_through() {
-        let queue = Arc::new(Queue::new());
+    fn an_empty_queue_returns_nothing_when_the_deadline_has_passed() {
+        let (_sender, reader) = queue();
+        assert!(reader.take(8, Instant::now()).is_empty());
+    }
+
+    #[test]
+    fn an_urgent_item_wakes_a_waiting_reader() {
+        let (sender, reader) = queue();
+        let waiting = thread::spawn(move || reader.take(8, soon()));
+        sender.urgent(Item::Signal(1)).unwrap();
+        assert_eq!(numbers(waiting.join().unwrap()), [1]);
+    }
+
+    #[test]
+    fn a_full_stream_lane_blocks_its_sender_and_not_the_keys() {
+        let (sender, reader) = queue();
         for i in 0..STREAM_CAPACITY {
-            queue.push(i).unwrap();
+            sender.stream(Item::Signal(i as i32)).unwrap();
         }
-        let waiting = std::thread::spawn({
-            let queue = queue.clone();
-            move || queue.push(usize::MAX)
+        let blocked = thread::spawn({
+            let sender = sender.clone();
+            move || sender.stream(Item::Signal(-2))
         });
-        queue.push_urgent(7).unwrap();
-        let taken = queue.take(STREAM_CAPACITY + 1, soon());
-        assert_eq!(taken[0], 7);
-        assert!(taken.len() > STREAM_CAPACITY);
-        waiting.join().unwrap().unwrap();
-        assert_eq!(queue.take(8, soon()), [usize::MAX]);
+        sender.urgent(Item::Signal(-7)).unwrap();
+        let mut taken = numbers(reader.take(STREAM_CAPACITY, soon()));
+        assert_eq!(taken[0], -7);
+        while taken.len() < STREAM_CAPACITY + 2 {
+            taken.extend(numbers(reader.take(8, soon())));
+        }
+        blocked.join().unwrap().unwrap();
+        assert_eq!(taken.last(), Some(&-2));
     }
 
     #[test]
-    fn closing_frees_a_waiting_stream() {
-        let queue = Arc::new(Queue::new());
+    fn closing_the_queue_frees_a_blocked_stream() {
+        let (sender, reader) = queue();
         for i in 0..STREAM_CAPACITY {
-            queue.push(i).unwrap();
+            sender.stream(Item::Signal(i as i32)).unwrap();
         }
-        let waiting = std::thread::spawn({
-            let queue = queue.clone();
-            move || queue.push(0)
+        let blocked = thread::spawn({
+            let sender = sender.clone();
+            move || sender.stream(Item::Signal(0))
         });
-        queue.close();
-        assert_eq!(waiting.join().unwrap(), Err(Closed));
+        drop(reader);
+        assert_eq!(blocked.join().unwrap(), Err(Closed));
+        assert_eq!(sender.urgent(Item::Gone), Err(Closed));
     }
 }

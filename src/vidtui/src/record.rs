@@ -2,7 +2,7 @@
 //!
 //! A recording is for the build that made it: no promise beyond that, which is why its first line says which.
 
-use crate::console;
+use crate::appearance;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{Failure, RunId};
@@ -36,8 +36,8 @@ impl Header {
         Setup {
             size,
             now: self.now,
-            theme: console::theme(),
-            symbols: console::symbols(),
+            theme: appearance::theme(),
+            symbols: appearance::symbols(),
             runs_dir: self.runs_dir.clone(),
             export_dir: self.export_dir.clone(),
             nodes_from: self.nodes_from.clone(),
@@ -48,7 +48,7 @@ impl Header {
 
 /// One line: what happened, and when.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Moment {
+pub struct RecordedMsg {
     /// Seconds since the start.
     pub at_s: f64,
     /// What happened.
@@ -115,7 +115,7 @@ impl Recorder {
 }
 
 /// Opens a recording: its header, and its moments one by one.
-pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<Moment, Refusal>> + use<>), Refusal> {
+pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<RecordedMsg, Refusal>> + use<>), Refusal> {
     let unreadable = |why: String| {
         Failure::new(
             rundir::ErrorCode::Unclassified,

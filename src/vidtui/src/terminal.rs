@@ -6,6 +6,8 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{self, Pid};
 use ratatui::backend::CrosstermBackend;
@@ -84,7 +86,7 @@ impl Screen {
     /// Asks the terminal to put `text` on the clipboard (OSC 52), which also works over SSH.
     pub fn copy(&mut self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        write!(out, "\x1b]52;c;{}\x07", base64(text.as_bytes()))?;
+        write!(out, "\x1b]52;c;{}\x07", BASE64.encode(text))?;
         out.flush()
     }
 
@@ -102,7 +104,7 @@ impl Drop for Screen {
     }
 }
 
-/// Makes SIGTSTP wait until [`suspend_if_asked`], in this thread and those that it starts from now on.
+/// Makes SIGTSTP wait until [`suspend_if_requested`], in this thread and those that it starts from now on.
 ///
 /// It is held back and not handled, so that the kernel itself withdraws it when the shell continues us before we have
 /// stopped: nobody would continue us a second time.
@@ -110,7 +112,7 @@ pub fn hold_suspension() -> io::Result<()> {
     Ok(suspension().thread_block()?)
 }
 
-/// Asks for this process and its job to be suspended; [`suspend_if_asked`] is the answer.
+/// Asks for this process and its job to be suspended; [`suspend_if_requested`] is the answer.
 ///
 /// The whole process group is signalled, because `cargo run` and `cargo xtask demo` wait in it and the shell only
 /// comes back when they stop too. The terminal is given back first, because the shell may come back at once.
@@ -127,7 +129,7 @@ pub fn request_suspend() -> io::Result<()> {
 
 /// Stops this process when a SIGTSTP waits, with the terminal given back, and returns after `fg`, which also sends
 /// SIGCONT: its handler takes the terminal again.
-pub fn suspend_if_asked() -> io::Result<()> {
+pub fn suspend_if_requested() -> io::Result<()> {
     if suspension_is_pending()? {
         restore();
         suspension().thread_unblock()?;
@@ -205,19 +207,6 @@ fn parent_of(pid: Pid) -> Option<Pid> {
     fields.split_whitespace().nth(1)?.parse().ok().map(Pid::from_raw)
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits = group.iter().enumerate().fold(0u32, |bits, (i, &byte)| bits | u32::from(byte) << (16 - 8 * i));
-        for i in 0..4 {
-            let letter = ALPHABET[(bits >> (18 - 6 * i) & 63) as usize];
-            text.push(if i <= group.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,13 +218,6 @@ mod tests {
         let out = String::from_utf8(out).unwrap();
         for sequence in ["\x1b[?2004l", "\x1b[?1049l", "\x1b[?25h"] {
             assert!(out.contains(sequence), "{sequence:?} is missing in {out:?}");
-        }
-    }
-
-    #[test]
-    fn base64_pads_as_rfc_4648_shows() {
-        for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
-            assert_eq!(base64(plain.as_bytes()), coded);
         }
     }
 }

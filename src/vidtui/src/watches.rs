@@ -3,15 +3,14 @@
 //! Files are polled by size rather than watched: it costs a few system calls a second, and works on every file system,
 //! NFS too.
 
-use crate::console::Item;
 use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
-use crate::queue::Queue;
+use crate::queue::{Item, Sender, StopFlag};
 use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use ui::{LogChunk, Msg, RunMsg, Watch};
@@ -32,13 +31,13 @@ const LOG_TAIL_BYTES: u64 = 1 << 20;
 /// The running streams.
 pub struct Watcher {
     workspace: Arc<Workspace>,
-    queue: Arc<Queue<Item>>,
-    running: BTreeMap<Watch, Stop>,
+    queue: Sender,
+    running: BTreeMap<Watch, StopFlag>,
 }
 
 impl Watcher {
     /// A watcher with nothing running.
-    pub fn new(workspace: Arc<Workspace>, queue: Arc<Queue<Item>>) -> Self {
+    pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
         Self { workspace, queue, running: BTreeMap::new() }
     }
 
@@ -53,7 +52,7 @@ impl Watcher {
         });
         for watch in wanted {
             if !self.running.contains_key(watch) {
-                let stop = Stop::default();
+                let stop = StopFlag::default();
                 let stream =
                     Stream { workspace: self.workspace.clone(), queue: self.queue.clone(), stop: stop.clone() };
                 let what = watch.clone();
@@ -66,31 +65,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.running.values().for_each(Stop::request);
-    }
-}
-
-/// Asks one stream to end, and wakes it for that.
-#[derive(Clone, Default)]
-pub struct Stop(Arc<(Mutex<bool>, Condvar)>);
-
-impl Stop {
-    /// Asks.
-    pub fn request(&self) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.0.1.notify_all();
-    }
-
-    /// Whether it was asked.
-    pub fn requested(&self) -> bool {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sleeps; says whether to go on.
-    fn pause(&self, time: Duration) -> bool {
-        let requested = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let woken = self.0.1.wait_timeout_while(requested, time, |requested| !*requested);
-        !*woken.unwrap_or_else(PoisonError::into_inner).0
+        self.running.values().for_each(StopFlag::request);
     }
 }
 
@@ -100,8 +75,8 @@ struct Ended;
 /// One stream's end of the queue.
 struct Stream {
     workspace: Arc<Workspace>,
-    queue: Arc<Queue<Item>>,
-    stop: Stop,
+    queue: Sender,
+    stop: StopFlag,
 }
 
 impl Stream {
@@ -261,11 +236,11 @@ impl Stream {
         if self.stop.requested() {
             return Err(Ended);
         }
-        self.queue.push(Item::Stream(self.stop.clone(), msg)).map_err(|_| Ended)
+        self.queue.stream(Item::Stream(self.stop.clone(), msg)).map_err(|_| Ended)
     }
 
     fn pause(&self, time: Duration) -> Result<(), Ended> {
-        if self.stop.pause(time) { Ok(()) } else { Err(Ended) }
+        if self.stop.sleep(time) { Ok(()) } else { Err(Ended) }
     }
 }
 

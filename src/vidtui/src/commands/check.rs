@@ -1,8 +1,8 @@
 //! `vidtui check`.
 
+use crate::appearance;
 use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
-use crate::console::symbols_are_unicode;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{Wish, Workspace};
@@ -34,7 +34,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     } else {
         let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
         let costs = if own { format!("\n{}", output::facts(&plan::cost_rows(recipe))) } else { String::new() };
-        output::text(&format!("{fitted}{}{costs}", checks::table(&rows, symbols_are_unicode())))?;
+        output::text(&format!("{fitted}{}{costs}", checks::table(&rows, appearance::is_unicode())))?;
     }
     match rows.iter().find_map(|row| row.failure()) {
         None => Ok(()),

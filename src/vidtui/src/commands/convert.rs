@@ -2,14 +2,14 @@
 
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::commands::transfer::{Transfer, find};
+use crate::conversions::{facts, rows};
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Layer;
 use rundir::{Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
-use ui::ConvertRow;
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm};
 
 /// Converts weights, or shows what would be converted.
 pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), Refusal> {
@@ -82,50 +82,8 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
     })
 }
 
-/// What a conversion is about, in names and values.
-pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
-    let Report { mapped, unused, waived, initialized, missing, notes } = &plan.report;
-    let source = &plan.source;
-    let family = source.family.map_or(String::new(), |family| format!("{family}, "));
-    let counted = |names: usize| units::grouped(names as u64);
-    let mut facts = vec![
-        ("from".into(), format!("{} ({family}{})", source.found.path, source.found.kind)),
-        (
-            "to".into(),
-            format!("{}, {} in {}", plan.target, units::bytes(plan.bytes()), units::counted(plan.file_count(), "file")),
-        ),
-        ("mapped".into(), counted(mapped.len())),
-        ("unused".into(), counted(unused.len())),
-        ("initialized".into(), counted(initialized.len())),
-    ];
-    if !waived.is_empty() {
-        facts.push(("waived".into(), counted(waived.len())));
-    }
-    if !missing.is_empty() {
-        facts.push(("missing".into(), counted(missing.len())));
-    }
-    facts.extend(notes.iter().map(|note| ("note".into(), note.clone())));
-    facts
-}
-
 fn in_short(plan: &ConvertPlan) -> String {
     output::facts(&facts(plan))
-}
-
-/// What becomes of the tensors, blocks taken together; those for which it would be refused come first.
-pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
-    let Report { unused, waived, missing, .. } = &plan.report;
-    let lists = [("(missing)", missing, true), ("(unused)", unused, true), ("(waived)", waived, false)];
-    let alone = lists.into_iter().flat_map(|(word, names, wrong)| {
-        names.iter().map(move |name| ConvertRow { count: 1, source: name.clone(), target: word.into(), wrong })
-    });
-    let patterns = plan.report.patterns().into_iter().map(|row| ConvertRow {
-        count: row.count,
-        source: row.source,
-        target: row.target,
-        wrong: false,
-    });
-    alone.chain(patterns).collect()
 }
 
 fn in_full(plan: &ConvertPlan) -> String {

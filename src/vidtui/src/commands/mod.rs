@@ -3,7 +3,7 @@
 mod check;
 mod checkpoints;
 mod completions;
-pub mod convert;
+mod convert;
 mod data;
 mod export;
 mod inspect;

@@ -1,7 +1,7 @@
 //! `vidtui nodes` and `vidtui smi`.
 
+use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
-use crate::console::symbols_are_unicode;
 use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::simulate;
@@ -246,7 +246,7 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
         titles.push(("watts of each", Side::Left));
     }
     titles.push(("", Side::Left));
-    let none = if symbols_are_unicode() { "–" } else { "-" };
+    let none = if appearance::is_unicode() { "–" } else { "-" };
     let row = |view: &&NodeView| {
         let mut row = vec![view.node.id.to_string(), view.condition(now).word().to_owned()];
         row.extend(columns.iter().map(|column| ascii(cell(column, view).unwrap_or_else(|| none.to_owned()))));
@@ -377,7 +377,7 @@ fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
 
 /// Leaves out what a terminal without UTF-8 would show as rubbish.
 fn ascii(text: String) -> String {
-    if symbols_are_unicode() { text } else { text.replace("°", "") }
+    if appearance::is_unicode() { text } else { text.replace("°", "") }
 }
 
 /// All nodes, for scripts.

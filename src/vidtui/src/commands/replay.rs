@@ -2,7 +2,7 @@
 
 use crate::args::ReplayArgs;
 use crate::console::{self, End};
-use crate::record::{self, Moment};
+use crate::record::{self, RecordedMsg};
 use crate::refusal::Refusal;
 use crate::terminal::Screen;
 use ratatui::Terminal;
@@ -44,7 +44,7 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
         )));
     }
     // Read before the terminal is taken, so that a line that cannot be read is told where it can be seen.
-    let moments: Vec<Moment> = moments.collect::<Result<_, _>>()?;
+    let moments: Vec<RecordedMsg> = moments.collect::<Result<_, _>>()?;
     console::replay(&header, moments.into_iter(), args.speed)
 }
 

@@ -1,7 +1,7 @@
 //! Work on many gigabytes: where they are, how far it is, and what happens when somebody loses patience.
 
-use crate::console::die_of;
 use crate::refusal::Refusal;
+use crate::signals;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
@@ -81,7 +81,7 @@ impl Transfer {
         }
         match self.signal.load(Ordering::Relaxed) {
             0 => {}
-            signal => die_of(i32::try_from(signal).unwrap_or(SIGTERM)),
+            signal => signals::exit_by(i32::try_from(signal).unwrap_or(SIGTERM)),
         }
     }
 }

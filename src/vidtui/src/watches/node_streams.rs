@@ -1,7 +1,7 @@
 //! The streams of nodes: which there are, what each does, and what nvidia-smi says there.
 
 use super::{Ended, LIST, Stream};
-use crate::console::Item;
+use crate::queue::Item;
 use crate::simulate;
 use cluster::NodeId;
 use remote::{NodeUpdate, NodeWatch, OnUpdate};
@@ -55,7 +55,7 @@ impl Stream {
                 NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
             };
             let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
-            if stop.requested() || queue.push(item).is_err() {
+            if stop.requested() || queue.stream(item).is_err() {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
