@@ -6,8 +6,7 @@ use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
 use crate::slurm;
 use crate::text;
-use crate::widgets::key_bar::{hint, key_of};
-use crate::widgets::{capitalized, failure_lines};
+use crate::widgets::{capitalized, failure_lines, hint};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
 use runstate::{RunState, START_GRACE};
@@ -158,7 +157,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
     let kind = StateKind::of(&row.state);
     let mut steps = Vec::new();
     let mut say = |action: Action, text: String| {
-        let key = key_of(context, action);
+        let key = context.key_of(action);
         if !key.is_empty() {
             steps.push(hint(model, &key, &text));
         }

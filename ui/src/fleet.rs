@@ -3,7 +3,6 @@
 //! A frame is taken in once, and then only digested numbers are compared and added up, so that a thousand nodes cost the
 //! screen little more than ten.
 
-use crate::msg::NodeMsg;
 use cluster::fault::{Fault, FaultWeight, faults};
 use cluster::probe::{CpuTicks, Frame};
 use cluster::slurm::SlurmNode;
@@ -223,20 +222,25 @@ impl Fleet {
         }
     }
 
-    /// Takes in news of a node; those of nodes that are no longer listed are dropped.
-    pub fn take_in(&mut self, node: &NodeId, what: NodeMsg, now: f64) {
-        let Some(view) = self.places.get(node).and_then(|at| self.nodes.get_mut(*at)) else { return };
-        match what {
-            NodeMsg::Frame(frame) => view.take_in(frame, now),
-            NodeMsg::Down(why) => {
-                let since_s = match &view.link {
-                    Link::Unreachable { since_s, .. } => *since_s,
-                    _ => view.frame_s.unwrap_or(now),
-                };
-                view.link = Link::Unreachable { since_s, why };
-            }
-            NodeMsg::Smi(_) => {}
+    /// Records a sample of a node. A node that is no longer listed is ignored.
+    pub fn sampled(&mut self, node: &NodeId, frame: Box<Frame>, now: f64) {
+        if let Some(view) = self.view_mut(node) {
+            view.sampled(frame, now);
         }
+    }
+
+    /// Records that a node cannot be reached. A node that is no longer listed is ignored.
+    pub fn unreachable(&mut self, node: &NodeId, why: Failure, now: f64) {
+        let Some(view) = self.view_mut(node) else { return };
+        let since_s = match &view.link {
+            Link::Unreachable { since_s, .. } => *since_s,
+            _ => view.frame_s.unwrap_or(now),
+        };
+        view.link = Link::Unreachable { since_s, why };
+    }
+
+    fn view_mut(&mut self, node: &NodeId) -> Option<&mut NodeView> {
+        self.places.get(node).and_then(|at| self.nodes.get_mut(*at))
     }
 
     /// Returns all nodes, as they are listed.
@@ -368,7 +372,7 @@ impl NodeView {
         }
     }
 
-    fn take_in(&mut self, frame: Box<Frame>, now: f64) {
+    fn sampled(&mut self, frame: Box<Frame>, now: f64) {
         let cpu_pct = frame.host.cpu.zip(self.cpu).and_then(|(now, before)| now.busy_pct_since(before));
         self.cpu = frame.host.cpu;
         self.link = Link::Up;

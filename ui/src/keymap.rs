@@ -177,6 +177,12 @@ impl Context {
         self.bindings().iter().chain(self.global())
     }
 
+    /// Returns the name of an action's first key here; empty where it has none.
+    pub fn key_of(self, action: Action) -> String {
+        let binding = self.all_bindings().find(|binding| binding.action == action);
+        binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
+    }
+
     /// Returns what a key means here.
     pub fn action(self, key: Key) -> Option<Action> {
         self.all_bindings().find(|binding| binding.keys.contains(&key)).map(|binding| binding.action)

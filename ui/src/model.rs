@@ -1,15 +1,27 @@
 //! Everything the console knows. Plain data: no handles, no clock, no paths it opens itself.
 
+mod convert_screen;
+mod dialogs;
+mod logs_screen;
+mod run_screen;
+mod screen;
+
+pub use convert_screen::{ConvertScreen, Preview, Work};
+pub use dialogs::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
+pub(crate) use logs_screen::{LineKind, LogLine};
+pub use logs_screen::{LogsScreen, Search};
+pub use run_screen::RunScreen;
+pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
+
 use crate::effect::Watch;
-use crate::fleet::{Fleet, FleetSource};
+use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
-use crate::modals::Modal;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
-use crate::run_state::StateKind;
-use crate::screens::{convert, logs, node, nodes, run, runs, stages};
+use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
 use rundir::{Failure, RunId};
 use std::collections::BTreeSet;
 
@@ -32,19 +44,6 @@ pub struct Setup {
     pub nodes_from: String,
     /// Begin on this run's screen.
     pub open: Option<RunId>,
-}
-
-/// What fills the terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "one per file in screens/")]
-pub enum Screen {
-    Runs,
-    Run,
-    Stages,
-    Logs,
-    Nodes,
-    Node,
-    Convert,
 }
 
 /// A line that is being typed.
@@ -111,21 +110,21 @@ pub struct Model {
     /// What is shown.
     pub screen: Screen,
     /// State of the Runs screen.
-    pub runs_screen: runs::RunsScreen,
+    pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
-    pub run: Option<run::RunScreen>,
+    pub run: Option<RunScreen>,
     /// State of the Stages screen.
-    pub stages: stages::StagesScreen,
+    pub stages: StagesScreen,
     /// The open log.
-    pub logs: Option<logs::LogsScreen>,
+    pub logs: Option<LogsScreen>,
     /// The nodes that are watched.
     pub fleet: Fleet,
     /// State of the Nodes screen.
-    pub nodes: nodes::NodesScreen,
+    pub nodes: NodesScreen,
     /// The open node.
-    pub node: Option<node::NodeScreen>,
+    pub node: Option<NodeScreen>,
     /// State of the Convert screen.
-    pub convert: convert::ConvertScreen,
+    pub convert: ConvertScreen,
     /// A line being typed.
     pub input: Option<Input>,
     /// A dialog on top.
@@ -152,14 +151,14 @@ impl Model {
             runs: None,
             curricula: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
-            runs_screen: runs::RunsScreen { selected: setup.open.clone(), ..Default::default() },
-            run: setup.open.map(run::RunScreen::new),
-            stages: stages::StagesScreen::default(),
+            runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
+            run: setup.open.map(RunScreen::new),
+            stages: StagesScreen::default(),
             logs: None,
             fleet: Fleet::default(),
-            nodes: nodes::NodesScreen::default(),
+            nodes: NodesScreen::default(),
             node: None,
-            convert: convert::ConvertScreen::default(),
+            convert: ConvertScreen::default(),
             input: None,
             modal: None,
             jobs: Jobs::default(),
@@ -206,10 +205,45 @@ impl Model {
     /// Returns the run that keys such as "resume" act on.
     pub fn target(&self) -> Option<&RunRow> {
         match self.screen {
-            Screen::Runs => runs::selected(self),
+            Screen::Runs => self.selected_run(),
             Screen::Run | Screen::Logs => self.run.as_ref().and_then(|open| self.row(&open.id)),
             Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => None,
         }
+    }
+
+    /// Returns the runs that pass the filter of the Runs screen.
+    pub fn visible_runs(&self) -> Vec<&RunRow> {
+        let wanted = self.runs_screen.filter.to_lowercase();
+        let passes = |row: &&RunRow| {
+            let stage = row.stage.as_deref().unwrap_or_default();
+            let word = StateKind::of(&row.state).word();
+            wanted.is_empty() || format!("{} {} {stage} {word}", row.run, row.name).to_lowercase().contains(&wanted)
+        };
+        self.rows().iter().filter(passes).collect()
+    }
+
+    /// Returns the position of the selected run among those that are visible.
+    pub(crate) fn run_position(&self, rows: &[&RunRow]) -> usize {
+        let chosen = self.runs_screen.selected.as_ref();
+        chosen.and_then(|run| rows.iter().position(|row| row.run == *run)).unwrap_or(0)
+    }
+
+    /// Returns the run that is selected on the Runs screen.
+    pub fn selected_run(&self) -> Option<&RunRow> {
+        let rows = self.visible_runs();
+        rows.get(self.run_position(&rows)).copied()
+    }
+
+    /// Returns the position of the selected node among those that pass the filter.
+    pub(crate) fn node_position(&self) -> usize {
+        let nodes = self.fleet.nodes();
+        let at = |id: &NodeId| self.nodes.order.iter().position(|at| nodes.get(*at).is_some_and(|n| n.node.id == *id));
+        self.nodes.selected.as_ref().and_then(at).unwrap_or(0)
+    }
+
+    /// Returns the node that is selected on the Nodes screen.
+    pub fn selected_node(&self) -> Option<&NodeView> {
+        self.fleet.nodes().get(*self.nodes.order.get(self.node_position())?)
     }
 
     /// Returns the stages of a curriculum, if it could be read.
@@ -251,7 +285,7 @@ impl Model {
     /// Shows a run's screen; what was known of it is kept if it was open already.
     pub(crate) fn open_run(&mut self, run: RunId) {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
-            self.run = Some(run::RunScreen::new(run.clone()));
+            self.run = Some(RunScreen::new(run.clone()));
         }
         self.runs_screen.selected = Some(run);
         self.logs = None;
@@ -280,8 +314,7 @@ impl Model {
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
         if matches!(self.screen, Screen::Nodes | Screen::Node) {
-            // Nodes tell news all the time; they are shown with the clock, so that the screen is calm and the cost fixed.
-            nodes::renew(self);
+            // Nodes send frames all the time. They are drawn once per tick, so that rows do not jump and the cost is fixed.
             self.dirty = true;
         }
     }
@@ -330,7 +363,7 @@ pub fn farewell(model: &Model) -> Option<String> {
     let first = active.first()?;
     let what = match active.len() {
         1 => {
-            let id = crate::run_state::short_id(&first.run);
+            let id = short_id(&first.run);
             format!("{id} goes on without the console (step {} of {})", first.step, first.steps_total)
         }
         n => format!("{n} runs go on without the console"),

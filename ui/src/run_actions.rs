@@ -4,10 +4,9 @@ use crate::advice;
 use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::Action;
-use crate::model::{Model, Screen};
+use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::logs;
 
 /// Returns why an action on the current run makes no sense now, as a sentence to show.
 ///
@@ -112,7 +111,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::Logs => {
             model.open_run(run);
-            model.logs = Some(logs::LogsScreen::default());
+            model.logs = Some(LogsScreen::default());
             model.screen = Screen::Logs;
             Vec::new()
         }

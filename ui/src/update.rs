@@ -4,8 +4,8 @@ use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::Action;
-use crate::modals::{Modal, failure, help, kill, launch};
-use crate::model::{Model, Purpose, Screen, keymap};
+use crate::modals::{failure, help, kill, launch};
+use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
@@ -16,6 +16,9 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Tick(now) => {
             model.tick(now);
+            if matches!(model.screen, Screen::Nodes | Screen::Node) {
+                nodes::renew(model);
+            }
             return Vec::new();
         }
         Msg::Runs(list) => {
@@ -23,9 +26,13 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             runs::keep_selection(model);
             return Vec::new();
         }
-        // The clock shows it.
-        Msg::Node { node, what: what @ (NodeMsg::Frame(_) | NodeMsg::Down(_)) } => {
-            model.fleet.take_in(&node, what, model.now);
+        // The next tick draws it.
+        Msg::Node { node, what: NodeMsg::Frame(frame) } => {
+            model.fleet.sampled(&node, frame, model.now);
+            return Vec::new();
+        }
+        Msg::Node { node, what: NodeMsg::Down(why) } => {
+            model.fleet.unreachable(&node, why, model.now);
             return Vec::new();
         }
         _ => model.dirty = true,
@@ -90,7 +97,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         return end_input(model, action);
     }
     match action {
-        Action::Help => model.modal = Some(Modal::Help(help::HelpDialog { context, scroll: 0 })),
+        Action::Help => model.modal = Some(Modal::Help(HelpDialog { context, scroll: 0 })),
         Action::ShowRuns => model.screen = Screen::Runs,
         Action::ShowStages => stages::open(model),
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
@@ -106,7 +113,11 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
                 Screen::Stages => stages::on_action(model, action),
                 Screen::Logs => logs::on_action(model, action),
                 Screen::Nodes => nodes::on_action(model, action),
-                Screen::Node => node::on_action(model, action),
+                Screen::Node => {
+                    let effects = node::on_action(model, action);
+                    nodes::keep_selection(model);
+                    effects
+                }
                 Screen::Convert => convert::on_action(model, action),
             };
         }
@@ -192,18 +203,18 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         }
         (JobMsg::LaunchPlanned(plan), intent) => {
             let resumes = matches!(intent, Intent::PlanResume(_));
-            model.modal = Some(Modal::Launch(launch::LaunchDialog { plan, resumes, scroll: 0 }));
+            model.modal = Some(Modal::Launch(LaunchDialog { plan, resumes, scroll: 0 }));
         }
         (JobMsg::KillPlanned(plan), _) => {
-            model.modal = Some(Modal::Kill(kill::KillDialog { plan, yes: false, scroll: 0 }));
+            model.modal = Some(Modal::Kill(KillDialog { plan, yes: false, scroll: 0 }));
         }
         (JobMsg::ConvertPlanned(preview), _) => convert::planned(model, job, Ok(preview)),
         (JobMsg::Failed(failure), Intent::PlanConvert) => convert::planned(model, job, Err(failure)),
         (JobMsg::ConvertFirst { failure, options }, _) => {
-            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: Some(options), scroll: 0 }));
+            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: Some(options), scroll: 0 }));
         }
         (JobMsg::Failed(failure), _) => {
-            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: None, scroll: 0 }))
+            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }))
         }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
         (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. }, _) => {}

@@ -3,10 +3,11 @@
 use crate::jobs::Job;
 use crate::keymap::{Action, Context};
 use crate::layout;
+use crate::modals;
 use crate::model::{Model, Purpose, Screen};
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use crate::text;
-use crate::widgets::key_bar::{self, key_of};
+use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
@@ -55,7 +56,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         write(model, buf, areas.notice, notice);
     }
     if let Some(modal) = &model.modal {
-        modal.view(model, buf);
+        modals::view(modal, model, buf);
     }
 }
 
@@ -110,7 +111,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
         if job.waiting.is_some() {
-            text += &format!("; {} gives up", key_of(Context::Run, Action::Kill));
+            text += &format!("; {} gives up", Context::Run.key_of(Action::Kill));
         }
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
     }

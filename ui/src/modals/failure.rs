@@ -2,28 +2,14 @@
 
 use crate::effect::Effect;
 use crate::keymap::{Action, Context};
-use crate::modals::{Modal, scrolls};
-use crate::model::Model;
-use crate::msg::ConvertOptions;
+use crate::modals::scrolls;
+use crate::model::{FailureDialog, Modal, Model};
 use crate::screens::convert;
-use crate::widgets::key_bar::{hint, key_of};
-use crate::widgets::{capitalized, dialog};
+use crate::widgets::{capitalized, dialog, hint};
 use crate::{text, widgets};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::Failure;
-
-/// The failure dialog.
-#[derive(Debug, Clone)]
-pub struct FailureDialog {
-    /// What is shown.
-    pub failure: Failure,
-    /// The conversion that would help.
-    pub convert: Option<Box<ConvertOptions>>,
-    /// First visible line.
-    pub scroll: usize,
-}
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: FailureDialog, action: Action) -> Vec<Effect> {
@@ -62,10 +48,10 @@ impl FailureDialog {
         let title = capitalized(&self.failure.what);
         let mut footer = Vec::new();
         if self.convert.is_some() {
-            footer.extend(hint(model, &key_of(Context::FailureDialog, Action::Convert), "convert them"));
+            footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Convert), "convert them"));
             footer.push(Span::raw("   "));
         }
-        footer.extend(hint(model, &key_of(Context::FailureDialog, Action::Cancel), "close"));
+        footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Cancel), "close"));
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }
 }

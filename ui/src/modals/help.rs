@@ -2,22 +2,12 @@
 
 use crate::effect::Effect;
 use crate::keymap::{Action, Binding, Context};
-use crate::modals::{Modal, scrolls};
-use crate::model::Model;
+use crate::modals::scrolls;
+use crate::model::{HelpDialog, Modal, Model};
 use crate::text;
-use crate::widgets::dialog;
-use crate::widgets::key_bar::{hint, key_of};
+use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
-
-/// The help dialog.
-#[derive(Debug, Clone)]
-pub struct HelpDialog {
-    /// Whose keys come first.
-    pub context: Context,
-    /// First visible line.
-    pub scroll: usize,
-}
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: HelpDialog, action: Action) -> Vec<Effect> {
@@ -47,7 +37,7 @@ impl HelpDialog {
 
     /// Draws it.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let footer = hint(model, &key_of(Context::Help, Action::Cancel), "close");
+        let footer = hint(model, &Context::Help.key_of(Action::Cancel), "close");
         dialog::draw(model, buf, "Keys", model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
     }
 }

@@ -3,28 +3,15 @@
 use crate::effect::{Confirmed, Effect};
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
-use crate::modals::{Modal, scrolls};
-use crate::model::Model;
+use crate::modals::scrolls;
+use crate::model::{KillDialog, Modal, Model};
 use crate::run_state::short_id;
 use crate::text;
 use crate::widgets::dialog;
-use crate::widgets::key_bar::key_of;
-use plan::RunKill;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::text::{Line, Span};
 use units::counted;
-
-/// The kill dialog.
-#[derive(Debug, Clone)]
-pub struct KillDialog {
-    /// What would be signalled.
-    pub plan: Box<RunKill>,
-    /// Whether Enter means yes.
-    pub yes: bool,
-    /// First visible line.
-    pub scroll: usize,
-}
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> Vec<Effect> {
@@ -71,7 +58,7 @@ impl KillDialog {
             Some((step, None)) if step > 0 => format!(" It has no checkpoint yet: at worst all {step} steps are lost."),
             _ => String::new(),
         };
-        let stop = key_of(Context::Run, Action::Stop);
+        let stop = Context::Run.key_of(Action::Stop);
         let instead = match &self.plan.job {
             Some(job) if job.is_waiting => {
                 "Nothing of it runs now. Its checkpoints stay: it can be resumed later.".into()
@@ -122,8 +109,8 @@ impl KillDialog {
             let pointer = if is { model.symbols.pointer } else { " " };
             Span::styled(format!("{pointer} {text} "), style)
         };
-        let no = key_of(Context::KillDialog, Action::No);
-        let yes = key_of(Context::KillDialog, Action::Yes);
+        let no = Context::KillDialog.key_of(Action::No);
+        let yes = Context::KillDialog.key_of(Action::Yes);
         let mut footer = vec![
             marked(&format!("No ({no})"), !self.yes),
             Span::raw("   "),

@@ -3,27 +3,14 @@
 use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
-use crate::modals::{Modal, scrolls};
-use crate::model::Model;
+use crate::modals::scrolls;
+use crate::model::{LaunchDialog, Modal, Model};
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
 use crate::text;
-use crate::widgets::dialog;
-use crate::widgets::key_bar::{hint, key_of};
-use plan::LaunchPlan;
+use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
-
-/// The launch dialog.
-#[derive(Debug, Clone)]
-pub struct LaunchDialog {
-    /// What would be started.
-    pub plan: Box<LaunchPlan>,
-    /// Whether it goes on with an existing run.
-    pub resumes: bool,
-    /// First visible line.
-    pub scroll: usize,
-}
 
 /// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) -> Vec<Effect> {
@@ -87,9 +74,9 @@ impl LaunchDialog {
             let what = self.plan.run.stage.as_ref().unwrap_or(&self.plan.run.name);
             (format!("Start {what}?"), "start")
         };
-        let mut footer = hint(model, &key_of(Context::LaunchDialog, Action::Accept), verb);
+        let mut footer = hint(model, &Context::LaunchDialog.key_of(Action::Accept), verb);
         footer.push(Span::raw("   "));
-        footer.extend(hint(model, &key_of(Context::LaunchDialog, Action::Cancel), "cancel"));
+        footer.extend(hint(model, &Context::LaunchDialog.key_of(Action::Cancel), "cancel"));
         dialog::draw(model, buf, &title, model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
     }
 }

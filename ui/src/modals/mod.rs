@@ -5,43 +5,18 @@ pub mod help;
 pub mod kill;
 pub mod launch;
 
-use crate::keymap::{Action, Context};
-use crate::model::Model;
+use crate::keymap::Action;
+use crate::model::{Modal, Model};
 use crate::widgets::dialog;
 use ratatui_core::buffer::Buffer;
 
-/// The dialog on top.
-#[derive(Debug, Clone)]
-pub enum Modal {
-    /// What would be started.
-    Launch(launch::LaunchDialog),
-    /// What would be killed.
-    Kill(kill::KillDialog),
-    /// What went wrong.
-    Failure(failure::FailureDialog),
-    /// The keys.
-    Help(help::HelpDialog),
-}
-
-impl Modal {
-    /// Returns the key table that holds while it is open.
-    pub fn context(&self) -> Context {
-        match self {
-            Self::Launch(_) => Context::LaunchDialog,
-            Self::Kill(_) => Context::KillDialog,
-            Self::Failure(_) => Context::FailureDialog,
-            Self::Help(_) => Context::Help,
-        }
-    }
-
-    /// Draws it.
-    pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        match self {
-            Self::Launch(dialog) => dialog.view(model, buf),
-            Self::Kill(dialog) => dialog.view(model, buf),
-            Self::Failure(dialog) => dialog.view(model, buf),
-            Self::Help(dialog) => dialog.view(model, buf),
-        }
+/// Draws a dialog.
+pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
+    match modal {
+        Modal::Launch(dialog) => dialog.view(model, buf),
+        Modal::Kill(dialog) => dialog.view(model, buf),
+        Modal::Failure(dialog) => dialog.view(model, buf),
+        Modal::Help(dialog) => dialog.view(model, buf),
     }
 }
 

@@ -4,11 +4,10 @@ use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
-use crate::model::{Input, Model, Purpose, Screen};
+use crate::model::{Input, Model, Preview, Purpose, Screen, Work};
 use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId, WeightType};
 use crate::text;
-use crate::widgets::key_bar::{hint, key_of};
-use crate::widgets::{failure_lines, panel, write, write_lines};
+use crate::widgets::{failure_lines, hint, panel, write, write_lines};
 use camino::Utf8PathBuf;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -58,56 +57,6 @@ impl Field {
             Self::Merge => "merge",
         }
     }
-}
-
-/// What the Convert screen remembers.
-#[derive(Debug, Clone, Default)]
-pub struct ConvertScreen {
-    /// What is wished for.
-    pub options: ConvertOptions,
-    /// The selected field.
-    pub field: usize,
-    /// What would be done.
-    pub preview: Preview,
-    /// First visible line of the preview.
-    pub scroll: usize,
-    /// The conversion that is going on.
-    pub work: Option<Work>,
-}
-
-/// What would be done, as far as it is known.
-#[derive(Debug, Clone, Default)]
-pub enum Preview {
-    /// Nothing was asked for.
-    #[default]
-    None,
-    /// The shell looks.
-    Requested(JobId),
-    /// This, as it will be done.
-    Shown(Box<ConvertPreview>),
-    /// It cannot be done.
-    Refused(Failure),
-    /// It was done.
-    Made(Utf8PathBuf, ConvertForm),
-}
-
-/// A conversion that is going on.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Work {
-    /// Its job.
-    pub job: JobId,
-    /// What is made.
-    pub target: Utf8PathBuf,
-    /// As what.
-    pub to: ConvertForm,
-    /// Bytes written.
-    pub done: u64,
-    /// Bytes to be written.
-    pub total: u64,
-    /// When it began, Unix seconds.
-    pub since_s: f64,
-    /// Whether somebody has cancelled it.
-    pub stopping: bool,
 }
 
 /// Shows the screen with a request that comes from elsewhere, and asks what it would do.
@@ -341,7 +290,7 @@ pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
     write_lines(model, buf, area, lines.into_iter().skip(scroll));
     if more && left > 0 && area.height > 1 {
         let last = Rect { y: area.bottom() - 1, height: 1, ..area };
-        let key = key_of(Context::Convert, Action::PageDown);
+        let key = Context::Convert.key_of(Action::PageDown);
         let text = format!("{} {} more lines: {key}", model.symbols.ellipsis, left + 1);
         for x in last.left()..last.right() {
             if let Some(cell) = buf.cell_mut((x, last.y)) {
@@ -411,7 +360,7 @@ fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
     }
     let mut second = vec![Span::raw(format!("{facts}   "))];
     if !work.stopping {
-        second.extend(hint(model, &key_of(Context::Convert, Action::CancelWork), "cancel"));
+        second.extend(hint(model, &Context::Convert.key_of(Action::CancelWork), "cancel"));
     }
     vec![
         Line::from(vec![
@@ -445,7 +394,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             lines.extend(failure_lines(model, failure, width));
             let mut line = Vec::new();
             if preview.in_the_way {
-                line.extend(hint(model, &key_of(Context::Convert, Action::Replace), "replace it"));
+                line.extend(hint(model, &Context::Convert.key_of(Action::Replace), "replace it"));
                 line.push(Span::raw("   "));
             }
             line.push(Span::styled(preview.command.clone(), theme.faint));
@@ -455,10 +404,10 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             if preview.in_the_way {
                 lines.push(Line::styled("Replaces the earlier conversion there.", theme.warn));
             }
-            let mut line = hint(model, &key_of(Context::Convert, Action::Convert), "convert as shown");
+            let mut line = hint(model, &Context::Convert.key_of(Action::Convert), "convert as shown");
             if preview.in_the_way {
                 line.push(Span::raw("   "));
-                line.extend(hint(model, &key_of(Context::Convert, Action::Replace), "do not replace"));
+                line.extend(hint(model, &Context::Convert.key_of(Action::Replace), "do not replace"));
             }
             line.push(Span::styled(format!("   {}", preview.command), theme.faint));
             lines.push(Line::from(line));

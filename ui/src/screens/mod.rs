@@ -3,6 +3,7 @@
 pub mod convert;
 pub mod logs;
 pub mod node;
+pub mod node_table;
 pub mod nodes;
 pub mod run;
 pub mod run_panels;

@@ -4,9 +4,9 @@ use crate::effect::Effect;
 use crate::fleet::{Condition, Link, NodeView};
 use crate::keymap::Action;
 use crate::layout;
-use crate::model::{Model, Screen};
+use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;
-use crate::screens::nodes;
+use crate::screens::node_table;
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use cluster::{GpuProcess, GpuSample, NodeId, Reading};
@@ -17,22 +17,9 @@ use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
 use std::collections::VecDeque;
 
-/// The open node.
-#[derive(Debug, Clone)]
-pub struct NodeScreen {
-    /// Which.
-    pub id: NodeId,
-    /// Whether what nvidia-smi says is shown as it is.
-    pub raw: bool,
-    /// What it said last.
-    pub smi: Option<Result<String, Failure>>,
-    /// First visible line.
-    pub scroll: usize,
-}
-
 /// Shows the selected node.
 pub fn open(model: &mut Model) {
-    if let Some(id) = nodes::selected(model).map(|view| view.node.id.clone()) {
+    if let Some(id) = model.selected_node().map(|view| view.node.id.clone()) {
         show(model, id);
     }
 }
@@ -44,7 +31,6 @@ fn show(model: &mut Model, id: NodeId) {
     }
     model.nodes.selected = Some(id);
     model.screen = Screen::Node;
-    nodes::keep_selection(model);
 }
 
 /// Takes in what nvidia-smi said on the open node.
@@ -159,14 +145,14 @@ fn lines_of(model: &Model) -> usize {
 
 fn head_line(model: &Model, view: &NodeView) -> Line<'static> {
     let condition = view.condition(model.now);
-    let sign = format!("{} {}", nodes::glyph(model, condition), condition.word());
+    let sign = format!("{} {}", node_table::glyph(model, condition), condition.word());
     let mut spans = vec![
-        Span::styled(sign, nodes::condition_style(model, condition)),
+        Span::styled(sign, node_table::condition_style(model, condition)),
         Span::raw("  "),
         Span::styled(view.node.id.to_string(), model.theme.strong),
     ];
     if view.frame.is_some() {
-        spans.push(Span::styled(format!("  {}", nodes::machine(model, view)), model.theme.faint));
+        spans.push(Span::styled(format!("  {}", node_table::machine(model, view)), model.theme.faint));
     }
     Line::from(spans)
 }
@@ -188,8 +174,8 @@ impl NodeLines {
         match (&view.link, view.condition(model.now)) {
             (Link::Unreachable { why, .. }, _) => {
                 let since = match view.frame {
-                    Some(_) => format!("{}; below is what it did before", nodes::unreachable(model.now, view)),
-                    None => nodes::unreachable(model.now, view),
+                    Some(_) => format!("{}; below is what it did before", node_table::unreachable(model.now, view)),
+                    None => node_table::unreachable(model.now, view),
                 };
                 lines.text(Line::styled(since, faint));
                 failure_lines(model, why, width).into_iter().for_each(|line| lines.text(line));
@@ -203,12 +189,12 @@ impl NodeLines {
             }
             (Link::Connecting, _) => lines.text(Line::styled("Connecting…", faint)),
             _ if !view.faults.is_empty() => {
-                view.faults.iter().for_each(|fault| lines.text(nodes::fault_line(model, fault)));
+                view.faults.iter().for_each(|fault| lines.text(node_table::fault_line(model, fault)));
                 lines.text(Line::default());
             }
             _ => {}
         }
-        let found = nodes::finding_lines(model, &view.node.id);
+        let found = node_table::finding_lines(model, &view.node.id);
         if !found.is_empty() {
             found.into_iter().for_each(|line| lines.text(line));
             lines.text(Line::default());
@@ -270,7 +256,7 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
         _ => none.to_owned(),
     };
     let memory = match (gpu.mem_used_mib.value(), gpu.mem_total_mib.value()) {
-        (Some(used), Some(total)) => nodes::of_memory(used, total),
+        (Some(used), Some(total)) => node_table::of_memory(used, total),
         (Some(used), None) => units::bytes(used << 20),
         _ => none.to_owned(),
     };
@@ -285,7 +271,7 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
     if let Some(fault) = fault {
         let said = text::fit(&fault.what, room.min(40), model.symbols.ellipsis);
         room = room.saturating_sub(text::width(&said) + 2);
-        spans.push(Span::styled(format!("  {said}"), nodes::condition_style(model, Condition::Faulty)));
+        spans.push(Span::styled(format!("  {said}"), node_table::condition_style(model, Condition::Faulty)));
     }
     if room >= 8
         && let Some(trace) = view.traces.get(gpu.index as usize)

@@ -11,59 +11,23 @@ use crate::run_state::{StateKind, short_id};
 use crate::screens::stages;
 use crate::slurm;
 use crate::text;
-use crate::widgets::key_bar::{hint, key_of};
-use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
+use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
 use health::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::RunId;
 use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 8;
 
-/// What the Runs screen remembers.
-#[derive(Debug, Clone, Default)]
-pub struct RunsScreen {
-    /// The selected run; the newest one if none was chosen.
-    pub selected: Option<RunId>,
-    /// First visible row.
-    pub top: usize,
-    /// Only runs that contain this.
-    pub filter: String,
-}
-
-/// Returns the runs that pass the filter.
-pub fn visible(model: &Model) -> Vec<&RunRow> {
-    let wanted = model.runs_screen.filter.to_lowercase();
-    let passes = |row: &&RunRow| {
-        let stage = row.stage.as_deref().unwrap_or_default();
-        let word = StateKind::of(&row.state).word();
-        wanted.is_empty() || format!("{} {} {stage} {word}", row.run, row.name).to_lowercase().contains(&wanted)
-    };
-    model.rows().iter().filter(passes).collect()
-}
-
-/// Returns the run that keys act on.
-pub fn selected(model: &Model) -> Option<&RunRow> {
-    let rows = visible(model);
-    rows.get(position(model, &rows)).copied()
-}
-
-fn position(model: &Model, rows: &[&RunRow]) -> usize {
-    let chosen = model.runs_screen.selected.as_ref();
-    chosen.and_then(|run| rows.iter().position(|row| row.run == *run)).unwrap_or(0)
-}
-
 /// Scrolls so that the selected run is visible.
 pub fn keep_selection(model: &mut Model) {
-    let rows = visible(model);
-    let position = position(model, &rows);
+    let rows = model.visible_runs();
+    let at = model.run_position(&rows);
     let (list, _) = list_area(model, rows.len());
-    model.runs_screen.top =
-        layout::scrolled(model.runs_screen.top, position, usize::from(list.height.saturating_sub(1)));
+    model.runs_screen.top = layout::scrolled(model.runs_screen.top, at, usize::from(list.height.saturating_sub(1)));
 }
 
 /// Narrows the list.
@@ -75,8 +39,8 @@ pub fn set_filter(model: &mut Model, filter: String) {
 
 /// Reacts to a key.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
-    let rows = visible(model);
-    let at = position(model, &rows);
+    let rows = model.visible_runs();
+    let at = model.run_position(&rows);
     let page = usize::from(list_area(model, rows.len()).0.height.saturating_sub(2)).max(1);
     let last = rows.len().saturating_sub(1);
     let target = match action {
@@ -128,16 +92,16 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         empty(model, buf, body, &list.unreadable);
         return;
     }
-    let rows = visible(model);
+    let rows = model.visible_runs();
     if rows.is_empty() {
         let nothing = format!("No run matches \"{}\".", model.runs_screen.filter);
-        let clear = hint(model, &key_of(Context::Runs, Action::Back), "shows all runs");
+        let clear = hint(model, &Context::Runs.key_of(Action::Back), "shows all runs");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
     let (area, below) = list_area(model, rows.len());
     table(model, buf, area, &rows);
-    if let Some(row) = rows.get(position(model, &rows)) {
+    if let Some(row) = rows.get(model.run_position(&rows)) {
         details(model, buf, below, row, &list.unreadable);
     }
 }
@@ -151,8 +115,8 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
             model.theme.faint,
         ),
         Line::default(),
-        Line::from(hint(model, &key_of(Context::Runs, Action::NewRun), "choose a stage and start training")),
-        Line::from(hint(model, &key_of(Context::Runs, Action::Help), "all keys")),
+        Line::from(hint(model, &Context::Runs.key_of(Action::NewRun), "choose a stage and start training")),
+        Line::from(hint(model, &Context::Runs.key_of(Action::Help), "all keys")),
     ];
     if let Some(failure) = unreadable.first() {
         lines.push(Line::default());
@@ -254,7 +218,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
         heading.push(Span::styled(padded(column.title, *width, column.right), faint));
     }
     write(model, buf, area, Line::from(heading));
-    let chosen = position(model, rows);
+    let chosen = model.run_position(rows);
     let below = layout::cut_top(area, 1).1;
     for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.runs_screen.top)) {
         let style = if i == chosen { model.theme.strong } else { Style::new() };

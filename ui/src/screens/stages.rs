@@ -4,13 +4,11 @@ use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
-use crate::modals::{Modal, failure};
-use crate::model::{Model, Screen};
+use crate::model::{FailureDialog, Modal, Model, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::text;
-use crate::widgets::key_bar::{hint, key_of};
-use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
+use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -20,15 +18,6 @@ use rundir::Failure;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 12;
-
-/// What the Stages screen remembers.
-#[derive(Debug, Clone, Default)]
-pub struct StagesScreen {
-    /// The selected stage, counted over all curricula.
-    pub selected: usize,
-    /// First visible row of the list.
-    pub top: usize,
-}
 
 /// A row of the list.
 enum StagesRow<'a> {
@@ -187,7 +176,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
                 format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
                 format!("start {} first, and let it finish", before.name),
             );
-            model.modal = Some(Modal::Failure(failure::FailureDialog { failure, convert: None, scroll: 0 }));
+            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }));
             return Vec::new();
         }
         Weights::Run(row, _) => Some(row.run.clone()),
@@ -343,12 +332,12 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     lines.push(Line::default());
     let mut keys = Vec::new();
     if ready {
-        keys.extend(hint(model, &key_of(Context::Stages, Action::StartStage), &format!("start {}", stage.name)));
+        keys.extend(hint(model, &Context::Stages.key_of(Action::StartStage), &format!("start {}", stage.name)));
         keys.push(Span::styled(" (shows everything first, and asks)", theme.faint));
     }
     if newest(model, curriculum, stage).is_some() {
         keys.push(Span::raw(if ready { "   " } else { "" }));
-        keys.extend(hint(model, &key_of(Context::Stages, Action::Open), "open its newest run"));
+        keys.extend(hint(model, &Context::Stages.key_of(Action::Open), "open its newest run"));
     }
     if !keys.is_empty() {
         lines.push(Line::from(keys));

@@ -1,7 +1,7 @@
 //! The Convert screen: what is shown is what is asked for, and what is asked for can be stopped.
 
 use crate::fixtures::*;
-use crate::screens::convert::Preview;
+use crate::model::Preview;
 use crate::*;
 
 fn job_of(effects: &[Effect]) -> JobId {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 fn every_binding_appears_in_the_help() {
     let ui = Ui::with_runs(vec![running(83)]);
     for context in Context::ALL {
-        let dialog = modals::help::HelpDialog { context, scroll: 0 };
+        let dialog = model::HelpDialog { context, scroll: 0 };
         let text: String = dialog.lines(&ui.model).iter().map(|line| line.to_string() + "\n").collect();
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for binding in context.all_bindings().chain(Context::ALL.iter().flat_map(|c| c.bindings())) {

@@ -265,9 +265,9 @@ fn nodes_are_sorted_by_what_stands_out_and_narrowed_by_name_or_fault() {
 fn the_selection_stays_on_its_node_when_the_order_changes() {
     let mut ui = with(&[("a", vec![busy(1)]), ("b", vec![busy(9)])]);
     ui.press("j o o");
-    assert_eq!(screens::nodes::selected(&ui.model).unwrap().node.id, named("b"));
+    assert_eq!(ui.model.selected_node().unwrap().node.id, named("b"));
     ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
-    let view = screens::nodes::selected(&ui.model).unwrap();
+    let view = ui.model.selected_node().unwrap();
     assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
     ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(Box::new(busy(1))) });
     assert_eq!(ui.model.fleet.nodes().len(), 1, "late news of a node that has left the list");

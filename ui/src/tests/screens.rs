@@ -1,7 +1,7 @@
 //! Pictures of every screen and dialog, at the two sizes people have most.
 
 use crate::fixtures::*;
-use crate::modals::{Modal, failure as failure_dialog, help, kill, launch};
+use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
 use crate::*;
 use rundir::{CheckpointEntry, EventKind};
 use runstate::RunState;
@@ -213,7 +213,7 @@ fn kill_dialog_of_a_job() {
         }),
         ..*kill_plan()
     };
-    ui.model.modal = Some(Modal::Kill(kill::KillDialog { plan: Box::new(plan), yes: false, scroll: 0 }));
+    ui.model.modal = Some(Modal::Kill(KillDialog { plan: Box::new(plan), yes: false, scroll: 0 }));
     picture("kill_job", ui);
 }
 
@@ -411,8 +411,7 @@ fn launch_dialog() {
     let mut ui = Ui::with_runs(vec![finished()]);
     ui.press("2");
     let warning = "this machine has 2 cores for 2 ranks: each gets 1 thread".into();
-    ui.model.modal =
-        Some(Modal::Launch(launch::LaunchDialog { plan: launch_plan(vec![warning]), resumes: false, scroll: 0 }));
+    ui.model.modal = Some(Modal::Launch(LaunchDialog { plan: launch_plan(vec![warning]), resumes: false, scroll: 0 }));
     picture("launch", ui);
 }
 
@@ -420,15 +419,14 @@ fn launch_dialog() {
 fn resume_dialog() {
     let mut ui = Ui::on_run(stopped());
     let warning = "the data changed since the checkpoint: its fingerprint was 1f0c, now it is 77ab".into();
-    ui.model.modal =
-        Some(Modal::Launch(launch::LaunchDialog { plan: resume_plan(vec![warning]), resumes: true, scroll: 0 }));
+    ui.model.modal = Some(Modal::Launch(LaunchDialog { plan: resume_plan(vec![warning]), resumes: true, scroll: 0 }));
     picture("resume", ui);
 }
 
 #[test]
 fn kill_dialog() {
     let mut ui = Ui::on_run(running(83));
-    ui.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    ui.model.modal = Some(Modal::Kill(KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     picture("kill", ui);
 }
 
@@ -441,14 +439,14 @@ fn failure_of_a_job() {
         "attempt 2 exists already: another console on devbox resumed it 3 s ago",
         "watch that attempt here, or stop it first",
     );
-    ui.model.modal = Some(Modal::Failure(failure_dialog::FailureDialog { failure, convert: None, scroll: 0 }));
+    ui.model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }));
     picture("failure", ui);
 }
 
 #[test]
 fn help_dialog() {
     let mut ui = Ui::on_run(running(83));
-    ui.model.modal = Some(Modal::Help(help::HelpDialog { context: Context::Run, scroll: 0 }));
+    ui.model.modal = Some(Modal::Help(HelpDialog { context: Context::Run, scroll: 0 }));
     picture("help", ui);
 }
 
@@ -462,7 +460,7 @@ fn a_small_terminal_shows_what_matters() {
     stages.press("2");
     small("stages", stages, 40, 10);
     let mut kill = Ui::on_run(running(83));
-    kill.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    kill.model.modal = Some(Modal::Kill(KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     small("kill", kill, 40, 10);
 }
 
@@ -482,7 +480,7 @@ fn without_utf_8_the_screen_is_plain_ascii() {
 fn no_color_writes_no_colour() {
     let mut uis = vec![Ui::on_run(running(83)), Ui::with_runs(many_runs().rows), Ui::on_logs(log_lines())];
     let mut kill = Ui::on_run(running(83));
-    kill.model.modal = Some(Modal::Kill(kill::KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
+    kill.model.modal = Some(Modal::Kill(KillDialog { plan: kill_plan(), yes: false, scroll: 0 }));
     uis.push(kill);
     for ui in uis {
         let terminal = ui.terminal();

@@ -1,7 +1,7 @@
 //! What a key or a message asks of the shell.
 
 use crate::fixtures::*;
-use crate::modals::Modal;
+use crate::model::Modal;
 use crate::*;
 use rundir::StartFrom;
 use runstate::RunState;
@@ -278,9 +278,9 @@ fn typing_narrows_the_list_and_escape_restores_it() {
     ui.press("/");
     ui.type_in("stalled q");
     ui.press("Backspace Backspace Enter");
-    assert_eq!(screens::runs::visible(&ui.model).len(), 1);
+    assert_eq!(ui.model.visible_runs().len(), 1);
     ui.press("Esc");
-    assert_eq!(screens::runs::visible(&ui.model).len(), 7);
+    assert_eq!(ui.model.visible_runs().len(), 7);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn the_selection_stays_on_its_run_when_a_newer_one_appears() {
     ui.press("j");
     let newer = RunRow { created_s: NOW, ..row(stage_2(), "4s", RunState::Starting, 0) };
     ui.send(Msg::Runs(Ok(RunList { rows: vec![newer, running(84)], unreadable: vec![] })));
-    assert_eq!(screens::runs::selected(&ui.model).unwrap().run, stage_1());
+    assert_eq!(ui.model.selected_run().unwrap().run, stage_1());
 }
 
 #[test]

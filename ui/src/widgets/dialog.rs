@@ -4,7 +4,6 @@ use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Model, keymap};
 use crate::msg::Size;
-use crate::widgets::key_bar::key_of;
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -76,7 +75,7 @@ pub fn draw(
     let scroll = scroll.min(lines.len() - visible);
     let mut bottom = format!("{bottom_left}{}{bottom_right}", horizontal.repeat(inner));
     if more {
-        let key = key_of(keymap(model), Action::Down);
+        let key = keymap(model).key_of(Action::Down);
         let hint = format!(" lines {}-{} of {}: {key} ", scroll + 1, scroll + visible, lines.len());
         if hint.len() + 4 <= inner {
             let fill = horizontal.repeat(inner - hint.len() - 2);

@@ -3,11 +3,11 @@
 use crate::advice;
 use crate::effect::Watch;
 use crate::fleet::Sort;
-use crate::keymap::{Action, Binding, Context};
+use crate::keymap::{Action, Binding};
 use crate::model::{Model, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{convert, nodes, stages};
+use crate::screens::{convert, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -33,17 +33,6 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     });
     let spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
     write(model, buf, area, Line::from(spans));
-}
-
-/// Returns a key and what it does, as it is written everywhere.
-pub fn hint(model: &Model, key: &str, text: &str) -> Vec<Span<'static>> {
-    vec![Span::styled(key.to_owned(), model.theme.accent), Span::raw(format!(" {text}"))]
-}
-
-/// Returns the name of the first key of an action.
-pub fn key_of(context: Context, action: Action) -> String {
-    let binding = context.all_bindings().find(|binding| binding.action == action);
-    binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
 }
 
 /// The key as the bar writes it; opposite keys share an item.
@@ -86,7 +75,7 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
         Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
-        Action::Open if model.screen == Screen::Nodes => nodes::selected(model).is_some(),
+        Action::Open if model.screen == Screen::Nodes => model.selected_node().is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
         Action::Open | Action::Logs => run_actions::check(model, binding.action).is_ok(),
         Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,

@@ -151,3 +151,8 @@ pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Li
     let top = area.y + (area.height - height) * 2 / 5;
     write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
 }
+
+/// Returns a key and what it does, as it is written everywhere.
+pub fn hint(model: &Model, key: &str, text: &str) -> Vec<Span<'static>> {
+    vec![Span::styled(key.to_owned(), model.theme.accent), Span::raw(format!(" {text}"))]
+}

@@ -18,7 +18,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use ui::fleet::{Condition, Fleet, FleetSummary, Link, ListedNode, NodeSummary, NodeView, Sort};
-use ui::screens::nodes::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
+use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
 use ui::{NodeMsg, run_state};
 
 /// How often nodes are asked.
@@ -229,7 +229,11 @@ impl<'a> News<'a> {
         let said = self.said.recv_timeout(left);
         let heard = said.is_ok();
         if let Ok((node, what)) = said {
-            fleet.take_in(&node, what, now_s());
+            match what {
+                NodeMsg::Frame(frame) => fleet.sampled(&node, frame, now_s()),
+                NodeMsg::Down(why) => fleet.unreachable(&node, why, now_s()),
+                NodeMsg::Smi(_) => {}
+            }
         }
         heard
     }

@@ -1,0 +1,168 @@
+//! What the Nodes screen, the Node screen and `vidtui nodes` show of a node: columns, signs, faults and findings.
+
+use crate::advice::finding_in_words;
+use crate::fleet::{Condition, Fleet, Link, NodeView};
+use crate::model::Model;
+use crate::msg::RunRow;
+use crate::run_state::short_id;
+use cluster::fault::{Fault, FaultWeight};
+use cluster::{GpuSample, NodeId};
+use health::{Finding, Rule};
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+
+/// Formats `70.2/79.6 GiB`: memory in use of memory there is.
+pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
+    let gib = |mib: u64| mib as f64 / 1024.0;
+    let (used, total) = (gib(used_mib), gib(total_mib));
+    match total {
+        0.0..100.0 => format!("{used:.1}/{total:.1} GiB"),
+        100.0..10_240.0 => format!("{used:.0}/{total:.0} GiB"),
+        _ => format!("{:.1}/{:.1} TiB", used / 1024.0, total / 1024.0),
+    }
+}
+
+/// One column of the table.
+pub struct NodeColumn {
+    /// Its heading, and the key of scripts.
+    pub title: &'static str,
+    pub(super) width: usize,
+    /// Words stand on the left, numbers on the right.
+    pub right: bool,
+    /// Whether it says nothing where no node has GPUs.
+    pub of_gpus: bool,
+    cell: fn(&NodeView) -> Option<String>,
+}
+
+const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&NodeView) -> Option<String>) -> NodeColumn {
+    NodeColumn { title, width, right: true, of_gpus, cell }
+}
+
+/// The columns between a node's name and what is wrong with it, the most useful first.
+pub const NODE_COLUMNS: [NodeColumn; 10] = [
+    NodeColumn {
+        right: false,
+        ..column("slurm", 5, false, |view| view.slurm.as_ref().map(|slurm| slurm.state.to_string()))
+    },
+    column("gpus", 4, true, |view| Some(view.summary.gpus.to_string())),
+    column("power", 6, true, |view| view.summary.power_w_mean.map(|w| format!("{w:.0} W"))),
+    column("memory", 8, false, |view| view.memory_mib().map(|(used, total)| of_memory(used, total))),
+    column("util", 5, true, |view| view.summary.util_pct_mean.map(|pct| format!("{pct:.0} %"))),
+    column("temp", 5, true, |view| view.summary.temp_c_max.map(|c| format!("{c:.0} °C"))),
+    column("procs", 5, true, |view| Some(view.summary.processes.to_string())),
+    column("cpu", 5, false, |view| view.summary.cpu_pct.map(|pct| format!("{pct:.0} %"))),
+    column("load", 5, false, |view| view.summary.load.map(|load| format!("{load:.1}"))),
+    column("clock", 8, true, |view| view.summary.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
+];
+
+/// Returns whether a column has something to say of such nodes.
+pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
+    match column.title {
+        "slurm" => fleet.is_of_slurm(),
+        _ => !column.of_gpus || fleet.has_gpus(),
+    }
+}
+
+/// A node's text in a column; none where there is nothing to say.
+pub fn cell(column: &NodeColumn, view: &NodeView) -> Option<String> {
+    // Slurm knows its nodes, seen or not.
+    if column.title == "slurm" {
+        return (column.cell)(view);
+    }
+    let says = view.frame.is_some() && (!column.of_gpus || view.summary.gpus > 0 || column.title == "gpus");
+    if says { (column.cell)(view) } else { None }
+}
+
+/// Returns the sign of a condition.
+pub fn glyph(model: &Model, condition: Condition) -> &'static str {
+    use crate::run_state::StateKind::*;
+    let state = match condition {
+        Condition::Well => Running,
+        Condition::Connecting => Starting,
+        Condition::Warned | Condition::Late => Stalled,
+        Condition::Faulty => Failed,
+        Condition::Unreachable => New,
+    };
+    model.symbols.states[state as usize]
+}
+
+/// Returns the colour of a condition. What cannot be seen is grey, never red: nobody knows how it is.
+pub fn condition_style(model: &Model, condition: Condition) -> Style {
+    match condition {
+        Condition::Well => model.theme.good,
+        Condition::Connecting | Condition::Unreachable => model.theme.faint,
+        Condition::Warned | Condition::Late => model.theme.warn,
+        Condition::Faulty => model.theme.bad,
+    }
+}
+
+/// Says since when a node has been out of sight.
+pub fn unreachable(now: f64, view: &NodeView) -> String {
+    match &view.link {
+        Link::Unreachable { since_s, .. } => format!("unreachable {}", units::short_duration(now - since_s)),
+        _ => String::new(),
+    }
+}
+
+/// What each GPU draws of what it may, in one cell each.
+pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
+    let levels = &model.symbols.levels;
+    let bar = |gpu: &GpuSample| match (gpu.power_w.value(), gpu.power_limit_w.value()) {
+        (Some(power), Some(limit)) if limit > 0.0 => {
+            let at = (power / limit * levels.len() as f64).clamp(0.0, levels.len() as f64 - 1.0);
+            levels[at as usize]
+        }
+        (Some(_), _) => levels[0],
+        (None, _) => model.symbols.not_finite,
+    };
+    gpus.iter().take(16).map(bar).collect()
+}
+
+/// Returns a fault as a line, with what to do.
+pub fn fault_line(model: &Model, fault: &Fault) -> Line<'static> {
+    let (condition, style) = match fault.weight {
+        FaultWeight::Warn => (Condition::Warned, model.theme.warn),
+        FaultWeight::Bad => (Condition::Faulty, model.theme.bad),
+    };
+    Line::from(vec![
+        Span::styled(format!("{} {fault}", glyph(model, condition)), style),
+        Span::styled(format!("  {}", fault.fix), model.theme.faint),
+    ])
+}
+
+/// Returns what was found of a node by watching its runs for some time, as lines. What one look at it shows is among its
+/// faults already.
+pub fn finding_lines(model: &Model, node: &NodeId) -> Vec<Line<'static>> {
+    let at_once = [Rule::NodeLost, Rule::GpuLost, Rule::Ecc, Rule::Xid, Rule::Throttled, Rule::Smi];
+    let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
+    let of_node = found.filter(|(_, f)| f.about.node() == Some(node) && !at_once.contains(&f.rule));
+    let line = |(row, finding): (&RunRow, &Finding)| {
+        let said = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
+        Line::from(vec![
+            Span::styled(said, model.theme.warn),
+            Span::styled(format!("  {}: {}", short_id(&row.run), finding.fix), model.theme.faint),
+        ])
+    };
+    of_node.map(line).collect()
+}
+
+/// Returns what a machine is, in one line: its GPUs' model, its processors and memory.
+pub fn machine(model: &Model, view: &NodeView) -> String {
+    let dot = format!(" {} ", model.symbols.separator);
+    let summary = &view.summary;
+    let mut facts = Vec::new();
+    match view.gpus().first() {
+        Some(gpu) => {
+            let name = gpu.name.as_deref().unwrap_or("GPU");
+            let times = if model.symbols.braille { "×" } else { "x" };
+            facts.push(format!("{} {times} {name}", summary.gpus));
+        }
+        None if view.frame.is_some() => facts.push("no GPUs".to_owned()),
+        None => {}
+    }
+    facts.extend(summary.cpu_pct.map(|pct| format!("CPU {pct:.0} %")));
+    facts.extend(summary.load.map(|load| format!("load {load:.1}")));
+    let memory = summary.mem_used_mib.zip(summary.mem_total_mib);
+    facts.extend(memory.map(|(used, total)| format!("memory {}", of_memory(used, total))));
+    facts.join(&dot)
+}
