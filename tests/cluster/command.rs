@@ -105,7 +105,7 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
     let told = places(&run, 2);
     let master = told[0].split_once(", 0 at ").unwrap().1.to_owned();
     assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{told:?}");
@@ -187,7 +187,7 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     );
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
     let told = places(&run, 2);
     assert!(told[0].starts_with("0 of 2 at ") && told[1].starts_with("1 of 2 at "), "{told:?}");
     assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
@@ -227,7 +227,7 @@ fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_
     let recipe = own(&site, 2, 12, HANGS);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || rundir::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     // As Slurm does when its time is nearly over.
     site.slurm(&format!("scancel --batch --signal=USR1 {job}"));
@@ -268,7 +268,7 @@ fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
     // It does not stop, and Slurm does not wait for it.
     let recipe = own(&site, 2, 60, "trap \"\" TERM; sleep 0.5");
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
-    site.until("it has saved", || rundir::latest(&run).is_some());
+    site.until("it has saved", || adapters::latest(&run).is_some());
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     site.does("stop latest");
     // As when another job takes its place.

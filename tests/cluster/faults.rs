@@ -47,7 +47,7 @@ fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stoppe
     let undisturbed = site.launch(NODES, 8);
     site.until("it is finished", || site.does("status latest").contains("finished"));
     let run = site.launch(NODES, 8);
-    site.until("it has saved", || rundir::latest(&run).is_some());
+    site.until("it has saved", || adapters::latest(&run).is_some());
     let (moment_s, others) = (now_s(), ["node01", "node03", "node04"]);
     site.rig.verb("panic node02").unwrap();
     site.until("every process is gone", || others.iter().all(|node| site.trainers_on(node) == 0));

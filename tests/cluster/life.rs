@@ -20,7 +20,7 @@ fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_neve
     assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
     // Its supervisors write how it ended, and then end themselves.
     site.until("every process is gone", || site.all_gone());
-    let saved = rundir::latest(&run).unwrap().step;
+    let saved = adapters::latest(&run).unwrap().step;
     assert!((3..7).contains(&saved), "{saved}");
     site.does("resume latest --wait");
     assert_eq!(losses(&run), losses(&here), "over nodes, and with a stop at step {saved}");

@@ -76,7 +76,7 @@ fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it
     };
     assert!(both("stop latest").iter().any(|console| console.status.success()));
     site.until("every process is gone", || site.all_gone());
-    let saved = rundir::latest(&run).unwrap().step;
+    let saved = adapters::latest(&run).unwrap().step;
 
     let resumed = both("resume latest");
     let won = resumed.iter().filter(|console| console.status.success()).count();

@@ -31,7 +31,7 @@ fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never
     let stopped = site.does("stop latest --wait");
     assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
     site.until("its job has ended", || state_of(&site, job_of(&run, 1)).starts_with("COMPLETED"));
-    let saved = rundir::latest(&run).unwrap().step;
+    let saved = adapters::latest(&run).unwrap().step;
     assert!((3..7).contains(&saved), "{saved}");
 
     site.does("resume latest --wait");
@@ -162,7 +162,7 @@ fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_w
     // As it is where nobody has changed that.
     be_patient(&site, 300);
     let run = site.launch(JOB, 10);
-    site.until("it has saved", || rundir::latest(&run).is_some());
+    site.until("it has saved", || adapters::latest(&run).is_some());
     let moment_s = now_s();
     site.rig.verb("poweroff node03").unwrap();
     let others = ["node01", "node02", "node04"];
@@ -184,7 +184,7 @@ fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_w
 
     // Now Slurm notices by itself, and nobody needs to be there.
     be_patient(&site, 5);
-    let saved = || rundir::latest(&run).unwrap().step;
+    let saved = || adapters::latest(&run).unwrap().step;
     let before = run.read_attempt(2).unwrap().start_step;
     site.until("it has saved again", || saved() > before);
     site.rig.verb("poweroff node02").unwrap();
@@ -205,7 +205,7 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
     let run = site.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
-    site.until("it has saved", || rundir::latest(&run).is_some());
+    site.until("it has saved", || adapters::latest(&run).is_some());
     // Slurm warns it when it looks at its time limit, which it does twice a minute.
     site.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
     // Its controller is away just then.
@@ -216,7 +216,7 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     site.until("it waits for another turn", || {
         run.read_attempt(1).is_ok() && state_of(&site, job).starts_with("PENDING/BeginTime")
     });
-    let saved = rundir::latest(&run).unwrap().step;
+    let saved = adapters::latest(&run).unwrap().step;
     let status = site.does("status latest");
     assert!(status.contains("queued") && status.contains("waits for its time to begin"), "{status}");
     site.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));

@@ -4,8 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, Placement};
 use recipe::Mesh;
 use rundir::{
-    Attempt, AttemptWhy, Checkpoint, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox,
-    read_events,
+    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom,
+    Tail, TensorBox, latest_among, read_events, step_checkpoints,
 };
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -13,6 +13,11 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// Returns the newest complete checkpoint of a run.
+pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
+    latest_among(run, &step_checkpoints(run).ok()?)
+}
 
 /// A wait that is longer than anything here takes, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -208,7 +213,7 @@ impl RunUnderTest {
 
     /// As [`RunUnderTest::resume`], with `victims` that kill themselves at a `PHASE:STEP` of a save.
     pub fn resume_and_die(self, mesh: &[usize], victims: &[usize], at: &str) -> Running {
-        let step = rundir::latest(&self.dir).expect("a complete checkpoint").step;
+        let step = latest(&self.dir).expect("a complete checkpoint").step;
         let start = StartFrom::Checkpoint { run: self.id(), step };
         self.attempt_that_dies(mesh, start, step, victims, at)
     }

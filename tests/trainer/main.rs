@@ -6,8 +6,8 @@ mod harness;
 mod saves;
 mod segments;
 
-use harness::{Scene, assert_close, losses};
-use rundir::{Checkpoint, EventKind, StartFrom, latest};
+use harness::{Scene, assert_close, latest, losses};
+use rundir::{Checkpoint, EventKind, StartFrom};
 
 #[test]
 fn every_mesh_gives_the_same_losses() {

@@ -1,9 +1,9 @@
 //! What crashes, damage and full disks do to checkpoints: the newest complete one is always found, and goes on to the
 //! losses of a run that nothing happened to.
 
-use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, losses};
+use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
-use rundir::{Checkpoint, CheckpointEntry, Event, EventKind, LineAppender, checkpoints, latest};
+use rundir::{Checkpoint, CheckpointEntry, Event, EventKind, LineAppender, step_checkpoints};
 
 const SAVES: [&str; 6] = [
     "train.steps=16",
@@ -47,7 +47,7 @@ fn survives(name: &str, victims: &[usize]) {
     let run = run.resume(&[1, 2]).finish();
     assert_eq!(losses(&run), want, "{name}");
     // What the crashes left is cleared, but for a save of a step that never came again.
-    let steps: Vec<u64> = checkpoints(&run.dir).unwrap().iter().map(CheckpointEntry::step).collect();
+    let steps: Vec<u64> = step_checkpoints(&run.dir).unwrap().iter().map(CheckpointEntry::step).collect();
     assert_eq!(steps, [14, 15, 16]);
 }
 
@@ -199,7 +199,7 @@ fn the_time_that_the_last_saves_took_is_kept_from_the_first_step_of_the_next_att
 }
 
 fn complete(run: &RunUnderTest) -> Vec<u64> {
-    checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect()
+    step_checkpoints(&run.dir).unwrap().iter().filter_map(|c| c.complete().map(|c| c.step)).collect()
 }
 
 fn failed_saves(run: &RunUnderTest) -> usize {

@@ -1,31 +1,31 @@
 //! tqdm's progress bar: `Steps:  12%|█▏   | 120/1000 [02:00<14:40, 1.00s/it, loss=0.21, lr=1e-5]`.
 
-/// A progress bar as it was drawn.
+/// One drawing of a progress bar.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Bar<'a> {
-    /// What it is called.
+    /// The text before its percentage.
     pub name: &'a str,
-    /// How far it is.
+    /// Its count.
     pub done: u64,
-    /// Seconds of one step, if it says so yet.
+    /// Seconds of one step; none before the first step.
     pub step_s: Option<f64>,
-    /// What stands behind the speed: `loss=0.21`.
+    /// The fields behind the speed, such as `loss=0.21`.
     fields: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Bar<'a> {
-    /// Reads a bar; none if the line is something else, or only the beginning of one.
+    /// Reads a bar; none if the line is not a complete one.
     pub fn read(line: &'a str) -> Option<Self> {
         let inside = line.strip_suffix(']')?;
         let (before, inside) = inside.rsplit_once(" [")?;
-        let (clock, said) = inside.split_once(", ").unwrap_or((inside, ""));
-        // `02:00<14:40`; without a total, only the first.
+        let (clock, rest) = inside.split_once(", ").unwrap_or((inside, ""));
+        // `02:00<14:40`, or `02:00` where the total is not known.
         let is_clock = |text: &str| text.chars().all(|c| c.is_ascii_digit() || ":?days, ".contains(c));
         if !clock.split('<').all(is_clock) || !clock.contains([':', '?']) {
             return None;
         }
         let (name, count) = match before.rsplit_once('|') {
-            // A total: a name, a percentage and a drawn bar stand before the count.
+            // With a total, a name, a percentage and the bar come before the count.
             Some((drawn, count)) => {
                 let (name, _) = drawn.split_once('|')?;
                 let (name, percent) = name.rsplit_once(':').unwrap_or(("", name));
@@ -34,28 +34,28 @@ impl<'a> Bar<'a> {
             }
             None => before.rsplit_once(": ").map_or(("", before), |(name, count)| (name, count)),
         };
-        let mut said = said.split(", ");
-        let step_s = said.next().and_then(step_s);
+        let mut rest = rest.split(", ");
+        let step_s = rest.next().and_then(step_s);
         Some(Self {
             name: name.trim(),
             done: count.trim().trim_end_matches("it").parse().ok()?,
             step_s,
-            fields: said.filter_map(|field| field.split_once('=')).collect(),
+            fields: rest.filter_map(|field| field.split_once('=')).collect(),
         })
     }
 
-    /// What a field says.
+    /// Returns the text of a field.
     pub fn field(&self, name: &str) -> Option<&'a str> {
         self.fields.iter().find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
     }
 
-    /// A field that is a whole number.
+    /// Returns a field that is a whole number.
     pub fn count(&self, name: &str) -> Option<u64> {
         self.field(name)?.parse().ok()
     }
 }
 
-/// Takes apart a bar and what was printed behind it without a new line, as loggers do while a bar is drawn.
+/// Splits a line into a bar and the text that a logger printed behind it without a line break.
 pub(crate) fn apart(line: &str) -> Vec<&str> {
     let ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len());
     let end =
@@ -63,7 +63,7 @@ pub(crate) fn apart(line: &str) -> Vec<&str> {
     end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
 }
 
-/// `2.00s/it` or `4.10it/s`; `?it/s` before the first step.
+/// Reads `2.00s/it` or `4.10it/s`; none for the `?it/s` before the first step.
 fn step_s(speed: &str) -> Option<f64> {
     let speed = speed.trim();
     let seconds = match speed.strip_suffix("s/it") {
@@ -73,7 +73,7 @@ fn step_s(speed: &str) -> Option<f64> {
     Some(seconds).filter(|seconds| seconds.is_finite())
 }
 
-/// A number as Python prints it, also of a tensor: `0.21`, `nan`, `tensor(0.21, device='cuda:0')`.
+/// Reads a number as Python prints it, also that of a tensor: `0.21`, `nan`, `tensor(0.21, device='cuda:0')`.
 pub(crate) fn number(text: &str) -> Option<f64> {
     let text = text.strip_prefix("tensor(").map_or(text, |rest| rest.split([',', ')']).next().unwrap_or(rest));
     text.trim().parse().ok()
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_read_in_all_their_shapes() {
+    fn bars_with_and_without_total_name_and_speed_are_read() {
         let read = |line| Bar::read(line).map(|bar| (bar.name, bar.done, bar.step_s));
         let drawn = "Steps:  12%|█▏        | 120/1000 [02:00<14:40,  2.50s/it, loss=0.21, lr=1e-5]";
         assert_eq!(read(drawn), Some(("Steps", 120, Some(2.5))));
@@ -94,13 +94,13 @@ mod tests {
         assert_eq!(
             read("a: b:  1%|1| 1/90 [1 day, 2:03:04<9 days, 1:00:00, 97384.00s/it]"),
             None,
-            "days are not torn apart"
+            "a duration of days has the separator of fields in it"
         );
         assert_eq!(Bar::read(drawn).unwrap().field("lr"), Some("1e-5"));
     }
 
     #[test]
-    fn what_is_no_bar_or_half_of_one_is_none() {
+    fn a_cut_bar_or_another_line_is_not_a_bar() {
         let drawn = "Steps:  12%|█▏        | 120/1000 [02:00<14:40,  2.50s/it, loss=0.21, lr=1e-5]";
         for half in drawn.char_indices().map(|(at, _)| &drawn[..at]) {
             assert_eq!(Bar::read(half), None, "{half}");

@@ -1,18 +1,18 @@
-//! Bytes to lines: carriage returns, colours, torn characters and lines that never end.
+//! Splits the bytes of a log into lines: carriage returns, colours, split characters and lines without end.
 
-/// A line longer than this is cut off: nobody prints that much and means a number.
+/// A longer line is cut off: metrics are never that long.
 const LONGEST: usize = 64 * 1024;
 
-/// Cuts a growing log into lines.
+/// Splits a growing log into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    /// The line that has not ended yet.
+    /// The line that has no end yet.
     half: Vec<u8>,
 }
 
 impl Lines {
-    /// Takes in bytes and returns the lines that end in them. A progress bar is drawn over itself after a carriage return,
-    /// so that ends a line too. Characters may be torn between two calls, since only whole lines are decoded.
+    /// Appends bytes and returns the lines that end in them. A carriage return ends a line too, because a progress bar is drawn
+    /// again after it. A character may be split between two calls: only complete lines are decoded.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut whole = Vec::new();
         for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -28,13 +28,13 @@ impl Lines {
         whole
     }
 
-    /// Returns the line that has not ended yet. A bar waits there for the next one to be drawn over it.
+    /// Returns the line that has no end yet, such as a bar before it is drawn again.
     pub fn half(&self) -> Option<String> {
         Some(clean(&self.half)).filter(|line| !line.is_empty())
     }
 }
 
-/// Decodes a line, without what only a terminal obeys.
+/// Decodes a line and removes the control sequences of terminals.
 pub fn clean(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut clean = String::with_capacity(text.len());
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_takes_no_memory_without_end() {
+    fn a_line_without_end_takes_limited_memory() {
         let mut lines = Lines::default();
         for _ in 0..100 {
             assert!(lines.push(&[b'x'; 10_000]).is_empty());
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_do_not_hide_the_rest() {
+    fn bytes_that_are_not_utf_8_are_replaced() {
         assert_eq!(Lines::default().push(b"\xff\xfe loss\x00=1\n"), ["\u{fffd}\u{fffd} loss=1"]);
     }
 }

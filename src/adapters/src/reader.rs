@@ -1,21 +1,22 @@
-use recipe::Adapter;
-use rundir::MetricSample;
+//! Reads a growing log: bytes in, metrics and events out.
 
 use crate::bar;
 use crate::lines::Lines;
-use crate::system::{self, Line, Step};
+use crate::system::{Line, Phrase, Step, System};
+use recipe::Adapter;
+use rundir::MetricSample;
 
-/// Reads the log of the rank that tells of the whole run.
+/// Reads the log of the rank that logs for the whole run.
 #[derive(Debug)]
 pub struct LogReader {
-    system: Adapter,
+    adapter: Adapter,
     attempt: u32,
-    /// What the system calls steps, in one step of the run.
+    /// How many steps of the system make one step of the run.
     accumulation: u64,
     lines: Lines,
-    /// The step that was told last; it may be told again.
-    latest: Option<Told>,
-    /// The last step that was passed on, and when it was told.
+    /// The newest step in the log; later lines may repeat it with better numbers.
+    pending: Option<PendingStep>,
+    /// The last step that was passed on, and when the log reached it.
     passed_on: u64,
     passed_on_t: Option<f64>,
     peak_gib: Option<f64>,
@@ -23,112 +24,118 @@ pub struct LogReader {
 }
 
 #[derive(Debug)]
-struct Told {
+struct PendingStep {
     step: Step,
     t: f64,
 }
 
-/// What a log said.
+/// What a log reports.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Said {
-    /// How a step went.
+pub enum LogEvent {
+    /// The metrics of a step.
     Metric(Box<MetricSample>),
     /// Training begins.
     Started,
-    /// It goes on from a checkpoint.
+    /// Training continues from a checkpoint.
     Resumed,
     /// A checkpoint is being written.
     Saving,
-    /// A checkpoint was written, or soon will be: look at its folder.
+    /// A checkpoint was written, or soon will be: its folder shows which.
     Saved,
-    /// An evaluation begins, in which no steps are made.
+    /// An evaluation begins. No steps are made until it ends.
     EvaluationStarted,
-    /// It is over.
+    /// An evaluation ended.
     EvaluationEnded,
 }
 
 impl LogReader {
-    /// Reads a log that begins with an attempt, which begins after `start_step`. `accumulation` is what the system takes
-    /// apart a step of the run into.
-    pub fn new(system: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
-        let accumulation = if system == Adapter::OpenSora { accumulation.max(1) } else { 1 };
-        let (lines, latest) = (Lines::default(), None);
+    /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of parts in a batch of the run.
+    pub fn new(adapter: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
+        let counts_parts = System::of(adapter).is_some_and(|system| system.counts_parts);
+        let accumulation = if counts_parts { accumulation.max(1) } else { 1 };
+        let (lines, pending) = (Lines::default(), None);
         let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
-        Self { system, attempt, accumulation, lines, latest, passed_on, passed_on_t, peak_gib, evaluating }
+        Self { adapter, attempt, accumulation, lines, pending, passed_on, passed_on_t, peak_gib, evaluating }
     }
 
-    /// Takes in what the log has grown by until `now`, Unix seconds.
-    pub fn read(&mut self, bytes: &[u8], now: f64) -> Vec<Said> {
-        let mut said = Vec::new();
+    /// Reads what was appended to the log until `now`, Unix seconds.
+    pub fn read(&mut self, bytes: &[u8], now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
         for line in self.lines.push(bytes) {
             for part in bar::apart(&line) {
-                self.see(part, now, &mut said);
+                self.read_line(part, now, &mut events);
             }
         }
-        said
+        events
     }
 
-    /// Says what was held back in case more would follow: nothing does, for a while or for good.
-    pub fn pause(&mut self, now: f64) -> Vec<Said> {
-        let mut said = Vec::new();
-        // A bar ends when the next one is drawn over it. It is looked at again when it is.
-        if let Some(Line::Step(step)) = self.lines.half().and_then(|line| system::read(self.system, &line)) {
-            self.see_step(step, now, &mut said);
+    /// Returns the step that was held back in case its line is repeated. Called when the log has not grown, and at its end.
+    pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        // A progress bar has no end until it is drawn again. Its line is read once more then.
+        let half = self.lines.half();
+        if let Some(Line::Step(step)) = half.and_then(|line| System::of(self.adapter)?.read(&line)) {
+            self.take_step(step, now, &mut events);
         }
-        self.pass_on(&mut said);
-        said
+        self.pass_on(&mut events);
+        events
     }
 
-    fn see(&mut self, line: &str, now: f64, said: &mut Vec<Said>) {
-        let Some(line) = system::read(self.system, line) else { return };
+    fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
+        let Some(line) = System::of(self.adapter).and_then(|system| system.read(line)) else { return };
         if let Line::Step(step) = line {
-            return self.see_step(step, now, said);
+            return self.take_step(step, now, events);
         }
-        // What is said of a step comes after it.
-        self.pass_on(said);
+        // Other lines come after the step before them.
+        self.pass_on(events);
         match line {
-            Line::Started => said.push(Said::Started),
-            Line::Resumed => said.push(Said::Resumed),
-            Line::Saving => said.push(Said::Saving),
-            Line::Saved => said.push(Said::Saved),
-            // One line for each prompt, in some.
-            Line::Evaluating if !std::mem::replace(&mut self.evaluating, true) => said.push(Said::EvaluationStarted),
-            Line::Evaluated if std::mem::take(&mut self.evaluating) => said.push(Said::EvaluationEnded),
-            Line::Evaluating | Line::Evaluated => {}
+            Line::Phrase(Phrase::Started) => events.push(LogEvent::Started),
+            Line::Phrase(Phrase::Resumed) => events.push(LogEvent::Resumed),
+            Line::Phrase(Phrase::Saving) => events.push(LogEvent::Saving),
+            Line::Phrase(Phrase::Saved) => events.push(LogEvent::Saved),
+            // Some systems log one line for each prompt.
+            Line::Phrase(Phrase::Evaluating) => {
+                if !std::mem::replace(&mut self.evaluating, true) {
+                    events.push(LogEvent::EvaluationStarted);
+                }
+            }
+            Line::Phrase(Phrase::Evaluated) => self.end_evaluation(events),
             Line::Memory(gib) => self.peak_gib = Some(gib),
             Line::Step(_) => {}
         }
     }
 
-    fn see_step(&mut self, step: Step, now: f64, said: &mut Vec<Said>) {
-        match &mut self.latest {
-            // Drawn again: the count moves on before the loss does.
-            Some(latest) if latest.step.done == step.done => latest.step = step,
+    fn end_evaluation(&mut self, events: &mut Vec<LogEvent>) {
+        if std::mem::take(&mut self.evaluating) {
+            events.push(LogEvent::EvaluationEnded);
+        }
+    }
+
+    fn take_step(&mut self, step: Step, now: f64, events: &mut Vec<LogEvent>) {
+        match &mut self.pending {
+            // The bar was drawn again: its count moves on before its loss does.
+            Some(pending) if pending.step.done == step.done => pending.step = step,
             _ => {
-                self.pass_on(said);
-                self.latest = Some(Told { step, t: now });
+                self.pass_on(events);
+                self.pending = Some(PendingStep { step, t: now });
             }
         }
     }
 
-    fn pass_on(&mut self, said: &mut Vec<Said>) {
-        let Some(Told { step, t }) = &self.latest else { return };
-        let done = step.done / self.accumulation;
+    fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
+        let Some(PendingStep { step, t }) = &self.pending else { return };
+        let (t, done) = (*t, step.done / self.accumulation);
         if done <= self.passed_on {
             return;
         }
-        // Before a bar knows its speed, the clock does, roughly.
+        // The first bars have no speed: the clock gives a rough one.
         let by_clock = || Some((t - self.passed_on_t?) / (done - self.passed_on) as f64);
         let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or_else(by_clock);
-        (self.passed_on, self.passed_on_t) = (done, Some(*t));
-        if std::mem::take(&mut self.evaluating) {
-            said.push(Said::EvaluationEnded);
-        }
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
-        said.push(Said::Metric(Box::new(MetricSample {
+        let sample = MetricSample {
             attempt: self.attempt,
             step: done,
-            t: *t,
+            t,
             adapted: true,
             loss: finite(Some(step.loss)),
             grad_norm: finite(step.grad_norm),
@@ -137,6 +144,12 @@ impl LogReader {
             data_s: finite(step.data_s).unwrap_or(0.0),
             mem_peak_gib_by_rank: self.peak_gib.into_iter().collect(),
             ..MetricSample::default()
-        })));
+        };
+        (self.passed_on, self.passed_on_t) = (done, Some(t));
+        self.end_evaluation(events);
+        events.push(LogEvent::Metric(Box::new(sample)));
     }
 }
+
+#[cfg(test)]
+mod tests;

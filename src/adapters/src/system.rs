@@ -1,34 +1,80 @@
-//! What the lines of each system mean.
+//! What there is to know about a system: one constant of this type each, in a file of its own.
 
+use crate::contents::{Contents, Defect};
+use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
+use camino::Utf8Path;
 use recipe::Adapter;
 
-use crate::bar::{Bar, number};
+/// A trainer whose log and checkpoints vidtui can read.
+pub(crate) struct System {
+    /// Texts that mark a line of the log, and what such a line means. The first match counts.
+    pub phrases: &'static [(&'static str, Phrase)],
+    /// Reads the numbers in a line that has none of the phrases.
+    pub numbers: fn(&str) -> Option<Line>,
+    /// Whether it counts each part of an accumulated batch as a step.
+    pub counts_parts: bool,
+    /// Reads the numbers in the name of a checkpoint; none if the name is not that of a checkpoint.
+    pub order: fn(&Utf8Path) -> Option<Order>,
+    /// Whether it empties old checkpoints and leaves their folders.
+    pub leaves_empty_folders: bool,
+    /// Checks that a checkpoint of a step has the files that the system writes.
+    pub check: fn(&Contents, u64) -> Result<(), Defect>,
+}
 
-/// What a line says.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Line {
-    /// How a step went. It may be told again, more exactly, as long as no later one is.
-    Step(Step),
+impl System {
+    /// Returns the system that a recipe names.
+    pub fn of(adapter: Adapter) -> Option<&'static Self> {
+        match adapter {
+            Adapter::None => None,
+            Adapter::OpenSora => Some(&open_sora::OPEN_SORA),
+            Adapter::Finetrainers => Some(&finetrainers::FINETRAINERS),
+            Adapter::CogvideoxFactory => Some(&accelerate::COGVIDEOX_FACTORY),
+            Adapter::VideoxFun => Some(&accelerate::VIDEOX_FUN),
+            Adapter::TttVideoDit => Some(&ttt_video_dit::TTT_VIDEO_DIT),
+        }
+    }
+
+    /// Returns what a line of its log means, if anything.
+    pub fn read(&self, line: &str) -> Option<Line> {
+        if let Some((_, phrase)) = self.phrases.iter().find(|(text, _)| line.contains(text)) {
+            return Some(Line::Phrase(*phrase));
+        }
+        (self.numbers)(line).filter(|line| !matches!(line, Line::Step(step) if step.done == 0))
+    }
+}
+
+/// What a marked line of a log means.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Phrase {
     /// Training begins.
     Started,
-    /// It goes on from a checkpoint.
+    /// Training continues from a checkpoint.
     Resumed,
     /// A checkpoint is being written.
     Saving,
-    /// A checkpoint was written, or its writing was handed to the background.
+    /// A checkpoint was written, or a background thread was given it to write.
     Saved,
     /// An evaluation begins.
     Evaluating,
-    /// It is over; where nobody says so, the next step does.
+    /// An evaluation ended. Where a system does not log this, the next step implies it.
     Evaluated,
-    /// The most memory in use so far, GiB.
+}
+
+/// What a line of a log means.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Line {
+    /// The metrics of a step. A later line may repeat them more exactly, until that of the next step.
+    Step(Step),
+    /// One of the system's phrases.
+    Phrase(Phrase),
+    /// The peak of memory in use so far, GiB.
     Memory(f64),
 }
 
-/// How a step went, as far as a trainer says.
+/// The metrics of a step, as far as a trainer logs them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
-    /// Steps done, counted as the system counts: Open-Sora before accumulation.
+    /// Steps done, as the system counts them; see [`System::counts_parts`].
     pub done: u64,
     /// May be NaN.
     pub loss: f64,
@@ -38,143 +84,17 @@ pub(crate) struct Step {
     pub data_s: Option<f64>,
 }
 
-/// Tells what a line of a system means, if anything.
-pub(crate) fn read(system: Adapter, line: &str) -> Option<Line> {
-    let words = match system {
-        Adapter::None => return None,
-        Adapter::OpenSora => OPEN_SORA,
-        Adapter::Finetrainers => FINETRAINERS,
-        Adapter::CogvideoxFactory | Adapter::VideoxFun => ACCELERATE,
-        Adapter::TttVideoDit => TTT_VIDEO_DIT,
-    };
-    let said = words.iter().find(|(words, _)| line.contains(words));
-    if let Some((_, kind)) = said {
-        return Some(match kind {
-            Said::Started => Line::Started,
-            Said::Resumed => Line::Resumed,
-            Said::Saving => Line::Saving,
-            Said::Saved => Line::Saved,
-            Said::Evaluating => Line::Evaluating,
-            Said::Evaluated => Line::Evaluated,
-        });
+/// The numbers in the name of a checkpoint, by which checkpoints are sorted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Order {
+    /// 0 where the name has only a step.
+    pub epoch: u64,
+    pub step: u64,
+}
+
+impl Order {
+    /// Reads a step.
+    pub fn step(text: &str) -> Option<Self> {
+        Some(Self { epoch: 0, step: text.parse().ok()? })
     }
-    match system {
-        Adapter::None => None,
-        Adapter::OpenSora => open_sora(&Bar::read(line)?),
-        Adapter::Finetrainers => match memory(line) {
-            Some(gib) => Some(Line::Memory(gib)),
-            None => finetrainers(&Bar::read(line)?),
-        },
-        Adapter::CogvideoxFactory => accelerate(&Bar::read(line)?, "loss"),
-        Adapter::VideoxFun => accelerate(&Bar::read(line)?, "step_loss"),
-        Adapter::TttVideoDit => ttt_video_dit(line),
-    }
-    .filter(|line| !matches!(line, Line::Step(step) if step.done == 0))
-}
-
-/// What a text in a line means.
-#[derive(Clone, Copy)]
-enum Said {
-    Started,
-    Resumed,
-    Saving,
-    Saved,
-    Evaluating,
-    Evaluated,
-}
-
-const OPEN_SORA: &[(&str, Said)] = &[
-    ("Beginning epoch", Said::Started),
-    ("Loaded checkpoint", Said::Resumed),
-    ("Saved checkpoint at epoch", Said::Saved),
-];
-
-const FINETRAINERS: &[(&str, Said)] = &[
-    ("Starting training", Said::Started),
-    ("Resuming from checkpoint", Said::Resumed),
-    ("Loading checkpoint from", Said::Resumed),
-    ("Saving checkpoint at step", Said::Saving),
-    ("Saved checkpoint in", Said::Saved),
-    ("Memory before validation", Said::Evaluating),
-    ("Memory after validation", Said::Evaluated),
-];
-
-const ACCELERATE: &[(&str, Said)] = &[
-    ("***** Running training *****", Said::Started),
-    ("Resuming from checkpoint", Said::Resumed),
-    ("Saved state to", Said::Saved),
-    ("Running validation", Said::Evaluating),
-];
-
-const TTT_VIDEO_DIT: &[(&str, Said)] = &[
-    ("Resuming experiment at step", Said::Resumed),
-    ("Checkpointing at step", Said::Saving),
-    ("Finished checkpointing", Said::Saved),
-];
-
-/// `Epoch 0: … loss=0.91, global_grad_norm=0.4, step=11, global_step=11, lr=5e-5`; version 1.2 says neither norm nor rate.
-/// Its steps are counted from 0, and the bar runs ahead of them: data are fetched before they are needed.
-fn open_sora(bar: &Bar<'_>) -> Option<Line> {
-    Some(Line::Step(Step {
-        done: bar.count("global_step")? + 1,
-        loss: number(bar.field("loss")?)?,
-        grad_norm: bar.field("global_grad_norm").and_then(number),
-        lr: bar.field("lr").and_then(number),
-        step_s: bar.step_s,
-        data_s: None,
-    }))
-}
-
-/// `Training steps: … train/global_avg_loss=0.21, train/global_max_loss=0.3, train/grad_norm=0.08`
-fn finetrainers(bar: &Bar<'_>) -> Option<Line> {
-    let either = |name: &str, short: &str| bar.field(name).or(bar.field(short)).and_then(number);
-    Some(Line::Step(Step {
-        done: bar.done,
-        loss: either("train/global_avg_loss", "global_avg_loss")?,
-        grad_norm: either("train/grad_norm", "grad_norm"),
-        lr: bar.field("lr").and_then(number),
-        step_s: bar.step_s,
-        data_s: None,
-    }))
-}
-
-/// `"max_memory_allocated": 20.701` in a block of JSON that finetrainers prints before and after phases.
-fn memory(line: &str) -> Option<f64> {
-    let (_, rest) = line.split_once("\"max_memory_allocated\":")?;
-    number(rest.split([',', '}']).next()?).filter(|gib| gib.is_finite())
-}
-
-/// `Steps: … loss=0.21, lr=1e-5`, and `step_loss` in VideoX-Fun.
-fn accelerate(bar: &Bar<'_>, loss: &str) -> Option<Line> {
-    if bar.name != "Steps" {
-        return None;
-    }
-    Some(Line::Step(Step {
-        done: bar.done,
-        loss: number(bar.field(loss)?)?,
-        grad_norm: bar.field("grad_norm").and_then(number),
-        lr: bar.field("lr").and_then(number),
-        step_s: bar.step_s,
-        data_s: None,
-    }))
-}
-
-/// `exp: Steps 12/5000 | <s/iter: 3.41s | est: 4:43:20> | Metrics: loss: 0.11230000, …`
-fn ttt_video_dit(line: &str) -> Option<Line> {
-    let (before, metrics) = line.split_once(" | Metrics: ")?;
-    let (steps, speed) = before.split_once(" | ").unwrap_or((before, ""));
-    let (_, steps) = steps.rsplit_once("Steps ")?;
-    let (done, _) = steps.split_once('/')?;
-    let metric = |names: &[&str]| {
-        let mut fields = metrics.split(", ").filter_map(|field| field.rsplit_once(": "));
-        fields.find(|(key, _)| names.contains(&key.trim())).and_then(|(_, value)| number(value))
-    };
-    Some(Line::Step(Step {
-        done: done.trim().parse().ok()?,
-        loss: metric(&["loss", "train/loss"])?,
-        grad_norm: metric(&["grad_norm", "gradient_norm", "grad norm"]),
-        lr: metric(&["lr", "learning_rate"]),
-        step_s: speed.strip_prefix("<s/iter: ").and_then(|speed| number(speed.split('s').next()?)),
-        data_s: metric(&["dataloader time", "dataloader_time", "data_time"]),
-    }))
 }

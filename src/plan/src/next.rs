@@ -12,7 +12,7 @@ pub struct NextRequest<'a> {
     pub parent: &'a Run,
     /// What is known about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its newest complete checkpoint ([`rundir::latest_for_sure`]).
+    /// Its newest complete checkpoint (`adapters::latest_for_sure`).
     pub latest: Option<&'a CheckpointSummary>,
     /// The curriculum that it is a stage of, read from [`Run::curriculum`].
     pub curriculum: &'a Curriculum,

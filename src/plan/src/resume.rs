@@ -16,7 +16,7 @@ pub struct ResumeRequest<'a> {
     pub dir: &'a RunDir,
     /// What is known about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its step directories ([`rundir::checkpoints`]).
+    /// Its step directories (`adapters::checkpoints`).
     pub checkpoints: &'a [CheckpointEntry],
     /// The one a resume continues from ([`rundir::latest_among`] them).
     pub latest: Option<&'a CheckpointSummary>,

@@ -14,7 +14,7 @@ use cluster::NodeId;
 use nix::unistd::{AccessFlags, access};
 use plan::{DiskNeed, LaunchPlan, check_disk, check_weights, quote};
 use recipe::Secrets;
-use rundir::{Checkpoint, CheckpointEntry, Failure, RunDir, checkpoints};
+use rundir::{Checkpoint, CheckpointEntry, Failure, RunDir};
 use units::size;
 
 use crate::Command;
@@ -203,7 +203,7 @@ fn weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
 /// The checkpoint that a command continues from must still be whole.
 fn command_weights(what: &str, plan: &LaunchPlan) -> Result<String, Failure> {
     let Some(dir) = &plan.attempt.checkpoint else { return Ok("as the command says".into()) };
-    let entries = checkpoints(&plan.dir)?;
+    let entries = adapters::checkpoints(&plan.dir)?;
     let why = match entries.iter().find(|entry| entry.dir() == dir).map(CheckpointEntry::summary) {
         Some(Ok(saved)) => return Ok(format!("{dir}, {}", size(saved.bytes))),
         Some(Err((_, why))) => why,

@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};
-use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom, latest_for_sure};
+use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom};
 
 /// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete
 /// checkpoint is taken.
@@ -20,7 +20,7 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     }
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
-        let newest = latest_for_sure(&run)?.ok_or_else(|| {
+        let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
             let fix = format!("let it save one first: `vidtui resume {}`", run.name());
             Failure::new(rundir::ErrorCode::Unclassified, &*what, format!("run {path} has no complete checkpoint"), fix)
         })?;

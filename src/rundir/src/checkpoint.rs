@@ -384,7 +384,7 @@ pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
 mod tests {
     use super::*;
     use crate::Failure;
-    use crate::fixtures::{save, state, temp};
+    use crate::fixtures::{latest, save, state, temp};
 
     fn why(run: &RunDir, step: u64) -> String {
         match Checkpoint::open(&run.step_dir(step)) {
@@ -581,10 +581,10 @@ mod tests {
         save(&run, 20, 1);
         save(&run, 40, 1);
         fs::write(run.step_dir(40).join("rank-00001.safetensors"), [7; 60]).unwrap();
-        let newest = crate::latest(&run).unwrap();
+        let newest = latest(&run).unwrap();
         assert_eq!(newest.step, 40, "sizes alone do not tell");
         Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap_err();
-        assert_eq!(crate::latest(&run).unwrap().step, 20);
+        assert_eq!(latest(&run).unwrap().step, 20);
     }
 
     #[test]

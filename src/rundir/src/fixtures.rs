@@ -1,9 +1,10 @@
 //! Small runs for tests.
 
 use crate::{
-    Attempt, AttemptWhy, FileSum, LogicalTensor, Manifest, Run, RunDir, RunId, SCHEMA, Slice, StartFrom, TrainState,
+    Attempt, AttemptWhy, CheckpointSummary, FileSum, LogicalTensor, Manifest, Run, RunDir, RunId, SCHEMA, Slice,
+    StartFrom, TrainState,
 };
-use crate::{file_sum, write_toml};
+use crate::{file_sum, latest_among, step_checkpoints, write_toml};
 use camino::Utf8Path;
 use cluster::{NodeId, Placement, RankPlace};
 use recipe::Mesh;
@@ -14,6 +15,11 @@ pub fn temp() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().unwrap();
     let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap());
     (folder, run)
+}
+
+/// Returns the newest complete step directory.
+pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
+    latest_among(run, &step_checkpoints(run).unwrap())
 }
 
 /// The id of the run of these fixtures.

@@ -21,7 +21,6 @@ mod failure;
 mod files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
-mod foreign;
 mod history;
 mod id;
 mod layout;
@@ -51,14 +50,13 @@ pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
-pub use foreign::written_over_s;
 pub use history::{History, median_step_s};
 pub use id::RunId;
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{
-    CheckpointEntry, CheckpointSummary, checkpoint_folders, checkpoints, latest, latest_among, latest_before,
-    latest_for_sure, to_prune, unreadable_after,
+    CheckpointEntry, CheckpointSummary, latest_among, latest_before, latest_for_sure_among, step_checkpoints, to_prune,
+    unreadable_after,
 };
 pub use metrics::MetricSample;
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};

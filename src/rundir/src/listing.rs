@@ -2,7 +2,7 @@
 
 use crate::failure::is_no_answer;
 use crate::layout::parse_step_dir;
-use crate::{Checkpoint, Error, RunDir, foreign};
+use crate::{Checkpoint, Error, RunDir};
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
 use std::io;
@@ -82,16 +82,13 @@ impl CheckpointEntry {
     }
 }
 
-/// Lists the checkpoints of a run, by ascending step: its step directories, or what another trainer has saved.
+/// Lists the step directories of a run by ascending step. `adapters::checkpoints` also lists what another program saved.
 ///
-/// Sizes are checked, checksums are not, so this is cheap.
+/// Sizes are checked and checksums are not, so this is cheap.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
-pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
-    if let Some((output, adapter)) = foreign::output_of(run) {
-        return foreign::list(run, &output, adapter);
-    }
+pub fn step_checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     let dir = run.checkpoints();
     let folder = match fs::read_dir(&dir) {
         Ok(folder) => folder,
@@ -108,22 +105,6 @@ pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     }
     entries.sort_by_key(CheckpointEntry::step);
     Ok(entries)
-}
-
-/// The folders in which something changes when a checkpoint of a run appears, grows or goes.
-pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
-    let folders = |root: &Utf8Path| -> Vec<Utf8PathBuf> {
-        let entries = root.read_dir_utf8().into_iter().flatten().flatten();
-        entries.map(|entry| entry.path().to_owned()).collect()
-    };
-    match foreign::output_of(run) {
-        None => folders(&run.checkpoints()),
-        Some((output, adapter)) => {
-            let entries = foreign::list(run, &output, adapter).unwrap_or_default();
-            let dirs = entries.iter().map(|entry| entry.dir().to_owned());
-            dirs.flat_map(|dir| folders(&dir).into_iter().chain([dir])).collect()
-        }
-    }
 }
 
 fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
@@ -144,15 +125,10 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
     }
 }
 
-/// The newest complete checkpoint, to be shown; none if there is none or none can be listed.
+/// Returns the newest complete checkpoint of a list.
 ///
-/// If a person went back with `resume --step`, checkpoints of earlier attempts beyond that step belong to the line that
-/// was left, and are passed over as long as there is another.
-pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
-    latest_among(run, &checkpoints(run).ok()?)
-}
-
-/// The same of checkpoints that were listed ([`checkpoints`]).
+/// If a user went back with `resume --step`, checkpoints of earlier attempts beyond that step are no longer part of the run's
+/// history, and are passed over as long as there is another.
 pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<CheckpointSummary> {
     let complete: Vec<_> = entries.iter().filter_map(CheckpointEntry::complete).collect();
     let numbers = run.attempt_numbers().unwrap_or_default();
@@ -163,26 +139,22 @@ pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<Checkpo
     newest.map(|c| (*c).clone())
 }
 
-/// The same to begin from, where nobody chose it.
+/// Returns the newest complete step directory before a step that is damaged. The step is passed because its mark may not be written
+/// yet, and because it may not be possible to write it.
 ///
 /// # Errors
-/// [`Error::Unreadable`] where one that cannot be read may be newer, and as [`checkpoints`].
-pub fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
-    sure_among(run, &checkpoints(run)?)
-}
-
-/// As [`latest_for_sure`], of those before a step that is damaged: what is damaged is known before it can be marked, and where
-/// it cannot be marked; and going back never leads ahead.
-///
-/// # Errors
-/// As [`latest_for_sure`].
+/// As [`latest_for_sure_among`] and [`step_checkpoints`].
 pub fn latest_before(run: &RunDir, damaged: u64) -> Result<Option<CheckpointSummary>, Error> {
-    let mut entries = checkpoints(run)?;
+    let mut entries = step_checkpoints(run)?;
     entries.retain(|entry| entry.step() < damaged);
-    sure_among(run, &entries)
+    latest_for_sure_among(run, &entries)
 }
 
-fn sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
+/// Returns the newest complete checkpoint of a list to continue from when the user has not chosen one.
+///
+/// # Errors
+/// [`Error::Unreadable`] where one that cannot be read may be newer.
+pub fn latest_for_sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
     let latest = latest_among(run, entries);
     match unreadable_after(entries, latest.as_ref()) {
         Some((dir, why)) => Err(Error::Unreadable { dir: dir.to_owned(), why: why.to_owned() }),
@@ -228,8 +200,12 @@ fn age(checkpoint: &CheckpointSummary) -> (u32, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{save, temp, write_attempt};
+    use crate::fixtures::{latest, save, temp, write_attempt};
     use proptest::prelude::*;
+
+    fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
+        latest_for_sure_among(run, &step_checkpoints(run)?)
+    }
 
     fn steps(entries: &[CheckpointEntry]) -> Vec<(u64, bool)> {
         entries.iter().map(|e| (e.step(), e.complete().is_some())).collect()
@@ -238,7 +214,7 @@ mod tests {
     #[test]
     fn a_run_without_checkpoints_has_none() {
         let (_keep, run) = temp();
-        assert!(checkpoints(&run).unwrap().is_empty());
+        assert!(step_checkpoints(&run).unwrap().is_empty());
         assert_eq!(latest(&run), None);
     }
 
@@ -251,7 +227,7 @@ mod tests {
         fs::remove_file(run.step_dir(100).join("manifest.toml")).unwrap();
         fs::create_dir(run.checkpoints().join("notes")).unwrap();
         fs::write(run.step_dir(7), "a file in place of a folder").unwrap();
-        let entries = checkpoints(&run).unwrap();
+        let entries = step_checkpoints(&run).unwrap();
         assert_eq!(steps(&entries), [(7, false), (9, true), (20, true), (100, false)]);
         let CheckpointEntry::Incomplete { why, .. } = &entries[3] else { panic!() };
         assert_eq!(why, "it has no manifest.toml: saving it did not end");
@@ -276,7 +252,7 @@ mod tests {
         assert!(matches!(latest_before(&run, 20), Err(Error::Unreadable { .. })), "nor is one gone back beyond it");
         for name in ["state.toml", "manifest.toml", "damaged"] {
             no_answer(30, name);
-            let entries = checkpoints(&run).unwrap();
+            let entries = step_checkpoints(&run).unwrap();
             let CheckpointEntry::Unreadable { step: 30, why, .. } = &entries[2] else { panic!("{name}: {entries:?}") };
             assert!(why.starts_with(&format!("{name}: ")) && why.contains("symbolic link"), "{why}");
             let failure = crate::Failure::from(latest_for_sure(&run).unwrap_err());
@@ -293,7 +269,7 @@ mod tests {
         save(&run, 40, 1);
         let path = run.step_dir(40).join("manifest.toml");
         fs::write(&path, "format = 3\n").unwrap();
-        let entries = checkpoints(&run).unwrap();
+        let entries = step_checkpoints(&run).unwrap();
         let CheckpointEntry::Incomplete { why, .. } = &entries[0] else { panic!() };
         assert!(why.contains("written by a newer vidtui (format 3; this one reads 1)"), "{why}");
         assert!(to_prune(&entries, 1, 0).is_empty());
@@ -310,7 +286,7 @@ mod tests {
         write_attempt(&run, 2, 10);
         assert_eq!(latest(&run).unwrap().step, 10);
         save(&run, 20, 2);
-        assert_eq!(latest(&run).unwrap(), *checkpoints(&run).unwrap()[1].complete().unwrap());
+        assert_eq!(latest(&run).unwrap(), *step_checkpoints(&run).unwrap()[1].complete().unwrap());
         // All of them left: better an old one than none.
         write_attempt(&run, 3, 0);
         assert_eq!(latest(&run).unwrap().step, 20);
@@ -338,7 +314,7 @@ mod tests {
             save(&run, step, 1);
         }
         fs::remove_file(run.step_dir(20).join("state.toml")).unwrap();
-        let entries = checkpoints(&run).unwrap();
+        let entries = step_checkpoints(&run).unwrap();
         assert!(to_prune(&entries, 0, 0).is_empty());
         assert_eq!(to_prune(&entries, 1, 0), [10, 30]);
         assert_eq!(to_prune(&entries, 2, 0), [10]);
@@ -352,7 +328,7 @@ mod tests {
         for step in [10, 20, 30, 40, 50] {
             save(&run, step, 1);
         }
-        let entries = checkpoints(&run).unwrap();
+        let entries = step_checkpoints(&run).unwrap();
         assert_eq!(to_prune(&entries, 1, 20), [10, 30]);
         assert_eq!(to_prune(&entries, 2, 30), [10, 20]);
         assert!(to_prune(&entries, 0, 20).is_empty());
@@ -365,7 +341,7 @@ mod tests {
             save(&run, step, 1);
         }
         save(&run, 20, 2);
-        assert_eq!(to_prune(&checkpoints(&run).unwrap(), 1, 0), [10, 30, 40]);
+        assert_eq!(to_prune(&step_checkpoints(&run).unwrap(), 1, 0), [10, 30, 40]);
     }
 
     /// What can happen to a step directory.
@@ -410,7 +386,7 @@ mod tests {
                     whole.push(step);
                 }
             }
-            let entries = checkpoints(&run).unwrap();
+            let entries = step_checkpoints(&run).unwrap();
             let complete: Vec<u64> = entries.iter().filter_map(|e| e.complete().map(|c| c.step)).collect();
             prop_assert_eq!(&complete, &whole);
             prop_assert_eq!(latest(&run).map(|c| c.step), whole.last().copied());

@@ -83,7 +83,8 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Checkpoint, RunId, SCHEMA, checkpoints, latest};
+    use crate::fixtures::latest;
+    use crate::{Checkpoint, RunId, SCHEMA, step_checkpoints};
     use recipe::Mesh;
     use std::fs;
 
@@ -127,7 +128,7 @@ mod tests {
         let staging = Staging::new(&run, 40);
         staging.prepare().unwrap();
         fs::write(staging.dir().join("rank-00000.safetensors"), b"half").unwrap();
-        assert!(checkpoints(&run).unwrap().is_empty());
+        assert!(step_checkpoints(&run).unwrap().is_empty());
         staging.commit(&state(40), manifest(40, 1)).unwrap();
         assert_eq!(latest(&run).unwrap().step, 40);
         assert!(!staging.dir().exists());

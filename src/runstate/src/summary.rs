@@ -5,7 +5,7 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use cluster::slurm::JobSight;
 use rundir::median_step_s;
-use rundir::{Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunId, latest};
+use rundir::{Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunId};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -53,7 +53,7 @@ impl RunSummary {
         let working = matches!(state, RunState::Running | RunState::Saving);
         let eta_s =
             median_step_s(recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
-        let checkpoint = latest(&dir);
+        let checkpoint = adapters::latest(&dir);
         let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);
         let followed = facts.exits.iter().filter(of_it).filter(|exit| exit.is_consequence());
         let consequences: BTreeSet<NodeId> = followed.map(|exit| exit.node.clone()).collect();

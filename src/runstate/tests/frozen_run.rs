@@ -90,10 +90,10 @@ fn the_frozen_events_are_read_with_those_of_the_node() {
 
 #[test]
 fn the_frozen_checkpoints_are_one_complete_and_one_not() {
-    let entries = checkpoints(&run()).unwrap();
+    let entries = adapters::checkpoints(&run()).unwrap();
     assert_eq!(entries.iter().map(CheckpointEntry::step).collect::<Vec<_>>(), [8, 14]);
     assert!(matches!(&entries[1], CheckpointEntry::Incomplete { why, .. } if why.contains("no manifest.toml")));
-    let latest = latest(&run()).unwrap();
+    let latest = adapters::latest(&run()).unwrap();
     assert_eq!((latest.step, latest.attempt), (8, 1));
     let checkpoint = Checkpoint::open(&latest.dir).unwrap();
     checkpoint.verify_checksums().unwrap();

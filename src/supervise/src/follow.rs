@@ -9,10 +9,10 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use adapters::{LogReader, Said};
+use adapters::{LogEvent, LogReader, checkpoints, written_over_s};
 use camino::Utf8PathBuf;
 use recipe::Adapter;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, checkpoints, now_s, written_over_s};
+use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, now_s};
 use serde::Serialize;
 
 use crate::job::Job;
@@ -45,7 +45,7 @@ impl Follower {
         let mut teller = Teller::new(job);
         // Of a log that is not understood, nobody says when its steps begin.
         if job.recipe.command.adapter == Adapter::None {
-            teller.tell(vec![Said::Started]);
+            teller.tell(vec![LogEvent::Started]);
         }
         let thread = thread::spawn(move || {
             loop {
@@ -164,10 +164,10 @@ impl Teller {
         Some(bytes).filter(|bytes| !bytes.is_empty())
     }
 
-    fn tell(&mut self, said: Vec<Said>) {
+    fn tell(&mut self, said: Vec<LogEvent>) {
         for said in said {
             match said {
-                Said::Metric(sample) => {
+                LogEvent::Metric(sample) => {
                     self.step = sample.step;
                     append(&mut self.metrics, &*sample);
                     let finite = sample.loss.is_some();
@@ -176,19 +176,19 @@ impl Teller {
                     }
                     self.finite = finite;
                 }
-                Said::Started if !self.started => {
+                LogEvent::Started if !self.started => {
                     self.started = true;
                     self.event(EventKind::Started { world: self.world });
                 }
-                Said::Resumed if !self.resumed => {
+                LogEvent::Resumed if !self.resumed => {
                     self.resumed = true;
                     self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.id.clone() });
                 }
-                Said::Started | Said::Resumed => {}
-                Said::EvaluationStarted => self.event(EventKind::EvaluationStarted),
-                Said::EvaluationEnded => self.event(EventKind::EvaluationEnded),
+                LogEvent::Started | LogEvent::Resumed => {}
+                LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),
+                LogEvent::EvaluationEnded => self.event(EventKind::EvaluationEnded),
                 // Their folders tell more than these lines.
-                Said::Saving | Said::Saved => self.look_at_checkpoints(),
+                LogEvent::Saving | LogEvent::Saved => self.look_at_checkpoints(),
             }
         }
     }

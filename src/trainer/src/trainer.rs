@@ -525,7 +525,7 @@ impl Trainer {
         }
         let (run, policy) = (self.run.clone(), self.recipe.checkpoint.clone());
         self.pruning = Some(std::thread::spawn(move || {
-            let entries = rundir::checkpoints(&run).unwrap_or_default();
+            let entries = rundir::step_checkpoints(&run).unwrap_or_default();
             let steps = rundir::to_prune(&entries, policy.keep_last, policy.keep_every).into_iter();
             steps.map(|step| (step, std::fs::remove_dir_all(run.step_dir(step)))).collect()
         }));

@@ -130,7 +130,7 @@ fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
 
 /// When a run's checkpoints last changed: a folder changes when its manifest appears in it.
 pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
-    rundir::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
+    adapters::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
 /// Everything that is written when something happens to a run.

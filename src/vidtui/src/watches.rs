@@ -144,7 +144,7 @@ impl Stream {
             }
             let found = listings::checkpoint_folders(&dir);
             if folders.as_ref() != Some(&found)
-                && let Ok(checkpoints) = rundir::checkpoints(&dir)
+                && let Ok(checkpoints) = adapters::checkpoints(&dir)
             {
                 tell(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);

@@ -203,7 +203,7 @@ impl Source {
         match found.kind {
             Kind::Run => {
                 let run = RunDir::new(&found.weights);
-                let newest = rundir::latest_for_sure(&run)?.ok_or_else(|| {
+                let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
                     let fix = format!("let it save one first: vidtui resume {}", run.name());
                     Failure::new(
                         rundir::ErrorCode::Unclassified,

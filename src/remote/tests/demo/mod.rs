@@ -117,12 +117,12 @@ impl Demo {
 
     pub fn resume(&self, dir: &RunDir) -> Result<LaunchPlan, Failure> {
         let run = dir.read_run()?;
-        let latest = rundir::latest(dir);
+        let latest = adapters::latest(dir);
         let request = ResumeRequest {
             run: &run,
             dir,
             facts: &read_facts(dir, &run)?,
-            checkpoints: &rundir::checkpoints(dir)?,
+            checkpoints: &adapters::checkpoints(dir)?,
             latest: latest.as_ref(),
             options: ResumeOptions::default(),
         };

@@ -10,7 +10,7 @@ use rundir::{CheckpointEntry, now_s};
 /// Lists the checkpoints of a run, complete or not.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
     let dir = workspace.find(&args.run)?;
-    let entries = rundir::checkpoints(&dir)?;
+    let entries = adapters::checkpoints(&dir)?;
     if args.output.json {
         let documents: Vec<_> = entries.iter().map(CheckpointDocument::new).collect();
         return output::json(&serde_json::json!({ "run": dir.name(), "checkpoints": documents }));

@@ -43,7 +43,7 @@ impl Workspace {
         options: ResumeOptions,
     ) -> Result<LaunchPlan, Refusal> {
         let (summary, facts) = self.summary(dir)?;
-        let checkpoints = rundir::checkpoints(dir)?;
+        let checkpoints = adapters::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
         let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
@@ -95,7 +95,7 @@ impl Workspace {
         let recipe = following.map(|stage| &stage.resolved.recipe);
         let target = self.place(ranks, nodes, world)?;
         let context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
-        let latest = rundir::latest_for_sure(dir)?;
+        let latest = adapters::latest_for_sure(dir)?;
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { Refusal::from } else { Refusal::request };

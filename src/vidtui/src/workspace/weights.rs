@@ -40,7 +40,7 @@ impl Workspace {
     /// The newest complete checkpoint of a run, as weights for another.
     fn newest_weights(&self, dir: &RunDir) -> Result<Weights, Failure> {
         let run = dir.read_run()?;
-        let Some(checkpoint) = rundir::latest_for_sure(dir)? else {
+        let Some(checkpoint) = adapters::latest_for_sure(dir)? else {
             let what = format!("cannot start from {}", run.id);
             let fix = format!("let it reach a checkpoint: vidtui resume {}", run.id);
             return Err(Failure::new(rundir::ErrorCode::Unclassified, what, "it has no complete checkpoint", fix));

@@ -1,41 +1,40 @@
-//! Logs as each system writes them, in `tests/fixtures/trainer-logs`.
+//! Reads the logs of each system in `tests/fixtures/trainer-logs`.
 
 use recipe::Adapter::{self, CogvideoxFactory, Finetrainers, OpenSora, TttVideoDit, VideoxFun};
 use rundir::MetricSample;
 
-use crate::{LogReader, Said};
+use super::{LogEvent, LogReader};
 
 fn log(name: &str) -> Vec<u8> {
     std::fs::read(format!("../../tests/fixtures/trainer-logs/{name}.log")).unwrap()
 }
 
-/// What a log says in the end, when it is read `size` bytes at a time, a second apart.
-fn said(system: Adapter, log: &[u8], start_step: u64, size: usize) -> Vec<Said> {
+/// Reads a log `size` bytes at a time, a second apart.
+fn read(system: Adapter, log: &[u8], start_step: u64, size: usize) -> Vec<LogEvent> {
     let mut reader = LogReader::new(system, 1, start_step, 1);
     let mut now = 1000.0;
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     for piece in log.chunks(size) {
-        said.extend(reader.read(piece, now));
+        events.extend(reader.read(piece, now));
         now += 1.0;
     }
-    said.extend(reader.pause(now));
-    said
+    events.extend(reader.pause(now));
+    events
 }
 
-/// What happened, in short: steps as `step loss norm lr seconds`, and everything else by its name.
-fn story(system: Adapter, name: &str, start_step: u64) -> Vec<String> {
-    let whole = |said: Vec<Said>| said.iter().map(line).collect::<Vec<_>>();
+/// Reads a log of the fixtures and returns its events in short: steps as `step loss norm lr seconds`, others by their names.
+fn summary(system: Adapter, name: &str, start_step: u64) -> Vec<String> {
+    let lines = |events: Vec<LogEvent>| events.iter().map(line).collect::<Vec<_>>();
     let log = log(name);
-    let story = whole(said(system, &log, start_step, log.len()));
+    let summary = lines(read(system, &log, start_step, log.len()));
     for size in [1, 7, 64] {
-        // Only the clock may tell how the bytes arrived.
-        assert_eq!(whole(said(system, &log, start_step, size)), story, "in pieces of {size}");
+        assert_eq!(lines(read(system, &log, start_step, size)), summary, "in pieces of {size}");
     }
-    story
+    summary
 }
 
-fn line(said: &Said) -> String {
-    let Said::Metric(sample) = said else { return format!("{said:?}") };
+fn line(event: &LogEvent) -> String {
+    let LogEvent::Metric(sample) = event else { return format!("{event:?}") };
     let MetricSample { step, loss, grad_norm, lr, step_s, data_s, mem_peak_gib_by_rank: peak, .. } = &**sample;
     let or = |value: &Option<f64>| value.map_or("-".to_owned(), |value| value.to_string());
     assert!(sample.adapted);
@@ -50,7 +49,7 @@ fn line(said: &Said) -> String {
 }
 
 #[test]
-fn open_sora_counts_from_zero_and_its_bar_runs_ahead() {
+fn steps_of_open_sora_are_counted_from_one() {
     let want = [
         "Started",
         "1: 0.91 0.4 0.00005 2",
@@ -60,27 +59,27 @@ fn open_sora_counts_from_zero_and_its_bar_runs_ahead() {
         "Saved",
         "5: - - 0.00005 2.1",
     ];
-    assert_eq!(story(OpenSora, "open-sora-2", 0), want);
+    assert_eq!(summary(OpenSora, "open-sora-2", 0), want);
 }
 
 #[test]
-fn open_sora_1_2_tells_neither_norm_nor_rate() {
+fn open_sora_1_2_logs_neither_gradient_norm_nor_learning_rate() {
     let want = ["Resumed", "Started", "51: 0.45 - 0 12", "52: 0.44 - 0 12"];
-    assert_eq!(story(OpenSora, "open-sora-1.2", 50), want);
+    assert_eq!(summary(OpenSora, "open-sora-1.2", 50), want);
 }
 
 #[test]
-fn steps_of_open_sora_before_accumulation_are_put_together() {
+fn parts_of_an_accumulated_batch_of_open_sora_are_one_step() {
     let log = log("open-sora-2");
     let mut reader = LogReader::new(OpenSora, 1, 0, 2);
-    let mut said = reader.read(&log, 1000.0);
-    said.extend(reader.pause(1001.0));
-    let steps: Vec<String> = said.iter().filter(|said| matches!(said, Said::Metric(_))).map(line).collect();
+    let mut events = reader.read(&log, 1000.0);
+    events.extend(reader.pause(1001.0));
+    let steps: Vec<String> = events.iter().filter(|event| matches!(event, LogEvent::Metric(_))).map(line).collect();
     assert_eq!(steps, ["1: 0.81 0.41 0.00005 4", "2: 0.61 0.43 0.00005 4"]);
 }
 
 #[test]
-fn of_finetrainers_each_step_is_told_by_its_own_loss_and_not_the_one_before() {
+fn a_step_of_finetrainers_has_its_own_loss_and_not_that_of_the_step_before() {
     let want = [
         "Started",
         "1: 0.29 0.081 0 3.1 peak 10.701",
@@ -89,23 +88,23 @@ fn of_finetrainers_each_step_is_told_by_its_own_loss_and_not_the_one_before() {
         "Saving",
         "Saved",
     ];
-    assert_eq!(story(Finetrainers, "finetrainers", 0), want);
+    assert_eq!(summary(Finetrainers, "finetrainers", 0), want);
 }
 
 #[test]
-fn cogvideox_factory_is_read() {
+fn a_log_of_cogvideox_factory_is_read() {
     let want = ["Started", "1: 0.21 - 0.00001 5", "2: 0.22 - 0.00002 5", "3: 0.23 - 0.00003 5", "Saved"];
-    assert_eq!(story(CogvideoxFactory, "cogvideox-factory", 0), want);
+    assert_eq!(summary(CogvideoxFactory, "cogvideox-factory", 0), want);
 }
 
 #[test]
-fn videox_fun_goes_on_where_it_was() {
+fn a_log_of_videox_fun_is_read_from_the_step_that_was_resumed() {
     let want = ["Started", "Resumed", "101: 0.151 - 0.00002 8", "102: 0.152 - 0.00002 8", "Saved"];
-    assert_eq!(story(VideoxFun, "videox-fun", 100), want);
+    assert_eq!(summary(VideoxFun, "videox-fun", 100), want);
 }
 
 #[test]
-fn ttt_video_dit_says_a_line_for_each_step() {
+fn a_log_of_ttt_video_dit_is_read() {
     let want = [
         "Resumed",
         "11: 0.1013 0.08 0.00001 9.8 data 0.0123",
@@ -114,15 +113,15 @@ fn ttt_video_dit_says_a_line_for_each_step() {
         "Saving",
         "Saved",
     ];
-    assert_eq!(story(TttVideoDit, "ttt-video-dit", 10), want);
+    assert_eq!(summary(TttVideoDit, "ttt-video-dit", 10), want);
 }
 
 #[test]
-fn a_bar_that_waits_to_be_drawn_over_is_read_when_nothing_follows() {
+fn a_bar_without_line_end_is_read_once_when_the_log_pauses() {
     let mut reader = LogReader::new(CogvideoxFactory, 1, 0, 1);
     let bar = b"\rSteps:   0%|          | 1/9 [00:05<00:40,  5.00s/it, loss=0.5, lr=1e-5]";
     assert_eq!(reader.read(&bar[..40], 1.0), []);
-    assert_eq!(reader.pause(2.0), [], "half of it says nothing");
+    assert_eq!(reader.pause(2.0), [], "half a bar has no step");
     assert_eq!(reader.read(&bar[40..], 3.0), []);
     assert_eq!(reader.pause(4.0).iter().map(line).collect::<Vec<_>>(), ["1: 0.5 - 0.00001 5"]);
     assert_eq!(reader.pause(5.0), [], "and only once");
@@ -130,12 +129,10 @@ fn a_bar_that_waits_to_be_drawn_over_is_read_when_nothing_follows() {
 }
 
 #[test]
-fn an_evaluation_begins_and_ends_with_its_words_or_with_the_next_step() {
+fn an_evaluation_ends_with_its_log_line_or_with_the_next_step() {
     let events = |system, log: &str| -> Vec<String> {
-        said(system, log.as_bytes(), 0, log.len())
-            .iter()
-            .map(|said| line(said).split(' ').next().unwrap().into())
-            .collect()
+        let events = read(system, log.as_bytes(), 0, log.len());
+        events.iter().map(|event| line(event).split(' ').next().unwrap().into()).collect()
     };
     let log = "\rTraining steps:  1%|  | 1/9 [00:03<00:40,  3.00s/it, train/global_avg_loss=0.3, train/grad_norm=0.1]\n\
         INFO - Memory before validation start: {\n    \"max_memory_allocated\": 12.5\n}\n\
@@ -152,7 +149,7 @@ fn an_evaluation_begins_and_ends_with_its_words_or_with_the_next_step() {
 }
 
 #[test]
-fn a_log_of_another_system_says_nothing_wrong() {
+fn a_log_of_another_system_gives_no_metrics() {
     for (name, system) in [
         ("ttt-video-dit", OpenSora),
         ("finetrainers", VideoxFun),
@@ -160,7 +157,7 @@ fn a_log_of_another_system_says_nothing_wrong() {
         ("videox-fun", TttVideoDit),
     ] {
         let log = log(name);
-        let metrics = said(system, &log, 0, log.len());
-        assert!(!metrics.iter().any(|said| matches!(said, Said::Metric(_))), "{name} as {system:?}: {metrics:?}");
+        let events = read(system, &log, 0, log.len());
+        assert!(!events.iter().any(|event| matches!(event, LogEvent::Metric(_))), "{name} as {system:?}: {events:?}");
     }
 }
