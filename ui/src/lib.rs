@@ -9,6 +9,7 @@
 //! * [`keymap`] says which keys work now: dispatch, key bar and help read the same table.
 
 pub mod advice;
+pub mod charts;
 mod effect;
 pub mod event_text;
 pub mod fleet;

@@ -43,9 +43,9 @@ pub const METRICS: &[Metric] = &[
     one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
     one("weight_norm", "weight norm", Unit::Plain, |s| s.weight_norm),
     one("lr", "learning rate", Unit::Rate, |s| told(s, s.lr)),
-    one("lr_ttt", "learning rate of TTT layers", Unit::Rate, |s| s.lr_ttt),
+    one("lr_ttt", "learning rate, TTT layers", Unit::Rate, |s| s.lr_ttt),
     one("step_s", "step time", Unit::Seconds, |s| told(s, s.step_s)),
-    one("data_s", "waiting for data", Unit::Seconds, |s| told(s, s.data_s)),
+    one("data_s", "data wait", Unit::Seconds, |s| told(s, s.data_s)),
     one("forward_s", "forward", Unit::Seconds, |s| told(s, s.forward_s)),
     one("backward_s", "backward", Unit::Seconds, |s| told(s, s.backward_s)),
     one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| told(s, s.reduce_s)),
@@ -54,14 +54,14 @@ pub const METRICS: &[Metric] = &[
     one("samples_per_s", "samples per second", Unit::Plain, |s| told(s, s.samples_per_s)),
     one("tokens_per_s", "tokens per second", Unit::Plain, |s| told(s, s.tokens_per_s)),
     one("tflops", "TFLOP per second and rank", Unit::Plain, |s| told(s, s.tflops)),
-    one("mfu", "model FLOP utilisation", Unit::Share, |s| s.mfu),
+    one("mfu", "MFU", Unit::Share, |s| s.mfu),
     per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
     per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time of each rank", Unit::Seconds, |s| &s.step_s_by_rank),
     per_rank("rank_busy_s", "step time of each rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
-    of_nodes("power", "power of a GPU", Unit::Watts, "power_w", |m| m.power_w),
-    of_nodes("memory", "memory of a GPU, or of a node", Unit::Gib, "memory_gib", |m| m.gpu_mem_gib.or(m.mem_gib)),
-    of_nodes("cpu", "processors of a node", Unit::Share, "cpu_share", |m| m.cpu_pct.map(as_share)),
+    of_nodes("power", "GPU power", Unit::Watts, "power_w", |m| m.power_w),
+    of_nodes("memory", "GPU memory, or node memory", Unit::Gib, "memory_gib", |m| m.gpu_mem_gib.or(m.mem_gib)),
+    of_nodes("cpu", "CPU", Unit::Share, "cpu_share", |m| m.cpu_pct.map(as_share)),
 ];
 
 fn as_share(pct: Spread) -> Spread {
@@ -158,23 +158,12 @@ pub fn of_metrics(summary: &RunSummary, measured: &Measured, metrics: &[&Metric]
 /// The chart that is on the screen, as it is on the screen.
 pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) -> Chart {
     let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
-    let (label, unit, parts): (&str, Unit, &[(&str, &str)]) = match spec.chart {
-        ui::Chart::Loss => ("loss", Unit::Plain, &[("loss", "loss")]),
-        ui::Chart::LearningRate => ("learning rate", Unit::Rate, &[("lr", "weights"), ("lr_ttt", "TTT layers")]),
-        ui::Chart::GradNorm => ("gradient norm", Unit::Plain, &[("grad_norm", "gradient norm")]),
-        ui::Chart::WeightNorm => ("weight norm", Unit::Plain, &[("weight_norm", "weight norm")]),
-        ui::Chart::Mfu => ("model FLOP utilisation", Unit::Share, &[("mfu", "MFU")]),
-        ui::Chart::StepTime => ("step time", Unit::Seconds, &[("step_s", "step"), ("data_s", "waiting for data")]),
-        ui::Chart::Memory => ("memory", Unit::Gib, &[("mem_gib", "memory")]),
-        ui::Chart::Power if has_power => ("power of a GPU", Unit::Watts, &[("power", "mean")]),
-        ui::Chart::Power => ("processors of a node", Unit::Share, &[("cpu", "mean")]),
-        ui::Chart::NodeMemory if has_power => ("memory of a GPU", Unit::Gib, &[("memory", "mean")]),
-        ui::Chart::NodeMemory => ("memory of a node", Unit::Gib, &[("memory", "mean")]),
-    };
+    let labels = spec.chart.labels(has_power);
     let mut drawn = Vec::new();
-    for (name, label) in parts {
-        let metric = METRICS.iter().find(|metric| metric.name == *name).expect("the names above are in the table");
-        for mut curve in curves(metric, label, measured, spec.x) {
+    for part in labels.metrics {
+        let metric =
+            METRICS.iter().find(|metric| metric.name == part.name).expect("every chart's metric is in METRICS");
+        for mut curve in curves(metric, part.label, measured, spec.x) {
             if let Some((from, to)) = spec.window {
                 curve.points.retain(|(x, _)| (from..=to).contains(x));
             }
@@ -190,8 +179,12 @@ pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) ->
             }
         }
     }
-    let panel =
-        Panel { label: label.into(), unit, scale: if spec.log_y { Scale::Log } else { Scale::Linear }, curves: drawn };
+    let panel = Panel {
+        label: labels.title.into(),
+        unit: labels.unit,
+        scale: if spec.log_y { Scale::Log } else { Scale::Linear },
+        curves: drawn,
+    };
     let (x_label, x_unit) = match spec.x {
         XAxis::Step => ("step", Unit::Step),
         XAxis::Time => ("time since the first step", Unit::Elapsed),

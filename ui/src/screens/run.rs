@@ -118,7 +118,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     }
     let title = short_id(&run.id).to_owned();
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
-    let to = model.export_dir.join(format!("{title}-{}.{extension}", run_panels::file_name(chart)));
+    let to = model.export_dir.join(format!("{title}-{}.{extension}", chart.labels(true).file_name));
     let chart = ChartSpec {
         run: run.id.clone(),
         title,

@@ -1,5 +1,6 @@
 //! The panels of the run screen: charts with their read-outs, checkpoints, events.
 
+use crate::charts::{ChartLabels, ChartMetric};
 use crate::effect::{Chart, XAxis};
 use crate::event_text::{self, Severity};
 use crate::layout::{self, Panel};
@@ -7,7 +8,7 @@ use crate::model::Model;
 use crate::model::RunScreen;
 use crate::rank_times::LEVELS;
 use crate::run_state::StateKind;
-use crate::series::{MAX_RANK_LINES, NodeMetric, SMOOTHING, Statistic, Track};
+use crate::series::{NodeMetric, SMOOTHING, Statistic, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
@@ -24,85 +25,16 @@ fn has_power(run: &RunScreen) -> bool {
     !run.series.nodes().column(Track::OfNodes(NodeMetric::Power, Statistic::Mean)).is_empty()
 }
 
-/// Returns a chart's heading.
-pub fn title(run: &RunScreen, chart: Chart) -> &'static str {
-    match chart {
-        Chart::Power if has_power(run) => "Power of a GPU",
-        Chart::Power => "Processors of a node",
-        Chart::NodeMemory if has_power(run) => "Memory of a GPU",
-        Chart::NodeMemory => "Memory of a node",
-        Chart::Loss => "Loss",
-        Chart::LearningRate => "Learning rate",
-        Chart::GradNorm => "Gradient norm",
-        Chart::StepTime => "Step time",
-        Chart::Memory => "Memory",
-        Chart::WeightNorm => "Weight norm",
-        Chart::Mfu => "MFU",
-    }
-}
-
-/// Returns the part of a chart's heading for a file name.
-pub fn file_name(chart: Chart) -> &'static str {
-    match chart {
-        Chart::Loss => "loss",
-        Chart::LearningRate => "learning-rate",
-        Chart::GradNorm => "gradient-norm",
-        Chart::StepTime => "step-time",
-        Chart::Memory => "memory",
-        Chart::WeightNorm => "weight-norm",
-        Chart::Mfu => "mfu",
-        Chart::Power => "power",
-        Chart::NodeMemory => "node-memory",
-    }
-}
-
-fn unit(run: &RunScreen, chart: Chart) -> Unit {
-    match chart {
-        Chart::Power if has_power(run) => Unit::Watts,
-        Chart::Power => Unit::Share,
-        Chart::NodeMemory => Unit::Gib,
-        Chart::Loss | Chart::GradNorm | Chart::WeightNorm => Unit::Plain,
-        Chart::Mfu => Unit::Share,
-        Chart::LearningRate => Unit::Rate,
-        Chart::StepTime => Unit::Seconds,
-        Chart::Memory => Unit::Gib,
-    }
+fn labels(run: &RunScreen, chart: Chart) -> ChartLabels {
+    chart.labels(has_power(run))
 }
 
 /// The lines of a chart: those that were measured.
 fn lines(model: &Model, run: &RunScreen, chart: Chart) -> Vec<ChartLine> {
-    let named = |track: Track, mark: char, label: &str| (track, mark, label.to_owned());
-    let candidates = match chart {
-        Chart::Loss => vec![named(Track::Loss, 'l', "loss")],
-        Chart::LearningRate => vec![named(Track::Lr, 'w', "weights"), named(Track::LrTtt, 't', "TTT layers")],
-        Chart::GradNorm => vec![named(Track::GradNorm, 'n', "norm before clipping")],
-        Chart::WeightNorm => vec![named(Track::WeightNorm, 'n', "norm of the trained weights")],
-        Chart::Mfu => vec![named(Track::Mfu, 'u', "of the devices' peak")],
-        Chart::Power | Chart::NodeMemory => {
-            let quantity = match chart {
-                Chart::NodeMemory => NodeMetric::Memory,
-                _ if has_power(run) => NodeMetric::Power,
-                _ => NodeMetric::Cpu,
-            };
-            let bounds = [
-                (Statistic::Mean, 'm', "mean"),
-                (Statistic::Highest, 'h', "highest"),
-                (Statistic::Lowest, 'l', "lowest"),
-            ];
-            bounds.map(|(bound, mark, label)| named(Track::OfNodes(quantity, bound), mark, label)).into()
-        }
-        Chart::StepTime => {
-            vec![named(Track::StepTime, 's', "whole step"), named(Track::DataTime, 'd', "waiting for data")]
-        }
-        Chart::Memory => (0..MAX_RANK_LINES)
-            .map(|rank| (Track::Memory(rank), char::from(b'0' + rank as u8), format!("rank {rank}")))
-            .chain([named(Track::MemoryHighest, 'h', "fullest rank"), named(Track::MemoryLowest, 'l', "emptiest rank")])
-            .collect(),
-    };
     let (live, nodes) = (run.series.live(), run.series.nodes());
     let superseded = run.series.superseded();
+    let candidates = labels(run, chart).metrics.iter().flat_map(ChartMetric::lines);
     candidates
-        .into_iter()
         .filter(|(track, ..)| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(*track).is_empty()))
         .enumerate()
         .map(|(i, (track, mark, label))| ChartLine {
@@ -135,7 +67,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, chart);
     let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
-    let below = heading(model, buf, area, title(run, chart), values, focused);
+    let below = heading(model, buf, area, labels(run, chart).title, values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { no_step(run) };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
@@ -155,7 +87,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     LineChart {
         series: &run.series,
         lines: &lines,
-        unit: unit(run, chart),
+        unit: labels(run, chart).unit,
         x: run.x,
         window: run.window(),
         log_y: run.log_y.contains(&chart),
@@ -192,14 +124,14 @@ fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Opti
 /// The values for a heading: all lines if they fit, or else the first.
 fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
-    let room = usize::from(area.width).saturating_sub(text::width(title(run, chart)) + 6);
+    let room = usize::from(area.width).saturating_sub(text::width(labels(run, chart).title) + 6);
     let mut spans = Vec::new();
     if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
         spans
             .push(Span::styled(format!("step {}  ", units::grouped(run.series.live().step(index))), model.theme.faint));
     }
     let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
-    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, unit(run, chart))?)));
+    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, labels(run, chart).unit)?)));
     let values: Vec<(&ChartLine, String)> = values.collect();
     let used: usize = spans.iter().map(Span::width).sum();
     let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
@@ -248,7 +180,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
     };
     let mut spans = vec![Span::styled(step, model.theme.strong), Span::styled(after, model.theme.faint)];
     for line in lines {
-        let Some(value) = value_at(run, line, index, unit(run, chart)) else { continue };
+        let Some(value) = value_at(run, line, index, labels(run, chart).unit) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
         // "rank 0" says its mark already.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
@@ -256,7 +188,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
         spans.push(Span::styled(value, model.theme.strong));
         let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
         if let Some(average) = average.filter(|average| average.is_finite()) {
-            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), unit(run, chart)))));
+            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), labels(run, chart).unit))));
         }
     }
     Line::from(spans)
