@@ -111,12 +111,12 @@ fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
     assert!(outputs.iter().all(|o| o.status.success()));
     assert_eq!(fresh.samples().iter().map(|s| s.step).collect::<Vec<_>>(), [4, 5, 6]);
     let told = |kind: &EventKind| match kind {
-        EventKind::Restored { restored, anew, .. } => Some((restored.clone(), anew.clone())),
+        EventKind::Restored { restored, not_restored, .. } => Some((restored.clone(), not_restored.clone())),
         _ => None,
     };
-    let (restored, anew) = fresh.events().iter().find_map(|e| told(&e.kind)).unwrap();
+    let (restored, not_restored) = fresh.events().iter().find_map(|e| told(&e.kind)).unwrap();
     assert_eq!(restored, "weights, optimizer after 3 updates");
-    assert_eq!(anew, "data (another data set, global batch 4 before and 2 now), noise and timesteps");
+    assert_eq!(not_restored, "data (another data set, global batch 4 before and 2 now), noise and timesteps");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
-        let told = |kind: &EventKind| matches!(kind, EventKind::Restored { anew, .. } if anew.contains("the mesh was"));
+        let told = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("the mesh was"));
         assert!(again.events().iter().any(|e| told(&e.kind)), "{:?}", again.events());
     }
 }

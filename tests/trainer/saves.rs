@@ -165,7 +165,7 @@ fn a_file_asks_for_a_checkpoint_and_another_for_the_end() {
         run.events().iter().filter_map(|e| wanted(&e.kind).cloned()).collect::<Vec<_>>()
     };
     let why = "a file in the run directory requests it";
-    assert_eq!(told(|kind| if let EventKind::SaveAsked { why } = kind { Some(why) } else { None }), [why]);
+    assert_eq!(told(|kind| if let EventKind::SaveRequested { why } = kind { Some(why) } else { None }), [why]);
     assert_eq!(told(|kind| if let EventKind::Stopped { why } = kind { Some(why) } else { None }), [why]);
 }
 

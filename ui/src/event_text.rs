@@ -24,11 +24,13 @@ pub fn describe(event: &Event) -> (String, Severity) {
             (format!("checkpoint {step} is damaged, back to {back_to}: {why}"), Severity::Bad)
         }
         EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Severity::Plain),
-        EventKind::Restored { restored, anew, .. } if anew.is_empty() => {
+        EventKind::Restored { restored, not_restored, .. } if not_restored.is_empty() => {
             (format!("restored {restored}"), Severity::Plain)
         }
-        EventKind::Restored { restored, anew, .. } => (format!("restored {restored}; anew: {anew}"), Severity::Plain),
-        EventKind::SaveAsked { why } => (sentence("asked to save", why), Severity::Plain),
+        EventKind::Restored { restored, not_restored, .. } => {
+            (format!("restored {restored}; anew: {not_restored}"), Severity::Plain)
+        }
+        EventKind::SaveRequested { why } => (sentence("asked to save", why), Severity::Plain),
         EventKind::LossSpike { loss, usual } => {
             (format!("the loss jumped to {}, from {}", units::number(*loss), units::number(*usual)), Severity::Warn)
         }

@@ -118,7 +118,7 @@ pub(crate) fn read(
         Some(_) => job_liveness(dir, &attempt, facts.job.as_ref())?,
         None => attempt_liveness(dir, &attempt, look)?,
     };
-    let stop = dir.stop_asked();
+    let stop = dir.stop_request();
     facts.stopping = stop.is_some();
     facts.stops_for_good = stop == Some(Stop::ForGood);
     let newest = following.newest(dir, nodes(&attempt))?;

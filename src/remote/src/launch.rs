@@ -161,7 +161,7 @@ pub(crate) fn make(
         Ok(()) => {
             // What was asked of the attempt before must not be asked of this one. There is rarely anything. A job that begins
             // again looked for a stop a moment ago: one for good was asked for since.
-            if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_asked() != Some(Stop::ForGood) {
+            if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_request() != Some(Stop::ForGood) {
                 let _ = fs::remove_file(plan.dir.stop_file());
             }
             let _ = fs::remove_file(plan.dir.save_file());

@@ -66,12 +66,14 @@ pub enum EventKind {
         /// What was taken over.
         restored: String,
         /// What was not; empty when everything was.
-        anew: String,
+        #[serde(rename = "anew")]
+        not_restored: String,
         /// How long reading it took, checksums and all.
         seconds: f64,
     },
     /// Somebody asked for a checkpoint beyond those at the interval.
-    SaveAsked {
+    #[serde(rename = "save_asked")]
+    SaveRequested {
         /// Who or what asked.
         why: String,
     },
@@ -263,8 +265,12 @@ mod tests {
             EventKind::Resumed { from_step: 40, of_run: run_id() },
             EventKind::CheckpointDamaged { step: 40, why: "its checksum is 1, not 2".into(), back_to: 20 },
             EventKind::WeightsLoaded { from: "runs/a/checkpoints/step-00000040".into() },
-            EventKind::Restored { restored: "weights".into(), anew: "optimizer, steps and data".into(), seconds: 1.5 },
-            EventKind::SaveAsked { why: "SIGUSR1".into() },
+            EventKind::Restored {
+                restored: "weights".into(),
+                not_restored: "optimizer, steps and data".into(),
+                seconds: 1.5,
+            },
+            EventKind::SaveRequested { why: "SIGUSR1".into() },
             EventKind::LossSpike { loss: 3.5, usual: 0.25 },
             EventKind::CheckpointStarted,
             EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },

@@ -63,7 +63,7 @@ impl RunDir {
         self.root.join("events.jsonl")
     }
 
-    /// Its existence asks every rank to save and stop, where no signal reaches; see [`RunDir::stop_asked`].
+    /// Its existence asks every rank to save and stop, where no signal reaches; see [`RunDir::stop_request`].
     pub fn stop_file(&self) -> Utf8PathBuf {
         self.root.join("stop")
     }

@@ -18,7 +18,7 @@ pub enum Stop {
 
 impl RunDir {
     /// Tells whether the newest attempt is asked to stop by file. Whoever makes the next attempt removes the file.
-    pub fn stop_asked(&self) -> Option<Stop> {
+    pub fn stop_request(&self) -> Option<Stop> {
         let file = self.stop_file();
         match fs::read(&file) {
             Ok(bytes) if bytes == FOR_GOOD.as_bytes() => Some(Stop::ForGood),
@@ -31,7 +31,7 @@ impl RunDir {
     ///
     /// # Errors
     /// As [`write_atomic`].
-    pub fn ask_to_stop(&self) -> Result<(), Error> {
+    pub fn request_stop(&self) -> Result<(), Error> {
         write_atomic(&self.stop_file(), FOR_GOOD.as_bytes())
     }
 }
@@ -45,15 +45,15 @@ mod tests {
     fn a_stop_that_a_person_asks_for_is_for_good_whatever_a_jobs_script_asks_before_or_after() {
         let (_keep, run) = temp();
         let touch = || fs::OpenOptions::new().create(true).append(true).open(run.stop_file()).map(drop).unwrap();
-        assert_eq!(run.stop_asked(), None);
+        assert_eq!(run.stop_request(), None);
         touch();
-        assert_eq!(run.stop_asked(), Some(Stop::ForNow));
-        run.ask_to_stop().unwrap();
-        assert_eq!(run.stop_asked(), Some(Stop::ForGood));
+        assert_eq!(run.stop_request(), Some(Stop::ForNow));
+        run.request_stop().unwrap();
+        assert_eq!(run.stop_request(), Some(Stop::ForGood));
         touch();
-        assert_eq!(run.stop_asked(), Some(Stop::ForGood));
+        assert_eq!(run.stop_request(), Some(Stop::ForGood));
         fs::remove_file(run.stop_file()).unwrap();
         fs::create_dir(run.stop_file()).unwrap();
-        assert_eq!(run.stop_asked(), Some(Stop::ForNow), "whatever it is, it is there");
+        assert_eq!(run.stop_request(), Some(Stop::ForNow), "whatever it is, it is there");
     }
 }

@@ -239,9 +239,9 @@ impl Trainer {
         Ok(back_to)
     }
 
-    fn tell_restored(&mut self, restored: String, anew: String) {
+    fn tell_restored(&mut self, restored: String, not_restored: String) {
         let seconds = self.progress.load_s;
-        self.event(EventKind::Restored { restored, anew, seconds });
+        self.event(EventKind::Restored { restored, not_restored, seconds });
     }
 
     fn load(&mut self, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
@@ -308,7 +308,7 @@ impl Trainer {
             }
             if self.progress.step < self.recipe.train.steps {
                 if let Some(why) = outcome.requests.save {
-                    self.event(EventKind::SaveAsked { why: why.to_string() });
+                    self.event(EventKind::SaveRequested { why: why.to_string() });
                 }
                 if due || outcome.requests.save.is_some() {
                     self.begin_save().or_else(|failure| self.go_on_after(failure))?;

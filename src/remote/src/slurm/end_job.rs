@@ -32,7 +32,7 @@ pub(crate) fn end_job(
     let id = target.id;
     let mut seen = Some(look(id));
     if !target.is_cancelled && seen == Some(Err(SlurmTrouble::ControllerDown)) {
-        dir.ask_to_stop()?;
+        dir.request_stop()?;
         let file = dir.stop_file();
         let text = format!("its controller does not answer; {file} asks job {id} to save and stop");
         tell(text.clone());
@@ -47,7 +47,7 @@ pub(crate) fn end_job(
     }
     let number = id.to_string();
     if !target.is_cancelled {
-        if let Err(error) = dir.ask_to_stop() {
+        if let Err(error) = dir.request_stop() {
             tell(format!("{error}; should Slurm put job {id} back into the queue, it goes on"));
         }
         patiently(what, tell, || super::run("signal a job", &["scancel", "--signal=TERM", &number]))?;
@@ -55,7 +55,7 @@ pub(crate) fn end_job(
     }
     if job.state.is_waiting() {
         // If Slurm has forgotten the job before anybody looks, or it begins just now, this tells that it was asked for.
-        let _ = dir.ask_to_stop();
+        let _ = dir.request_stop();
     }
     patiently(what, tell, || super::run("cancel a job", &["scancel", &number]))?;
     tell(format!("job {id} is cancelled"));
