@@ -1,19 +1,21 @@
+//! The rules between keys of a recipe. The ranges of single keys are in [`SCHEMA`](crate::SCHEMA).
+
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
     Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, TrainerKind, param_specs,
 };
 
-/// A rule between keys that a recipe breaks. Ranges of single keys are in the table of keys.
+/// A rule between keys that a recipe breaks.
 #[derive(Debug)]
 pub(crate) struct Broken {
-    /// The keys it is about.
+    /// The keys that the rule compares.
     pub keys: &'static [&'static str],
     pub why: String,
     pub fix: String,
 }
 
-/// Every rule; each rule is about the keys named beside it.
+/// The rules of the embedded trainer, each with the keys that it compares.
 const RULES: &[(&[&str], Rule)] = &[
     (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
     (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
@@ -47,7 +49,7 @@ const COMMON_RULES: &[(&[&str], Rule)] =
 
 type Rule = fn(&Recipe) -> Result<(), Advice>;
 
-/// Why a rule is broken and what to change.
+/// Why a rule does not hold, and what to change.
 struct Advice {
     why: String,
     fix: String,
@@ -83,19 +85,19 @@ fn multiple(key: &str, size: usize, of: &str, patch: usize) -> Result<(), Advice
     })
 }
 
-/// CogVideoX 1.5 has rotary positions alone; a table of positions would be one per latent frame.
+/// CogVideoX 1.5 has rotary positions only; a table of positions has one entry per latent frame.
 fn patches_in_time_have_rope(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     if model.patch_size_t == 1 || model.positions == Positions::Rope {
         return Ok(());
     }
     Err(Advice {
-        why: format!("model.patch_size_t {} goes with rotary positions alone", model.patch_size_t),
+        why: format!("model.patch_size_t {} needs rotary positions", model.patch_size_t),
         fix: "set model.positions = \"rope\", or model.patch_size_t = 1".into(),
     })
 }
 
-/// Neighbouring segments share one latent frame, which a patch of several would tear apart.
+/// Neighbouring segments share one latent frame, which a patch of several frames would split.
 fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     if model.segments == 1 || model.patch_size_t == 1 {
@@ -103,16 +105,16 @@ fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: format!(
-            "model.segments {} share one latent frame with their neighbours, and model.patch_size_t {} makes one token of several",
+            "each of model.segments {} shares one latent frame with its neighbour, and model.patch_size_t {} merges several frames into one token",
             model.segments, model.patch_size_t
         ),
         fix: "set model.segments = 1, or train a model with model.patch_size_t = 1".into(),
     })
 }
 
-/// Positions share a head's width out in pairs: a quarter to frames, three eighths to rows and to columns.
+/// Positions divide a head's width into pairs: a quarter for frames, three eighths each for rows and columns.
 ///
-/// Sine and cosine tables share out the whole model's width in the same way.
+/// Sine and cosine tables divide the whole model's width in the same way.
 fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let (what, width) = match model.positions {
@@ -128,7 +130,7 @@ fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
     let part = |eighths: f64| width as f64 * eighths / 8.0;
     Err(Advice {
         why: format!(
-            "{what} cannot be shared out to positions: frames take {}, rows and columns {} each, and each must be even",
+            "{what} cannot be divided among positions: frames take {}, rows and columns {} each, and each must be even",
             part(2.0),
             part(3.0)
         ),
@@ -144,7 +146,7 @@ fn whole_segments(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: format!(
-            "model.segments {n} need {n} × {SEGMENT_FRAMES} + 1 = {wanted} latent frames, model.latent_frames is {frames}"
+            "model.segments {n} needs {n} × {SEGMENT_FRAMES} + 1 = {wanted} latent frames, and model.latent_frames is {frames}"
         ),
         fix: format!(
             "set model.latent_frames = {wanted}, or model.segments = {}",
@@ -158,7 +160,7 @@ fn ttt_has_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     Err(Advice {
-        why: "TTT layers learn from mini-batches of tokens, and model.ttt_mini_batch is 0".into(),
+        why: "TTT layers need mini-batches of tokens, and model.ttt_mini_batch is 0".into(),
         fix: "set model.ttt_mini_batch = 64 for ttt_mlp, 16 for ttt_linear".into(),
     })
 }
@@ -169,7 +171,7 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     if batch == 0 || length.is_multiple_of(batch) {
         return Ok(());
     }
-    // The nearest text length whose sequence fits; with several segments not every multiple can be reached.
+    // The nearest text length that fits. With several segments, some multiples cannot be reached.
     let fits = |text_len: usize| (model.segments * text_len + model.video_tokens()).is_multiple_of(batch);
     let nearest = (1..=batch)
         .flat_map(|off| [model.text_len.checked_sub(off).filter(|&len| len > 0), model.text_len.checked_add(off)])
@@ -181,7 +183,7 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     };
     Err(Advice {
         why: format!(
-            "a sequence of {text} + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
+            "a sequence of {text} tokens + {} frames × {} = {length} tokens is not a multiple of model.ttt_mini_batch {batch}: {}",
             model.token_frames(),
             model.tokens_per_frame(),
             division(length, batch)
@@ -218,7 +220,7 @@ fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// A rank of a TP group has whole heads; the hidden units of an MLP, four for each of a head's, then divide too.
+/// Each rank of a TP group has whole heads. The hidden units of an MLP, four times the width, then divide too.
 fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
     let (heads, tp) = (recipe.model.num_heads, recipe.mesh.tp);
     if heads.is_multiple_of(tp) {
@@ -230,7 +232,7 @@ fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
             "model.num_heads {heads} is not a multiple of mesh.tp {tp}, and a head cannot be split: {}",
             division(heads, tp)
         ),
-        fix: format!("set mesh.tp = {fits}, the largest below that fits"),
+        fix: format!("set mesh.tp = {fits}, the largest smaller size that fits"),
     })
 }
 
@@ -240,7 +242,9 @@ fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     Err(Advice {
-        why: format!("optimizer.warmup_steps {warmup} is more than train.steps {steps}, so the peak is never reached"),
+        why: format!(
+            "optimizer.warmup_steps {warmup} is more than train.steps {steps}, so the learning rate never reaches its peak"
+        ),
         fix: format!("set optimizer.warmup_steps to {steps} or less, or train.steps to {warmup} or more"),
     })
 }
@@ -251,26 +255,28 @@ fn falls(key: &str, schedule: Schedule, peak: f64, recipe: &Recipe) -> Result<()
         return Ok(());
     }
     Err(Advice {
-        why: format!("optimizer.lr_end {end:e} is above its peak optimizer.{key} {peak:e}, and schedules only fall"),
+        why: format!(
+            "optimizer.lr_end {end:e} is above the peak optimizer.{key} {peak:e}, and schedules never rise after the warm-up"
+        ),
         fix: format!("set optimizer.lr_end to {peak:e} or less, or optimizer.{key} to {end:e} or more"),
     })
 }
 
-/// Every pattern earns its place, which also keeps the group of trained parameters from being empty.
+/// Every pattern must match a parameter, so that something is trained.
 fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
     let specs = param_specs(&recipe.model);
     let names = || specs.iter().filter(|spec| spec.role == Role::Trained).map(|spec| spec.name.as_str());
-    let idle = |pattern: &&Pattern| !names().any(|name| pattern.matches(name));
-    let Some(idle) = patterns.iter().find(idle) else { return Ok(()) };
-    let example = nearest(idle.as_str(), names()).or(names().next_back()).unwrap_or_default();
+    let has_no_match = |pattern: &&Pattern| !names().any(|name| pattern.matches(name));
+    let Some(unused) = patterns.iter().find(has_no_match) else { return Ok(()) };
+    let example = nearest(unused.as_str(), names()).or(names().next_back()).unwrap_or_default();
     Err(Advice {
         why: format!(
-            "the pattern \"{}\" of train.trainable is found in none of the {} parameter names",
-            idle.as_str(),
+            "the pattern \"{}\" of train.trainable matches none of the {} parameter names",
+            unused.as_str(),
             names().count()
         ),
-        fix: format!("correct or remove it; names look like {example}"),
+        fix: format!("correct or remove the pattern; a parameter is named {example}, for example"),
     })
 }
 
@@ -280,7 +286,7 @@ fn has_program(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: "command.run names no program".into(),
-        fix: "write it and its arguments: run = [\"torchrun\", \"--nnodes={nnodes}\", \"train.py\"]".into(),
+        fix: "write the program and its arguments: run = [\"torchrun\", \"--nnodes={nnodes}\", \"train.py\"]".into(),
     })
 }
 
@@ -288,15 +294,18 @@ fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -> Result<()
     let known = Placeholders::of(key, recipe.command.per);
     let mut names = words.iter().flat_map(|word| crate::command::names(word));
     let Some(name) = names.find(|name| !known.contains(name)) else { return Ok(()) };
-    let why = format!("command.{key}: there is no {{{name}}} here");
+    let why = format!("command.{key} has no placeholder {{{name}}}");
     let fix = match (name, nearest(name, known.iter().copied())) {
         ("rank" | "local_rank", _) if key != "output" => {
-            "a command that is started once per node has no rank: set command.per = \"rank\"".into()
+            "a command that is started once per node has no rank; set command.per = \"rank\"".into()
         }
-        ("checkpoint" | "checkpoint_step", _) => "put what is only for a resume into command.resume".into(),
-        (_, Some(meant)) => format!("did you mean {{{meant}}}? For the text {{{name}}} itself, write {{{{{name}}}}}"),
+        ("checkpoint" | "checkpoint_step", _) => "move the arguments of a resume to command.resume".into(),
+        (_, Some(meant)) => format!("did you mean {{{meant}}}? For the literal text {{{name}}}, write {{{{{name}}}}}"),
         (_, None) => {
-            format!("known are {{{}}}; for the text {{{name}}} itself, write {{{{{name}}}}}", known.join("}, {"))
+            format!(
+                "the placeholders are {{{}}}; for the literal text {{{name}}}, write {{{{{name}}}}}",
+                known.join("}, {")
+            )
         }
     };
     Err(Advice { why, fix })
@@ -307,18 +316,18 @@ fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     Err(Advice {
-        why: "command.resume is to continue from a checkpoint, and command.adapter does not say what those look like"
+        why: "command.resume continues from a checkpoint, and command.adapter is \"none\": checkpoints cannot be found"
             .into(),
-        fix: "set command.adapter to the system that the command is of".into(),
+        fix: "set command.adapter to the training system of the command".into(),
     })
 }
 
-/// Writes a division with its remainder: `7 / 2 leaves 1`.
+/// Formats a division with its remainder: `7 / 2 leaves 1`.
 fn division(number: usize, by: usize) -> String {
     format!("{number} / {by} leaves {}", number % by)
 }
 
-/// Writes the multiples on both sides of a number: `6 or 8`.
+/// Formats the multiples on both sides of a number: `6 or 8`.
 fn around(number: usize, of: usize) -> String {
     let below = number / of * of;
     match below {

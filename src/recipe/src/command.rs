@@ -1,7 +1,9 @@
+//! Recipes for other programs: the `[command]` section and its placeholders.
+
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-/// What trains.
+/// Which trainer a recipe is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainerKind {
@@ -11,25 +13,25 @@ pub enum TrainerKind {
     Command,
 }
 
-/// A program that trains, and how to understand it.
+/// A program that trains, and how its output is read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Command {
     /// The program and its arguments, with placeholders.
     pub run: Vec<String>,
-    /// What it is started once for.
+    /// Whether it is started per node or per rank.
     pub per: Per,
-    /// Its working folder; empty for the run's own.
+    /// The working folder; empty for the run directory.
     pub folder: Utf8PathBuf,
-    /// Whose log lines and checkpoint folders it writes.
+    /// The training system whose log lines and checkpoint folders it writes.
     pub adapter: Adapter,
-    /// The folder below which it saves checkpoints, with placeholders.
+    /// The folder in which it saves checkpoints, with placeholders.
     pub output: String,
-    /// Arguments that are added to continue from a checkpoint, with placeholders.
+    /// The arguments that are added on a resume, with placeholders.
     pub resume: Vec<String>,
 }
 
-/// No command: that of a recipe for the embedded trainer.
+/// The command of a recipe for the embedded trainer: none.
 impl Default for Command {
     fn default() -> Self {
         let (run, resume) = (Vec::new(), Vec::new());
@@ -38,38 +40,38 @@ impl Default for Command {
     }
 }
 
-/// What a command is started once for.
+/// How often a command is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Per {
-    /// Each node; it starts its ranks itself, as torchrun does.
+    /// Once per node; it starts its ranks itself, as torchrun does.
     Node,
-    /// Each rank.
+    /// Once per rank.
     Rank,
 }
 
-/// The systems whose log lines and checkpoint folders are known.
+/// The training systems whose log lines and checkpoint folders vidtui reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Adapter {
-    /// None of them.
+    /// None.
     None,
     /// Open-Sora 1.2 and 2, and Lambda's fork.
     OpenSora,
     /// finetrainers.
     Finetrainers,
-    /// The old cogvideox-factory, now in finetrainers' examples.
+    /// cogvideox-factory, now in the examples of finetrainers.
     CogvideoxFactory,
-    /// VideoX-Fun, once CogVideoX-Fun.
+    /// VideoX-Fun, formerly CogVideoX-Fun.
     VideoxFun,
     /// ttt-video-dit.
     TttVideoDit,
 }
 
-/// The names that may stand in braces.
+/// The names that a command may have in braces.
 pub(crate) struct Placeholders;
 
-/// Those that are known before anything is placed on nodes.
+/// Names with values before ranks are placed on nodes.
 const OF_RUN: &[&str] = &["run", "name", "run_dir"];
 const OF_NODE: &[&str] = &[
     "output",
@@ -102,14 +104,14 @@ impl Placeholders {
     }
 }
 
-/// A piece of a word.
+/// A part of a word.
 enum Piece<'a> {
     Text(&'a str),
     Name(&'a str),
 }
 
-/// Takes a word apart. `{name}` is a placeholder, `{{name}}` the text `{name}`; every other brace is itself, so that JSON
-/// can be written as it is.
+/// Splits a word. `{name}` is a placeholder and `{{name}}` the text `{name}`; every other brace is literal, so that JSON
+/// needs no escapes.
 fn pieces(word: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut rest, mut from) = (word, 0);
@@ -141,7 +143,7 @@ pub(crate) fn names(word: &str) -> Vec<&str> {
     pieces(word).into_iter().filter_map(name).collect()
 }
 
-/// Fills in the placeholders of a word; those that `value` does not know stay as they are.
+/// Fills in the placeholders of a word. Placeholders for which `value` returns none stay unchanged.
 pub fn fill(word: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let piece = |piece| match piece {
         Piece::Text(text) => text.to_owned(),
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_braces_is_filled_in_and_every_other_brace_is_itself() {
+    fn placeholders_are_filled_in_and_other_braces_are_literal() {
         assert_eq!(filled("--rank={rank}{rank}"), "--rank=77");
         assert_eq!(filled("{rank"), "{rank");
         assert_eq!(filled("{other}"), "{other}");

@@ -1,7 +1,7 @@
-//! What a recipe costs, counted from its shapes: arithmetic, memory of a rank, traffic of a step, checkpoints.
+//! The cost of a recipe, computed from its shapes: FLOPs, memory per rank, traffic per step, checkpoint size.
 //!
-//! Every formula about sizes is here or in the parts of this module, so that what `check`, the launch dialog, the metrics
-//! and the documents say are the same numbers.
+//! All formulas about sizes are in this module, so that `vidtui check`, the launch dialog, the metrics and the documents
+//! show the same numbers.
 
 mod flops;
 mod memory;
@@ -13,7 +13,7 @@ pub use traffic::Traffic;
 
 use crate::{ParamSpec, Recipe, Role, Split, Unit, param_specs};
 
-/// What a recipe costs, over all ranks and for one of them.
+/// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Cost {
     /// Parameters of the model.
@@ -22,37 +22,37 @@ pub struct Cost {
     pub trainable: u64,
     /// Tokens per sample.
     pub seq_len: u64,
-    /// Operations of one forward pass over one sample.
+    /// FLOPs of one forward pass over one sample.
     pub forward_flops: f64,
-    /// Operations of a step that the model needs, whatever is computed again: forward, and twice as much for gradients.
+    /// FLOPs of a step without recomputation: forward, and twice as much for gradients. MFU counts these.
     pub model_flops: f64,
-    /// Operations of a step that are carried out, over all ranks.
+    /// FLOPs of a step with recomputation, over all ranks.
     pub step_flops: f64,
-    /// Size of a checkpoint: in float32 what is trained and its two moments, in the type of computing what is frozen.
+    /// Size of a checkpoint: trained parameters and their two moments in float32, frozen ones in the compute dtype.
     pub checkpoint_bytes: u64,
-    /// What one rank holds.
+    /// The memory of one rank.
     pub memory: RankMemory,
-    /// What one rank sends in a step.
+    /// The bytes that one rank sends in a step.
     pub traffic: Traffic,
 }
 
-/// Bytes a second that a save is taken to write until one was measured.
+/// The assumed speed of a save in bytes per second, until one has been measured.
 const SLOW_DISK: f64 = 100e6;
 
 impl Cost {
-    /// Seconds that a save is taken to need until one was measured.
+    /// Returns the assumed duration of a save in seconds, until one has been measured.
     pub fn save_s(&self) -> f64 {
         self.checkpoint_bytes as f64 / SLOW_DISK
     }
 }
 
-/// Seconds of a time limit that are kept for a save that is taken to need `save_s`.
+/// Returns the seconds of a time limit that are reserved for a save of `save_s` seconds.
 pub fn save_reserve_s(save_s: f64) -> f64 {
     1.5 * save_s
 }
 
 impl Recipe {
-    /// Counts what the recipe costs on its mesh.
+    /// Returns the cost of the recipe on its mesh.
     pub fn cost(&self) -> Cost {
         let specs = param_specs(&self.model);
         let sum = |wanted: &dyn Fn(&ParamSpec) -> bool| -> u64 {
@@ -75,29 +75,29 @@ impl Recipe {
         }
     }
 
-    /// Blocks that run again for their backward pass: all but those of the last group.
-    fn blocks_again(&self) -> usize {
+    /// Returns the number of blocks that are recomputed: all but those of the last group.
+    fn recomputed_blocks(&self) -> usize {
         let (layers, group) = (self.model.num_layers, self.remat.blocks_per_input(self.model.num_layers));
         (layers - 1) / group * group
     }
 
-    /// Samples that a rank works on at a time.
+    /// Returns the samples that a rank processes at a time.
     fn micro_batch(&self) -> u64 {
         (self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum) as u64
     }
 }
 
-/// Numbers of a rank's TP part of one unit.
+/// The elements of one unit on one rank of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct UnitSize {
     trained: u64,
     frozen: u64,
 }
 
-/// The parts of one rank's TP place: what is gathered and reduced at a time.
+/// The units of one rank of a TP group. A unit is gathered and reduced at a time.
 struct UnitSizes {
     root: UnitSize,
-    /// All blocks are alike.
+    /// All blocks have the same size.
     block: UnitSize,
 }
 
@@ -115,7 +115,7 @@ impl UnitSizes {
         UnitSizes { root: size(Unit::Root), block: size(Unit::Block(0)) }
     }
 
-    /// Every unit.
+    /// Returns every unit.
     fn all(&self, num_layers: usize) -> impl Iterator<Item = UnitSize> {
         std::iter::once(self.root).chain(std::iter::repeat_n(self.block, num_layers))
     }
@@ -141,7 +141,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_small_model_costs_what_a_hand_count_says() {
+    fn the_cost_of_a_small_model_matches_a_hand_count() {
         let sets = ["model.head_dim=16", "model.time_embed_dim=8", "model.text_dim=4", "train.trainable=qkvo"];
         let cost = recipe(&sets).cost();
         // Width 32: embeddings, time embedding, final norms, their modulation and projection.
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn cogvideox_5b_costs_what_is_published() {
+    fn the_cost_of_cogvideox_5b_matches_published_numbers() {
         let cost = recipe(&STAGE_3S).cost();
         assert_eq!(cost.params, 5_570_283_072);
         assert_eq!(cost.trainable, 5_570_283_072);
@@ -173,15 +173,19 @@ mod tests {
     }
 
     #[test]
-    fn training_attention_alone_counts_only_attention() {
+    fn training_only_attention_counts_only_attention() {
         let sets = [&STAGE_3S[..], &["train.trainable=qkvo"]].concat();
         assert_eq!(recipe(&sets).cost().trainable, 526_848 + 1_585_446_912);
     }
 
     #[test]
-    fn a_stored_table_of_positions_is_saved_but_is_no_parameter() {
+    fn a_learned_position_table_is_saved_but_not_counted_as_a_parameter() {
         let (with, without) = (recipe(&["model.positions=learned"]).cost(), recipe(&[]).cost());
         assert_eq!(with.params, without.params);
-        assert_eq!(with.checkpoint_bytes - without.checkpoint_bytes, 2 * 64 * 128, "in bfloat16, as what is frozen");
+        assert_eq!(
+            with.checkpoint_bytes - without.checkpoint_bytes,
+            2 * 64 * 128,
+            "in bfloat16, as frozen parameters are"
+        );
     }
 }

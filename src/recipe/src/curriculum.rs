@@ -1,34 +1,36 @@
+//! Curricula: recipes that are trained one after another, each from the weights of the one before.
+
 use camino::{Utf8Path, Utf8PathBuf};
 use toml::{Table, Value};
 
 use crate::file::{File, absolute};
 use crate::nearest::nearest;
 use crate::value::{is_name, shown};
-use crate::{Key, Kind, Origin, ParamSpec, RecipeError, Resolved, SCHEMA, load, param_specs};
+use crate::{Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, load, param_specs};
 
 /// Stages in the order in which they are trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curriculum {
-    /// The file it was read from, as it was named.
+    /// The path of its file as given.
     pub path: Utf8PathBuf,
-    /// What it is called on screen.
+    /// The title on screen.
     pub title: String,
     /// The stages, first to last.
     pub stages: Vec<StageSpec>,
 }
 
-/// One stage: a recipe and where its weights come from.
+/// One stage: a recipe and the origin of its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageSpec {
-    /// Name of the stage.
+    /// The name.
     pub name: String,
-    /// Its recipe.
+    /// The recipe.
     pub resolved: Resolved,
-    /// The file of its recipe.
+    /// The path of the recipe.
     pub recipe_path: Utf8PathBuf,
-    /// Where its weights come from.
+    /// Where the weights come from.
     pub start: StageStart,
-    /// What differs from the stage before; for the first stage, what its own file sets.
+    /// The differences from the previous stage; for the first stage, the keys that its own file sets.
     pub changes: Vec<Change>,
 }
 
@@ -37,20 +39,20 @@ pub struct StageSpec {
 pub enum StageStart {
     /// Random weights.
     Random,
-    /// The last checkpoint of the stage before.
+    /// The last checkpoint of the previous stage.
     Previous,
-    /// A step folder of a checkpoint.
+    /// The step folder of a checkpoint.
     Path(Utf8PathBuf),
 }
 
-/// One key that a stage changes.
+/// A key that a stage changes.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Change {
     /// The key, such as `model.latent_frames`.
     pub key: String,
-    /// Value in the stage before; the first stage has none.
+    /// The value in the previous stage; none for the first stage.
     pub from: Option<String>,
-    /// Value in this stage.
+    /// The value in this stage.
     pub to: String,
 }
 
@@ -58,8 +60,8 @@ impl Curriculum {
     /// Loads a curriculum and the recipes of all its stages; `sets` apply to each of them.
     ///
     /// # Errors
-    /// As [`load`](crate::load()); also when a stage is named twice, starts from nowhere, or cannot take the weights of
-    /// the stage before.
+    /// As [`load`](crate::load()); also when two stages have one name, a stage has no valid start, or its model cannot
+    /// load the weights of the previous stage.
     pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, RecipeError> {
         let file = File::read(path, "curriculum")?;
         check_keys(&file, "", &file.table, &["title", "stage"])?;
@@ -71,9 +73,11 @@ impl Curriculum {
             Some(Value::Array(entries)) if !entries.is_empty() => entries,
             _ => {
                 return Err(error(
+                    RecipeErrorKind::Stage,
                     &file,
+                    "stage",
                     "it has no stages".into(),
-                    "write [[stage]] with name, recipe and start for each",
+                    "write a [[stage]] with name, recipe and start for each stage",
                 ));
             }
         };
@@ -87,7 +91,8 @@ impl Curriculum {
                     file.place(&format!("stage.{index}.name"), &file.path),
                     stage.name
                 );
-                return Err(error(&file, why, "give each stage a name of its own"));
+                let key = format!("stage.{index}.name");
+                return Err(error(RecipeErrorKind::Stage, &file, &key, why, "give each stage a different name"));
             }
             stages.push(stage);
         }
@@ -116,7 +121,9 @@ fn stage(
     let at = format!("stage.{index}");
     let Value::Table(table) = entry else {
         return Err(error(
+            RecipeErrorKind::Stage,
             file,
+            &at,
             format!("{} is not a stage", file.place(&at, &file.path)),
             "write [[stage]] above each stage",
         ));
@@ -124,10 +131,12 @@ fn stage(
     check_keys(file, &at, table, &["name", "recipe", "start"])?;
     let name = text(file, &at, table, "name")?;
     if !is_name(&name) {
-        let place = file.place(&format!("{at}.name"), &file.path);
+        let key = format!("{at}.name");
         return Err(error(
+            RecipeErrorKind::InvalidValue,
             file,
-            format!("{place}: \"{name}\" cannot name a stage"),
+            &key,
+            format!("{}: \"{name}\" is not a valid name of a stage", file.place(&key, &file.path)),
             "use up to 40 letters, digits and '-'",
         ));
     }
@@ -153,7 +162,8 @@ fn stage(
 }
 
 fn start(file: &File, at: &str, table: &Table, previous: Option<&StageSpec>) -> Result<StageStart, RecipeError> {
-    let place = file.place(&format!("{at}.start"), &file.path);
+    let key = format!("{at}.start");
+    let place = file.place(&key, &file.path);
     let written = match (table.get("start"), previous) {
         (None, None) => return Ok(StageStart::Random),
         (None, Some(_)) => return Ok(StageStart::Previous),
@@ -163,24 +173,28 @@ fn start(file: &File, at: &str, table: &Table, previous: Option<&StageSpec>) -> 
         "random" => Ok(StageStart::Random),
         "previous" if previous.is_some() => Ok(StageStart::Previous),
         "previous" => Err(error(
+            RecipeErrorKind::Stage,
             file,
-            format!("{place}: the first stage has no previous one"),
+            &key,
+            format!("{place}: the first stage has no previous stage"),
             "write start = \"random\", or the step folder of a checkpoint: start = \"./weights/step-00000500\"",
         )),
-        // A slash tells a path from a mistyped word.
+        // A slash distinguishes a path from a mistyped word.
         path if path.contains('/') => Ok(StageStart::Path(absolute(&file.resolve(path)))),
         word => Err(error(
+            RecipeErrorKind::Stage,
             file,
-            format!("{place}: \"{word}\" is neither \"random\" nor \"previous\", and a path has a '/' in it"),
+            &key,
+            format!("{place}: \"{word}\" is not \"random\", \"previous\" or a path with a '/'"),
             match nearest(word, ["random", "previous"]) {
                 Some(word) => format!("did you mean \"{word}\"?"),
-                None => format!("for the folder {word} beside this file, write \"./{word}\""),
+                None => format!("if {word} is a folder beside this file, write \"./{word}\""),
             },
         )),
     }
 }
 
-/// Checks that a stage's model can take the weights of the stage before.
+/// Checks that a stage's model can load the weights of the previous stage.
 fn fits(file: &File, at: &str, previous: &StageSpec, name: &str, resolved: &Resolved) -> Result<(), RecipeError> {
     let (before, after) = (param_specs(&previous.resolved.recipe.model), param_specs(&resolved.recipe.model));
     let shape =
@@ -193,16 +207,17 @@ fn fits(file: &File, at: &str, previous: &StageSpec, name: &str, resolved: &Reso
     };
     let written = |shape: Option<Vec<usize>>| shape.map_or("absent".into(), |shape| format!("{shape:?}"));
     let why = format!(
-        "{}: stage {name} cannot start from the weights of {}: {tensor} is {} there and {} here",
+        "{}: stage {name} cannot start from the weights of stage {}: {tensor} is {} there and {} in {name}",
         file.place(&format!("{at}.start"), &file.path),
         previous.name,
         written(old),
         written(new)
     );
-    Err(error(file, why, format!("keep the [model] sizes of {}, or write start = \"random\"", previous.name)))
+    let fix = format!("use the [model] sizes of stage {}, or write start = \"random\"", previous.name);
+    Err(error(RecipeErrorKind::Stage, file, &format!("{at}.start"), why, fix))
 }
 
-/// The keys whose values differ, in the order in which recipes are shown.
+/// Returns the keys whose values differ, in the order of [`SCHEMA`].
 fn differences(before: &Resolved, after: &Resolved) -> Vec<Change> {
     let keys = SCHEMA.iter().filter(|key| key.path != "name");
     keys.filter_map(|key| {
@@ -217,7 +232,7 @@ fn differences(before: &Resolved, after: &Resolved) -> Vec<Change> {
     .collect()
 }
 
-/// What a recipe's own file sets, on top of the files it builds on.
+/// Returns the keys that a recipe's own file sets.
 fn own_settings(resolved: &Resolved, recipe_path: &Utf8Path) -> Vec<Change> {
     let own = |key: &&Key| matches!(&resolved.origins[key.path], Origin::File { path, .. } if path == recipe_path);
     let keys = SCHEMA.iter().filter(|key| key.path != "name").filter(own);
@@ -233,7 +248,7 @@ fn own_settings(resolved: &Resolved, recipe_path: &Utf8Path) -> Vec<Change> {
     .collect()
 }
 
-/// Two paths, from where they part.
+/// Returns two paths without the folders that they have in common.
 fn without_common_folder(a: &str, b: &str) -> (String, String) {
     let (a, b) = (Utf8Path::new(a), Utf8Path::new(b));
     let common = a.components().zip(b.components()).take_while(|(a, b)| a == b).count();
@@ -241,8 +256,8 @@ fn without_common_folder(a: &str, b: &str) -> (String, String) {
     (rest(a), rest(b))
 }
 
-fn error(file: &File, why: String, fix: impl Into<String>) -> RecipeError {
-    RecipeError::new(format!("cannot use curriculum {}", file.path), why, fix)
+fn error(kind: RecipeErrorKind, file: &File, key: &str, why: String, fix: impl Into<String>) -> RecipeError {
+    RecipeError::new(kind, format!("cannot use curriculum {}", file.path), why, fix).key(key)
 }
 
 fn join(at: &str, key: &str) -> String {
@@ -253,21 +268,27 @@ fn check_keys(file: &File, at: &str, table: &Table, known: &[&str]) -> Result<()
     let Some(unknown) = table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
     let fix = match nearest(unknown, known.iter().copied()) {
         Some(key) => format!("did you mean {key}?"),
-        None => format!("the keys here are {}", known.join(", ")),
+        None => format!("the keys are {}", known.join(", ")),
     };
-    Err(error(file, format!("{}: there is no key {unknown}", file.place(&join(at, unknown), &file.path)), fix))
+    let key = join(at, unknown);
+    let why = format!("{}: there is no key {unknown}", file.place(&key, &file.path));
+    Err(error(RecipeErrorKind::UnknownKey, file, &key, why, fix))
 }
 
 fn text(file: &File, at: &str, table: &Table, key: &str) -> Result<String, RecipeError> {
     match table.get(key) {
         Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
         Some(_) => Err(error(
+            RecipeErrorKind::InvalidValue,
             file,
-            format!("{}: {key} is not a text", file.place(&join(at, key), &file.path)),
+            &join(at, key),
+            format!("{}: {key} is not a string", file.place(&join(at, key), &file.path)),
             format!("write it in quotes: {key} = \"…\""),
         )),
         None => Err(error(
+            RecipeErrorKind::MissingKey,
             file,
+            &join(at, key),
             format!("{}: the stage has no {key}", file.place(at, &file.path)),
             format!("add {key} = \"…\""),
         )),
@@ -302,13 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_folder_is_told_which_there_are() {
+    fn a_missing_curriculum_lists_those_beside_it() {
         let error = Curriculum::load("../../configs/dem".into(), &[]).unwrap_err();
-        assert_eq!(error.fix, "../../configs holds demo, ttt-linear, ttt-mlp");
+        assert_eq!(error.kind, RecipeErrorKind::Io(std::io::ErrorKind::NotFound));
+        assert_eq!(error.fix, "../../configs contains demo, ttt-linear, ttt-mlp");
     }
 
     #[test]
-    fn the_first_stage_starts_at_random_and_the_others_where_the_last_one_ended() {
+    fn the_first_stage_starts_at_random_and_later_stages_from_the_previous_one() {
         let starts: Vec<_> = curriculum().stages.into_iter().map(|stage| stage.start).collect();
         let folder = absolute("../../tests/fixtures/configs/valid/stages".into());
         let path = StageStart::Path(folder.join("weights/step-00000020"));
@@ -316,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_lists_what_differs_from_the_one_before() {
+    fn a_stage_lists_its_differences_from_the_previous_one() {
         let curriculum = curriculum();
         assert_eq!(changes(&curriculum.stages[0]), ["model.head_dim: 32", "mesh.dp_shard: 2"]);
         assert_eq!(

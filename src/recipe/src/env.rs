@@ -1,3 +1,5 @@
+//! The `[env]` section: environment variables of the ranks and presets of them.
+
 use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
@@ -7,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Env {
-    /// Sets of variables, by name.
+    /// Sets of variables.
     pub presets: Vec<EnvPreset>,
-    /// Variables; they win over those of the presets.
+    /// Variables, which override the presets.
     pub variables: BTreeMap<String, String>,
-    /// A file of variables that are written nowhere; empty for none.
+    /// A file of secret variables; empty for none.
     pub secrets: Utf8PathBuf,
 }
 
@@ -19,22 +21,22 @@ pub struct Env {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvPreset {
-    /// H100 nodes with NVLink inside and eight InfiniBand cards between, as Lambda's 1-Click Clusters are.
+    /// H100 nodes with NVLink inside a node and eight InfiniBand adapters between nodes, as in Lambda's 1-Click Clusters.
     NcclInfiniband,
-    /// Nodes without RDMA: NCCL talks TCP.
+    /// Nodes without RDMA: NCCL uses TCP.
     NcclEthernet,
-    /// NCCL says what it does, for the first start on a new cluster.
+    /// NCCL's log, for the first start on a new cluster.
     NcclDebug,
 }
 
 impl EnvPreset {
-    /// Returns its variables.
+    /// Returns the variables of the preset.
     pub fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::NcclInfiniband => &[
                 ("NCCL_P2P_LEVEL", "NVL"),
                 ("NCCL_NET_GDR_LEVEL", "PIX"),
-                // The first '=' is NCCL's: these cards exactly, not all whose names begin so.
+                // The leading '=' makes NCCL match adapter names exactly instead of by prefix.
                 ("NCCL_IB_HCA", "=mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8"),
                 ("NCCL_IB_PCI_RELAXED_ORDERING", "1"),
                 ("NCCL_SOCKET_IFNAME", "eno1"),
@@ -50,16 +52,16 @@ impl EnvPreset {
     }
 }
 
-/// The variables by which ranks know their place: set for each, so that nobody else's value may stand in their way.
+/// The variables that vidtui sets for each rank.
 const OURS: [&str; 7] =
     ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
-/// Tells whether vidtui sets a variable itself, and nobody else may.
+/// Returns whether vidtui sets a variable itself, so that a recipe may not.
 pub fn is_reserved(name: &str) -> bool {
     OURS.contains(&name) || name.starts_with("VIDTUI_")
 }
 
-/// Tells whether a variable can have this name.
+/// Returns whether a name is valid for a variable.
 pub fn is_variable_name(name: &str) -> bool {
     let mut letters = name.chars();
     letters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
@@ -67,7 +69,7 @@ pub fn is_variable_name(name: &str) -> bool {
 }
 
 impl Env {
-    /// Returns all variables, those that win last.
+    /// Returns all variables, sorted by name.
     pub fn all(&self) -> Vec<(String, String)> {
         let presets = self.presets.iter().flat_map(|preset| preset.variables());
         let presets = presets.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -75,16 +77,16 @@ impl Env {
         all.into_iter().collect()
     }
 
-    /// Says what is wrong with a variable, and what to do.
+    /// Returns what is wrong with a variable and what to do, if any variable is not valid.
     pub(crate) fn bad_name(&self) -> Option<(String, String)> {
         self.variables.iter().find_map(|(name, value)| {
             if !is_variable_name(name) {
-                let why = format!("env.variables: \"{name}\" cannot name a variable");
-                Some((why, "use letters, digits and '_', not a digit first".into()))
+                let why = format!("env.variables: \"{name}\" is not a valid variable name");
+                Some((why, "use letters, digits and '_', and do not begin with a digit".into()))
             } else if is_reserved(name) {
-                Some((format!("env.variables: {name} is set for each rank by vidtui"), format!("remove {name}")))
+                Some((format!("env.variables: vidtui sets {name} for each rank"), format!("remove {name}")))
             } else if value.contains('\0') {
-                Some((format!("env.variables: the value of {name} has a zero byte in it"), "remove it".into()))
+                Some((format!("env.variables: the value of {name} contains a zero byte"), "remove it".into()))
             } else {
                 None
             }
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_wins_over_those_of_presets_and_a_later_preset_over_an_earlier() {
+    fn variables_override_presets_and_later_presets_override_earlier_ones() {
         let env = Env {
             presets: vec![EnvPreset::NcclInfiniband, EnvPreset::NcclDebug],
             variables: [("NCCL_SOCKET_IFNAME".to_owned(), "bond0".to_owned())].into(),

@@ -1,20 +1,62 @@
-use std::fmt;
+//! Why a recipe, a curriculum or a file of secrets cannot be used.
 
-/// Says what is wrong with a recipe, why, and what to change.
+use std::fmt;
+use std::io;
+
+/// An error in a recipe, a curriculum or a file of secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct RecipeError {
+    /// The kind of error.
+    pub kind: RecipeErrorKind,
+    /// The keys that are wrong, such as `train.steps`; empty when the error concerns a whole file.
+    pub keys: Vec<String>,
     /// What cannot be used, with its path.
     pub what: String,
-    /// The reason, with the values and their places.
+    /// The reason, with the values and where they are set.
     pub why: String,
     /// What to change.
     pub fix: String,
 }
 
+/// The kinds of [`RecipeError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecipeErrorKind {
+    /// A file cannot be read.
+    Io(io::ErrorKind),
+    /// A file is not TOML.
+    NotToml,
+    /// A `base` does not exist, is not a string, or leads back to its own file.
+    Base,
+    /// A `--set` flag is not `section.key=value`.
+    Flag,
+    /// A key or section does not exist.
+    UnknownKey,
+    /// A key without a default is not set.
+    MissingKey,
+    /// A key belongs to the other kind of trainer.
+    WrongTrainer,
+    /// A value has the wrong type or is out of range.
+    InvalidValue,
+    /// A rule between keys does not hold.
+    BrokenRule,
+    /// The mesh does not fit the ranks, the batch or the model.
+    Mesh,
+    /// A stage of a curriculum is not valid.
+    Stage,
+    /// A file of secrets is not valid, or other users can access it.
+    Secrets,
+}
+
 impl RecipeError {
-    /// Makes an error of its three parts.
-    pub fn new(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
-        RecipeError { what: what.into(), why: why.into(), fix: fix.into() }
+    /// Makes an error of its kind and its three texts.
+    pub fn new(kind: RecipeErrorKind, what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        RecipeError { kind, keys: Vec::new(), what: what.into(), why: why.into(), fix: fix.into() }
+    }
+
+    /// Adds a key that is wrong.
+    pub(crate) fn key(mut self, path: impl Into<String>) -> Self {
+        self.keys.push(path.into());
+        self
     }
 }
 

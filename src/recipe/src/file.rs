@@ -1,14 +1,16 @@
+//! TOML files with the line of each key, and paths that are relative to a file.
+
 use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use toml::de::{DeTable, DeValue};
 
-use crate::RecipeError;
+use crate::{RecipeError, RecipeErrorKind};
 
-/// A TOML file, with the line of each of its keys.
+/// A TOML file with the line of each key.
 #[derive(Debug)]
 pub(crate) struct File {
-    /// The file, as it was named.
+    /// The path as given.
     pub path: Utf8PathBuf,
     pub table: toml::Table,
     /// Lines by dotted path: `train.steps`, `stage.0.name`.
@@ -16,23 +18,25 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Reads a file. `kind` is what errors call it: `recipe`, `curriculum`.
-    pub fn read(path: &Utf8Path, kind: &str) -> Result<File, RecipeError> {
+    /// Reads a file. `noun` names it in errors: `recipe`, `curriculum`.
+    pub fn read(path: &Utf8Path, noun: &str) -> Result<File, RecipeError> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            let fix = beside(path).unwrap_or_else(|| format!("check the path of the {kind}"));
-            RecipeError::new(format!("cannot read {kind} {path}"), error.to_string(), fix)
+            let fix = beside(path).unwrap_or_else(|| format!("check the path of the {noun}"));
+            let kind = RecipeErrorKind::Io(error.kind());
+            RecipeError::new(kind, format!("cannot read {noun} {path}"), error.to_string(), fix)
         })?;
-        File::parse(path, kind, &text)
+        File::parse(path, noun, &text)
     }
 
-    fn parse(path: &Utf8Path, kind: &str, text: &str) -> Result<File, RecipeError> {
+    fn parse(path: &Utf8Path, noun: &str, text: &str) -> Result<File, RecipeError> {
         let bad = |error: toml::de::Error| {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
             let source = text.lines().nth(line - 1).unwrap_or_default().trim();
             RecipeError::new(
-                format!("cannot use {kind} {path}"),
+                RecipeErrorKind::NotToml,
+                format!("cannot use {noun} {path}"),
                 format!("line {line} is not TOML: {}", error.message().trim_end()),
-                format!("correct the line `{source}`; texts need quotes, and a key is set once"),
+                format!("correct the line `{source}`: strings need quotes, and a key may appear only once"),
             )
         };
         let mut lines = BTreeMap::new();
@@ -40,18 +44,18 @@ impl File {
         Ok(File { path: path.to_owned(), table: toml::from_str(text).map_err(bad)?, lines })
     }
 
-    /// The line of a key, or of the nearest key around it.
+    /// Returns the line of a key, or of the nearest enclosing key.
     pub fn line(&self, key: &str) -> usize {
         let around = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(outer, _)| outer));
         around.filter_map(|key| self.lines.get(key)).copied().next().unwrap_or(1)
     }
 
-    /// Where a key is set: `line 7`, or `file:7` when an error is not about this file first of all.
+    /// Returns where a key is set: `line 7` in an error about this file, else `file:7`.
     pub fn place(&self, key: &str, about: &Utf8Path) -> String {
         place(&self.path, self.line(key), about)
     }
 
-    /// A path written in this file, which starts at the file's folder unless it is absolute.
+    /// Resolves a path that is written in this file and may be relative to the file's folder.
     pub fn resolve(&self, relative: &str) -> Utf8PathBuf {
         tidy(&self.path.parent().unwrap_or(Utf8Path::new("")).join(relative))
     }
@@ -83,19 +87,19 @@ fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }
 
-/// Writes a place in a file, without the file's name when the reader knows it.
+/// Formats a line of a file, without the file's name if the error is about that file.
 pub(crate) fn place(path: &Utf8Path, line: usize, about: &Utf8Path) -> String {
     if path == about { format!("line {line}") } else { format!("{path}:{line}") }
 }
 
-/// Lists what the folder in which a file was not found has instead: TOML files, and folders that are curricula.
+/// Lists the TOML files and curriculum folders beside a file that does not exist.
 fn beside(path: &Utf8Path) -> Option<String> {
     let folder = match path.parent()? {
         parent if parent.as_str().is_empty() => Utf8Path::new("."),
         parent => parent,
     };
     let Ok(entries) = folder.read_dir_utf8() else {
-        return Some(format!("there is no folder {folder}"));
+        return Some(format!("the folder {folder} does not exist; check the path"));
     };
     let mut names: Vec<String> = entries
         .filter_map(Result::ok)
@@ -104,18 +108,19 @@ fn beside(path: &Utf8Path) -> Option<String> {
         .collect();
     names.sort();
     match names.is_empty() {
-        true => Some(format!("{folder} holds no recipe and no curriculum")),
-        false => Some(format!("{folder} holds {}", names.join(", "))),
+        true => Some(format!("{folder} contains no recipe and no curriculum")),
+        false => Some(format!("{folder} contains {}", names.join(", "))),
     }
 }
 
-/// Makes a path absolute, so that it stays right when the working folder changes.
+/// Makes a path absolute, so that it does not depend on the working folder.
 pub(crate) fn absolute(path: &Utf8Path) -> Utf8PathBuf {
     let start = std::env::current_dir().ok().and_then(|folder| Utf8PathBuf::from_path_buf(folder).ok());
     tidy(&start.unwrap_or_default().join(path))
 }
 
-/// Removes each `..` together with the folder before it, except after a link, where `..` leaves the folder linked to.
+/// Removes each `..` together with the folder before it, except after a symbolic link: there `..` is the parent of
+/// the link's target.
 fn tidy(path: &Utf8Path) -> Utf8PathBuf {
     let mut tidy = Utf8PathBuf::new();
     for part in path.components() {
@@ -134,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_knows_its_line_however_it_is_written() {
+    fn every_key_has_its_line_in_any_toml_syntax() {
         let text = "base = 'b.toml'\n\n[train]\nsteps = 3\ntrainable = [\n  'a',\n  'b',\n]\noptimizer.lr = 1\n[[stage]]\nname = 'x'\n[[stage]]\nname = 'y'\n";
         let file = File::parse(Utf8Path::new("x.toml"), "recipe", text).unwrap();
         let keys = ["base", "train", "train.steps", "train.trainable.1", "train.optimizer.lr", "stage.1.name"];
@@ -145,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn paths_lose_the_dots_that_mean_nothing() {
+    fn dots_are_removed_from_paths() {
         assert_eq!(absolute("/no/such/../folder/./x".into()), "/no/folder/x");
         assert_eq!(tidy("../../a/b/../c.toml".into()), "../../a/c.toml");
         assert_eq!(tidy("./a/../../c.toml".into()), "../c.toml");
     }
 
     #[test]
-    fn dots_after_a_link_stay() {
+    fn dots_after_a_symbolic_link_stay() {
         let folder = std::env::temp_dir().join(format!("recipe-link-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("far/away")).unwrap();
         std::os::unix::fs::symlink(folder.join("far/away"), folder.join("near")).unwrap();

@@ -1,48 +1,50 @@
-//! A recipe on another number of ranks, with the same global batch.
+//! Fits a recipe to a number of ranks without changing the global batch.
 
 use crate::load::{Origin, Resolved};
-use crate::{Mesh, Recipe, RecipeError, TrainerKind};
+use crate::{Mesh, Recipe, RecipeError, RecipeErrorKind, TrainerKind};
 use units::counted;
 
-/// What a fit changed.
+/// The changes of a fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fit {
-    /// The mesh that the recipe says, and the one that fits.
+    /// The mesh of the recipe, and the mesh that fits.
     pub mesh: [Mesh; 2],
-    /// The parts that a rank's share of the batch is computed in, before and now.
+    /// The gradient accumulation of the recipe, and the one that fits.
     pub grad_accum: [usize; 2],
 }
 
 impl Recipe {
-    /// Finds the mesh and the accumulation with which the recipe trains the same global batch on `ranks` ranks.
+    /// Returns the mesh and the gradient accumulation that train the same global batch on `ranks` ranks.
     ///
-    /// `tp` stays, because what a rank holds of a sample depends on it. Shards stay where they can; otherwise there are
-    /// more of them, which takes less memory, and where there are too few ranks all of them share one copy. A rank works
-    /// on as many samples at a time as before, or on fewer.
+    /// `tp` does not change, because it decides how much of a sample a rank holds. `dp_shard` does not change if it can
+    /// stay; otherwise it grows, which takes less memory per rank, and with too few ranks one copy is sharded over all
+    /// of them. A rank never processes more samples at a time than before.
     ///
     /// # Errors
-    /// Why there is none, and the nearest numbers of ranks for which there is one.
+    /// When no mesh fits; the hint gives the nearest numbers of ranks that do.
     pub fn fit(&self, ranks: usize) -> Result<Fit, RecipeError> {
         if self.trainer == TrainerKind::Command {
             return Err(RecipeError::new(
+                RecipeErrorKind::WrongTrainer,
                 format!("{} cannot be fitted to {}", self.name, counted(ranks, "rank")),
-                "a command shares its batch out itself, and is started on as many ranks as there are",
-                format!("leave --fit out, and say what {} mean to it in command.run", counted(ranks, "rank")),
+                "the recipe runs a command, which divides its batch itself and starts on all ranks of the nodes",
+                "remove --fit, and pass batch sizes to your program in command.run",
             ));
         }
         let (batch, tp) = (self.train.global_batch, self.mesh.tp);
         if !self.can_fit(ranks) {
             let why = if ranks == 0 {
-                "there is no rank".to_owned()
+                "there are no ranks".to_owned()
             } else if !ranks.is_multiple_of(tp) {
-                format!("{} are no whole number of groups of mesh.tp {tp}", counted(ranks, "rank"))
+                format!("{} cannot be divided into groups of mesh.tp {tp}", counted(ranks, "rank"))
             } else {
                 let of = if tp == 1 { String::new() } else { format!(" / mesh.tp {tp}") };
                 let sharing = format!("{}{of}", counted(ranks, "rank"));
-                format!("train.global_batch {batch} cannot be shared out equally among {sharing}")
+                format!("train.global_batch {batch} cannot be divided equally among {sharing}")
             };
             let nearest: Vec<String> = self.nearest_fits(ranks).iter().map(ToString::to_string).collect();
             return Err(RecipeError::new(
+                RecipeErrorKind::Mesh,
                 format!("{} does not fit {}", self.name, counted(ranks, "rank")),
                 why,
                 format!("train on {}", nearest.join(" or ")),
@@ -61,10 +63,12 @@ impl Recipe {
     /// Checks that the mesh has exactly `ranks` ranks.
     ///
     /// # Errors
-    /// As [`Mesh::check_world`]; when the recipe can be fitted, the hint says so.
+    /// As [`Mesh::check_world`]; the hint offers `--fit` when the recipe can be fitted.
     pub fn check_world(&self, ranks: usize) -> Result<(), RecipeError> {
         self.mesh.check_world(ranks).map_err(|error| match self.fit(ranks) {
-            Ok(_) => RecipeError { fix: format!("{}; --fit {ranks} does it and keeps the batch", error.fix), ..error },
+            Ok(_) => {
+                RecipeError { fix: format!("{}; or use --fit {ranks}, which keeps the batch", error.fix), ..error }
+            }
             Err(_) => error,
         })
     }
@@ -74,7 +78,7 @@ impl Recipe {
         groups > 0 && ranks.is_multiple_of(self.mesh.tp) && self.train.global_batch.is_multiple_of(groups)
     }
 
-    /// The nearest numbers of ranks that fit, one on each side where there is one.
+    /// Returns the nearest numbers of ranks that fit, at most one on each side.
     fn nearest_fits(&self, ranks: usize) -> Vec<usize> {
         let most = self.train.global_batch * self.mesh.tp;
         let below = (1..ranks.min(most + 1)).rev().find(|n| self.can_fit(*n));
@@ -84,13 +88,13 @@ impl Recipe {
 }
 
 impl Fit {
-    /// Whether nothing changed.
+    /// Returns whether nothing changed.
     pub fn is_none(&self) -> bool {
         self.mesh[0] == self.mesh[1] && self.grad_accum[0] == self.grad_accum[1]
     }
 }
 
-/// Shows what changed: `dp_replicate 2 × dp_shard 8 = 16 ranks instead of …, train.grad_accum 4 instead of 1`.
+/// Shows the changes: `dp_replicate 2 × dp_shard 8 = 16 ranks instead of …, train.grad_accum 4 instead of 1`.
 impl std::fmt::Display for Fit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} instead of {}", self.mesh[1], self.mesh[0])?;
@@ -100,10 +104,10 @@ impl std::fmt::Display for Fit {
 }
 
 impl Resolved {
-    /// Changes the recipe as [`Recipe::fit`] says.
+    /// Changes the recipe to what [`Recipe::fit`] returns.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Recipe::fit`].
     pub fn fit(&mut self, ranks: usize) -> Result<Fit, RecipeError> {
         let fit = self.recipe.fit(ranks)?;
         let before = self.recipe.clone();
@@ -154,23 +158,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_never_gets_more_samples_at_a_time_than_the_recipe_gives_it() {
+    fn a_fit_never_raises_the_samples_of_a_rank_at_a_time() {
         let sets = ["train.global_batch=96".to_owned(), "mesh.dp_shard=4".to_owned(), "mesh.dp_replicate=4".to_owned()];
         let recipe = load("../../configs/ttt-mlp/3s.toml".into(), &sets).unwrap().recipe;
         let accum = |ranks| recipe.fit(ranks).map(|fit| (96 / ranks) / fit.grad_accum[1]);
-        // Six at a time on 16 ranks; a share of 4 fits, and of shares of 8 and 12 the largest part that does.
+        // The recipe has six at a time on 16 ranks. A share of 4 fits whole; shares of 8 and 12 are split into 4 and 6.
         assert_eq!([24, 12, 8].map(accum), [Ok(4), Ok(4), Ok(6)]);
     }
 
     #[test]
-    fn where_the_batch_cannot_be_shared_the_nearest_numbers_are_named() {
+    fn a_batch_that_cannot_be_divided_names_the_nearest_numbers_of_ranks() {
         let refused = |name: &str, ranks| stage(name).fit(ranks).unwrap_err().to_string();
         let refusals = [("3s", 24), ("3s", 128), ("3s", 0), ("63s", 30), ("63s", 24), ("63s", 2)];
         insta::assert_snapshot!(refusals.map(|(name, ranks)| refused(name, ranks)).join("\n\n"));
     }
 
     #[test]
-    fn what_a_fit_changes_is_shown_with_where_it_comes_from() {
+    fn the_changes_of_a_fit_have_the_fit_as_their_origin() {
         let mut resolved = stage("3s");
         let fit = resolved.fit(16).unwrap();
         assert_eq!(

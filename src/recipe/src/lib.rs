@@ -1,10 +1,10 @@
 //! What to train: recipes, the curricula they form, meshes, and the table of a model's parameters.
 //!
 //! A [`Recipe`] is complete and checked: every key has a value and every rule between keys holds. [`load`] makes one
-//! from a TOML file, the files it builds on and `--set` flags, and remembers where each value came from. The keys, their
-//! types, defaults and meanings are listed once, in [`SCHEMA`].
+//! from a TOML file, the files it builds on and `--set` flags, and records where each value came from. [`SCHEMA`] lists
+//! the keys with their types, defaults and meanings.
 //!
-//! The crate reads the files it is given and does nothing else outside itself.
+//! The crate reads only the files that it is given.
 
 mod check;
 mod command;
@@ -36,7 +36,7 @@ pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
-pub use error::RecipeError;
+pub use error::{RecipeError, RecipeErrorKind};
 pub use fit::Fit;
 pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};

@@ -1,3 +1,5 @@
+//! The `[run]` section: the time limit of attempts.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,28 +9,28 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
-    /// The time that the queue or the budget gives an attempt; it saves and stops before.
+    /// The time limit of an attempt, which saves and stops before it.
     pub time_limit: TimeLimit,
-    /// Whether a launch copies the trainer to nodes that have another one or none.
+    /// Whether a launch copies the trainer to nodes that lack it or have another version.
     pub push_trainer: bool,
 }
 
-/// A time, or none: `"1h30m"`, `"none"`.
+/// A duration or none: `"1h30m"`, `"none"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct TimeLimit(Option<u64>);
 
-/// What a time is written with, and how many seconds it is.
+/// The units of a duration, in seconds.
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
 
 impl TimeLimit {
-    /// Returns the seconds; none without a limit.
+    /// Returns the limit in seconds.
     pub fn seconds(self) -> Option<u64> {
         self.0
     }
 }
 
-/// Shows the largest units that make it up.
+/// Shows the duration in its largest units.
 impl fmt::Display for TimeLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(mut rest) = self.0 else { return f.write_str("none") };
@@ -61,7 +63,7 @@ impl FromStr for TimeLimit {
                 None => number.push(c),
             }
         }
-        // Digits without a unit are left, or there was no time at all.
+        // Digits without a unit remain, or the text is empty.
         if total == 0 || !number.is_empty() { Err(WANTED) } else { Ok(Self(Some(total))) }
     }
 }
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_read_in_any_units_and_shown_in_the_largest() {
+    fn a_duration_is_read_in_any_units_and_shown_in_the_largest() {
         let read = |text: &str| text.parse::<TimeLimit>().map(|limit| (limit.seconds(), limit.to_string()));
         assert_eq!(read("none"), Ok((None, "none".into())));
         assert_eq!(read("90s"), Ok((Some(90), "1m30s".into())));

@@ -1,3 +1,5 @@
+//! Loads a recipe from its file, the files it builds on and `--set` flags.
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -7,34 +9,34 @@ use toml::Value;
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
 use crate::value::{self, is_name};
-use crate::{Key, Kind, Recipe, RecipeError, SCHEMA, TrainerKind, check};
+use crate::{Key, Kind, Recipe, RecipeError, RecipeErrorKind, SCHEMA, TrainerKind, check};
 
-/// A recipe, with where each of its values came from.
+/// A recipe with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// The recipe.
     pub recipe: Recipe,
-    /// The same as TOML, with every key.
+    /// The recipe as TOML, with every key.
     pub table: toml::Table,
-    /// Where each value came from, by key: `optimizer.lr`.
+    /// The origin of each value, by key: `optimizer.lr`.
     pub origins: BTreeMap<String, Origin>,
 }
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing set it.
+    /// The default.
     Default,
     /// A line of a file.
     File {
-        /// The file, as it was named.
+        /// The path as given.
         path: Utf8PathBuf,
         /// The line, from 1.
         line: usize,
     },
-    /// A `--set` flag, as it was written: `optimizer.lr=1e-4`.
+    /// A `--set` flag as given: `optimizer.lr=1e-4`.
     Flag(String),
-    /// The number of ranks that the recipe was fitted to.
+    /// `--fit` with this number of ranks.
     Fit(usize),
 }
 
@@ -51,7 +53,7 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// Says where a key of an error about a file was set.
+    /// Returns where a key was set, for an error about the file `about`.
     fn place(&self, key: &str, about: &Utf8Path) -> String {
         match self {
             Origin::Default => format!("{key}: default"),
@@ -62,13 +64,14 @@ impl Origin {
     }
 }
 
-/// Loads a recipe: the file, the files it builds on with `base = "…"`, and `section.key=value` flags, which win.
+/// Loads a recipe: the file, the files it builds on with `base = "…"`, and `section.key=value` flags, which override
+/// both.
 ///
-/// A path in a file starts at that file's folder, a path in a flag at the working folder.
+/// A relative path in a file starts at that file's folder, one in a flag at the working folder.
 ///
 /// # Errors
-/// When a file is missing or not TOML, a key is unknown or missing, a value does not fit its key, or a rule between keys
-/// is broken. Names the file and line, or the flag.
+/// When a file is missing or not TOML, a key is unknown or missing, a value is not valid, or a rule between keys does not
+/// hold. The error names the file and line, or the flag.
 pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
     let what = format!("cannot use recipe {path}");
     let mut values = Values { path, what, set: BTreeMap::new() };
@@ -86,12 +89,20 @@ pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
         Some(broken) => {
             let places: Vec<_> = broken.keys.iter().map(|key| resolved.origins[*key].place(key, path)).collect();
             let why = format!("{} ({})", broken.why, places.join(", "));
-            Err(RecipeError::new(format!("cannot use recipe {path}"), why, broken.fix))
+            Err(broken_rule(format!("cannot use recipe {path}"), broken, why))
         }
     }
 }
 
-/// Reads a recipe that a program wrote: unknown keys are a newer program's, and are ignored.
+/// Makes the error of a rule that does not hold.
+fn broken_rule(what: String, broken: check::Broken, why: String) -> RecipeError {
+    let is_mesh = broken.keys.iter().any(|key| key.starts_with("mesh."));
+    let kind = if is_mesh { RecipeErrorKind::Mesh } else { RecipeErrorKind::BrokenRule };
+    let error = RecipeError::new(kind, what, why, broken.fix);
+    broken.keys.iter().fold(error, |error, key| error.key(*key))
+}
+
+/// Reads a recipe that vidtui wrote. Unknown keys come from a newer version and are ignored.
 pub(crate) fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
     let name = table.get("name").and_then(Value::as_str).unwrap_or("without a name");
     let mut values = Values { path: "".into(), what: format!("cannot use recipe {name}"), set: BTreeMap::new() };
@@ -101,8 +112,8 @@ pub(crate) fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
             (section, name) => table.get(section).and_then(|section| section.get(name)),
         };
         if let Some(value) = value {
-            let value =
-                value::accept(key, value).map_err(|bad| values.error(format!("{}: {}", key.path, bad.why), bad.fix))?;
+            let value = value::accept(key, value)
+                .map_err(|bad| values.invalid(key, format!("{}: {}", key.path, bad.why), bad.fix))?;
             values.set.insert(key.path, (value, Origin::Default));
         }
     }
@@ -110,31 +121,31 @@ pub(crate) fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
     let recipe = values.finish("unnamed")?.recipe;
     match check::first_broken(&recipe) {
         None => Ok(recipe),
-        Some(broken) => Err(RecipeError::new(what, broken.why, broken.fix)),
+        Some(broken) => {
+            let why = broken.why.clone();
+            Err(broken_rule(what, broken, why))
+        }
     }
 }
 
-/// The file, the file it builds on, and so on.
+/// Reads the file, the file it builds on, and so on.
 fn chain(path: &Utf8Path) -> Result<Vec<File>, RecipeError> {
     let mut files = vec![File::read(path, "recipe")?];
     let mut seen = vec![real(path)];
     while let Some((base, place)) = base_of(path, &files[files.len() - 1])? {
         if !base.is_file() {
-            return Err(RecipeError::new(
-                format!("cannot use recipe {path}"),
-                format!("{place} builds on {base}, which is not there"),
-                "correct the base; it is a path that starts at the folder of the file it is written in",
+            return Err(base_error(
+                path,
+                format!("{place} builds on {base}, which does not exist"),
+                "correct the path; it is relative to the folder of the file that contains it",
             ));
         }
         let real = real(&base);
         if let Some(first) = seen.iter().position(|earlier| *earlier == real) {
-            let mut circle: Vec<_> = files[first..].iter().map(|file| file.path.as_str()).collect();
-            circle.push(files[first].path.as_str());
-            return Err(RecipeError::new(
-                format!("cannot use recipe {path}"),
-                format!("{place} closes a circle of bases: {}", circle.join(" -> ")),
-                format!("remove the base at {place}"),
-            ));
+            let mut cycle: Vec<_> = files[first..].iter().map(|file| file.path.as_str()).collect();
+            cycle.push(files[first].path.as_str());
+            let why = format!("{place} makes a cycle of bases: {}", cycle.join(" -> "));
+            return Err(base_error(path, why, format!("remove the base at {place}")));
         }
         files.push(File::read(&base, "recipe")?);
         seen.push(real);
@@ -142,7 +153,11 @@ fn chain(path: &Utf8Path) -> Result<Vec<File>, RecipeError> {
     Ok(files)
 }
 
-/// One path for each file, whatever links lead to it.
+fn base_error(recipe: &Utf8Path, why: String, fix: impl Into<String>) -> RecipeError {
+    RecipeError::new(RecipeErrorKind::Base, format!("cannot use recipe {recipe}"), why, fix).key("base")
+}
+
+/// Returns the path of a file with symbolic links resolved.
 fn real(path: &Utf8Path) -> Utf8PathBuf {
     path.canonicalize_utf8().unwrap_or_else(|_| absolute(path))
 }
@@ -152,26 +167,30 @@ fn base_of(recipe: &Utf8Path, file: &File) -> Result<Option<(Utf8PathBuf, String
     match file.table.get("base") {
         None => Ok(None),
         Some(Value::String(base)) => Ok(Some((file.resolve(base), place))),
-        Some(_) => Err(RecipeError::new(
-            format!("cannot use recipe {recipe}"),
-            format!("{place}: base is not a text"),
+        Some(_) => Err(base_error(
+            recipe,
+            format!("{place}: base is not a string"),
             "write the file to build on in quotes: base = \"base.toml\"",
         )),
     }
 }
 
-/// Values set so far; what comes later wins.
+/// The values set so far; later ones override earlier ones.
 struct Values<'a> {
-    /// The file that was asked for.
+    /// The file that the user named.
     path: &'a Utf8Path,
-    /// First part of every error.
+    /// The first part of every error.
     what: String,
     set: BTreeMap<&'static str, (Value, Origin)>,
 }
 
 impl Values<'_> {
-    fn error(&self, why: String, fix: String) -> RecipeError {
-        RecipeError::new(self.what.clone(), why, fix)
+    fn error(&self, kind: RecipeErrorKind, why: String, fix: String) -> RecipeError {
+        RecipeError::new(kind, self.what.clone(), why, fix)
+    }
+
+    fn invalid(&self, key: &Key, why: String, fix: String) -> RecipeError {
+        self.error(RecipeErrorKind::InvalidValue, why, fix).key(key.path)
     }
 
     fn overlay_file(&mut self, file: &File) -> Result<(), RecipeError> {
@@ -188,7 +207,7 @@ impl Values<'_> {
                 value => entries.push((name.clone(), Some(value))),
             }
         }
-        // In the order of the file, so that the first mistake is the first one named.
+        // In the order of the file, so that the first mistake is reported first.
         entries.sort_by_key(|(path, _)| file.line(path));
         for (path, value) in entries {
             let place = file.place(&path, self.path);
@@ -196,7 +215,7 @@ impl Values<'_> {
                 return Err(self.unknown(&place, &path));
             };
             let mut value = value::accept(key, value)
-                .map_err(|bad| self.error(format!("{place}: {path}: {}", bad.why), bad.fix))?;
+                .map_err(|bad| self.invalid(key, format!("{place}: {path}: {}", bad.why), bad.fix))?;
             if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
                 && !path.is_empty()
             {
@@ -211,13 +230,14 @@ impl Values<'_> {
     fn overlay_flag(&mut self, set: &str) -> Result<(), RecipeError> {
         let Some((path, text)) = set.split_once('=').map(|(path, text)| (path.trim(), text.trim())) else {
             return Err(self.error(
+                RecipeErrorKind::Flag,
                 format!("--set {set} has no '='"),
                 "write --set section.key=value, such as --set train.steps=100".into(),
             ));
         };
         let place = format!("--set {set}");
         if let Some(name) = path.strip_prefix("env.variables.") {
-            let key = Key::find("env.variables").expect("it is in the table of keys");
+            let key = Key::find("env.variables").expect("SCHEMA has env.variables");
             let value = toml::Table::from_iter([(name.to_owned(), Value::String(text.to_owned()))]);
             self.insert(key, Value::Table(value), Origin::Flag(set.to_owned()));
             return Ok(());
@@ -225,7 +245,8 @@ impl Values<'_> {
         let Some(key) = Key::find(path) else {
             return Err(self.unknown(&place, path));
         };
-        let mut value = value::parse(key, text).map_err(|bad| self.error(format!("{place}: {}", bad.why), bad.fix))?;
+        let mut value =
+            value::parse(key, text).map_err(|bad| self.invalid(key, format!("{place}: {}", bad.why), bad.fix))?;
         if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
             && !path.is_empty()
         {
@@ -235,7 +256,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Sets a key, or adds to it where it is a table.
+    /// Sets a key; a table is merged with the one set before.
     fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) {
         let value = match (self.set.remove(key.path), value) {
             (Some((Value::Table(mut before), _)), Value::Table(more)) => {
@@ -247,7 +268,7 @@ impl Values<'_> {
         self.set.insert(key.path, (value, origin));
     }
 
-    /// The trainer that the recipe is for.
+    /// Returns the kind of trainer that the recipe is for.
     fn trainer(&self) -> TrainerKind {
         match self.set.get("trainer") {
             Some((Value::String(word), _)) if word == "command" => TrainerKind::Command,
@@ -255,29 +276,30 @@ impl Values<'_> {
         }
     }
 
-    /// Refuses what is set and means nothing to the trainer.
+    /// Refuses keys that the recipe's trainer does not read.
     fn check_keys(&self, trainer: TrainerKind) -> Result<(), RecipeError> {
         let foreign = SCHEMA.iter().find(|key| !key.is_for(trainer) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
         let place = self.set[key.path].1.place(key.path, self.path);
         Err(match trainer {
             TrainerKind::Embedded => self.error(
-                format!("{place}: it is for trainer = \"command\", and this recipe is for vidtui's own"),
+                RecipeErrorKind::WrongTrainer,
+                format!("{place}: this key needs trainer = \"command\", and the recipe uses the embedded trainer"),
                 "write trainer = \"command\" above all sections, or remove the section [command]".into(),
             ),
             TrainerKind::Command => self.error(
-                format!("{place}: it is for vidtui's own trainer, and means nothing to a command"),
-                "remove it, and say it in the command's own words: command.run".into(),
+                RecipeErrorKind::WrongTrainer,
+                format!("{place}: this key applies to the embedded trainer, and the recipe runs a command"),
+                "remove the key, and pass the setting to your program in command.run".into(),
             ),
-        })
+        }
+        .key(key.path))
     }
 
     fn unknown(&self, place: &str, path: &str) -> RecipeError {
         let section = path.split_once('.').map(|(section, _)| section);
         let (why, fix) = match section {
-            None if path == "base" => {
-                ("a base cannot be set by a flag".into(), "write base = \"…\" into the recipe".into())
-            }
+            None if path == "base" => ("a flag cannot set the base".into(), "write base = \"…\" in the recipe".into()),
             None if sections().contains(&path) => {
                 (format!("{path} is a section, not a key"), format!("write [{path}] above the keys of the section"))
             }
@@ -285,7 +307,7 @@ impl Values<'_> {
             Some(section) if sections().contains(&section) => (format!("there is no key {path}"), instead_of(path)),
             Some(section) => (format!("there is no section [{section}]"), instead_of(path)),
         };
-        self.error(format!("{place}: {why}"), fix)
+        self.error(RecipeErrorKind::UnknownKey, format!("{place}: {why}"), fix).key(path)
     }
 
     /// Fills in defaults and builds the recipe.
@@ -296,16 +318,18 @@ impl Values<'_> {
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
-            return Err(self.error(
+            let error = self.error(
+                RecipeErrorKind::MissingKey,
                 format!("{} not set: {}", if keys.len() == 1 { "a key is" } else { "keys are" }, keys.join(", ")),
-                format!("set {} ({}), or take it from a base", first.path, first.doc),
-            ));
+                format!("set {} ({}), or build on a recipe that sets it: base = \"…\"", first.path, first.doc),
+            );
+            return Err(keys.into_iter().fold(error, RecipeError::key));
         }
         let mut table = toml::Table::new();
         let mut origins = BTreeMap::new();
         for key in SCHEMA {
             let preset =
-                || (key.default.map_or_else(|| value::least(key.kind), |preset| preset.value()), Origin::Default);
+                || (key.default.map_or_else(|| value::unread(key.kind), |preset| preset.value()), Origin::Default);
             let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(preset);
             if key.path == "name" && value.as_str() == Some("") {
                 value = Value::String(if is_name(name) { name.to_owned() } else { "unnamed".to_owned() });
@@ -314,13 +338,13 @@ impl Values<'_> {
                 ("", name) => drop(table.insert(name.into(), value)),
                 (section, name) => {
                     let section = table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()));
-                    section.as_table_mut().expect("sections are made here").insert(name.into(), value);
+                    section.as_table_mut().expect("this loop makes the sections").insert(name.into(), value);
                 }
             }
             origins.insert(key.path.to_owned(), origin);
         }
         let recipe: Recipe =
-            table.try_into().expect("the table of keys and the types agree: a test holds them together");
+            table.try_into().expect("SCHEMA and the types agree: the_schema_lists_the_keys_of_the_types tests it");
         Ok(Resolved { table: recipe.to_table(), recipe, origins })
     }
 }
@@ -338,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_in_a_file_is_explained() {
+    fn every_mistake_in_a_file_names_its_kind_and_key() {
         let folder = Utf8Path::new(CONFIGS).join("invalid");
         let mut files: Vec<_> = folder.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).collect();
         files.retain(|path| path.extension() == Some("toml"));
@@ -356,13 +380,14 @@ mod tests {
                     false => load(&path, &[]).map(drop),
                 }
                 .expect_err(name);
-                insta::assert_snapshot!(name, error.to_string().replace(CONFIGS, "configs"));
+                let text = format!("{:?} {}\n{error}", error.kind, error.keys.join(" "));
+                insta::assert_snapshot!(name, text.replace(CONFIGS, "configs"));
             }
         });
     }
 
     #[test]
-    fn every_mistake_in_a_flag_is_explained() {
+    fn every_mistake_in_a_flag_names_the_flag() {
         let wrong = ["train.step=3", "train.steps=ten", "train.steps", "steps=3", "mesh.dp_shard=3", "base=x.toml"];
         let errors =
             wrong.map(|set| valid("minimal.toml", &[set]).unwrap_err().to_string().replace(CONFIGS, "configs"));
@@ -370,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_wins_over_its_base_and_a_flag_over_both() {
+    fn a_file_overrides_its_base_and_a_flag_overrides_both() {
         let resolved = valid("stages/long.toml", &["model.head_dim=16", "train.steps = 7"]).unwrap();
         let origin = |key: &str| resolved.origins[key].to_string().replace(CONFIGS, "configs");
         assert_eq!(resolved.recipe.model.latent_frames, 5);
@@ -387,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_starts_where_it_is_written() {
+    fn a_relative_path_starts_at_the_folder_of_its_file() {
         let configs = absolute(Utf8Path::new(CONFIGS));
         let index = |name, sets: &[&str]| valid(name, sets).unwrap().recipe.data.index;
         assert_eq!(index("stages/short.toml", &[]), configs.join("valid/data/index.jsonl"));
@@ -397,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_without_a_name_is_called_like_its_file() {
+    fn a_recipe_without_a_name_gets_the_name_of_its_file() {
         assert_eq!(valid("minimal.toml", &[]).unwrap().recipe.name, "minimal");
         assert_eq!(valid("minimal.toml", &["name=first-try"]).unwrap().recipe.name, "first-try");
         assert_eq!(valid("stages/short.toml", &[]).unwrap().recipe.name, "short");
@@ -413,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_for_a_command_has_the_keys_that_mean_something_to_it_and_no_others() {
+    fn a_recipe_for_a_command_has_only_the_keys_that_apply_to_commands() {
         let Resolved { recipe, table, .. } = valid("command.toml", &["env.variables.HF_HOME=/hf"]).unwrap();
         assert_eq!(recipe.trainer, TrainerKind::Command);
         let variables: Vec<_> = recipe.env.all();
@@ -427,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recipe_of_a_run_may_be_older_or_newer() {
+    fn the_recipe_of_an_older_or_newer_run_is_read() {
         let Resolved { recipe, mut table, .. } = valid("minimal.toml", &[]).unwrap();
         table.insert("invented_later".into(), Value::Integer(1));
         let train = table.get_mut("train").and_then(Value::as_table_mut).unwrap();
@@ -437,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recipe_of_a_run_is_checked_like_any_other() {
+    fn the_recipe_of_a_run_is_checked() {
         let Resolved { mut table, .. } = valid("minimal.toml", &[]).unwrap();
         let set = |table: &mut toml::Table, key: &str, value| {
             table.get_mut("train").and_then(Value::as_table_mut).unwrap().insert(key.into(), value);

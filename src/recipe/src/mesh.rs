@@ -1,21 +1,24 @@
+//! The mesh: how the ranks of a run are arranged.
+
 use std::fmt;
-use units::counted;
 
 use serde::{Deserialize, Serialize};
+use units::counted;
 
-use crate::RecipeError;
+use crate::{RecipeError, RecipeErrorKind};
 
 /// How the ranks of a run are arranged: `dp_replicate` copies of the model, each split over `dp_shard` × `tp` ranks.
 ///
-/// The last axis is innermost: the ranks of a TP group, which talk most, are consecutive, so that they share a node.
+/// The last axis is innermost: the ranks of a TP group, which communicate most, are consecutive, so that they share a
+/// node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// Copies of the model; gradients are averaged over them.
     pub dp_replicate: usize,
-    /// Ranks that one copy of the parameters is split over; each works on samples of its own (FSDP).
+    /// Ranks that one copy of the parameters is sharded over; each trains on its own samples (FSDP).
     pub dp_shard: usize,
-    /// Ranks that the work of a layer is split over; they work on the same samples (TP).
+    /// Ranks that the work of each layer is split over; they train on the same samples (TP).
     #[serde(default = "one")]
     pub tp: usize,
 }
@@ -30,18 +33,18 @@ impl Mesh {
         self.dp_replicate * self.dp_shard * self.tp
     }
 
-    /// Returns the number of ranks, or groups of them, that work on samples of their own.
+    /// Returns the number of ranks, or TP groups, that train on different samples.
     pub fn data_ranks(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// Returns a rank's place, `(replicate, shard, tp)`; `rank = (replicate * dp_shard + shard) * tp + tp_rank`.
+    /// Returns a rank's coordinates, `(replicate, shard, tp)`; `rank = (replicate * dp_shard + shard) * tp + tp_rank`.
     pub fn coords(&self, rank: usize) -> (usize, usize, usize) {
         let data = rank / self.tp;
         (data / self.dp_shard, data % self.dp_shard, rank % self.tp)
     }
 
-    /// Returns the sizes with their names, without TP where there is none.
+    /// Returns the sizes with their names; leaves TP out when it is 1.
     pub fn axes(&self) -> Vec<(&'static str, usize)> {
         let mut axes = vec![("dp_replicate", self.dp_replicate), ("dp_shard", self.dp_shard)];
         if self.tp > 1 {
@@ -53,15 +56,16 @@ impl Mesh {
     /// Checks that the mesh fits `ranks` exactly.
     ///
     /// # Errors
-    /// Shows the product beside the number of ranks, and the nearest mesh that fits.
+    /// When the product of the axes is not `ranks`; the hint gives the nearest mesh that fits.
     pub fn check_world(&self, ranks: usize) -> Result<(), RecipeError> {
         if self.world() == ranks {
             return Ok(());
         }
-        Err(RecipeError::new(
+        let error = RecipeError::new(
+            RecipeErrorKind::Mesh,
             "mesh does not fit",
             format!(
-                "{} needs {}, there {} {}",
+                "{} needs {}, and there {} {}",
                 product(self.axes().into_iter().map(|(name, size)| format!("mesh.{name} {size}"))),
                 counted(self.world(), "rank"),
                 if ranks == 1 { "is" } else { "are" },
@@ -71,10 +75,11 @@ impl Mesh {
                 Some(change) => format!("set {change}, or start {}", counted(self.world(), "rank")),
                 None => format!("start {}", counted(self.world(), "rank")),
             },
-        ))
+        );
+        Err(self.axes().into_iter().fold(error, |error, (name, _)| error.key(format!("mesh.{name}"))))
     }
 
-    /// The smallest change that fits `ranks`. Replicas first: they leave the memory of each rank as it is.
+    /// Returns the smallest change that fits `ranks`. Tries replicas first: they do not change the memory of a rank.
     fn nearest(&self, ranks: usize) -> Option<String> {
         let (copy, row) = (self.dp_shard * self.tp, self.dp_replicate * self.tp);
         if ranks == 0 {
@@ -117,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_is_shown_with_its_product_and_tp_only_where_there_is_some() {
+    fn a_mesh_is_shown_with_its_product_and_without_a_tp_of_1() {
         let shown = [1, 2].map(|tp| Mesh { dp_replicate: 1, dp_shard: 2, tp }.to_string());
         assert_eq!(shown, ["dp_replicate 1 × dp_shard 2 = 2 ranks", "dp_replicate 1 × dp_shard 2 × tp 2 = 4 ranks"]);
     }
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_of_as_many_ranks_as_there_are_fits() {
+    fn a_mesh_fits_exactly_its_number_of_ranks() {
         assert_eq!(Mesh { dp_replicate: 2, dp_shard: 4, tp: 1 }.check_world(8), Ok(()));
     }
 }

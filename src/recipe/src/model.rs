@@ -1,10 +1,12 @@
+//! The `[model]` section: the shape of the transformer and of its input.
+
 use serde::{Deserialize, Serialize};
 
 /// The shape of a CogVideoX transformer and of the latents it is trained on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// How tokens know where they are.
+    /// The position encoding.
     pub positions: Positions,
     /// Transformer blocks.
     pub num_layers: usize,
@@ -18,18 +20,18 @@ pub struct Model {
     pub text_dim: usize,
     /// Text tokens per segment.
     pub text_len: usize,
-    /// Parts of a video, each with a text of its own and 12 latent frames (the first has one more). Attention stays
-    /// within a segment; TTT layers see the whole.
+    /// Segments of a video, each with its own text and 12 latent frames (the first has one more). Attention stays within
+    /// a segment; TTT layers cover the whole sequence.
     pub segments: usize,
-    /// Channels of the latent that goes in.
+    /// Channels of the input latent.
     pub in_channels: usize,
-    /// Channels of the prediction that comes out.
+    /// Channels of the prediction.
     pub out_channels: usize,
-    /// Side of the square of latent pixels that becomes one token.
+    /// Rows and columns of latent pixels per token.
     pub patch_size: usize,
-    /// Latent frames of that square: 1, or 2 in CogVideoX 1.5.
+    /// Latent frames per token: 1, or 2 in CogVideoX 1.5.
     pub patch_size_t: usize,
-    /// Whether the offset of the first image is embedded beside the time, as in CogVideoX 1.5 image-to-video.
+    /// Whether the offset of the first image is embedded with the time, as in CogVideoX 1.5 image-to-video.
     pub ofs_embedding: bool,
     /// Latent frames per sample.
     pub latent_frames: usize,
@@ -37,43 +39,43 @@ pub struct Model {
     pub latent_height: usize,
     /// Columns of a latent frame.
     pub latent_width: usize,
-    /// What carries information along the whole sequence besides attention.
+    /// The layer over the whole sequence besides attention.
     pub layer: Layer,
-    /// Tokens per mini-batch of a TTT layer; the sequence must be a multiple of it. 0 turns the rule off.
+    /// Tokens per mini-batch of a TTT layer; the sequence length must be a multiple of it. 0: not checked.
     pub ttt_mini_batch: usize,
     /// Peak learning rate of the inner loop of TTT layers.
     pub ttt_base_lr: f64,
-    /// Which inner learning rate a token gets.
+    /// The inner learning rate of a token.
     pub ttt_lr_alignment: LrAlignment,
-    /// ε of the LayerNorms of blocks and of the final layer.
+    /// Epsilon of the LayerNorms of blocks and of the final layer.
     pub norm_eps: f64,
-    /// ε of the LayerNorms of queries and keys.
+    /// Epsilon of the LayerNorms of queries and keys.
     pub qk_norm_eps: f64,
-    /// Factor that latents are multiplied by when they are read.
+    /// The factor that multiplies latents when they are read.
     pub latent_scale: f64,
-    /// Divides row and column positions; only for `positions = "sincos"`.
+    /// The divisor of row and column positions; only for `positions = "sincos"`.
     pub spatial_interpolation: f64,
-    /// Divides frame positions; only for `positions = "sincos"`.
+    /// The divisor of frame positions; only for `positions = "sincos"`.
     pub temporal_interpolation: f64,
 }
 
-/// How tokens know where they are.
+/// The position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Positions {
     /// Rotary embedding of queries and keys (CogVideoX-5B).
     Rope,
-    /// Fixed sine and cosine table added to the video tokens (CogVideoX-2B).
+    /// A fixed sine and cosine table that is added to the video tokens (CogVideoX-2B).
     SinCos,
-    /// Stored table added to all tokens, beside the rotary embedding (CogVideoX-5B image-to-video).
+    /// A stored table that is added to all tokens, besides the rotary embedding (CogVideoX-5B image-to-video).
     Learned,
 }
 
-/// What carries information along the whole sequence besides attention.
+/// The layer over the whole sequence besides attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
-    /// Nothing: plain CogVideoX.
+    /// None: plain CogVideoX.
     None,
     /// TTT layers whose inner model is a matrix.
     TttLinear,
@@ -81,18 +83,18 @@ pub enum Layer {
     TttMlp,
 }
 
-/// Which inner learning rate a token of a TTT layer gets.
+/// The inner learning rate of a token of a TTT layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LrAlignment {
-    /// Its own.
+    /// The token's own.
     Aligned,
-    /// That of the token which the reference's kernels read it from, for weights trained there (with more than one
-    /// segment these are other tokens).
+    /// That of the token from which the reference's kernels read it, for weights trained there. With more than one
+    /// segment this is a different token.
     Upstream,
 }
 
-/// Latent frames of a segment besides the one it shares with the segment before.
+/// Latent frames of a segment besides the one that it shares with the previous segment.
 pub const SEGMENT_FRAMES: usize = 12;
 
 impl Model {
@@ -106,7 +108,7 @@ impl Model {
         (self.latent_height / self.patch_size) * (self.latent_width / self.patch_size)
     }
 
-    /// Returns the frames of tokens of one sample: latent frames, `patch_size_t` of them together.
+    /// Returns the frames of tokens of one sample: `latent_frames / patch_size_t`.
     pub fn token_frames(&self) -> usize {
         self.latent_frames / self.patch_size_t
     }
@@ -126,12 +128,12 @@ impl Model {
         self.text_tokens() + self.video_tokens()
     }
 
-    /// Returns the latent frames that one segment's attention sees; neighbours share one.
+    /// Returns the latent frames in one segment's attention; neighbouring segments share one.
     pub fn attention_frames(&self) -> usize {
         if self.segments == 1 { self.latent_frames } else { SEGMENT_FRAMES + 1 }
     }
 
-    /// Returns the tokens that one segment's attention sees.
+    /// Returns the tokens in one segment's attention.
     pub fn attention_len(&self) -> usize {
         self.text_len + self.attention_frames() / self.patch_size_t * self.tokens_per_frame()
     }

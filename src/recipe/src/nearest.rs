@@ -1,6 +1,8 @@
+//! Suggestions for mistyped words and keys.
+
 use crate::{Key, SCHEMA};
 
-/// Finds the candidate that a word was most likely meant to be.
+/// Returns the candidate that a mistyped word most likely stands for.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = 1.max(word.chars().count() / 2);
     candidates
@@ -11,10 +13,10 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
-/// Finds the key that an unknown one was most likely meant to be.
+/// Returns the key that an unknown key most likely stands for.
 ///
-/// The right key in a wrong section, then a mistyped one, then one that says the same in other words: `learning_rate`
-/// for `lr`, `batch_size` for `global_batch`. The same section goes before the others.
+/// Tries the right key in a wrong section, then a mistyped key, then a synonym: `learning_rate` for `lr`, `batch_size` for
+/// `global_batch`. Tries the given section before the others.
 fn nearest_key(path: &str) -> Option<&'static Key> {
     let (section, name) = path.split_once('.').unwrap_or(("", path));
     let section = nearest(section, sections()).unwrap_or(section);
@@ -32,21 +34,21 @@ fn likely(name: &str, keys: &[&'static Key]) -> Option<&'static Key> {
         .copied()
 }
 
-/// Tells whether one name abbreviates the other, or both have a word of some length in common.
+/// Returns whether one name abbreviates the other, or both contain the same word of four or more letters.
 fn same_words(a: &str, b: &str) -> bool {
     let initials = |name: &str| name.split('_').filter_map(|word| word.chars().next()).collect::<String>();
     let in_both = |word: &str| word.len() > 3 && b.split('_').any(|other| other == word);
     initials(a) == b || initials(b) == a || a.split('_').any(in_both)
 }
 
-/// Lists the sections of a recipe.
+/// Returns the sections of a recipe.
 pub(crate) fn sections() -> Vec<&'static str> {
     let mut sections: Vec<_> = SCHEMA.iter().map(|key| key.parts().0).filter(|section| !section.is_empty()).collect();
     sections.dedup();
     sections
 }
 
-/// Says what to write instead of an unknown key.
+/// Returns a hint for an unknown key.
 pub(crate) fn instead_of(path: &str) -> String {
     if let Some(key) = nearest_key(path) {
         return format!("did you mean {}? ({})", key.path, key.doc);
@@ -64,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_was_meant_is_found() {
+    fn a_mistyped_key_suggests_the_intended_one() {
         let meant = |path| nearest_key(path).map(|key| key.path);
         assert_eq!(meant("optimizer.lrr"), Some("optimizer.lr"));
         assert_eq!(meant("optimizer.lr_ssm"), Some("optimizer.lr_ttt"));
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn far_from_every_key_the_choices_are_listed() {
+    fn a_key_unlike_any_other_lists_the_choices() {
         assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval, peak_tflops, spike");
         let sections =
             "the sections are command, env, model, data, train, optimizer, mesh, remat, checkpoint, log, run";

@@ -1,25 +1,27 @@
+//! The `[optimizer]` section: AdamW and its learning rate schedules.
+
 use crate::{Init, ParamSpec};
 use serde::{Deserialize, Serialize};
 
-/// The optimizer (AdamW) and how its learning rates move.
+/// AdamW and its learning rate schedules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
-    /// Peak learning rate of everything but TTT layers.
+    /// Peak learning rate of all parameters outside TTT layers.
     pub lr: f64,
     /// Peak learning rate of TTT layers and their gates.
     pub lr_ttt: f64,
-    /// Learning rate that both schedules end at.
+    /// Learning rate at the last step, for both schedules.
     pub lr_end: f64,
-    /// How `lr` moves after the warm-up.
+    /// The schedule of `lr` after the warm-up.
     pub schedule: Schedule,
-    /// How `lr_ttt` moves after the warm-up.
+    /// The schedule of `lr_ttt` after the warm-up.
     pub schedule_ttt: Schedule,
     /// Steps over which both rates rise from zero to their peaks.
     pub warmup_steps: u64,
-    /// Decay of the mean of gradients.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the mean of squared gradients.
+    /// Decay rate of the second moment.
     pub beta2: f64,
     /// Added to the denominator of the update.
     pub eps: f64,
@@ -27,11 +29,11 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Whether weight decay applies to the gates of TTT layers.
     pub decay_gates: bool,
-    /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 leaves gradients as they are.
+    /// Maximum norm of the gradient over all parameters; 0: no clipping.
     pub clip_norm: f64,
 }
 
-/// How a learning rate moves from its peak to its end.
+/// How a learning rate falls from its peak to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
@@ -44,7 +46,7 @@ pub enum Schedule {
 }
 
 impl Optimizer {
-    /// Tells whether weight decay applies to a tensor.
+    /// Returns whether weight decay applies to a tensor.
     pub fn decays(&self, spec: &ParamSpec) -> bool {
         spec.decay || (self.decay_gates && spec.init == Init::Gate)
     }
@@ -53,13 +55,13 @@ impl Optimizer {
 impl Schedule {
     /// Returns the learning rate of one step.
     ///
-    /// * `step`: the step about to be applied, counted from 0, so that the first step of a warm-up is not lost at rate 0
-    /// * `warmup`, `total`: the steps of the warm-up, and of the whole run; past the end the rate stays at its end
+    /// * `step`: the step about to be applied, counted from 0. The first step of a warm-up has a rate above 0.
+    /// * `warmup`, `total`: the steps of the warm-up and of the whole run. After `total` the rate stays at `end`.
     pub fn lr_at(self, step: u64, peak: f64, end: f64, warmup: u64, total: u64) -> f64 {
         if step < warmup {
             return peak * (step + 1) as f64 / warmup as f64;
         }
-        // A run that is all warm-up has no slope; asking past its end gives the end.
+        // A run that is only warm-up has no slope; after its last step the rate is `end`.
         let done = match total.saturating_sub(warmup) {
             0 => 1.0,
             slope => ((step - warmup) as f64 / slope as f64).min(1.0),
@@ -77,8 +79,8 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Warm-up 5 of 20 steps, as a training run of the reference program logged them: step, linear from 1e-3 and cosine
-    /// from 3e-3, both to 1e-4.
+    /// A warm-up of 5 steps out of 20, from the log of the reference program: step, linear from 1e-3, cosine from 3e-3,
+    /// both to 1e-4.
     const LOGGED: [(u64, f64, f64); 9] = [
         (0, 2e-4, 6e-4),
         (3, 8e-4, 2.4e-3),
@@ -92,7 +94,7 @@ mod tests {
     ];
 
     #[test]
-    fn rates_are_those_of_the_reference() {
+    fn learning_rates_match_the_reference() {
         for (step, linear, cosine) in LOGGED {
             let close = |ours: f64, theirs: f64| assert!((ours - theirs).abs() < 1e-15, "step {step}: {ours} {theirs}");
             close(Schedule::Linear.lr_at(step, 1e-3, 1e-4, 5, 20), linear);
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_end_the_rate_stays() {
+    fn the_learning_rate_stays_at_its_end_after_the_last_step() {
         for step in [20, 21, 30, 35, 1_000_000] {
             assert_eq!(Schedule::Linear.lr_at(step, 1e-3, 1e-4, 5, 20), 1e-4);
             assert_eq!(Schedule::Cosine.lr_at(step, 1e-3, 1e-4, 5, 20), 1e-4);
@@ -110,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_all_warmup_rises_to_its_peak() {
+    fn a_run_of_only_warmup_rises_to_its_peak() {
         let rates: Vec<_> = (0..4).map(|step| Schedule::Cosine.lr_at(step, 1.0, 0.0, 4, 4)).collect();
         assert_eq!(rates, [0.25, 0.5, 0.75, 1.0]);
     }
 
     #[test]
-    fn without_warmup_the_first_step_has_the_peak() {
+    fn without_warmup_the_first_step_has_the_peak_rate() {
         assert_eq!(Schedule::Linear.lr_at(0, 1e-3, 1e-4, 0, 20), 1e-3);
     }
 }

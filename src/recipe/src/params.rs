@@ -1,32 +1,34 @@
+//! Every tensor of the model: names, shapes, initialization, optimizer group and TP split.
+
 use crate::{Layer, Model, Positions};
 
-/// One tensor of the model: what it is called here and by diffusers, its shape, and how it is treated.
+/// One tensor of the model.
 ///
-/// The list of these is the list of checkpoint tensors, the target of the weight converter, the optimizer's groups and
-/// the parameter count on screen.
+/// The list of these defines the tensors of a checkpoint, the target of the weight converter, the groups of the optimizer
+/// and the parameter count on screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// Name in checkpoints, such as `blocks.3.attn.q.weight`.
+    /// The name in checkpoints, such as `blocks.3.attn.q.weight`.
     pub name: String,
-    /// Name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; none for TTT layers.
+    /// The name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; none for TTT layers.
     pub diffusers: Option<String>,
-    /// Shape; the weight of a linear layer is `[out, in]`.
+    /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
-    /// The unit it is gathered with.
+    /// The unit with which it is gathered.
     pub unit: Unit,
-    /// How it begins when no weights are loaded.
+    /// The initialization when no weights are loaded.
     pub init: Init,
     /// Whether it can be trained.
     pub role: Role,
-    /// Which learning rate it follows.
+    /// The learning rate that applies to it.
     pub family: Family,
-    /// Whether weight decay applies: to neither biases nor norms.
+    /// Whether weight decay applies; never to biases and norms.
     pub decay: bool,
-    /// How the ranks of a TP group share it.
+    /// How it is split over the ranks of a TP group.
     pub split: Split,
 }
 
-/// How the ranks of a TP group share a tensor.
+/// How a tensor is split over the ranks of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Each rank has all of it.
@@ -42,7 +44,7 @@ impl ParamSpec {
     }
 
     /// Returns the tensor's name in a ttt-video-dit checkpoint, such as
-    /// `layers.3.seq_modeling_block.q.weight`; none for tensors that it does not have.
+    /// `layers.3.seq_modeling_block.q.weight`; none for tensors that such a checkpoint does not have.
     pub fn ttt_video(&self) -> Option<String> {
         let (unit, name) = match self.unit {
             Unit::Root => (String::new(), self.name.as_str()),
@@ -54,7 +56,7 @@ impl ParamSpec {
         Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
     }
 
-    /// Returns where the part of rank `rank` of `tp` begins in the tensor, and its shape.
+    /// Returns the offset in the tensor and the shape of the part of rank `rank` of `tp`.
     pub fn part(&self, rank: usize, tp: usize) -> (Vec<usize>, Vec<usize>) {
         let (mut offset, mut shape) = (vec![0; self.shape.len()], self.shape.clone());
         if let Split::Dim(dim) = self.split {
@@ -64,13 +66,13 @@ impl ParamSpec {
         (offset, shape)
     }
 
-    /// Tells whether the tensor has no elements, which no checked recipe allows.
+    /// Returns whether the tensor has no elements, which no checked recipe allows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Our names within a unit, and those of ttt-video-dit; what follows a name is kept.
+/// The names within a unit here and in ttt-video-dit. What follows the name is the same.
 const TTT_VIDEO: &[(&str, &str)] = &[
     ("patch_embed.video", "patch_embedding.vid_proj"),
     ("patch_embed.text", "patch_embedding.text_proj"),
@@ -106,7 +108,7 @@ const TTT_VIDEO: &[(&str, &str)] = &[
     ("ttt.gate.backward.text", "seq_modeling_block.backward_ssm_gating_text.gating_alpha"),
 ];
 
-/// The part of the model that a parameter is gathered with.
+/// The part of the model with which a parameter is gathered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     /// Embeddings and the final layer.
@@ -115,25 +117,25 @@ pub enum Unit {
     Block(usize),
 }
 
-/// How a tensor begins when no weights are loaded.
+/// The initialization of a tensor when no weights are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Init {
     /// Uniform within ±√(6 / (in + out)); a convolution counts as the linear layer over its patch.
     Xavier,
-    /// Zeros: biases, and the layers that make a fresh block the identity (adaLN-zero).
+    /// Zeros: biases, and the layers that make a new block the identity (adaLN-zero).
     Zeros,
     /// Ones: gains of norms.
     Ones,
     /// The sine and cosine table of positions.
     Positions,
-    /// Uniform within ±1/√in, for weight and bias: how the reference's converter begins TTT projections.
+    /// Uniform within ±1/√in, for weight and bias: TTT projections, as in the reference's converter.
     Linear {
-        /// Width of what goes in.
+        /// The input width.
         fan_in: usize,
     },
     /// Normal with a standard deviation of 0.02: inner weights and learning rates of TTT layers.
     Normal,
-    /// 0.1: gates of TTT layers, so that a fresh layer is felt from the first step.
+    /// 0.1: gates of TTT layers, so that a new layer has an effect from the first step.
     Gate,
 }
 
@@ -146,7 +148,7 @@ pub enum Role {
     Buffer,
 }
 
-/// Which learning rate a parameter follows.
+/// The learning rate that applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// `lr_ttt`: TTT layers and their gates.
@@ -155,13 +157,13 @@ pub enum Family {
     Rest,
 }
 
-/// Lists every tensor of a model: the root's first, then block by block.
+/// Returns every tensor of a model: the root's first, then block by block.
 pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
     let (dim, time) = (m.dim(), m.time_embed_dim);
     let patch = m.patch_size_t * m.patch_size * m.patch_size;
 
     let mut root = Layers::new(Unit::Root, "", "");
-    // A convolution in CogVideoX 1.0, a linear layer in 1.5; both are read channel by channel, then frame, row, column.
+    // A convolution in CogVideoX 1.0, a linear layer in 1.5. Both order the input by channel, then frame, row, column.
     let video: &[usize] = match m.patch_size_t {
         1 => &[dim, m.in_channels, m.patch_size, m.patch_size],
         _ => &[dim, m.in_channels * patch],
@@ -211,8 +213,8 @@ fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
     block.specs
 }
 
-/// The TTT layer of a block and its gates. Source: the reference's `ttt_layer.py`; its names are those of
-/// `ssm.ttt.*` and `*_ssm_gating_*`.
+/// Adds the TTT layer of a block and its gates. Source: the reference's `ttt_layer.py`, where they are named `ssm.ttt.*`
+/// and `*_ssm_gating_*`.
 fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     let (dim, heads, head) = (m.dim(), m.num_heads, m.head_dim);
     block.family = Family::Ttt;
@@ -234,11 +236,12 @@ fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     }
 }
 
-/// What the ranks of a TP group share out, by the name within a block. Whatever is not here, each of them has whole.
+/// The tensors that are split over the ranks of a TP group, by their names within a block. Each rank has all of the
+/// others.
 ///
-/// Heads and hidden units are rows of what makes them and columns of what takes them in, whose bias is added once. All
-/// that belongs to one head of a TTT layer goes with it; the norm after its heads is over all of them, so its gains are
-/// shared out and its moments summed up.
+/// Heads and hidden units are rows of input projections and columns of output projections; the bias of an output
+/// projection is added once. All tensors of a TTT layer's head stay with the head. The norm after the heads covers all of
+/// them, so its gains are split and its statistics are summed.
 const SPLITS: &[(&str, Split)] = &[
     ("attn.q.", Split::Dim(0)),
     ("attn.k.", Split::Dim(0)),
@@ -269,14 +272,14 @@ impl<'a> Layers<'a> {
         Layers { unit, ours, theirs, family: Family::Rest, specs: Vec::new() }
     }
 
-    /// A linear layer or convolution: a weight, and a bias as long as the weight's first axis.
+    /// Adds a linear layer or convolution: a weight, and a bias as long as the weight's first axis.
     fn layer(&mut self, name: &str, diffusers: &str, shape: &[usize], init: Init) {
         self.push(format!("{name}.weight"), Some(format!("{diffusers}.weight")), shape, init, Role::Trained, true);
         let bias = Some(format!("{diffusers}.bias"));
         self.push(format!("{name}.bias"), bias, &shape[..1], Init::Zeros, Role::Trained, false);
     }
 
-    /// A LayerNorm.
+    /// Adds a LayerNorm.
     fn norm(&mut self, name: &str, diffusers: &str, width: usize) {
         for (part, init) in [("weight", Init::Ones), ("bias", Init::Zeros)] {
             let theirs = Some(format!("{diffusers}.{part}"));
@@ -284,7 +287,7 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// A weight and a bias that diffusers does not have; `decay` is about the weight.
+    /// Adds a weight and a bias that diffusers does not have; `decay` applies to the weight.
     fn pair(&mut self, name: &str, shapes: [&[usize]; 2], init: [Init; 2], decay: bool) {
         self.push(format!("{name}.weight"), None, shapes[0], init[0], Role::Trained, decay);
         self.push(format!("{name}.bias"), None, shapes[1], init[1], Role::Trained, false);
@@ -322,7 +325,7 @@ mod tests {
     use crate::LrAlignment;
     use crate::oracle;
 
-    /// CogVideoX-5B, with the input of 49 frames of 480 × 720 pixels.
+    /// Returns CogVideoX-5B with an input of 49 frames of 480 × 720 pixels.
     fn cogvideox_5b() -> Model {
         Model {
             positions: Positions::Rope,
@@ -354,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn cogvideox_5b_has_as_many_parameters_as_published() {
+    fn cogvideox_5b_has_the_published_number_of_parameters() {
         let specs = param_specs(&cogvideox_5b());
         assert_eq!(specs.len(), 24 * 42 + 16);
         assert_eq!(specs.iter().map(ParamSpec::len).sum::<u64>(), 5_570_283_072);
     }
 
     #[test]
-    fn cogvideox_1_5_has_patches_of_two_frames_and_an_offset() {
+    fn cogvideox_1_5_has_patches_of_two_frames_and_an_offset_embedding() {
         let i2v = Model { patch_size_t: 2, ofs_embedding: true, in_channels: 32, ..cogvideox_5b() };
         let specs = param_specs(&i2v);
         let shape = |name: &str| &specs.iter().find(|spec| spec.diffusers.as_deref() == Some(name)).unwrap().shape[..];
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn ttt_layers_add_as_many_parameters_as_upstream_counts() {
+    fn ttt_layers_add_the_number_of_parameters_of_the_reference() {
         for (layer, tensors, params) in [(Layer::TttMlp, 1948, 7_230_178_848), (Layer::TttLinear, 1864, 7_171_860_000)]
         {
             let specs = param_specs(&Model { layer, ..cogvideox_5b() });
@@ -401,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_comes_first_and_then_block_after_block() {
+    fn the_root_is_listed_before_the_blocks_in_order() {
         let units: Vec<_> = param_specs(&cogvideox_5b()).iter().map(|spec| spec.unit).collect();
         assert!(units.is_sorted());
         assert_eq!(units[..16], [Unit::Root; 16]);
@@ -409,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn tp_ranks_share_out_nearly_all_of_a_block_and_nothing_of_the_root() {
+    fn tp_splits_most_tensors_of_a_block_and_none_of_the_root() {
         let specs = param_specs(&Model { layer: Layer::TttMlp, ..cogvideox_5b() });
         let whole = |unit| {
             let of = specs.iter().filter(|spec: &&ParamSpec| spec.unit == unit && spec.split == Split::None);
@@ -434,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_block_is_the_identity() {
+    fn a_new_block_is_the_identity() {
         let specs = param_specs(&cogvideox_5b());
         let zeros: Vec<_> =
             specs.iter().filter(|spec| spec.init == Init::Zeros && spec.name.ends_with("weight")).collect();
@@ -442,7 +445,7 @@ mod tests {
         assert!(zeros.iter().all(|spec| spec.name.ends_with("linear.weight") || spec.name == "final.proj.weight"));
     }
 
-    /// Name and shape of every tensor of a safetensors file: eight bytes of length, then a JSON object.
+    /// Reads name and shape of every tensor of a safetensors file: eight bytes of length, then a JSON object.
     fn header(path: &Utf8Path) -> BTreeMap<String, Vec<usize>> {
         let mut file = std::fs::File::open(path).unwrap();
         let mut length = [0; 8];
@@ -454,7 +457,7 @@ mod tests {
         tensors.map(|(name, info)| (name, serde_json::from_value(info["shape"].clone()).unwrap())).collect()
     }
 
-    /// The model of a `config.json`, in which diffusers allows all to be left out that has a default.
+    /// Reads the model of a `config.json`. Keys with a default may be missing.
     fn model_of(config: &Value) -> Model {
         let size = |key: &str, default: usize| config[key].as_u64().map_or(default, |size| size as usize);
         let flag = |key: &str| config[key].as_bool().unwrap_or(false);

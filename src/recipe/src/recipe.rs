@@ -1,3 +1,5 @@
+//! A complete recipe: every section of a training configuration.
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -7,54 +9,53 @@ use crate::{
 
 /// A complete, checked training configuration for one stage.
 ///
-/// [`load`](crate::load()) and [`Recipe::from_table`] make one; whoever changes a field afterwards calls
-/// [`Recipe::check`] again.
+/// [`load`](crate::load()) and [`Recipe::from_table`] make one. Call [`Recipe::check`] after changing a field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Short name, part of the ids of its runs.
+    /// The short name, part of the ids of its runs.
     pub name: String,
-    /// What trains. Of a recipe for a command, only the keys that are [for it](crate::Key::is_for) mean anything.
+    /// What trains. In a recipe for a command, only the keys that [apply to it](crate::Key::is_for) are read.
     pub trainer: TrainerKind,
-    /// The program that trains, where it is not the embedded trainer.
+    /// The program that trains, if that is not the embedded trainer.
     pub command: Command,
     /// The environment of every rank.
     pub env: Env,
     /// The model and its input.
     pub model: Model,
-    /// What to train on.
+    /// The data set.
     pub data: Data,
-    /// How long, how much at once, which parameters.
+    /// Steps, batch and trained parameters.
     pub train: Train,
     /// The optimizer and its schedules.
     pub optimizer: Optimizer,
     /// How the ranks are arranged.
     pub mesh: Mesh,
-    /// What is kept instead of computed again.
+    /// Activation checkpointing.
     pub remat: Remat,
-    /// When checkpoints are written.
+    /// When checkpoints are written and how many are kept.
     pub checkpoint: CheckpointPolicy,
-    /// What is written while training.
+    /// Metrics while training.
     pub log: Log,
-    /// When an attempt must end.
+    /// How attempts are started and when they must end.
     pub run: RunSettings,
 }
 
 impl Recipe {
-    /// Reads the recipe that a run directory holds.
+    /// Reads the recipe of a run directory.
     ///
-    /// Keys that a newer program added are ignored, and keys that an older one did not know get their defaults.
+    /// Unknown keys of newer versions are ignored, and keys that an older version did not have get their defaults.
     ///
     /// # Errors
-    /// As [`load`](crate::load()), without files and lines.
+    /// As [`load`](crate::load()), without file and line.
     pub fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
         load::from_table(table)
     }
 
-    /// Writes the recipe with every key that means something to its trainer, as [`Recipe::from_table`] reads it.
+    /// Returns the recipe with every key that its trainer reads, as [`Recipe::from_table`] reads it.
     pub fn to_table(&self) -> toml::Table {
         let mut table = toml::Table::try_from(self)
-            .expect("every field of a recipe has a place in TOML: checked numbers fit 64 bits");
+            .expect("every field of a recipe can be written as TOML: checked numbers fit 64 bits");
         for key in SCHEMA.iter().filter(|key| !key.is_for(self.trainer)) {
             let (section, name) = key.parts();
             if let Some(section) = table.get_mut(section).and_then(toml::Value::as_table_mut) {
@@ -68,7 +69,7 @@ impl Recipe {
     /// Checks the range of every value and every rule between keys.
     ///
     /// # Errors
-    /// Names the first broken rule with its arithmetic, and a change that would satisfy it.
+    /// When a rule does not hold. The error shows the arithmetic of the first one, and a change that satisfies it.
     pub fn check(&self) -> Result<(), RecipeError> {
         load::from_table(&self.to_table()).map(drop)
     }
@@ -76,7 +77,7 @@ impl Recipe {
 
 #[cfg(test)]
 mod tests {
-    use crate::load;
+    use crate::{RecipeErrorKind, load};
 
     #[test]
     fn a_changed_recipe_is_checked_again() {
@@ -84,12 +85,14 @@ mod tests {
         let error = |change: fn(&mut crate::Recipe)| {
             let mut changed = recipe.clone();
             change(&mut changed);
-            changed.check().unwrap_err().why
+            let error = changed.check().unwrap_err();
+            (error.kind, error.keys)
         };
         assert_eq!(recipe.check(), Ok(()));
         let no_ranks = error(|recipe| recipe.mesh.dp_shard = 0);
-        assert_eq!(no_ranks, "mesh.dp_shard: expected a whole number from 1 to 100000, found the number 0");
+        assert_eq!(no_ranks, (RecipeErrorKind::InvalidValue, vec!["mesh.dp_shard".to_owned()]));
         let uneven = error(|recipe| recipe.mesh.dp_shard = 3);
-        assert!(uneven.ends_with("= 3: 4 / 3 leaves 1"), "{uneven}");
+        assert_eq!(uneven.0, RecipeErrorKind::Mesh);
+        assert!(uneven.1.contains(&"train.global_batch".to_owned()), "{uneven:?}");
     }
 }

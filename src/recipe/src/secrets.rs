@@ -1,18 +1,20 @@
+//! Secrets: environment variables whose values appear in no log, file or screen.
+
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use camino::Utf8Path;
 
-use crate::{RecipeError, is_reserved, is_variable_name};
+use crate::{RecipeError, RecipeErrorKind, is_reserved, is_variable_name};
 
-/// Variables whose values are shown and written nowhere. They are on the way from their file to the environment of the ranks.
+/// Environment variables of the ranks whose values are never shown or written.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secrets {
     variables: Vec<(String, String)>,
 }
 
-/// Shows the names alone.
+/// Shows only the names.
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.names()).finish()
@@ -20,28 +22,31 @@ impl fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Reads a file of `KEY=value` lines that nobody but its owner can read.
+    /// Reads a file of `KEY=value` lines that only its owner can access.
     ///
     /// # Errors
-    /// When it cannot be read, others can read it, or a line is not `KEY=value`. No error repeats what is in it.
+    /// When the file cannot be read, other users can access it, or a line is not `KEY=value`. No error contains a value.
     pub fn read(path: &Utf8Path) -> Result<Self, RecipeError> {
         let what = format!("cannot use the secrets in {path}");
-        let error = |why: String, fix: String| RecipeError::new(what.clone(), why, fix);
-        let io = |cause: std::io::Error| error(cause.to_string(), "check env.secrets, or --secrets FILE".into());
+        let error = |kind, why: String, fix: String| RecipeError::new(kind, what.clone(), why, fix).key("env.secrets");
+        let io = |cause: std::io::Error| {
+            error(RecipeErrorKind::Io(cause.kind()), cause.to_string(), "check env.secrets or --secrets FILE".into())
+        };
         let mode = fs::metadata(path).map_err(io)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(error(
-                format!("others than its owner can read or change it (mode {mode:04o})"),
-                format!("close it: chmod 600 {path}; if others use this machine, change the secrets too"),
+                RecipeErrorKind::Secrets,
+                format!("the file is accessible to other users (mode {mode:04o})"),
+                format!("run `chmod 600 {path}`; replace the secrets if other users have logins on this machine"),
             ));
         }
         Self::parse(&fs::read_to_string(path).map_err(io)?).map_err(|(line, why)| {
-            let fix = "write KEY=value, one to a line; lines that begin with '#' are skipped";
-            error(format!("line {line} {why}"), fix.into())
+            let fix = "write one KEY=value per line; lines that begin with '#' are ignored";
+            error(RecipeErrorKind::Secrets, format!("line {line} {why}"), fix.into())
         })
     }
 
-    /// Reads `KEY=value` lines; on error, the line and what is wrong with it.
+    /// Reads `KEY=value` lines. An error has the line number and what is wrong.
     pub fn parse(text: &str) -> Result<Self, (usize, &'static str)> {
         let mut variables = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -55,7 +60,7 @@ impl Secrets {
             let quoted = |quote: char| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
             let value = quoted('"').or(quoted('\'')).unwrap_or(value);
             if !is_variable_name(name) {
-                return wrong("does not begin with the name of a variable");
+                return wrong("does not begin with a valid variable name");
             }
             if is_reserved(name) {
                 return wrong("sets a variable that vidtui sets for each rank");
@@ -75,9 +80,9 @@ impl Secrets {
         &self.variables
     }
 
-    /// Writes them as [`Secrets::parse`] reads them.
+    /// Formats them as [`Secrets::parse`] reads them.
     pub fn to_lines(&self) -> Vec<u8> {
-        // Quotes of a value are inside ours.
+        // `parse` removes one pair of quotes, so a value may contain quotes itself.
         let line = |(name, value): &(String, String)| format!("{name}=\"{value}\"\n");
         self.variables.iter().map(line).collect::<String>().into_bytes()
     }
@@ -88,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_a_shell_would_and_written_so_that_they_are_read_again() {
+    fn lines_are_read_as_a_shell_would_and_survive_a_round_trip() {
         let text = "# keys\nWANDB_API_KEY=abc=d\n\nexport HF_TOKEN=\"hf x\"\nQUOTE='a\"b'\nEMPTY=\nODD=\"\n";
         let secrets = Secrets::parse(text).unwrap();
         let values: Vec<_> = secrets.variables().iter().map(|(_, value)| value.as_str()).collect();
@@ -98,24 +103,22 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_can_read_is_refused_and_no_refusal_repeats_what_is_in_it() {
+    fn a_file_that_other_users_can_read_is_refused_and_no_error_contains_a_value() {
         let path = camino::Utf8PathBuf::from_path_buf(std::env::temp_dir())
             .unwrap()
             .join(format!("vidtui-secrets-{}", std::process::id()));
         let refused = |text: &str, mode: u32| {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            Secrets::read(&path).map_err(|error| error.to_string().replace(path.as_str(), "FILE"))
+            Secrets::read(&path)
         };
         let open = refused("KEY=hush\n", 0o640).unwrap_err();
-        assert_eq!(
-            open,
-            "cannot use the secrets in FILE: others than its owner can read or change it (mode 0640)\n\
-             hint: close it: chmod 600 FILE; if others use this machine, change the secrets too"
-        );
+        assert_eq!(open.kind, RecipeErrorKind::Secrets);
+        assert!(open.why.contains("0640") && open.fix.contains(&format!("chmod 600 {path}")), "{open}");
         for text in ["hush", "A B=hush", "RANK=hush"] {
             let error = refused(&format!("OK=1\n{text}\n"), 0o600).unwrap_err();
-            assert!(error.contains("line 2") && !error.contains("hush"), "{error}");
+            assert_eq!(error.kind, RecipeErrorKind::Secrets);
+            assert!(error.why.contains("line 2") && !error.to_string().contains("hush"), "{error}");
         }
         assert_eq!(refused("KEY=hush\n", 0o400).unwrap().names().collect::<Vec<_>>(), ["KEY"]);
         fs::remove_file(&path).unwrap();

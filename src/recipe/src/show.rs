@@ -1,12 +1,14 @@
+//! `vidtui recipe show`: a recipe as TOML, with the origin of each value.
+
 use std::fmt::Write;
 
 use crate::value::shown;
 use crate::{Resolved, SCHEMA};
 
 impl Resolved {
-    /// Writes the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
+    /// Returns the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
     ///
-    /// With `why`, each line ends with where its value came from.
+    /// With `why`, each line ends with the origin of its value.
     pub fn show(&self, why: bool) -> String {
         let mut text = String::new();
         let mut current = "";
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_loaded_again() {
+    fn the_shown_recipe_can_be_loaded() {
         let resolved = load(Utf8Path::new(LONG), &[]).unwrap();
         let again: toml::Table = toml::from_str(&resolved.show(false)).unwrap();
         assert_eq!(again, resolved.table);

@@ -1,3 +1,5 @@
+//! The sections `[data]`, `[train]`, `[remat]`, `[checkpoint]` and `[log]`.
+
 use std::fmt;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -6,51 +8,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Family, ParamSpec, Role};
 
-/// What to train on.
+/// The data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// Index of precomputed latents and text embeddings, one JSON object per line.
     pub index: Utf8PathBuf,
-    /// The text embedding that stands for no text, the one that sampling uses; empty for zeros.
+    /// The text embedding of the empty prompt, as in sampling; empty for zeros.
     pub null_text: Utf8PathBuf,
 }
 
 impl Data {
-    /// Returns the file that stands for no text; none for zeros.
+    /// Returns the file of the empty prompt's embedding; none for zeros.
     pub fn null_text(&self) -> Option<&Utf8Path> {
         Some(self.null_text.as_path()).filter(|path| !path.as_str().is_empty())
     }
 }
 
-/// How long, how much at once, and which parameters.
+/// Steps, batch and trained parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Train {
     /// Optimizer steps of the whole run.
     pub steps: u64,
-    /// Samples per step, over all ranks.
+    /// Samples per optimizer step, over all ranks.
     pub global_batch: usize,
-    /// Parts that a rank's share of the batch is computed in, one after another.
+    /// Micro-batches per step on each rank.
     pub grad_accum: usize,
     /// Seed of initial weights, data order, noise and text dropout.
     pub seed: u64,
-    /// The parameters that are trained; the others keep the weights that the run starts from.
+    /// The parameters that are trained; the others keep their initial weights.
     pub trainable: Trainable,
-    /// Chance that a sample is trained without its text, for classifier-free guidance.
+    /// Probability that a sample is trained without its text, for classifier-free guidance.
     pub text_dropout: f64,
-    /// Type that blocks compute in; master weights and optimizer state are always float32.
+    /// The dtype of the computation; master weights and optimizer state are always float32.
     pub dtype: Dtype,
-    /// What ranks compute on.
+    /// The device of the ranks.
     pub device: Device,
-    /// CPU threads per rank; 0 shares the cores of a node among its ranks.
+    /// CPU threads per rank; 0: the node's cores divided by its ranks.
     pub threads: usize,
-    /// Consecutive steps with a loss or gradient that is not finite before the run stops; each is skipped.
+    /// Consecutive steps with a non-finite loss or gradient after which the run stops; each is skipped.
     pub max_bad_steps: u64,
 }
 
 impl Train {
-    /// Tells whether a parameter is trained.
+    /// Returns whether a parameter is trained.
     pub fn trains(&self, spec: &ParamSpec) -> bool {
         spec.role == Role::Trained
             && match &self.trainable {
@@ -61,7 +63,7 @@ impl Train {
     }
 }
 
-/// The projections of attention and the norms of its queries and keys.
+/// Returns whether a parameter is a projection of attention or a norm of its queries or keys.
 fn is_attention(name: &str) -> bool {
     const LAYERS: [&str; 6] = ["q", "k", "v", "o", "q_norm", "k_norm"];
     let mut parts = name.rsplit('.');
@@ -74,13 +76,13 @@ fn is_attention(name: &str) -> bool {
 pub enum Trainable {
     /// Every parameter.
     All,
-    /// Attention projections and norms, and everything of TTT layers.
+    /// The projections and norms of attention, and all parameters of TTT layers.
     Qkvo,
-    /// Every parameter whose name one of the patterns is found in.
+    /// Every parameter whose name matches one of the patterns.
     Patterns(Vec<Pattern>),
 }
 
-/// A regular expression that is searched in parameter names.
+/// A regular expression that matches anywhere in parameter names.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -98,7 +100,7 @@ impl Pattern {
         self.0.as_str()
     }
 
-    /// Tells whether the pattern is found in a name.
+    /// Returns whether the pattern matches a name.
     pub fn matches(&self, name: &str) -> bool {
         self.0.is_match(name)
     }
@@ -159,7 +161,7 @@ impl fmt::Display for Trainable {
     }
 }
 
-/// Type that blocks compute in.
+/// The dtype of the computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -170,7 +172,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Returns the size of one number.
+    /// Returns the size of one number in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Dtype::Float32 => 4,
@@ -179,20 +181,20 @@ impl Dtype {
     }
 }
 
-/// What ranks compute on.
+/// The device of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// A GPU for each rank of a node where the trainer sees any, else the CPU.
+    /// One GPU per rank if the trainer finds GPUs, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU for each rank of a node; a node without them is an error.
+    /// One GPU per rank; a node without enough GPUs is an error.
     Cuda,
 }
 
 impl Device {
-    /// Tells whether ranks use GPUs, where the trainer `finds` some or not.
+    /// Returns whether ranks use GPUs, given whether the trainer `finds` some.
     pub fn on_gpus(self, finds: bool) -> bool {
         match self {
             Device::Auto => finds,
@@ -201,7 +203,7 @@ impl Device {
         }
     }
 
-    /// Returns its name in recipes.
+    /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Device::Auto => "auto",
@@ -211,25 +213,26 @@ impl Device {
     }
 }
 
-/// What is kept between forward and backward instead of computed again.
+/// Activation checkpointing: what is kept for the backward pass and what is recomputed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remat {
-    /// Whether blocks run again for their backward pass.
+    /// Whether blocks are recomputed in the backward pass.
     pub mode: RematMode,
-    /// Blocks that run again together, from one saved input: more saves less, and computes as much.
+    /// Blocks that are recomputed together from one saved input. A larger group keeps fewer inputs, and needs memory for
+    /// the activations of all its blocks.
     pub group: usize,
-    /// Keeps the attention output of each block; costs memory, saves the dearest part of the second forward pass.
+    /// Keeps the attention output of each block: more memory, and no recomputation of attention.
     pub keep_attention: bool,
-    /// Mini-batches of a TTT layer between inner states that are saved for the backward pass.
+    /// Mini-batches of a TTT layer between saved inner states.
     pub scan_group: usize,
-    /// Keeps the inputs of blocks shared out over the ranks of a TP group; costs a gather for each in the backward pass.
+    /// Shards the saved inputs over the ranks of a TP group: less memory, and a gather for each in the backward pass.
     pub shard_inputs: bool,
 }
 
 impl Remat {
-    /// Returns how many of `blocks` blocks share a saved input: all of them when nothing runs again, because the last group
-    /// keeps what its forward pass made.
+    /// Returns how many of `blocks` blocks share a saved input. This is all of them when nothing is recomputed, because
+    /// the last group keeps its activations.
     pub fn blocks_per_input(&self, blocks: usize) -> usize {
         match self.mode {
             RematMode::None => blocks,
@@ -238,39 +241,39 @@ impl Remat {
     }
 }
 
-/// Whether blocks run again for their backward pass.
+/// Whether blocks are recomputed in the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RematMode {
-    /// Nothing runs again: everything is kept, the weights of every block too.
+    /// All activations are kept, and the gathered weights of every block.
     None,
-    /// Blocks run again from saved inputs, each once.
+    /// Each block is recomputed once, from saved inputs.
     Block,
 }
 
-/// When checkpoints are written and how many stay.
+/// When checkpoints are written and how many are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointPolicy {
-    /// Steps between checkpoints; 0 writes one only when the run stops or ends.
+    /// Steps between checkpoints; 0: only when the run stops or ends.
     pub interval: u64,
-    /// Newest checkpoints that stay; 0 keeps all.
+    /// Number of newest checkpoints that are kept; 0: all.
     pub keep_last: u64,
-    /// Checkpoints whose step is a multiple of this stay for good; 0 means none does.
+    /// Checkpoints at multiples of this step are kept for good; 0: none.
     pub keep_every: u64,
-    /// Saves that fail in a row before the run stops; 0 goes on without checkpoints, however many.
+    /// Consecutive failed saves after which the run stops; 0: it never stops for them.
     pub max_failures: u64,
 }
 
-/// What is written while training.
+/// Metrics while training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
     /// Steps between lines of metrics.
     pub interval: u64,
-    /// What a device can do at most in the recipe's dtype, TFLOP per second, for MFU; 0 where nobody knows.
+    /// Peak of one device in the recipe's dtype, in TFLOP/s, for MFU; 0: unknown.
     pub peak_tflops: f64,
-    /// A loss so many times the usual scatter above the median of the steps before is told as a spike; 0 tells none.
+    /// A loss that exceeds the recent median by this many times the usual spread is reported as a spike; 0: never.
     pub spike: f64,
 }
 
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn qkvo_trains_attention_and_nothing_else() {
+    fn qkvo_trains_only_attention() {
         let wanted = (0..2).flat_map(|block| {
             let layers = ["q", "k", "v", "o", "q_norm", "k_norm"];
             layers
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_train_every_name_they_are_found_in() {
+    fn patterns_train_every_parameter_that_they_match() {
         let patterns = [r"^blocks\.1\.attn\.[qk]\.weight$", "final.proj"].map(|text| Pattern::new(text).unwrap());
         let names = trained(&recipe(Trainable::Patterns(patterns.into())));
         let wanted = ["blocks.1.attn.k.weight", "blocks.1.attn.q.weight", "final.proj.bias", "final.proj.weight"];
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_table_of_positions_is_never_trained() {
+    fn a_learned_position_table_is_never_trained() {
         let mut recipe = recipe(Trainable::All);
         recipe.model.positions = crate::Positions::Learned;
         let frozen: Vec<_> = param_specs(&recipe.model).into_iter().filter(|spec| !recipe.train.trains(spec)).collect();

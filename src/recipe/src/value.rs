@@ -1,22 +1,24 @@
+//! Checks single values against their keys.
+
 use toml::Value;
 
 use crate::nearest::nearest;
 use crate::schema::MANY;
 use crate::{Bounds, Key, Kind, Pattern, Preset, TimeLimit};
 
-/// What is wrong with a value, and what to write instead.
+/// Why a value is not valid, and what to write instead.
 #[derive(Debug)]
 pub(crate) struct BadValue {
     pub why: String,
     pub fix: String,
 }
 
-/// Checks a value against its key and returns it in the key's own type.
+/// Checks a value against its key and returns it in the key's type.
 pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
     match (key.kind, value) {
         (Kind::Int { min, max }, Value::Integer(number)) if (min..=max).contains(number) => Ok(value.clone()),
         (Kind::Float(bounds), Value::Float(number)) if within(bounds, *number) => Ok(value.clone()),
-        // A whole number stands for itself: nobody should have to write `lr = 1.0`.
+        // An integer is valid for a float: `lr = 1`.
         (Kind::Float(bounds), Value::Integer(number)) if within(bounds, *number as f64) => {
             Ok(Value::Float(*number as f64))
         }
@@ -48,7 +50,7 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
 
 /// Reads the text of a `--set` flag as a value of its key.
 ///
-/// Words need no quotes; everything else is written as in a file.
+/// Strings need no quotes; everything else has the syntax of a file.
 pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
     let words = matches!(
         key.kind,
@@ -60,8 +62,8 @@ pub(crate) fn parse(key: &Key, text: &str) -> Result<Value, BadValue> {
     }
 }
 
-/// The value of a key that means nothing to the trainer, and that nobody reads.
-pub(crate) fn least(kind: Kind) -> Value {
+/// Returns a placeholder for a key that the recipe's trainer does not read.
+pub(crate) fn unread(kind: Kind) -> Value {
     match kind {
         Kind::Int { min, .. } => Value::Integer(min),
         Kind::Float(_) => Value::Float(1.0),
@@ -74,10 +76,10 @@ pub(crate) fn least(kind: Kind) -> Value {
     }
 }
 
-/// Writes a value as in a file.
+/// Formats a value as in a file.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
-        // TOML's own `0.0001` hides the size of the small numbers that recipes are full of.
+        // Learning rates and the like are easier to read as `1e-4` than as TOML's `0.0001`.
         Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),
         value => value.to_string(),
     }
@@ -92,25 +94,25 @@ fn within(bounds: Bounds, number: f64) -> bool {
         }
 }
 
-/// Run folders are named after recipes and stages, hence the narrow choice.
+/// Returns whether a name is valid for a recipe or stage. Names of run folders contain it, hence the narrow choice.
 pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 40 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
 fn check_pattern(pattern: &str) -> Result<(), BadValue> {
     let Err(error) = Pattern::new(pattern) else { return Ok(()) };
-    // The last line is the reason; the lines above draw the pattern.
+    // The last line is the reason; the lines above show the pattern.
     let reason = error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
     Err(BadValue {
         why: format!("\"{pattern}\" is not a regular expression: {reason}"),
-        fix: "write a pattern of parameter names, such as '^blocks\\.[0-3]\\.attn\\.'".into(),
+        fix: "write a regular expression of parameter names, such as '^blocks\\.[0-3]\\.attn\\.'".into(),
     })
 }
 
 fn not_one_of(word: &str, choice: &[&str]) -> BadValue {
     let known = choice.join(", ");
     let fix = nearest(word, choice.iter().copied()).map(|word| format!("did you mean \"{word}\"?"));
-    BadValue { why: format!("there is no \"{word}\""), fix: fix.unwrap_or_else(|| format!("the choice is {known}")) }
+    BadValue { why: format!("there is no \"{word}\""), fix: fix.unwrap_or_else(|| format!("use one of {known}")) }
 }
 
 fn expected(kind: Kind) -> String {
@@ -118,27 +120,27 @@ fn expected(kind: Kind) -> String {
         Kind::Name => "a name of up to 40 letters, digits and '-'".into(),
         Kind::Path => "a path in quotes".into(),
         Kind::OptionalPath => "a path in quotes, or \"\" for none".into(),
-        Kind::Int { min, max: MANY.. } => format!("a whole number of {min} or more"),
+        Kind::Int { min, max: MANY.. } => format!("a whole number of at least {min}"),
         Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
         Kind::Float(Bounds::Positive) => "a number above 0".into(),
-        Kind::Float(Bounds::NotNegative) => "a number of 0 or above".into(),
-        Kind::Float(Bounds::Fraction) => "a number from 0 up to, but not including, 1".into(),
+        Kind::Float(Bounds::NotNegative) => "a number of at least 0".into(),
+        Kind::Float(Bounds::Fraction) => "a number from 0 to below 1".into(),
         Kind::Bool => "true or false".into(),
         Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
-        Kind::Time => "a time such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
-        Kind::Text => "a text in quotes".into(),
-        Kind::Words => "a list of texts".into(),
+        Kind::Time => "a duration such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
+        Kind::Text => "a string in quotes".into(),
+        Kind::Words => "a list of strings".into(),
         Kind::ListOf(words) => {
             format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
         }
-        Kind::Variables => "names with a text each, NAME = \"value\"".into(),
-        Kind::Trainable => "\"all\", \"qkvo\" or a list of patterns of parameter names".into(),
+        Kind::Variables => "variables with string values, NAME = \"value\"".into(),
+        Kind::Trainable => "\"all\", \"qkvo\" or a list of regular expressions of parameter names".into(),
     }
 }
 
 fn found(value: &Value) -> String {
     match value {
-        Value::String(_) => format!("the text {value}"),
+        Value::String(_) => format!("the string {value}"),
         Value::Integer(_) | Value::Float(_) => format!("the number {value}"),
         Value::Boolean(_) => value.to_string(),
         Value::Datetime(_) => format!("the date {value}"),
@@ -157,20 +159,20 @@ fn fix(key: &Key, value: &Value) -> String {
         (Kind::Trainable, Value::String(word)) => {
             return match nearest(word, ["all", "qkvo"]) {
                 Some(word) => format!("did you mean \"{word}\"?"),
-                None => format!("put patterns into a list: {name} = [{value}]"),
+                None => format!("put regular expressions in a list: {name} = [{value}]"),
             };
         }
         (Kind::Int { .. }, Value::Float(number)) if number.fract() == 0.0 => {
-            return format!("write it without a point or exponent: {name} = {number}");
+            return format!("write it without a decimal point or exponent: {name} = {number}");
         }
         (Kind::Words, Value::String(_)) => {
             return format!(
-                "write each word for itself, {name} = [\"torchrun\", \"train.py\"]: no shell takes it apart"
+                "write each argument as its own string, {name} = [\"torchrun\", \"train.py\"]: no shell splits them"
             );
         }
         (Kind::Variables, Value::Table(variables)) => {
             if let Some((name, value)) = variables.iter().find(|(_, value)| !value.is_str()) {
-                return format!("put the value into quotes: {name} = \"{value}\"");
+                return format!("put the value in quotes: {name} = \"{value}\"");
             }
         }
         (Kind::Bool, Value::Integer(number @ (0 | 1))) => return format!("write {name} = {}", *number == 1),
@@ -185,7 +187,7 @@ fn fix(key: &Key, value: &Value) -> String {
     }
     match key.default {
         Some(preset) if ![Preset::Str(""), Preset::Nothing, Preset::NoNames].contains(&preset) => {
-            format!("correct it, or leave it out for {} ({})", shown(&preset.value()), key.doc)
+            format!("correct it, or remove it for the default {} ({})", shown(&preset.value()), key.doc)
         }
         _ => format!("correct it ({})", key.doc),
     }
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_in_the_type_of_their_key() {
+    fn flags_are_read_as_the_type_of_their_key() {
         let read = |path, text| set(path, text).unwrap();
         assert_eq!(read("train.steps", "1_000"), Value::Integer(1000));
         assert_eq!(read("optimizer.lr", "3e-4"), Value::Float(3e-4));
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_says_what_was_expected_and_what_was_found() {
+    fn a_value_of_the_wrong_type_names_the_expected_and_the_found_type() {
         let wrong = [
             ("train.steps", "ten"),
             ("train.steps", "\"10\""),

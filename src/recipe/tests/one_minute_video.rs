@@ -1,4 +1,4 @@
-//! `configs/ttt-mlp` and `configs/ttt-linear` against the presets of ttt-video-dit and what is known about them.
+//! Compares `configs/ttt-mlp` and `configs/ttt-linear` with the presets of ttt-video-dit and its published numbers.
 
 use recipe::{Curriculum, Flops, Layer, RankMemory, Recipe, Schedule, StageStart, Trainable};
 
@@ -18,7 +18,7 @@ const STAGES: [Row; 5] = [
 ];
 
 #[test]
-fn every_stage_has_upstreams_numbers() {
+fn every_stage_has_the_values_of_the_reference() {
     for kind in ["ttt-mlp", "ttt-linear"] {
         let stages = curriculum(kind).stages;
         assert_eq!(stages.len(), STAGES.len());
@@ -58,7 +58,7 @@ fn every_stage_has_upstreams_numbers() {
 }
 
 #[test]
-fn a_stage_file_holds_what_the_stage_changes_and_no_more() {
+fn a_stage_file_sets_only_what_the_stage_changes() {
     for kind in ["ttt-mlp", "ttt-linear"] {
         for stage in &curriculum(kind).stages {
             let own: Vec<&str> = stage
@@ -75,7 +75,7 @@ fn a_stage_file_holds_what_the_stage_changes_and_no_more() {
 }
 
 #[test]
-fn parameters_are_those_that_upstream_counts() {
+fn parameter_counts_match_the_reference() {
     let counted = |kind: &str, at: usize| {
         let cost = curriculum(kind).stages[at].resolved.recipe.cost();
         (cost.params, cost.trainable)
@@ -89,8 +89,8 @@ fn parameters_are_those_that_upstream_counts() {
     }
 }
 
-/// TFLOP of one layer in a forward pass over one sample: attention, its projections, those of TTT in both directions, the
-/// inner loop in both, the MLP; PFLOP of all layers; GiB of one residual stream and of the inner states of one direction.
+/// For a forward pass over one sample: TFLOP of one layer (attention, its projections, TTT projections in both directions,
+/// the inner loop in both, the MLP), PFLOP of all layers, GiB of one residual stream, GiB of one direction's inner states.
 const COSTS: [([f64; 5], f64, f64, f64); 5] = [
     ([4.0, 1.4, 2.7, 0.40, 2.7], 0.47, 0.10, 0.11),
     ([12.0, 4.1, 7.8, 1.1, 7.8], 1.38, 0.29, 0.30),
@@ -99,34 +99,34 @@ const COSTS: [([f64; 5], f64, f64, f64); 5] = [
     ([83.7, 28.6, 53.0, 7.7, 53.0], 9.49, 2.01, 2.03),
 ];
 
-/// Half a unit of the last digit that is known, and a little.
+/// Asserts equality up to the rounding of the known value: half a unit of its last digit, and a little.
 fn assert_near(ours: f64, known: f64, digit: f64, what: &str) {
-    assert!((ours - known).abs() <= 0.55 * digit, "{what}: {ours}, known is {known}");
+    assert!((ours - known).abs() <= 0.55 * digit, "{what}: {ours}, expected {known}");
 }
 
 #[test]
-fn work_and_memory_are_those_that_are_known_of_upstream() {
+fn flops_and_memory_match_the_known_numbers_of_the_reference() {
     for (stage, (layer, whole, stream, states)) in curriculum("ttt-mlp").stages.iter().zip(COSTS) {
         let recipe = &stage.resolved.recipe;
         let (flops, cost, layers) = (Flops::forward(&recipe.model), recipe.cost(), recipe.model.num_layers as f64);
-        // Upstream projects the frames that segments share once for each.
+        // The reference projects a frame that two segments share once for each of them.
         let shared = (recipe.model.segments * recipe.model.attention_len()) as f64 / recipe.model.seq_len() as f64;
-        let upstreams = flops.projections * shared;
-        let parts = [flops.attention, upstreams, flops.ttt_projections, flops.ttt_scan, flops.mlp];
+        let reference = flops.projections * shared;
+        let parts = [flops.attention, reference, flops.ttt_projections, flops.ttt_scan, flops.mlp];
         for (part, known) in parts.into_iter().zip(layer) {
             assert_near(part / layers / 1e12, known, 0.1, &stage.name);
         }
-        assert_near((cost.forward_flops + upstreams - flops.projections) / 1e15, whole, 0.01, &stage.name);
+        assert_near((cost.forward_flops + reference - flops.projections) / 1e15, whole, 0.01, &stage.name);
         let gib = |bytes: f64| bytes / f64::from(1 << 30);
         let tp = recipe.mesh.tp as f64;
-        // The longest stages share out over a TP group what blocks keep.
+        // The longest stages shard the inputs that blocks keep over a TP group.
         assert_near(gib(cost.memory.kept as f64 * tp / (layers - 1.0)), stream, 0.01, &stage.name);
         assert_near(gib(RankMemory::scan_states(recipe) as f64 * tp / 2.0), states, 0.01, &stage.name);
     }
 }
 
 #[test]
-fn every_stage_fits_in_the_memory_of_an_h100() {
+fn every_stage_fits_the_memory_of_an_h100() {
     for stage in ["ttt-mlp", "ttt-linear"].into_iter().flat_map(|kind| curriculum(kind).stages) {
         let memory = stage.resolved.recipe.cost().memory;
         assert!(memory.total() < 81_559 << 20, "{}: {memory:?}", stage.resolved.recipe.name);
@@ -134,9 +134,9 @@ fn every_stage_fits_in_the_memory_of_an_h100() {
 }
 
 #[test]
-fn checkpoints_are_as_large_as_known() {
+fn checkpoint_sizes_match_the_known_numbers() {
     let gb = |at: usize| curriculum("ttt-mlp").stages[at].resolved.recipe.cost().checkpoint_bytes as f64 / 1e9;
     assert_near(gb(0), 87.0, 1.0, "3s");
-    // What is frozen is stored in bfloat16.
+    // Frozen parameters are stored in bfloat16.
     assert_near(gb(4), 47.0, 1.0, "63s");
 }

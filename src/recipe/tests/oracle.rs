@@ -1,4 +1,4 @@
-//! Whoever names a folder of recorded numbers tests with it, or is told why not.
+//! `VIDTUI_ORACLE` names a folder of recorded numbers, or an error explains why it cannot be used.
 
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
@@ -6,7 +6,7 @@ mod oracle;
 use camino::Utf8Path;
 
 #[test]
-fn oracle_folders_are_found_from_here_and_from_the_workspace_and_others_are_refused() {
+fn oracle_folders_are_found_from_the_crate_and_the_workspace_and_others_are_refused() {
     let keep = tempfile::tempdir().unwrap();
     let place = Utf8Path::from_path(keep.path()).unwrap();
     let (here, workspace) = (place.join("here"), place.join("workspace"));
@@ -17,20 +17,20 @@ fn oracle_folders_are_found_from_here_and_from_the_workspace_and_others_are_refu
     assert_eq!(find("mine"), Ok(here.join("mine")));
     assert_eq!(find("theirs"), Ok(workspace.join("theirs")));
     assert_eq!(find(workspace.join("mine").as_str()), Ok(workspace.join("mine")));
-    let told = |named: &str| find(named).unwrap_err().replace(place.as_str(), "");
+    let refused = |named: &str| find(named).unwrap_err().replace(place.as_str(), "");
     assert_eq!(
-        told("mime"),
+        refused("mime"),
         "VIDTUI_ORACLE is mime, and no folder with cogvideox or ttt in it is there: /here/mime, /workspace/mime"
     );
     assert_eq!(
-        told(place.join("nowhere").as_str()),
+        refused(place.join("nowhere").as_str()),
         "VIDTUI_ORACLE is /nowhere, and no folder with cogvideox or ttt in it is there: /nowhere"
     );
-    assert_eq!(told(""), "VIDTUI_ORACLE is set to nothing: name a folder, or unset it");
+    assert_eq!(refused(""), "VIDTUI_ORACLE is set to nothing: name a folder, or unset it");
 }
 
 #[test]
-fn oracle_weights_are_those_of_the_index_and_no_variant_beside_it() {
+fn oracle_weights_are_those_of_the_index_and_not_a_variant_beside_it() {
     let keep = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(keep.path()).unwrap();
     let names = || oracle::weight_files(folder).iter().map(|f| f.file_name().unwrap().to_owned()).collect::<Vec<_>>();

@@ -1,11 +1,11 @@
-//! `configs/others`: a recipe for each system whose logs and checkpoints are known.
+//! `configs/others` has a recipe for each training system whose logs and checkpoints vidtui reads.
 
 use std::collections::BTreeSet;
 
 use recipe::{Adapter, TrainerKind, load};
 
 #[test]
-fn each_system_has_a_recipe_that_saves_where_it_is_looked_for_and_resumes_from_there() {
+fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_checkpoint() {
     let mut adapters = BTreeSet::new();
     for entry in camino::Utf8Path::new("../../configs/others").read_dir_utf8().expect("a folder") {
         let path = entry.expect("an entry").into_path();
@@ -13,10 +13,10 @@ fn each_system_has_a_recipe_that_saves_where_it_is_looked_for_and_resumes_from_t
         assert_eq!(recipe.trainer, TrainerKind::Command, "{path}");
         let (run, resume) = (recipe.command.run.join(" "), recipe.command.resume.join(" "));
         assert!(run.contains("{output}") && run.contains("{checkpoint_interval}"), "{path}: {run}");
-        assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} can span nodes");
+        assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} cannot span nodes");
         assert!(resume.contains("{checkpoint}") || resume.contains("{checkpoint_step}"), "{path}: {resume}");
         assert_ne!(recipe.command.adapter, Adapter::None, "{path}");
-        assert!(adapters.insert(format!("{:?}", recipe.command.adapter)), "{path}: one for each");
+        assert!(adapters.insert(format!("{:?}", recipe.command.adapter)), "{path}: a second recipe for this system");
     }
     assert_eq!(adapters.len(), 5, "{adapters:?}");
 }

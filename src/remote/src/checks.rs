@@ -105,8 +105,7 @@ pub(crate) fn secrets(plan: &LaunchPlan) -> Result<Secrets, Failure> {
     if path.as_str().is_empty() {
         return Ok(Secrets::default());
     }
-    Secrets::read(&path)
-        .map_err(|error| Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix))
+    Ok(Secrets::read(&path)?)
 }
 
 /// Whether the user's own command can be started: its working folder and its program, on every node.

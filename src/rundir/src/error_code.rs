@@ -42,6 +42,8 @@ pub enum ErrorCode {
     // Recipes, curricula and placement.
     /// A recipe or curriculum is not valid.
     InvalidRecipe,
+    /// A file of secrets is not valid, or other users can access it.
+    InvalidSecrets,
     /// A mesh does not fit its ranks, or a batch does not fit the mesh.
     InvalidMesh,
     /// The curriculum has no such stage, or the stage must be named.

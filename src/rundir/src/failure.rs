@@ -2,6 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
+use recipe::{RecipeError, RecipeErrorKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -227,6 +228,28 @@ impl Error {
 pub fn is_no_answer(error: &io::Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     ![NotFound, NotADirectory, IsADirectory, UnexpectedEof].contains(&error.kind())
+}
+
+impl From<RecipeError> for Failure {
+    fn from(error: RecipeError) -> Self {
+        let code = match error.kind {
+            RecipeErrorKind::Io(io::ErrorKind::NotFound) => ErrorCode::NotFound,
+            RecipeErrorKind::Io(io::ErrorKind::PermissionDenied) => ErrorCode::PermissionDenied,
+            RecipeErrorKind::Io(_) => ErrorCode::Io,
+            RecipeErrorKind::Flag => ErrorCode::InvalidArgument,
+            RecipeErrorKind::Mesh => ErrorCode::InvalidMesh,
+            RecipeErrorKind::Secrets => ErrorCode::InvalidSecrets,
+            RecipeErrorKind::NotToml
+            | RecipeErrorKind::Base
+            | RecipeErrorKind::UnknownKey
+            | RecipeErrorKind::MissingKey
+            | RecipeErrorKind::WrongTrainer
+            | RecipeErrorKind::InvalidValue
+            | RecipeErrorKind::BrokenRule
+            | RecipeErrorKind::Stage => ErrorCode::InvalidRecipe,
+        };
+        Self::new(code, error.what, error.why, error.fix)
+    }
 }
 
 impl From<Error> for Failure {

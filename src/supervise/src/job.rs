@@ -142,8 +142,7 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
         return Ok(Secrets::default());
     }
     if std::env::var_os(SECRETS_VARIABLE).is_none() {
-        return Secrets::read(path)
-            .map_err(|error| Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix));
+        return Ok(Secrets::read(path)?);
     }
     let failed = |why: String| {
         Failure::new(

@@ -62,10 +62,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
 
 fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
     let recipe = meta.recipe()?;
-    attempt
-        .mesh
-        .check_world(place.world)
-        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, e.what, e.why, e.fix))?;
+    attempt.mesh.check_world(place.world)?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
     let groups = match place.world {

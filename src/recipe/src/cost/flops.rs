@@ -1,12 +1,14 @@
+//! Floating-point operations of a pass and of a step.
+
 use serde::Serialize;
 
 use crate::{Layer, Model, Recipe};
 
-/// Floating-point operations, a multiply-add counted as two: matrix products and attention, which are all but a percent of
-/// the work.
+/// Floating-point operations of matrix products and attention, which are about 99 % of the work. A multiply-add counts
+/// as two.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Flops {
-    /// Scores and sums of attention.
+    /// Scores and weighted sums of attention.
     pub attention: f64,
     /// Projections of attention.
     pub projections: f64,
@@ -16,7 +18,7 @@ pub struct Flops {
     pub ttt_scan: f64,
     /// MLPs.
     pub mlp: f64,
-    /// Modulations, which do not grow with the sequence.
+    /// Modulations, whose cost does not depend on the sequence length.
     pub modulation: f64,
     /// Embeddings and the final layer.
     pub ends: f64,
@@ -32,9 +34,9 @@ impl Flops {
         let layers = m.num_layers as f64;
         let segment = m.attention_len() as f64;
         let head = m.head_dim as f64;
-        // Each direction projects anew, and walks the sequence with seven products of F × 4F per token and head, or three
-        // of F × F.
-        let walk = match m.layer {
+        // Each direction has its own projections, and scans the sequence with seven products of F × 4F per token and head
+        // (TTT-MLP) or three of F × F (TTT-linear).
+        let scan = match m.layer {
             Layer::None => 0.0,
             Layer::TttLinear => 3.0 * head * head,
             Layer::TttMlp => 7.0 * 4.0 * head * head,
@@ -48,29 +50,29 @@ impl Flops {
             attention: 2.0 * layers * 2.0 * m.segments as f64 * segment * segment * d,
             projections: 2.0 * layers * 4.0 * l * d * d,
             ttt_projections: 2.0 * layers * ttt * 4.0 * d * d,
-            ttt_scan: 2.0 * layers * ttt * m.num_heads as f64 * walk,
+            ttt_scan: 2.0 * layers * ttt * m.num_heads as f64 * scan,
             mlp: 2.0 * layers * 8.0 * l * d * d,
             modulation: 2.0 * layers * 2.0 * 6.0 * d * e,
             ends: 2.0 * (embedding + last),
         }
     }
 
-    /// Counts what a step carries out for one sample: forward, again before backward, and twice as much for gradients.
+    /// Counts a step for one sample: forward, recomputation, and twice the forward for gradients.
     ///
-    /// All blocks but those of the last group are computed again, their attention only when it is not kept; a TTT layer's
-    /// loop is walked once more within its own backward pass, from the states it saved.
+    /// All blocks but those of the last group are recomputed, their attention only when it is not kept. A TTT layer
+    /// repeats its scan within its backward pass, from the saved states.
     pub fn step(recipe: &Recipe) -> Self {
         let once = Flops::forward(&recipe.model);
         let layers = recipe.model.num_layers as f64;
-        let again = recipe.blocks_again() as f64 / layers;
-        let attention_again = if recipe.remat.keep_attention { 0.0 } else { again };
+        let recompute = recipe.recomputed_blocks() as f64 / layers;
+        let attention_recompute = if recipe.remat.keep_attention { 0.0 } else { recompute };
         Flops {
-            attention: once.attention * (3.0 + attention_again),
-            projections: once.projections * (3.0 + again),
-            ttt_projections: once.ttt_projections * (3.0 + again),
-            ttt_scan: once.ttt_scan * (4.0 + again),
-            mlp: once.mlp * (3.0 + again),
-            modulation: once.modulation * (3.0 + again),
+            attention: once.attention * (3.0 + attention_recompute),
+            projections: once.projections * (3.0 + recompute),
+            ttt_projections: once.ttt_projections * (3.0 + recompute),
+            ttt_scan: once.ttt_scan * (4.0 + recompute),
+            mlp: once.mlp * (3.0 + recompute),
+            modulation: once.modulation * (3.0 + recompute),
             ends: once.ends * 3.0,
         }
     }
@@ -86,7 +88,7 @@ impl Flops {
             + self.ends
     }
 
-    /// What one rank of a TP group does of it: its heads and hidden units, and all of modulations and ends.
+    /// Returns the share of one rank of a TP group: its heads and hidden units, and all modulations and embeddings.
     pub fn of_tp_rank(&self, tp: usize) -> f64 {
         let whole = self.modulation + self.ends;
         (self.total() - whole) / tp as f64 + whole

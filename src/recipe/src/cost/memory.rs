@@ -1,28 +1,30 @@
+//! Memory of one rank.
+
 use serde::Serialize;
 
 use super::{UnitSize, UnitSizes};
 use crate::{Layer, Recipe};
 
-/// Size of a float32.
+/// Size of a float32 in bytes.
 const F32: u64 = 4;
 
-/// What one rank holds, in bytes. The first three are exact and last the whole run; the others are its peak in a step.
+/// The memory of one rank, in bytes. The first three are exact and last the whole run; the others are peaks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
-    /// Its share of the weights: float32 for what is trained, the type of computing for what is frozen.
+    /// The rank's share of the weights: trained ones in float32, frozen ones in the compute dtype.
     pub weights: u64,
-    /// Its share of the float32 gradients.
+    /// The rank's share of the float32 gradients.
     pub gradients: u64,
-    /// Its share of the two moments.
+    /// The rank's share of the two moments.
     pub optimizer: u64,
-    /// What blocks keep between forward and backward pass.
+    /// What blocks keep between the forward and the backward pass.
     pub kept: u64,
-    /// Whole units in hand: the root, a group of blocks, and the block that is gathered meanwhile.
+    /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
     pub gathered: u64,
-    /// Whole float32 gradients that add up over the parts of a batch; nothing when there is one part, or one shard.
+    /// Unsharded float32 gradients that accumulate over micro-batches; 0 with one micro-batch or one shard.
     pub accumulated: u64,
-    /// An estimate of what a group of blocks needs while its backward pass is under way: their graphs, and the gradients
-    /// of a block's parameters before they are shared out.
+    /// An estimate of what the backward pass of a group of blocks needs: their graphs, and the gradients of one block's
+    /// parameters before they are reduced.
     pub workspace: u64,
 }
 
@@ -30,12 +32,12 @@ impl RankMemory {
     pub(super) fn of(recipe: &Recipe, units: &UnitSizes) -> Self {
         let (model, mesh) = (&recipe.model, &recipe.mesh);
         let (layers, compute) = (model.num_layers, recipe.train.dtype.bytes());
-        // Each unit is padded to a multiple of the ranks that share it.
+        // Each unit is padded to a multiple of the ranks that it is sharded over.
         let share = |numbers: u64| numbers.div_ceil(mesh.dp_shard as u64);
         let trained: u64 = units.all(layers).map(|unit| share(unit.trained)).sum();
         let frozen: u64 = units.all(layers).map(|unit| share(unit.frozen)).sum();
         let whole = |unit: UnitSize| compute * (unit.trained + unit.frozen);
-        // One rank that computes in float32 uses its weights where they lie.
+        // A rank that computes in float32 on a whole replica uses its weights in place.
         let in_place = mesh.dp_shard == 1 && compute == F32;
         let group = recipe.remat.blocks_per_input(layers);
         let in_hand = whole(units.root) + layers.min(group + 1) as u64 * whole(units.block);
@@ -51,18 +53,18 @@ impl RankMemory {
         }
     }
 
-    /// Weights, gradients and moments: what lasts the whole run.
+    /// Returns weights, gradients and moments, which last the whole run.
     pub fn state(&self) -> u64 {
         self.weights + self.gradients + self.optimizer
     }
 
-    /// What a save copies before it is written: weights and moments. The copy is in the node's own memory, also where the rank
-    /// computes on a GPU, and only ranks of the first replica have one.
+    /// Returns the size of the copy that a save makes before it writes: weights and moments. The copy is in the node's
+    /// memory, even if the rank computes on a GPU, and only ranks of the first replica make one.
     pub fn save_copy(&self) -> u64 {
         self.weights + self.optimizer
     }
 
-    /// The inner states that both directions of a TTT layer save in a pass, float32.
+    /// Returns the size of the float32 inner states that both directions of a TTT layer save in a pass.
     pub fn scan_states(recipe: &Recipe) -> u64 {
         let m = &recipe.model;
         let head = m.head_dim as u64;
@@ -82,44 +84,46 @@ impl RankMemory {
     }
 }
 
-/// What the blocks that run again keep of one sample: each group its input, or with
-/// `remat.shard_inputs` its rank's part, and with `remat.keep_attention` each block the
-/// result of attention and the float32 logarithms of its normalisers.
+/// Returns what the recomputed blocks keep of one sample: the input of each group, or the rank's part of it with
+/// `remat.shard_inputs`, and with `remat.keep_attention` the attention output and the float32 log-sum-exp of each block.
 fn kept(recipe: &Recipe) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as u64);
     let compute = recipe.train.dtype.bytes();
     let [tokens, width, heads] = [m.seq_len(), m.dim(), m.num_heads].map(|size| size as u64);
     let attended = (m.segments * m.attention_len()) as u64;
     let attention = attended * (width / tp * compute + heads / tp * F32);
-    let (blocks, group) = (recipe.blocks_again(), recipe.remat.blocks_per_input(m.num_layers));
+    let (blocks, group) = (recipe.recomputed_blocks(), recipe.remat.blocks_per_input(m.num_layers));
     let attention = if recipe.remat.keep_attention { blocks as u64 * attention } else { 0 };
     let input = tokens * width / if recipe.remat.shard_inputs { tp } else { 1 };
     (blocks / group) as u64 * input * compute + attention
 }
 
-/// The graphs of a group of blocks, and what the backward pass of one of them needs beside, in rows: a row is a number for each
-/// token and each unit of the model's width.
+/// Returns the size of the graphs of a group of blocks and of the temporaries of one block's backward pass. The unit is a
+/// row: one number for each token and each feature of the model's width.
 ///
-/// Counted from what autograd keeps of `dit`'s block, and held to measured peaks by the trainer's tests. Of the whole width: the
-/// results of two norms and two modulations, two updates with their gates, what lies between, and the output, which is the
-/// next block's input. Of a TP rank's heads and hidden units: queries and keys before their norms, each segment's queries, keys,
-/// values and results, those results joined where there are several segments, and the MLP's hidden layer before and after
-/// its activation. A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads. At work on one
-/// block: the group's input, the gradient that comes in, twice, and the gradients of the MLP's update and hidden layer.
+/// The rows are those that autograd keeps of `dit`'s block; tests of the trainer compare them with measured peaks on the
+/// CPU.
+///
+/// * Whole width: the outputs of two norms and two modulations, two gated updates, the residual between them, and the
+///   output, which is the next block's input.
+/// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
+///   joined outputs if there are several segments; the MLP's hidden layer before and after its activation.
+/// * A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads.
+/// * Temporaries: the group's input, the incoming gradient twice, and the gradients of the MLP's update and hidden layer.
 fn graphs_of_group(recipe: &Recipe, group: u64) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as f64);
     let (tokens, attended) = (m.seq_len() as f64, (m.segments * m.attention_len()) as f64);
     let joined = if m.segments == 1 { 0.0 } else { 1.0 };
     let (ttt_whole, ttt_split) = if m.layer == Layer::None { (0.0, 0.0) } else { (4.0, 20.0) };
     let graph = 8.0 + ttt_whole + (2.0 + 4.0 * attended / tokens + joined + 8.0 + ttt_split) / tp;
-    let at_work = 4.0 + 4.0 / tp;
+    let temporaries = 4.0 + 4.0 / tp;
     let (samples, group) = (recipe.micro_batch() as f64, group as f64);
-    let rows = samples * (group * graph + at_work);
+    let rows = samples * (group * graph + temporaries);
     let states = samples * group * RankMemory::scan_states(recipe) as f64;
     (rows * tokens * m.dim() as f64 * recipe.train.dtype.bytes() as f64 + states) as u64
 }
 
-/// The gradients of a block's parameters as they come, and in float32 on their way to the ranks that share them.
+/// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.
 fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
     let flat = if recipe.mesh.dp_shard > 1 { F32 } else { 0 };
     block.trained * (recipe.train.dtype.bytes() + flat)
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_do_not_make_a_rank_smaller_but_shards_do_and_tp_does_where_it_splits() {
+    fn replicas_keep_the_memory_of_a_rank_and_shards_and_tp_reduce_it() {
         let memory =
             |sets: &[&str]| recipe(&[sets, &["train.global_batch=8", "train.dtype=float32"]].concat()).cost().memory;
         let one = memory(&["mesh.dp_shard=1"]);
@@ -145,22 +149,22 @@ mod tests {
         let all: u64 = specs.iter().map(|spec| spec.len()).sum();
         assert_eq!((one.weights, one.gradients, one.optimizer, one.gathered), (4 * all, 4 * all, 8 * all, 0));
         let two = memory(&["mesh.dp_shard=2"]);
-        assert!(two.state().abs_diff(one.state() / 2) <= 16 * 3, "padding is at most a number per unit");
+        assert!(two.state().abs_diff(one.state() / 2) <= 16 * 3, "padding is at most one element per unit");
         let split: u64 = specs.iter().filter(|spec| spec.split != crate::Split::None).map(|spec| spec.len()).sum();
         assert_eq!(memory(&["mesh.dp_shard=1", "mesh.tp=2"]).weights, 4 * (all - split / 2));
     }
 
     #[test]
-    fn what_is_frozen_has_weights_of_the_computing_type_and_nothing_else() {
+    fn frozen_parameters_have_only_weights_in_the_compute_dtype() {
         let cost = recipe(&["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]).cost();
         assert_eq!(cost.memory.weights, 4 * cost.trainable + 2 * (cost.params - cost.trainable));
         assert_eq!((cost.memory.gradients, cost.memory.optimizer), (4 * cost.trainable, 8 * cost.trainable));
     }
 
     #[test]
-    fn keeping_attention_costs_its_results() {
+    fn keeping_attention_costs_the_size_of_its_outputs() {
         let kept = |keep: &str| recipe(&["train.dtype=bfloat16", keep]).cost().memory.kept;
-        // Two layers of which the last keeps all: one input, 64 tokens of width 128, for two samples of each rank.
+        // Two layers, of which the last is not recomputed: one input of 64 tokens of width 128 per sample.
         let (without, with) = (kept("remat.keep_attention=false"), kept("remat.keep_attention=true"));
         assert_eq!(without % (64 * 128 * 2), 0);
         let samples = without / (64 * 128 * 2);
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_blocks_shares_an_input_and_has_its_graphs_at_once() {
+    fn a_larger_group_keeps_fewer_inputs_and_needs_more_workspace() {
         let memory = |group: &str| {
             let sets = ["model.num_layers=7", "remat.keep_attention=false", group];
             recipe(&sets).cost().memory
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_batch_add_up_whole_gradients_where_they_are_sharded() {
+    fn micro_batches_accumulate_unsharded_gradients_only_with_shards() {
         let accumulated = |shards: &str, parts: &str| recipe(&[shards, parts]).cost().memory.accumulated;
         assert_eq!(accumulated("mesh.dp_shard=2", "train.grad_accum=1"), 0);
         assert_eq!(accumulated("mesh.dp_shard=1", "train.grad_accum=4"), 0);

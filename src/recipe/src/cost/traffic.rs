@@ -1,21 +1,23 @@
+//! Network traffic of one rank in a step.
+
 use serde::Serialize;
 
 use super::{UnitSize, UnitSizes};
 use crate::{Layer, Recipe};
 
-/// Bytes that one rank sends in a step, and receives as well, as rings send them: of n ranks that share W bytes, each
-/// passes on (n-1)/n W for a gather or a scattered sum, and twice that for a whole sum.
+/// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
+/// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Traffic {
-    /// Gathering units over `dp_shard`, in the type of computing: every block, and those that run again once more.
+    /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice.
     pub all_gather: f64,
-    /// Summing gradients into the shards, over `dp_shard`, in float32, once a step.
+    /// Reduce-scatters of gradients over `dp_shard`, in float32, once a step.
     pub reduce_scatter: f64,
-    /// Summing the shards' gradients over `dp_replicate`, in float32.
+    /// All-reduces of the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
-    /// Summing tokens over `tp`: after each projection out of heads or hidden units, and the gradient before each
-    /// projection into them; the statistics of norms over all heads; the gradients of norms within them. With
-    /// `remat.shard_inputs`, joining the inputs that were shared out, too.
+    /// Collectives over `tp`: sums of tokens after each output projection, and of gradients before each input projection;
+    /// the statistics of norms over all heads; the gradients of norms within a head; with `remat.shard_inputs`, gathers
+    /// of the saved inputs.
     pub tensor_parallel: f64,
 }
 
@@ -28,35 +30,35 @@ impl Traffic {
         let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
         let trained: f64 = units.all(model.num_layers).map(|unit| unit.trained as f64).sum();
 
-        // A block of `dit` meets its TP ranks after attention, after each direction of its TTT layer and after its MLP:
-        // forward, once more in those that run again, and with gradients.
-        let meetings = if model.layer == Layer::None { 2.0 } else { 4.0 };
-        let again = recipe.blocks_again() as f64;
-        let passes = 2.0 * layers + again;
+        // A block has a collective after attention, after each direction of its TTT layer and after its MLP: in the forward
+        // pass, in the recomputation and in the backward pass.
+        let collectives = if model.layer == Layer::None { 2.0 } else { 4.0 };
+        let recompute = recipe.recomputed_blocks() as f64;
+        let passes = 2.0 * layers + recompute;
         let group = recipe.remat.blocks_per_input(model.num_layers) as f64;
-        let joined = if recipe.remat.shard_inputs { again / group } else { 0.0 };
+        let joined = if recipe.remat.shard_inputs { recompute / group } else { 0.0 };
         let tokens = recipe.micro_batch() as f64 * (model.seq_len() * model.dim()) as f64 * compute;
-        // The norm after each direction of a TTT layer is over the heads of all ranks: they gather each token's mean and variance
-        // in float32, and sum up the gradients of all that they gathered.
+        // The norm after each direction of a TTT layer covers the heads of all ranks: they gather each token's mean and
+        // variance in float32, and sum the gradients of what they gathered.
         let statistics = if model.layer == Layer::None {
             0.0
         } else {
-            2.0 * (layers + again + 2.0 * layers)
+            2.0 * (layers + recompute + 2.0 * layers)
                 * recipe.micro_batch() as f64
                 * (model.seq_len() * 2 * 4 * mesh.tp) as f64
         };
-        // Every rank has the gain and bias of the norms of queries and keys, and applies them to heads of its own.
+        // Every rank has the gain and bias of the norms of queries and keys, and applies them to its own heads.
         let head_norms = 2.0 * layers * (4 * model.head_dim) as f64 * compute;
         Traffic {
             all_gather: parts
                 * passed(mesh.dp_shard)
                 * compute
-                * (whole(units.root) + (layers + again) * whole(units.block)),
+                * (whole(units.root) + (layers + recompute) * whole(units.block)),
             reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
             tensor_parallel: parts
                 * passed(mesh.tp)
-                * ((2.0 * meetings * passes + joined) * tokens + statistics + head_norms),
+                * ((2.0 * collectives * passes + joined) * tokens + statistics + head_norms),
         }
     }
 
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn two_shards_send_half_of_what_a_hand_count_says_is_gathered_and_reduced() {
+    fn two_shards_send_half_of_a_hand_count_of_gathers_and_reductions() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
         let of = |unit: crate::Unit| -> f64 {
@@ -90,22 +92,26 @@ mod tests {
             specs.iter().filter(|spec| spec.unit == unit).map(|spec| spec.len() as f64).sum()
         };
         let (root, block) = (of(crate::Unit::Root), of(crate::Unit::Block(0)));
-        assert_eq!(all_gather, 0.5 * 4.0 * (root + 3.0 * block), "two blocks there, one of them again on the way back");
+        assert_eq!(
+            all_gather,
+            0.5 * 4.0 * (root + 3.0 * block),
+            "two blocks in the forward pass, and the recomputed one once more"
+        );
         assert_eq!(reduce_scatter, 0.5 * 4.0 * (root + 2.0 * block));
         assert_eq!((all_reduce, tensor_parallel), (0.0, 0.0));
     }
 
     #[test]
-    fn replicas_sum_shards_and_tp_ranks_sum_tokens() {
+    fn replicas_reduce_shards_and_tp_ranks_reduce_tokens() {
         let sets =
             ["mesh.dp_shard=1", "mesh.dp_replicate=2", "mesh.tp=2", "train.dtype=bfloat16", "train.global_batch=4"];
         let recipe = recipe(&sets);
         let traffic = recipe.cost().traffic;
         assert_eq!((traffic.all_gather, traffic.reduce_scatter), (0.0, 0.0));
         assert_eq!(traffic.all_reduce, recipe.cost().memory.gradients as f64);
-        // Two blocks: attention and MLP, in two passes forward, one of them again, and two back; samples of 64 tokens.
+        // Attention and MLP of two blocks: two forward, one recomputed, two backward; samples of 64 tokens.
         let tokens = (2 * 64 * recipe.model.dim() * 2) as f64;
-        // And gain and bias of two norms of each block's heads, 64 wide.
+        // The gain and bias of two norms of each block's heads, 64 wide.
         let head_norms = (2 * 4 * 64 * 2) as f64;
         assert_eq!(traffic.tensor_parallel, 2.0 * 5.0 * tokens + head_norms);
     }

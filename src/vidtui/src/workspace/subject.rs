@@ -160,5 +160,5 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
 
 /// A recipe that cannot be used is a wrong request, whatever the state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
-    Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, error.what, error.why, error.fix))
+    Refusal::request(Failure::from(error))
 }
