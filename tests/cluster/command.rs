@@ -217,7 +217,7 @@ fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until("it is over", || site.does("status latest").contains("finished"));
     let log = fs::read_to_string(run.job_log(1)).unwrap();
-    assert!(log.contains("waived: node node02: cannot tell its time: exit status 1; it said: no steps today"), "{log}");
+    assert!(log.contains("waived: node node02: ") && log.contains("no steps today"), "{log}");
     assert_eq!(losses(&run).len(), 12);
 }
 

@@ -170,7 +170,7 @@ fn a_folder_that_the_nodes_do_not_share_is_refused() {
     site.runs = site.rig.own().join("home/runs");
     let table = shown(&site, CHECK);
     let refused = table.lines().filter(|line| line.starts_with("✗ run folder"));
-    let why = "is not the folder that this machine sees under that name";
+    let why = "is not the folder that this machine has under that path";
     assert_eq!(refused.filter(|line| line.contains(why)).count(), 4, "{table}");
 }
 

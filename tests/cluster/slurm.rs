@@ -64,7 +64,7 @@ fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_
     assert_eq!(taken, format!("job {} was taken out of the queue", job_of(&waiting, 1)));
     assert!(site.does("status latest").contains("stopped"));
     let check = site.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
-    assert!(check.contains("4 of 1 GPU wanted, 0 take jobs, 0 idle; it waits"), "{check}");
+    assert!(check.contains("4 of 1 GPU requested, 0 accept jobs, 0 idle; it waits"), "{check}");
     fs::write(site.rig.share().join("odd.toml"), "nodes = 4\ngpus_per_node = 3\ntime = '10:00'\n").unwrap();
     let odd = format!("check configs/demo/2s.toml --slurm {}/odd.toml --set mesh.dp_shard=12", site.rig.share());
     let check = site.vidtui(&format!("{odd} --set train.global_batch=12"));

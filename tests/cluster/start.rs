@@ -93,7 +93,7 @@ fn a_port_that_is_taken_where_supervisors_meet_is_named_and_ends_a_launch_that_i
     BufReader::new(taker.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "taken\n");
     let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
-    assert!(!refused.ok && refused.err.contains("where the supervisors are to meet, is taken"), "{}", refused.err);
+    assert!(!refused.ok && refused.err.contains("the rendezvous of the supervisors, is in use"), "{}", refused.err);
     let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive rendezvous"));
     assert!(!failed.ok, "{}", failed.out);
     assert!(failed.err.contains("cannot listen to the supervisors of the other nodes"), "{}", failed.err);

@@ -195,7 +195,7 @@ fn what_a_command_will_be_is_checked_and_shown_word_for_word() {
     let words = r#"./train.sh --output_dir "#;
     let quoted = r#"--nodes 1 --words '$HOME; two {words}'"#;
     assert!(checked.contains(words) && checked.contains(quoted), "{checked}");
-    assert!(checked.contains("TOKEN, handed over at the start") && !checked.contains(SECRET), "{checked}");
+    assert!(checked.contains("TOKEN: passed to the ranks when they start") && !checked.contains(SECRET), "{checked}");
     let shown = site.works(&["launch", "configs/own/own.toml", "--dry-run"]);
     assert!(shown.contains("# What the supervisor starts here:\n#   ./train.sh") && shown.contains(quoted), "{shown}");
     assert!(shown.contains("NCCL_IB_DISABLE=1") && !shown.contains(SECRET), "{shown}");

@@ -1,16 +1,16 @@
-//! What a Slurm job does when it begins: writes its attempt, and checks its nodes.
+//! The steps of a Slurm job when it begins: it writes its attempt and checks its nodes.
 
 use plan::LaunchPlan;
 use rundir::{Allocation, Failure, SCHEMA, now_s};
 
-use crate::checks::{Check, nodes, programs};
+use crate::checks::{Check, CheckId, check_nodes};
 use crate::launch::{make, record, write_scripts};
 use crate::slurm::Step;
 
-/// Writes what a job needs that begins the attempt it was submitted as: where its ranks run, and the script of each node.
+/// Writes the allocation and the scripts of the attempt that was submitted as this job.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When they cannot be written.
 pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     let number = plan.attempt.number;
     write_scripts(&plan.dir, number, &plan.nodes)?;
@@ -20,44 +20,41 @@ pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     Ok(plan.dir.write_allocation(number, &allocation)?)
 }
 
-/// Makes the attempt of a job that begins again.
+/// Makes the next attempt of a job that was requeued.
 ///
 /// # Errors
-/// When somebody else has made it, or it cannot be written.
+/// When another program has made it, or it cannot be written.
 pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
-    make(&format!("cannot begin {} again", plan.run.id), plan, &mut []).map(|_| ())
+    make(&format!("cannot requeue {}", plan.run.id), plan, &mut []).map(|_| ())
 }
 
-/// Makes the checks of the nodes that a job was given, before its ranks begin there; starts nothing.
+/// Checks the nodes that a job was given before its ranks begin there; starts nothing.
 ///
-/// One that cannot be asked is passed over: Slurm has chosen it, and says itself if nothing can be started there.
+/// A node that cannot be reached by a step of the job is no obstacle: Slurm chose it, and fails itself if it cannot start
+/// ranks there.
 pub fn check_job_nodes(plan: &LaunchPlan) -> Vec<Check> {
-    let what = verb(plan);
     let mut steps: Vec<Box<Step>> = Vec::new();
     for launch in &plan.nodes {
-        // What keeps this machine from saying its name keeps it from all else.
+        // An error here means that /proc of this machine is unreadable, which fails everything else too.
         steps.extend(Step::new(launch.node.clone()).map(Box::new));
     }
-    let mut checks = nodes::checks(&what, plan, &mut steps);
-    checks.extend(programs(&what, plan, &mut steps));
-    for check in &mut checks {
-        check.waived |= check.what == "node";
-    }
+    let mut checks = check_nodes(&cannot_begin(plan), plan, &mut steps);
+    checks.iter_mut().filter(|check| check.id == CheckId::Node).for_each(Check::waive);
     checks
 }
 
-/// Records why an attempt does not begin in a job, if one of the checks of its nodes says so, and returns that.
+/// Records on each node why the attempt does not begin, if a check failed, and returns the first failure.
 pub fn record_failed_checks(plan: &LaunchPlan, checks: &[Check]) -> Option<Failure> {
-    let obstacle = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::obstacle);
-    let all = || plan.nodes.iter().map(|launch| &launch.node);
-    let first = all().find_map(obstacle)?;
-    let follows = Failure::peer_lost(None, format!("{}: {}", first.what, first.why), first.fix.clone());
-    for node in all() {
-        record(plan, node, obstacle(node).unwrap_or(&follows));
+    let failure_of = |node| checks.iter().filter(|check| check.node.as_ref() == Some(node)).find_map(Check::failure);
+    let nodes = || plan.nodes.iter().map(|launch| &launch.node);
+    let first = nodes().find_map(failure_of)?;
+    let consequence = Failure::peer_lost(None, format!("{}: {}", first.what, first.why), first.fix.clone());
+    for node in nodes() {
+        record(plan, node, failure_of(node).unwrap_or(&consequence));
     }
     Some(first.clone())
 }
 
-fn verb(plan: &LaunchPlan) -> String {
+fn cannot_begin(plan: &LaunchPlan) -> String {
     format!("cannot begin attempt {} of {}", plan.attempt.number, plan.run.id)
 }

@@ -11,7 +11,7 @@ use plan::{KillHow, LaunchPlan, NodeLaunch, RunKill, node_kill, quote};
 use rundir::{Attempt, AttemptWhy, Error, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s};
 use runstate::Liveness;
 
-use crate::checks::{Check, checks, secrets, verb};
+use crate::checks::{Check, cannot, check_launch, secrets};
 use crate::kill::{NodeReport, Patience, execute_kill};
 use crate::parallel::on_nodes;
 use crate::push::push;
@@ -40,9 +40,9 @@ pub fn execute_launch(
     transports: &mut [Box<dyn Transport>],
     progress: &(dyn Fn(String) + Sync),
 ) -> Result<RunDir, Failure> {
-    let what = verb(plan);
-    if let Some(obstacle) = checks(plan, transports).iter().find_map(Check::obstacle) {
-        return Err(obstacle.clone());
+    let what = cannot(plan);
+    if let Some(failure) = check_launch(plan, transports).iter().find_map(Check::failure) {
+        return Err(failure.clone());
     }
     let secrets = secrets(plan)?.to_lines();
     if plan.push && !plan.attempt.logins.is_empty() {

@@ -31,7 +31,7 @@ mod transport;
 mod watch;
 mod weights;
 
-pub use checks::{Check, checks};
+pub use checks::{Check, CheckId, CheckStatus, LaunchInputs, check_launch, merge_passed, run_checks};
 pub use command::{Command, Output, Status};
 pub use error::{ConnectionError, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};

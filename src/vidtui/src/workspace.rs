@@ -24,7 +24,7 @@ pub use context::program;
 pub use kill::{report_in_words, waits_in_words};
 pub use launch::Wish;
 pub use stacks::stacks_in_words;
-pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};
+pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
 pub use weights::Init;
 
 /// Where we are: every path of a request is relative to this.

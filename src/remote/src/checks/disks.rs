@@ -1,78 +1,105 @@
-//! What a run needs of disks: that of its own folder, and that of what a command saves.
+//! Checks of a node's disks: the one of the run folder, and the one that a command saves to.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{DiskNeed, LaunchPlan, check_disk};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
+use units::size;
 
-use super::node::{Fail, Found, Row};
-use super::nodes::Told;
-use super::room;
+use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts};
+use super::check::CheckId;
 use crate::script::existing;
+use crate::transport::Transport;
 
 const SCRIPT: &str = include_str!("../scripts/preflight_disk.sh");
-/// Files that a run makes, and some room: logs and checkpoints have far fewer.
+/// Free inodes that a run needs, with a margin: logs and checkpoints take far fewer.
 const INODES: u64 = 10_000;
 
-/// The part of a script that is about disks.
+/// Returns the part of the script that queries the disks.
 pub(super) fn script(plan: &LaunchPlan) -> String {
     let of = |name: &str, dir: &Utf8Path| SCRIPT.replace("@EXISTING", &existing(dir)).replace("@NAME", name);
     of("runs", runs(plan)) + &output(plan).map_or(String::new(), |output| of("output", &output))
 }
 
-/// The folder of all runs.
+/// Returns the folder of all runs.
 pub(super) fn runs(plan: &LaunchPlan) -> &Utf8Path {
     plan.dir.root.parent().unwrap_or(&plan.dir.root)
 }
 
-/// The folder that a command saves to, where that is not the run's own.
+/// Returns the folder that a command saves to, if it is outside the folder of runs.
 fn output(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
     let recipe = plan.run.recipe().ok().filter(|_| plan.is_command())?;
     Some(rundir::command_output(&plan.dir, &plan.run, &recipe)).filter(|output| !output.starts_with(runs(plan)))
 }
 
-/// The rows of a node's disks.
-pub(super) fn rows(plan: &LaunchPlan, told: &Told, fail: Fail<'_>) -> Vec<Row> {
-    let (runs, output) = (runs(plan), output(plan));
-    // What a command saves elsewhere takes nothing here.
-    let need = if output.is_some() { DiskNeed::default() } else { plan.disk };
-    let mut rows = vec![("disk", space(&need, told, "runs", runs, "--runs", fail))];
-    rows.extend(files(told, "runs", runs, fail).map(|found| ("inodes", found)));
-    if let Some(output) = output {
-        rows.push(("output", room_for_output(plan, told, &output, fail)));
-    }
-    rows
+/// Checks the free space for a Slurm job, whose nodes are not known yet, from this machine.
+pub(super) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn Transport) -> CheckResult {
+    let free = transport.free_bytes(&plan.dir.root).map_err(|error| error.failure(what))?;
+    check_disk(what, &plan.disk, free, runs(plan), "--runs")?;
+    Ok(space(&plan.disk, free))
 }
 
-fn room_for_output(plan: &LaunchPlan, told: &Told, output: &Utf8Path, fail: Fail<'_>) -> Found {
-    let (name, setting) = ("output", "command.output");
-    if told.get("output_writable").is_none() {
+/// Checks the disks of a node.
+pub(super) fn checks(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> Vec<NodeCheck> {
+    let (runs, output) = (runs(plan), output(plan));
+    // A command that saves elsewhere takes no space in the run folder.
+    let need = if output.is_some() { DiskNeed::default() } else { plan.disk };
+    let mut checks = vec![(CheckId::Disk, free_space(&need, facts, "runs", runs, "--runs", fail))];
+    checks.extend(free_inodes(facts, "runs", runs, fail).map(|result| (CheckId::Inodes, result)));
+    if let Some(output) = output {
+        checks.push((CheckId::Output, output_folder(plan, facts, &output, fail)));
+    }
+    checks
+}
+
+fn output_folder(plan: &LaunchPlan, facts: &NodeFacts, output: &Utf8Path, fail: Fail<'_>) -> CheckResult {
+    if facts.get("output_writable").is_none() {
         return fail(
-            format!("{output} cannot be written to"),
-            "change its permissions, or choose another: command.output",
+            ErrorCode::PermissionDenied,
+            format!("{output} is not writable"),
+            "change its permissions, or choose another folder: command.output",
         );
     }
-    let space = space(&plan.disk, told, name, output, setting, fail)?;
-    files(told, name, output, fail).transpose()?;
+    let space = free_space(&plan.disk, facts, "output", output, "command.output", fail)?;
+    free_inodes(facts, "output", output, fail).transpose()?;
     Ok(format!("{output}, {space}"))
 }
 
-/// The space on the disk of a folder, which `setting` chooses.
-fn space(need: &DiskNeed, told: &Told, name: &str, at: &Utf8Path, setting: &str, fail: Fail<'_>) -> Found {
-    let Some(kib) = told.get(&format!("{name}_free_kib")).and_then(|kib| kib.parse::<u64>().ok()) else {
-        return fail(format!("df does not tell the free space of {at}"), "look at its disks: df");
+/// Checks the free space on the disk of a folder; `setting` is the setting that chooses the folder.
+fn free_space(
+    need: &DiskNeed,
+    facts: &NodeFacts,
+    name: &str,
+    at: &Utf8Path,
+    setting: &str,
+    fail: Fail<'_>,
+) -> CheckResult {
+    let Some(kib) = facts.get(&format!("{name}_free_kib")).and_then(|kib| kib.parse::<u64>().ok()) else {
+        return fail(ErrorCode::CheckFailed, format!("df prints no free space for {at}"), "run df there");
     };
     match check_disk("", need, kib * 1024, at, setting) {
-        Ok(()) => Ok(room(need, kib * 1024)),
-        Err(Failure { why, fix, .. }) => fail(why, &fix),
+        Ok(()) => Ok(space(need, kib * 1024)),
+        Err(Failure { why, fix, .. }) => fail(ErrorCode::DiskFull, why, &fix),
     }
 }
 
-/// How many files a disk has room for. File systems that make them as they need have no number to tell.
-fn files(told: &Told, name: &str, at: &Utf8Path, fail: Fail<'_>) -> Option<Found> {
-    let inodes = told.get(&format!("{name}_inodes"))?.parse::<u64>().ok().filter(|inodes| *inodes > 0)?;
+/// Checks the free inodes. A file system that allocates inodes on demand reports none.
+fn free_inodes(facts: &NodeFacts, name: &str, at: &Utf8Path, fail: Fail<'_>) -> Option<CheckResult> {
+    let inodes = facts.get(&format!("{name}_inodes"))?.parse::<u64>().ok().filter(|inodes| *inodes > 0)?;
     Some(if inodes < INODES {
-        fail(format!("{at} has room for {inodes} more files"), "remove some there, or choose another disk")
+        fail(
+            ErrorCode::DiskFull,
+            format!("{at} has room for {inodes} more files, a run needs up to {INODES}"),
+            "delete some files there, or choose another disk",
+        )
     } else {
         Ok(format!("{inodes} free"))
     })
+}
+
+/// Writes the space that is needed, where it can be predicted, and the free space.
+fn space(need: &DiskNeed, free: u64) -> String {
+    match need.count {
+        0 => format!("{} free; what the command saves cannot be predicted", size(free)),
+        _ => format!("{} needed, {} free", size(need.bytes()), size(free)),
+    }
 }

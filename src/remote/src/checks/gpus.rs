@@ -1,51 +1,51 @@
-//! What nodes tell of their GPUs, and what is to be said of it.
+//! Checks of a node's GPUs, from the output of nvidia-smi and the kernel's log.
 
 use std::collections::BTreeMap;
 
 use cluster::nvidia_smi::{Answer, COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::LaunchPlan;
-use rundir::{Failure, now_s};
+use rundir::{ErrorCode, now_s};
 use units::{counted, size};
 
-use super::node::{Fail, Found, Row, Usual};
-use super::nodes::{Told, leave_out};
+use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts, leave_out};
+use super::check::CheckId;
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
-/// Memory that the driver takes for itself.
+/// GPU memory that the driver takes.
 const DRIVER_MIB: u64 = 1024;
 
-/// The part of a script that is about GPUs.
+/// Returns the part of the script that queries the GPUs.
 pub(super) fn script() -> String {
     format!("query='{}' format='{FORMAT}' apps='{COMPUTE_APPS}'\n{}{SCRIPT}", GpuQuery::of_use(), Xid::SCRIPT)
 }
 
-/// What a node tells of its GPUs.
+/// The GPUs of a node.
 pub(super) struct Gpus {
-    /// Those that nvidia-smi lists and ranks can see, in their order.
+    /// The GPUs that nvidia-smi lists and ranks can use, in their order.
     listed: Vec<GpuSample>,
-    /// Why it does not list some, or any.
+    /// Why nvidia-smi does not list some of them, or any.
     troubles: Vec<SmiTrouble>,
-    /// Whether something of NVIDIA's is plugged in.
-    are_plugged_in: bool,
+    /// Whether a PCI device of NVIDIA is plugged in.
+    is_device_plugged_in: bool,
     apps: Answer<ComputeApp>,
     owners: BTreeMap<u32, String>,
     xids: Vec<Xid>,
-    /// Whether the kernel's log may be read.
-    is_log_read: bool,
+    /// Whether this user can read the kernel's log.
+    is_log_readable: bool,
 }
 
 impl Gpus {
-    pub(super) fn read(plan: &LaunchPlan, told: &Told) -> Self {
-        let text = |name| told.all(name).map(|line| format!("{line}\n")).collect::<String>();
-        let status = |name| told.get(name).and_then(|status| status.parse().ok());
+    pub(super) fn read(plan: &LaunchPlan, facts: &NodeFacts) -> Self {
+        let text = |name| facts.all(name).map(|line| format!("{line}\n")).collect::<String>();
+        let status = |name| facts.get(name).and_then(|status| status.parse().ok());
         let Answer { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
         let mut apps = read_compute_apps(&text("app"), status("app_status"));
-        let mut xids: Vec<Xid> = told.all("xid").filter_map(Xid::read).collect();
-        // A queue may have given a part of them to others, who work there.
+        let mut xids: Vec<Xid> = facts.all("xid").filter_map(Xid::read).collect();
+        // A queue may have given some of the GPUs to other jobs, which use them.
         let recipe = plan.run.recipe().ok();
         let chosen = recipe.as_ref().and_then(|recipe| recipe.env.variables.get("CUDA_VISIBLE_DEVICES"));
-        let (listed, others) = in_sight(chosen.map(String::as_str).or(told.get("in_sight")), listed);
+        let (listed, others) = visible(chosen.map(String::as_str).or(facts.get("in_sight")), listed);
         apps.rows.retain(|app| !others.iter().any(|gpu| gpu.uuid.is_some() && gpu.uuid == app.gpu_uuid));
         xids.retain(|xid| !others.iter().any(|gpu| gpu.bus_id.as_ref().is_some_and(|place| xid.is_at(place))));
         let owner =
@@ -53,26 +53,27 @@ impl Gpus {
         Self {
             listed,
             troubles,
-            are_plugged_in: told.get("plugged_in").is_some(),
+            is_device_plugged_in: facts.get("plugged_in").is_some(),
             apps,
-            owners: told.all("owner").filter_map(owner).collect(),
+            owners: facts.all("owner").filter_map(owner).collect(),
             xids,
-            is_log_read: told.all("xid").all(|line| line != "denied"),
+            is_log_readable: facts.all("xid").all(|line| line != "denied"),
         }
     }
 
-    /// Whether the node has GPUs: nvidia-smi lists some, or would if its driver were well. Programs for GPUs are also
-    /// installed where there are none, so that it fails is no sign.
-    pub(super) fn are_there(&self) -> bool {
+    /// Whether the node has GPUs: nvidia-smi lists some, or would with a working driver. That nvidia-smi is installed and
+    /// fails does not prove that there are GPUs.
+    pub(super) fn are_present(&self) -> bool {
         use SmiTrouble::{GpuLost, TimedOut, VersionMismatch};
-        let ails = |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
-        !self.listed.is_empty() || self.are_plugged_in || self.troubles.iter().any(ails)
+        let is_broken_gpu =
+            |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
+        !self.listed.is_empty() || self.is_device_plugged_in || self.troubles.iter().any(is_broken_gpu)
     }
 }
 
-/// Parts GPUs into those that `CUDA_VISIBLE_DEVICES` names, in its order, and all others. Where it names what is not listed, as
-/// a part of a GPU, all are in sight.
-fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec<GpuSample>) {
+/// Splits GPUs into those that `CUDA_VISIBLE_DEVICES` names, in its order, and the others. If it names a device that is not
+/// listed, such as a MIG instance, all are visible.
+fn visible(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec<GpuSample>) {
     let is_named = |gpu: &GpuSample, name: &str| {
         let is_uuid = || name.starts_with("GPU-") && gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name));
         name.parse() == Ok(gpu.index) || is_uuid()
@@ -85,127 +86,136 @@ fn in_sight(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec
     (named, others)
 }
 
-/// The refusal of a node whose trainer finds no GPUs, when ranks are to compute on some, `because` of something.
-pub(super) fn no_gpus(what: &str, plan: &LaunchPlan, node: &NodeId, because: &str) -> Failure {
-    Failure::new(
-        rundir::ErrorCode::Unclassified,
-        what,
-        format!("node {node}: {because}, and the trainer finds no GPU there"),
-        format!(
-            "see `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; {}, or set \
-             train.device = \"cpu\"",
-            leave_out(plan, node)
-        ),
-    )
+/// Fails a node on which the trainer finds no GPUs although ranks are to use some; `reason` names why.
+pub(super) fn no_gpus(plan: &LaunchPlan, node: &NodeId, reason: &str, fail: Fail<'_>) -> CheckResult {
+    let fix = format!(
+        "run `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; {}, or set \
+         train.device = \"cpu\"",
+        leave_out(plan, node)
+    );
+    fail(ErrorCode::NoGpu, format!("{reason}, but the trainer finds no GPU there"), &fix)
 }
 
-/// The rows of a node's GPUs.
-pub(super) fn rows(what: &str, plan: &LaunchPlan, node: &NodeId, told: &Told, usual: &Usual<'_>) -> Vec<Row> {
-    let gpus = Gpus::read(plan, told);
-    let fail = |why: String, fix: &str| {
-        Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {node}: {why}"), fix))
-    };
+/// Checks the GPUs of a node; `required` is why it must have some.
+pub(super) fn checks(
+    plan: &LaunchPlan,
+    node: &NodeId,
+    facts: &NodeFacts,
+    required: Option<String>,
+    fail: Fail<'_>,
+) -> Vec<NodeCheck> {
+    let gpus = Gpus::read(plan, facts);
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count();
     let leave_out = leave_out(plan, node);
-    let mut rows = vec![("GPUs", gpus_row(&gpus, ranks, usual.why_gpus(node), &leave_out, &fail))];
+    let mut checks = vec![(CheckId::Gpus, present(&gpus, ranks, required, &leave_out, fail))];
     if !gpus.listed.is_empty() {
-        rows.push(("GPU processes", processes_row(&gpus, &leave_out, &fail)));
-        rows.push(("GPU memory", memory_row(&gpus.listed, ranks, &leave_out, &fail)));
-        rows.push(("GPU errors", errors_row(&gpus, &fail)));
+        checks.push((CheckId::GpuProcesses, processes(&gpus, &leave_out, fail)));
+        checks.push((CheckId::GpuMemory, memory(&gpus.listed, ranks, &leave_out, fail)));
+        checks.push((CheckId::GpuErrors, errors(&gpus, fail)));
     }
-    rows
+    checks
 }
 
-/// Where one node computes on GPUs, each must: `why` says whose are the reason.
-fn gpus_row(gpus: &Gpus, ranks: usize, why: Option<String>, leave_out: &str, fail: Fail<'_>) -> Found {
-    let or_else = format!("{leave_out}, or waive it: --waive GPUs");
+fn present(gpus: &Gpus, ranks: usize, required: Option<String>, leave_out: &str, fail: Fail<'_>) -> CheckResult {
+    let or_else = format!("{leave_out}, or waive this check: --waive GPUs");
     let listed = gpus.listed.len();
-    let Some(why) = why else {
+    let Some(why) = required else {
         return Ok(match (gpus.troubles.first(), listed) {
-            (None | Some(SmiTrouble::NotFound), 0) => "none, and none needed".into(),
-            (Some(trouble), 0) => format!("none, and none needed: {trouble}"),
+            (None | Some(SmiTrouble::NotFound), 0) => "none, and none required".into(),
+            (Some(trouble), 0) => format!("none, and none required: {trouble}"),
             (_, listed) => format!("{listed}, not used: this trainer runs on CPUs"),
         });
     };
     match gpus.troubles.first() {
-        Some(SmiTrouble::NotFound) => {
-            fail(format!("{why}, but there is no nvidia-smi"), &format!("install NVIDIA's driver, {or_else}"))
+        Some(SmiTrouble::NotFound) => fail(
+            ErrorCode::NoGpu,
+            format!("{why}, but nvidia-smi is not installed"),
+            &format!("install the NVIDIA driver, {or_else}"),
+        ),
+        Some(trouble) => {
+            fail(ErrorCode::NoGpu, format!("{why}, but {trouble}"), &format!("{}, {or_else}", trouble.fix()))
         }
-        Some(trouble) => fail(format!("{why}, but {trouble}"), &format!("{}, {or_else}", trouble.fix())),
         None if ranks > listed => fail(
-            format!("{} are to run on {}", counted(ranks, "rank"), counted(listed, "GPU")),
+            ErrorCode::TooFewRanks,
+            format!("{} on {}", counted(ranks, "rank"), counted(listed, "GPU")),
             "give it fewer slots in the hostfile",
         ),
         None => Ok(format!("{} on {listed}", counted(ranks, "rank"))),
     }
 }
 
-/// Processes that were there before the run.
-fn processes_row(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> Found {
-    const WAIVE: &str = "or waive it: --waive 'GPU processes'";
-    let in_words = |app: &ComputeApp| {
+/// Checks that no other process uses the GPUs.
+fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
+    const WAIVE: &str = "or waive this check: --waive 'GPU processes'";
+    let describe = |app: &ComputeApp| {
         let (pid, name) = (app.process.pid.value()?, &app.process.name);
         let user = gpus.owners.get(&pid).map_or("?", String::as_str);
         let memory = app.process.mem_used_mib.value().map_or(String::new(), |mib| format!(" with {}", size(mib << 20)));
         Some(format!("process {pid} of {user}{memory} ({name})"))
     };
-    let apps: Vec<String> = gpus.apps.rows.iter().filter_map(in_words).collect();
+    let apps: Vec<String> = gpus.apps.rows.iter().filter_map(describe).collect();
     if !apps.is_empty() {
-        let fix = format!("end what is left over (vidtui kill --pattern), {leave_out}, {WAIVE}");
-        return fail(format!("its GPUs are in use: {}", apps.join("; ")), &fix);
+        let why = format!("its GPUs are in use: {}", apps.join("; "));
+        let fix = format!("end orphan processes (vidtui kill --pattern), {leave_out}, {WAIVE}");
+        return fail(ErrorCode::CheckFailed, why, &fix);
     }
-    let cannot = "what is left over on its GPUs cannot be told";
+    let cannot = "cannot list the processes on its GPUs";
     match (gpus.apps.troubles.first(), gpus.apps.rows.len()) {
-        (Some(trouble), _) => fail(format!("{cannot}: {trouble}"), &format!("{}; {WAIVE}", trouble.fix())),
-        (None, 0) => Ok("none left over".into()),
+        (Some(trouble), _) => {
+            fail(ErrorCode::CheckFailed, format!("{cannot}: {trouble}"), &format!("{}; {WAIVE}", trouble.fix()))
+        }
+        (None, 0) => Ok("no other process".into()),
         (None, hidden) => fail(
+            ErrorCode::CheckFailed,
             format!("{cannot}: nvidia-smi hides {} from this user", counted(hidden, "process")),
-            &format!("see `sudo nvidia-smi` there, {WAIVE}"),
+            &format!("run `sudo nvidia-smi` there, {WAIVE}"),
         ),
     }
 }
 
-/// The GPUs that ranks will use, which are the first ones, must be empty but for what the driver takes.
-fn memory_row(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> Found {
+/// Checks that the memory of the GPUs that ranks will use, the first ones, is free but for what the driver takes.
+fn memory(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
-    let taken: Vec<String> = ours()
+    let used: Vec<String> = ours()
         .filter_map(|gpu| Some((gpu.index, memory(gpu).filter(|(used, _)| *used > DRIVER_MIB)?)))
         .map(|(index, (used, total))| format!("{} of {} of GPU {index}", size(used << 20), size(total << 20)))
         .collect();
-    if !taken.is_empty() {
+    if !used.is_empty() {
         return fail(
-            format!("memory is taken: {}", taken.join(", ")),
-            &format!("end what holds it (vidtui kill --pattern), {leave_out}, or waive it: --waive 'GPU memory'"),
+            ErrorCode::CheckFailed,
+            format!("GPU memory is in use: {}", used.join(", ")),
+            &format!(
+                "end the processes that hold it (vidtui kill --pattern), {leave_out}, or waive this check: --waive 'GPU memory'"
+            ),
         );
     }
     let free = ours().filter_map(memory).map(|(used, total)| total.saturating_sub(used) << 20).min();
-    Ok(free.map_or("it cannot be told".into(), |least| format!("{} free", size(least))))
+    Ok(free.map_or("not reported".into(), |least| format!("{} free", size(least))))
 }
 
-/// Errors since the driver was loaded: some need a reset of the GPU before it computes what it should.
-fn errors_row(gpus: &Gpus, fail: Fail<'_>) -> Found {
+/// Checks for errors since the driver was loaded: after some, a GPU computes wrong results until it is reset.
+fn errors(gpus: &Gpus, fail: Fail<'_>) -> CheckResult {
     let memory = gpus.listed.iter().filter_map(|gpu| {
         let errors = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0)?;
-        let errors = counted(usize::try_from(errors).unwrap_or(usize::MAX), "memory error");
-        Some(format!("{errors} of GPU {} that could not be corrected", gpu.index))
+        let errors = counted(usize::try_from(errors).unwrap_or(usize::MAX), "uncorrectable memory error");
+        Some(format!("{errors} on GPU {}", gpu.index))
     });
-    let mut bad: Vec<String> = memory.collect();
+    let mut severe: Vec<String> = memory.collect();
     let mut xids = gpus.xids.clone();
     xids.sort();
     xids.dedup();
     let worst = xids.iter().map(Xid::action).max();
-    bad.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(Xid::to_string));
-    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(Xid::to_string).collect();
-    if !bad.is_empty() {
+    severe.extend(xids.iter().filter(|xid| xid.action() >= XidAction::Reset).map(Xid::to_string));
+    if !severe.is_empty() {
         let fix = worst.filter(|action| *action >= XidAction::Reset).unwrap_or(XidAction::Reset).in_words();
-        return fail(bad.join("; "), &format!("{fix}; or waive it: --waive 'GPU errors'"));
+        let fix = format!("{fix}; or waive this check: --waive 'GPU errors'");
+        return fail(ErrorCode::DeviceFailed, severe.join("; "), &fix);
     }
-    match &harmless[..] {
-        [] if gpus.is_log_read => Ok("none".into()),
-        [] => {
-            Ok("none of memory; Xids cannot be told: this user may read neither dmesg nor the kernel's journal".into())
-        }
-        some => Ok(format!("{}, of programs that failed", some.join("; "))),
-    }
+    let harmless: Vec<String> = xids.iter().filter(|xid| xid.action() < XidAction::Reset).map(Xid::to_string).collect();
+    Ok(match &harmless[..] {
+        [] if gpus.is_log_readable => "none".into(),
+        [] => "no memory errors; Xid errors unknown: this user can read neither dmesg nor the kernel's journal".into(),
+        some => format!("{}, caused by programs that failed", some.join("; ")),
+    })
 }

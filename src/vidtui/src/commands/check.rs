@@ -1,4 +1,4 @@
-//! `vidtui check`.
+//! `vidtui check`: prints every check of a launch, and what training costs.
 
 use crate::appearance;
 use crate::args::{CheckArgs, StageArgs};
@@ -7,9 +7,10 @@ use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{Wish, Workspace};
 use recipe::{Flops, TrainerKind};
-use rundir::Failure;
+use remote::Check;
+use rundir::{ErrorCode, Failure};
 
-/// Makes every check that a launch makes, and starts nothing.
+/// Runs every check of a launch and starts nothing.
 pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let StageArgs { recipe: named, how, init } = &args.stage;
     let mut subject = workspace.subject(named, &how.sets())?;
@@ -17,15 +18,15 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let init = init.as_deref().into();
     let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let rows = checks::all(workspace, &wish);
-    // What a command costs, it alone knows.
+    let checks = checks::all(workspace, &wish);
+    // Only the command itself can predict its cost.
     let own = recipe.trainer == TrainerKind::Embedded;
-    let bad = rows.iter().filter(|row| row.failure().is_some()).count();
+    let failed: Vec<&Check> = checks.iter().filter(|check| check.failure().is_some()).collect();
     if args.output.json {
         output::json(&serde_json::json!({
             "recipe": named,
-            "ready": bad == 0,
-            "checks": rows,
+            "ready": failed.is_empty(),
+            "checks": checks.iter().map(checks::document).collect::<Vec<_>>(),
             "mesh": recipe.mesh,
             "grad_accum": recipe.train.grad_accum,
             "cost": own.then(|| recipe.cost()),
@@ -34,14 +35,14 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     } else {
         let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
         let costs = if own { format!("\n{}", output::facts(&plan::cost_rows(recipe))) } else { String::new() };
-        output::text(&format!("{fitted}{}{costs}", checks::table(&rows, appearance::is_unicode())))?;
+        output::text(&format!("{fitted}{}{costs}", checks::table(&checks, appearance::is_unicode())))?;
     }
-    match rows.iter().find_map(|row| row.failure()) {
+    match failed.first().and_then(|check| Some((check.id, check.failure()?))) {
         None => Ok(()),
-        Some(failure) => {
+        Some((first, failure)) => {
             let what = format!("{named} cannot be launched");
-            let why = format!("{} of {} checks failed, the first is '{}'", bad, rows.len(), failure.what);
-            Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, failure.fix.clone()).into())
+            let why = format!("{} of {} checks failed, first '{}'", failed.len(), checks.len(), first.name());
+            Err(Failure::new(ErrorCode::CheckFailed, what, why, failure.fix.clone()).into())
         }
     }
 }

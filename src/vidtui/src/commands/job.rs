@@ -64,7 +64,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         }
     };
     let found = remote::check_job_nodes(&plan);
-    eprint!("{}", checks::table(&checks::by_check(&found, &|_| true), false));
+    eprint!("{}", checks::table(&remote::merge_passed(&found), false));
     if let Some(failure) = remote::record_failed_checks(&plan, &found) {
         return Err(failure.into());
     }

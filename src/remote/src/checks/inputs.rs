@@ -1,0 +1,83 @@
+//! Checks of what a launch is planned from: the recipe, the target, the data set, the weights and the trainer.
+
+use plan::{Target, TrainerBinary, Weights, check_weights};
+use recipe::{Recipe, TrainerKind};
+use rundir::{Checkpoint, Failure};
+use units::counted;
+
+use super::answer::CheckResult;
+use super::check::{Check, CheckId};
+
+/// What a launch is planned from. Each part may have failed already: one run of the checks shows all that is wrong.
+pub struct LaunchInputs<'a> {
+    /// What to train.
+    pub recipe: &'a Recipe,
+    /// Where to train.
+    pub target: Result<Target, Failure>,
+    /// Whether the data set fits the model. A command has none.
+    pub data: Result<String, Failure>,
+    /// The weights to start from; none for random ones.
+    pub weights: Result<Option<Weights>, Failure>,
+    /// The trainer, or the supervisor of a command.
+    pub program: Result<TrainerBinary, Failure>,
+}
+
+pub(super) fn checks(inputs: LaunchInputs<'_>) -> Vec<Check> {
+    let LaunchInputs { recipe, target, data, weights, program } = inputs;
+    let valid = format!("{}: valid", recipe.name);
+    let mut checks = vec![Check::new(CheckId::Recipe, None, Ok(valid))];
+    match recipe.trainer {
+        TrainerKind::Embedded => checks.extend([
+            Check::new(CheckId::Mesh, None, target.and_then(|target| mesh(recipe, &target))),
+            Check::new(CheckId::Data, None, data),
+            Check::new(CheckId::Weights, None, weights.and_then(|weights| starting_weights(recipe, weights))),
+            Check::new(CheckId::Trainer, None, program.map(|program| trainer(recipe, &program))),
+        ]),
+        TrainerKind::Command => checks.extend([
+            Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))),
+            Check::new(
+                CheckId::Supervisor,
+                None,
+                program.map(|program| format!("{} {}, no libtorch needed", program.path, program.version)),
+            ),
+        ]),
+    }
+    checks
+}
+
+fn nodes(target: &Target) -> usize {
+    target.pending_slurm().map_or(target.nodes.len(), |spec| spec.nodes)
+}
+
+fn ranks(target: &Target) -> String {
+    format!("{} on {}", counted(target.slots(), "rank"), counted(nodes(target), "node"))
+}
+
+fn mesh(recipe: &Recipe, target: &Target) -> CheckResult {
+    recipe.check_world(target.slots())?;
+    Ok(match nodes(target) {
+        1 => recipe.mesh.to_string(),
+        nodes => format!("{} on {}", recipe.mesh, counted(nodes, "node")),
+    })
+}
+
+fn starting_weights(recipe: &Recipe, weights: Option<Weights>) -> CheckResult {
+    let Some(weights) = weights else { return Ok(format!("random, from seed {}", recipe.train.seed)) };
+    let checkpoint = Checkpoint::open(&weights.path)?;
+    check_weights("cannot start from these weights", &checkpoint.manifest, recipe)?;
+    Ok(match weights.lineage {
+        Some(lineage) => format!("step {} of {}, complete", lineage.step, lineage.run),
+        None => format!("{}, complete", weights.path),
+    })
+}
+
+fn trainer(recipe: &Recipe, trainer: &TrainerBinary) -> String {
+    let requested = recipe.train.device;
+    let device = match (requested.on_gpus(trainer.cuda), trainer.cuda) {
+        (false, _) => "on the CPU",
+        (true, true) => "on GPUs",
+        (true, false) => "on GPUs, but this machine has none that it can use",
+    };
+    let TrainerBinary { path, version, libtorch, .. } = trainer;
+    format!("{path} {version}, libtorch {libtorch}, {device} (train.device = \"{}\")", requested.name())
+}
