@@ -52,6 +52,20 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 }
 
 #[test]
+fn the_console_and_the_export_command_write_the_same_chart() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    let console = site.console(SIZE, &[], &[]);
+    console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]);
+    console.press("L").press("S").press("e").shows(&["Wrote "]);
+    let by_key = site.root.read_dir_utf8().unwrap().flatten().find(|entry| entry.file_name().ends_with("loss.svg"));
+    let by_key = std::fs::read_to_string(by_key.unwrap().path()).unwrap();
+    site.works(&["export", "latest", "--chart", "loss", "--log", "--smooth", "0.9", "--out", "by-command.svg"]);
+    assert_eq!(by_key, std::fs::read_to_string(site.root.join("by-command.svg")).unwrap());
+    assert!(by_key.contains("loss (raw)"));
+}
+
+#[test]
 fn a_terminal_that_goes_away_ends_the_console_and_not_the_run() {
     let site = TestSite::new();
     // `script` holds the other end of the console's terminal, as a terminal window does.

@@ -1,24 +1,25 @@
-//! The command line: what can be asked for, in the words that `--help` prints.
+//! The command line: commands, arguments and flags. The doc comments are the text of `--help`.
 
 use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
 use cluster::NodeId;
 
-/// Trains video diffusion transformers and watches them train.
+/// Trains video diffusion transformers and monitors the training.
 #[derive(Debug, Parser)]
 #[command(
     name = "vidtui",
     version,
-    after_help = "Without a command, vidtui opens the console on the runs folder.\n\
-                  RUN is an id, the start or end of one that no other run shares, or `latest`.\n\
-                  Exit code: 0 done, 1 it failed, 2 the request was wrong."
+    after_help = "Without a command, vidtui opens the console.\n\
+                  RUN is the id of a run, a unique prefix or suffix of an id, or `latest`.\n\
+                  Exit codes: 0 success, 1 failure, 2 invalid request.\n\
+                  With --json, a failure is one line on standard error: {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}."
 )]
 pub struct Args {
-    /// Folder that holds the runs
+    /// Folder of the runs
     #[arg(long, global = true, value_name = "DIR", default_value = "runs")]
     pub runs: Utf8PathBuf,
 
-    /// Folder of the curricula that the console offers
+    /// Folder of the curricula that the console lists
     #[arg(long, global = true, value_name = "DIR", default_value = "configs")]
     pub configs: Utf8PathBuf,
 
@@ -26,120 +27,145 @@ pub struct Args {
     #[arg(long, value_name = "RUN")]
     pub open: Option<String>,
 
-    /// Records what happens in the console to this file, for `vidtui replay`
+    /// Records the console session to a new file, for `vidtui replay`
     #[arg(long, value_name = "FILE")]
     pub record: Option<Utf8PathBuf>,
 
     #[command(flatten)]
     pub nodes: NodesArgs,
 
-    /// Shows this many made-up nodes of eight GPUs, to try the screens without a cluster
-    #[arg(long, global = true, value_name = "NODES")]
+    /// Shows N simulated nodes with eight GPUs each, to try the screens without a cluster
+    #[arg(long, global = true, value_name = "N")]
     pub simulate: Option<usize>,
 
     #[command(subcommand)]
     pub command: Option<Command>,
 }
 
-/// Nodes to train on, reached by SSH as `ssh` reaches them or chosen by Slurm.
+/// The nodes to train on: those of a hostfile, reached over SSH, or those that Slurm allocates.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
 pub struct NodesArgs {
-    /// Trains on the nodes that this file lists, one to a line: `gpu[001-024] slots=8`
+    /// Trains on the nodes of this hostfile, which has one entry per line: `gpu[001-024] slots=8`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<Utf8PathBuf>,
-    /// Trains as a Slurm job that asks for what this file says: partition, nodes, GPUs, time
+    /// Trains in a Slurm job with the resources of this file: partition, nodes, GPUs per node, time limit
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude"])]
     pub slurm: Option<Utf8PathBuf>,
-    /// Only these of the nodes: gpu[001-004],gpu009
+    /// Uses only these nodes: `gpu[001-004],gpu009`
     #[arg(long, value_name = "NODES")]
     pub include: Option<String>,
-    /// All but these of the nodes
+    /// Leaves these nodes out: `gpu[001-004],gpu009`
     #[arg(long, value_name = "NODES")]
     pub exclude: Option<String>,
-    /// Copies the trainer to nodes that have another one or none
+    /// Copies the trainer to nodes where it is missing or differs
     #[arg(long)]
     pub push: bool,
-    /// Goes on although this check fails (may be repeated)
+    /// Continues even if this check fails (repeatable)
     #[arg(long, value_name = "CHECK")]
     pub waive: Vec<String>,
 }
 
-/// A command; without one the console opens.
+/// A command. Without one, the console opens.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Lists the stages of a curriculum: state, what each changes, where its weights come from
+    /// Lists the stages of a curriculum: state, changed keys, source of the weights
     Stages(StagesArgs),
     /// Shows recipes
     #[command(subcommand)]
     Recipe(RecipeCommand),
-    /// Makes every check that a launch makes, and starts nothing
+    /// Runs every check of a launch without starting anything
     Check(CheckArgs),
-    /// Starts a run and prints its id; the run goes on without the console
+    /// Starts a run and prints its id. The run does not need the console
     Launch(LaunchArgs),
     /// Continues a run from its newest complete checkpoint
     Resume(ResumeArgs),
-    /// Starts the stage that follows, from this run's last checkpoint
+    /// Starts the next stage of the curriculum from the newest checkpoint of a run
     Next(NextArgs),
-    /// Lists the runs
+    /// Lists the runs, newest first
     Runs(JsonArgs),
-    /// Shows one run: state, progress, losses, checkpoint
+    /// Shows a run: state, progress, loss, newest checkpoint, findings
     Status(RunArgs),
-    /// Shows what nodes do: power, memory, processes and faults of their GPUs
+    /// Shows nodes: power, memory, processes and faults of their GPUs
     Nodes(NodesCommandArgs),
-    /// Shows one node: its GPUs, what runs on them and whose it is, and what nvidia-smi prints
+    /// Shows one node: its GPUs, the processes on them and their owners, and the output of nvidia-smi
     Smi(SmiArgs),
-    /// Prints what a rank printed
+    /// Prints the logs of the ranks
     Logs(LogsArgs),
-    /// Lists the checkpoints of a run
+    /// Lists the checkpoints of a run, incomplete ones included
     Checkpoints(RunArgs),
-    /// Stops a run after it has saved a checkpoint
+    /// Saves a checkpoint, then stops the run
     Stop(StopArgs),
-    /// Writes the stacks of all ranks into the run's folder: where a run that hangs is
+    /// Writes the stacks of all ranks into the folder of the run, to find where it hangs
     Stacks(RunArgs),
-    /// Ends a run now, without a checkpoint
+    /// Ends a run at once, without saving a checkpoint
     Kill(KillArgs),
-    /// Writes the curves of a run as SVG, PNG or CSV
+    /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
     Export(ExportArgs),
-    /// Prepares datasets
+    /// Prepares data sets
     #[command(subcommand)]
     Data(DataCommand),
-    /// Turns weights into a checkpoint to start from, or into a diffusers model
+    /// Converts weights to a checkpoint, a diffusers model or a LoRA adapter
     Convert(ConvertArgs),
-    /// Shows what weights are: family, size, whether complete; with a second path, how they differ
+    /// Shows the family, size and completeness of weights. With a second path, shows the differences
     Inspect(InspectArgs),
-    /// Plays a recorded session of the console
+    /// Plays a recorded console session
     Replay(ReplayArgs),
-    /// Starts and watches the ranks of one node; what a launch runs on every node
+    /// Starts and supervises the ranks of one node. A launch runs it on every node
     #[command(hide = true)]
     Supervise(SuperviseArgs),
-    /// What the script of a Slurm job asks, on its first node
+    /// Called by the script of a Slurm job, on the first node of the job
     #[command(hide = true, subcommand)]
     Job(JobCommand),
-    /// Prints the completions of a shell
+    /// Prints a completion script for a shell
     Completions {
-        /// The shell to complete in
+        /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+impl Command {
+    /// Whether the output is JSON.
+    pub fn is_json(&self) -> bool {
+        match self {
+            Self::Stages(args) => args.output.json,
+            Self::Recipe(RecipeCommand::Show(args)) => args.output.json,
+            Self::Check(args) => args.output.json,
+            Self::Launch(args) => args.then.output.json,
+            Self::Resume(args) => args.then.output.json,
+            Self::Next(args) => args.then.output.json,
+            Self::Runs(output) => output.json,
+            Self::Status(args) | Self::Checkpoints(args) | Self::Stacks(args) => args.output.json,
+            Self::Nodes(args) => args.output.json,
+            Self::Smi(args) => args.output.json,
+            Self::Logs(args) => args.json,
+            Self::Stop(args) => args.output.json,
+            Self::Kill(args) => args.output.json,
+            Self::Data(DataCommand::Import(args)) => args.output.json,
+            Self::Convert(args) => args.output.json,
+            Self::Inspect(args) => args.output.json,
+            Self::Export(_) | Self::Replay(_) | Self::Supervise(_) | Self::Job(_) | Self::Completions { .. } => false,
+        }
+    }
 }
 
 /// `vidtui job …`: called by the batch script of a Slurm job.
 #[derive(Debug, Subcommand)]
 pub enum JobCommand {
-    /// Writes the attempt that begins in this job, and prints its number; prints nothing when nothing is left to do
+    /// Writes the attempt that starts in this job and prints its number. Prints nothing if the run is complete
     Begin {
-        /// The run's directory
+        /// Folder of the run
         #[arg(long)]
         run_dir: Utf8PathBuf,
-        /// Number of the attempt that was submitted
+        /// Number of the submitted attempt
         #[arg(long)]
         attempt: u32,
     },
-    /// Succeeds if the job, whose ranks have ended, is to wait in the queue for another turn
+    /// Exits with 0 if the job must be requeued after its ranks have ended
     Again {
-        /// The run's directory
+        /// Folder of the run
         #[arg(long)]
         run_dir: Utf8PathBuf,
-        /// Slurm has warned that the job's time is over
+        /// Slurm has sent the warning signal before the time limit
         #[arg(long)]
         warned: bool,
     },
@@ -148,21 +174,21 @@ pub enum JobCommand {
 /// `vidtui recipe …`.
 #[derive(Debug, Subcommand)]
 pub enum RecipeCommand {
-    /// Prints the complete recipe: every key, with its value
+    /// Prints the complete recipe: every key with its value
     Show(RecipeShowArgs),
 }
 
 /// `vidtui data …`.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
-    /// Turns a dataset of torch pickles, as ttt-video-dit writes it, into one that training reads; runs nothing in them
+    /// Converts a data set of torch pickles, as ttt-video-dit writes them, to safetensors. Runs no code of the pickles
     Import(DataImportArgs),
 }
 
-/// The machine-readable output of commands that take nothing else.
+/// Machine-readable output.
 #[derive(Debug, Arguments)]
 pub struct JsonArgs {
-    /// Prints one JSON document
+    /// Prints one JSON document. Failures are JSON too
     #[arg(long)]
     pub json: bool,
 }
@@ -170,7 +196,7 @@ pub struct JsonArgs {
 /// `vidtui stages`.
 #[derive(Debug, Arguments)]
 pub struct StagesArgs {
-    /// The curriculum: its TOML file, or the folder that holds `curriculum.toml`
+    /// The curriculum: its TOML file, or the folder of `curriculum.toml`
     pub curriculum: Utf8PathBuf,
     #[command(flatten)]
     pub output: JsonArgs,
@@ -181,10 +207,10 @@ pub struct StagesArgs {
 pub struct RecipeShowArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
-    /// Overrides one key
+    /// Overrides a key of the recipe (repeatable)
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
-    /// Adds the file and line, or the flag, that each value came from
+    /// Adds the source of each value: file and line, flag or default
     #[arg(long)]
     pub why: bool,
     #[command(flatten)]
@@ -198,44 +224,44 @@ pub struct StageArgs {
     pub recipe: String,
     #[command(flatten)]
     pub how: HowArgs,
-    /// Starts from these weights: a step folder of a checkpoint, or a run
+    /// Starts from these weights: a checkpoint folder, or a run [default: as the stage says, else random]
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
 }
 
-/// With which ranks and settings a stage starts.
+/// The ranks and settings that a stage starts with.
 #[derive(Debug, Arguments)]
 pub struct HowArgs {
-    /// Trains on this machine in N ranks (default: as many as the mesh of the recipe)
+    /// Trains on this machine with N ranks [default: the size of the mesh in the recipe]
     #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
-    /// Fits mesh and accumulation to N ranks, with the same global batch
+    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
     #[arg(long, value_name = "N")]
     pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Overrides one key of the stage
+    /// Overrides a key of the recipe (repeatable)
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// File of KEY=value lines for the ranks' environment, readable by you alone; the values are written nowhere
+    /// File with KEY=value lines for the environment of the ranks. Only you may have access (chmod 600). Values are not stored
     #[arg(long, value_name = "FILE")]
     secrets: Option<Utf8PathBuf>,
 }
 
 impl HowArgs {
-    /// The keys that are overridden, `--secrets` among them.
+    /// Returns the overridden keys, `--secrets` included.
     pub fn sets(&self) -> Vec<String> {
         self.set.iter().cloned().chain(self.secrets.iter().map(|path| format!("env.secrets={path}"))).collect()
     }
 }
 
-/// What is done with a plan.
+/// What happens with a plan.
 #[derive(Debug, Arguments)]
 pub struct ThenArgs {
-    /// Shows what would be started, and starts nothing
+    /// Shows the plan and starts nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Waits until the run has ended; its end decides the exit code
+    /// Waits until the run has ended. The exit code is 0 if it has finished
     #[arg(long)]
     pub wait: bool,
     #[command(flatten)]
@@ -256,7 +282,7 @@ pub struct CheckArgs {
 pub struct LaunchArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// Names the run (default: the name in the recipe)
+    /// Name of the run [default: the name in the recipe]
     #[arg(long)]
     pub name: Option<String>,
     #[command(flatten)]
@@ -268,21 +294,21 @@ pub struct LaunchArgs {
 pub struct ResumeArgs {
     /// The run
     pub run: String,
-    /// Continues from this step instead of the newest checkpoint
+    /// Continues from the checkpoint of this step [default: the newest]
     #[arg(long)]
     pub step: Option<u64>,
-    /// Takes only the weights: fresh optimizer, fresh data order
+    /// Loads only the weights. Optimizer and data order start new
     #[arg(long, conflicts_with = "fresh_data")]
     pub weights_only: bool,
-    /// Keeps the optimizer, begins the data again
+    /// Loads weights and optimizer. The data order starts new
     #[arg(long)]
     pub fresh_data: bool,
-    /// Continues on this machine in N ranks
+    /// Continues on this machine with N ranks [default: the nodes of the last attempt]
     #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm"])]
     pub ranks: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Trains longer than the recipe says
+    /// Changes the number of steps
     #[arg(long, value_name = "train.steps=N")]
     pub set: Vec<String>,
     #[command(flatten)]
@@ -292,7 +318,7 @@ pub struct ResumeArgs {
 /// `vidtui next`.
 #[derive(Debug, Arguments)]
 pub struct NextArgs {
-    /// The run whose stage is done
+    /// The run of the stage before
     pub run: String,
     #[command(flatten)]
     pub how: HowArgs,
@@ -300,7 +326,7 @@ pub struct NextArgs {
     pub then: ThenArgs,
 }
 
-/// A run and how to print it.
+/// A run and the output format.
 #[derive(Debug, Arguments)]
 pub struct RunArgs {
     /// The run
@@ -312,7 +338,7 @@ pub struct RunArgs {
 /// `vidtui nodes`.
 #[derive(Debug, Arguments)]
 pub struct NodesCommandArgs {
-    /// Shows the nodes that this run is on
+    /// Shows the nodes of this run [default: the nodes of --hostfile or --slurm, else this machine]
     #[arg(conflicts_with_all = ["hostfile", "slurm", "local"])]
     pub run: Option<String>,
     /// Shows this machine
@@ -320,13 +346,13 @@ pub struct NodesCommandArgs {
     pub local: bool,
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Sorts by faults, power, util, memory, temp, processes or name (default: as they are listed)
-    #[arg(long, value_name = "WHAT")]
+    /// Sorts by faults, power, util, memory, temp, processes or name [default: order of the hostfile]
+    #[arg(long, value_name = "COLUMN")]
     pub sort: Option<String>,
-    /// Sorts the other way round
+    /// Reverses the order
     #[arg(long)]
     pub reverse: bool,
-    /// Goes on showing them, until it is ended; with --json an object per line
+    /// Repeats every 2 seconds until interrupted. With --json, prints one object per line
     #[arg(long, short)]
     pub watch: bool,
     #[command(flatten)]
@@ -336,9 +362,9 @@ pub struct NodesCommandArgs {
 /// `vidtui smi`.
 #[derive(Debug, Arguments)]
 pub struct SmiArgs {
-    /// The node: a name of the hostfile, of Slurm's partition, of the run, or one that `ssh` knows
+    /// The node: a name in the hostfile, in the Slurm partition or in the run, or a name that `ssh` resolves
     pub node: String,
-    /// Takes the node from this run
+    /// Looks the node up in this run
     #[arg(long, conflicts_with_all = ["hostfile", "slurm"])]
     pub run: Option<String>,
     #[command(flatten)]
@@ -352,36 +378,36 @@ pub struct SmiArgs {
 pub struct LogsArgs {
     /// The run
     pub run: String,
-    /// The rank whose output to print (default: all, each line with its rank)
+    /// Prints the log of this rank [default: all ranks, each line with its rank]
     #[arg(long)]
     pub rank: Option<usize>,
-    /// Prints the last N lines only
+    /// Starts with the last N lines of each log [default: all lines]
     #[arg(long, value_name = "N")]
     pub tail: Option<usize>,
-    /// Goes on printing until the run has ended
+    /// Prints new lines until the run has ended
     #[arg(long, short)]
     pub follow: bool,
-    /// Prints one JSON object per line
+    /// Prints one JSON object per line. Failures are JSON too
     #[arg(long)]
     pub json: bool,
 }
 
-/// Nodes to look for processes on.
+/// Nodes to search for processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
 pub struct OnNodesArgs {
-    /// The nodes that this file lists, one to a line
+    /// Searches the nodes of this hostfile
     #[arg(long, value_name = "FILE", conflicts_with = "run")]
     pub hostfile: Option<Utf8PathBuf>,
-    /// Only these of the nodes: gpu[001-004],gpu009
+    /// Uses only these nodes: `gpu[001-004],gpu009`
     #[arg(long, value_name = "NODES", requires = "hostfile")]
     pub include: Option<String>,
-    /// All but these of the nodes
+    /// Leaves these nodes out: `gpu[001-004],gpu009`
     #[arg(long, value_name = "NODES", requires = "hostfile")]
     pub exclude: Option<String>,
 }
 
 impl OnNodesArgs {
-    /// The nodes, as a launch names them.
+    /// Returns the nodes, as a launch names them.
     pub fn nodes(&self) -> NodesArgs {
         let Self { hostfile, include, exclude } = self.clone();
         NodesArgs { hostfile, include, exclude, ..NodesArgs::default() }
@@ -391,15 +417,15 @@ impl OnNodesArgs {
 /// `vidtui stop`.
 #[derive(Debug, Arguments)]
 pub struct StopArgs {
-    /// The run; without it, all of your runs that are found on the nodes of --hostfile
+    /// The run [default with --hostfile: all of your runs on its nodes]
     #[arg(required_unless_present = "hostfile")]
     pub run: Option<String>,
     #[command(flatten)]
     pub on: OnNodesArgs,
-    /// Waits until the run has stopped
+    /// Waits until the run has ended
     #[arg(long)]
     pub wait: bool,
-    /// Shows what would be signalled, and signals nothing
+    /// Shows the processes and signals none
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -409,27 +435,27 @@ pub struct StopArgs {
 /// `vidtui kill`.
 #[derive(Debug, Arguments)]
 pub struct KillArgs {
-    /// The run; without it, all of your runs that are found on the nodes of --hostfile
+    /// The run [default with --hostfile: all of your runs on its nodes]
     #[arg(required_unless_present_any = ["hostfile", "pattern"])]
     pub run: Option<String>,
     #[command(flatten)]
     pub on: OnNodesArgs,
-    /// Ends processes by their command line instead, whatever started them; on this machine without --hostfile
+    /// Ends all processes with a matching command line [on this machine, or on the nodes of --hostfile]
     #[arg(long, value_name = "REGEX", conflicts_with = "run")]
     pub pattern: Option<String>,
-    /// Other users' processes as well, as far as you may signal them
+    /// Includes processes of other users, as far as you are permitted to signal them
     #[arg(long, requires = "pattern")]
     pub all_users: bool,
-    /// Signals by `sudo -n kill`, other users' processes as well
+    /// Includes processes of other users and signals with `sudo -n kill`
     #[arg(long, requires = "pattern")]
     pub sudo: bool,
-    /// Asks nodes that do not answer again, until every process on them is seen to be gone
+    /// Retries unreachable nodes until every process on them has ended
     #[arg(long)]
     pub wait: bool,
-    /// Shows what would be signalled, and signals nothing
+    /// Shows the processes and signals none
     #[arg(long)]
     pub dry_run: bool,
-    /// Does not ask
+    /// Does not ask for confirmation
     #[arg(long)]
     pub yes: bool,
     #[command(flatten)]
@@ -441,12 +467,87 @@ pub struct KillArgs {
 pub struct ExportArgs {
     /// The run
     pub run: String,
-    /// The file to write; its ending decides the format: .svg, .png or .csv
+    /// The file to write. The extension selects the format: .svg, .png or .csv
     #[arg(long, value_name = "FILE")]
     pub out: Utf8PathBuf,
-    /// A curve to draw (may be repeated; default: loss for a picture, all for a table)
+    /// Draws a chart of the console (repeatable)
+    #[arg(long, value_enum)]
+    pub chart: Vec<ChartArg>,
+    /// Draws or tabulates a metric (repeatable) [default: loss, lr, grad_norm and step_s in a picture, all in a table]
     #[arg(long, value_name = "METRIC")]
     pub metric: Vec<String>,
+    /// Unit of the x axis [default: step]
+    #[arg(long, value_enum)]
+    pub x: Option<XArg>,
+    /// Starts at this step, or at this second with `--x time` [default: the first]
+    #[arg(long, value_name = "X")]
+    pub from: Option<f64>,
+    /// Ends with this step, or with this second with `--x time` [default: the last]
+    #[arg(long, value_name = "X")]
+    pub to: Option<f64>,
+    /// Draws the exponential moving average over the raw values, 0 <= WEIGHT < 1. The console uses 0.9 and 0.99
+    #[arg(long, value_name = "WEIGHT")]
+    pub smooth: Option<f64>,
+    /// Draws a logarithmic y axis
+    #[arg(long)]
+    pub log: bool,
+}
+
+/// The charts of the console, with the names that its exported files have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ChartArg {
+    /// Training loss
+    Loss,
+    /// Learning rates of the weights and of TTT layers
+    LearningRate,
+    /// Norm of the gradient before clipping
+    GradientNorm,
+    /// Norm of the trained weights
+    WeightNorm,
+    /// Model FLOP utilisation
+    Mfu,
+    /// Seconds per step and waiting for data
+    StepTime,
+    /// Memory of each rank
+    Memory,
+    /// GPU power, or CPU use on nodes without GPUs
+    Power,
+    /// GPU memory, or memory of nodes without GPUs
+    NodeMemory,
+}
+
+impl From<ChartArg> for ui::Chart {
+    fn from(arg: ChartArg) -> Self {
+        match arg {
+            ChartArg::Loss => Self::Loss,
+            ChartArg::LearningRate => Self::LearningRate,
+            ChartArg::GradientNorm => Self::GradNorm,
+            ChartArg::WeightNorm => Self::WeightNorm,
+            ChartArg::Mfu => Self::Mfu,
+            ChartArg::StepTime => Self::StepTime,
+            ChartArg::Memory => Self::Memory,
+            ChartArg::Power => Self::Power,
+            ChartArg::NodeMemory => Self::NodeMemory,
+        }
+    }
+}
+
+/// The x axis of a chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum XArg {
+    /// Optimizer steps
+    Step,
+    /// Seconds since the first step
+    Time,
+}
+
+impl From<XArg> for ui::XAxis {
+    fn from(arg: XArg) -> Self {
+        match arg {
+            XArg::Step => Self::Step,
+            XArg::Time => Self::Time,
+        }
+    }
 }
 
 /// `vidtui replay`.
@@ -454,24 +555,24 @@ pub struct ExportArgs {
 pub struct ReplayArgs {
     /// The recording
     pub file: Utf8PathBuf,
-    /// Prints the last screen as text at this size instead of playing
+    /// Prints the last screen as text, at this size in columns and rows, instead of playing
     #[arg(long, value_name = "COLSxROWS")]
     pub screen: Option<String>,
-    /// Plays this many times faster
-    #[arg(long, default_value_t = 1.0, value_name = "TIMES")]
+    /// Factor of the playing speed
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
     pub speed: f64,
 }
 
 /// `vidtui supervise`.
 #[derive(Debug, Arguments)]
 pub struct SuperviseArgs {
-    /// The run's directory
+    /// Folder of the run
     #[arg(long)]
     pub run_dir: Utf8PathBuf,
     /// Number of the attempt
     #[arg(long)]
     pub attempt: u32,
-    /// This node's name in the attempt's placement
+    /// Name of this node in the placement of the attempt
     #[arg(long, value_parser = |name: &str| NodeId::new(name))]
     pub node: NodeId,
 }
@@ -482,43 +583,43 @@ pub struct ConvertArgs {
     /// A diffusers model or pipeline, a checkpoint, a run, a .pt file or distributed checkpoint of ttt-video-dit, or a
     /// LoRA adapter
     pub source: String,
-    /// The folder to make
+    /// The folder to create
     pub target: Utf8PathBuf,
-    /// What to make
+    /// The format of the result
     #[arg(long, value_enum)]
     pub to: FormArg,
-    /// Layers besides attention (default: as the source has them); new ones get fresh values
+    /// Layers besides attention [default: those of the source]. New layers are initialized
     #[arg(long, value_enum)]
     pub layer: Option<LayerArg>,
-    /// Input channels, for image-to-video (32) or inpainting (33); new ones are zero
+    /// Input channels: 32 for image-to-video, 33 for inpainting [default: those of the source]. New channels are zero
     #[arg(long, value_name = "N")]
     pub in_channels: Option<usize>,
-    /// Type of the parameters (default: as the source has them)
+    /// Type of the parameters [default: that of the source]
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeArg>,
-    /// Seed of the values of new layers
+    /// Random seed for the values of new layers
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub seed: u64,
-    /// A tensor of the source that need not be used; a `*` at the end stands for any rest (may be repeated)
+    /// Accepts that this tensor of the source is not used. A `*` at the end matches any suffix (repeatable)
     #[arg(long, value_name = "NAME")]
     pub allow_unused: Vec<String>,
-    /// A LoRA adapter to add to the weights
+    /// Merges a LoRA adapter into the weights
     #[arg(long, value_name = "ADAPTER")]
     pub merge: Option<Utf8PathBuf>,
-    /// How much of the adapter is added
+    /// Scale of the merged adapter
     #[arg(long, default_value_t = 1.0, requires = "merge", allow_negative_numbers = true)]
     pub scale: f64,
-    /// Largest size of a file (default: 5 for diffusers, 1 for a checkpoint)
+    /// Largest size of a file in GB (10^9 bytes) [default: 5 for diffusers, 1 for a checkpoint]
     #[arg(long, value_name = "GB")]
     pub shard_gb: Option<f64>,
-    /// Takes files over that would be copied byte for byte, as hard links: in seconds, and without room on the disk. Neither
-    /// name's content may be written to afterwards
+    /// Creates hard links instead of copies for files that do not change: fast, and needs no disk space. Do not write to
+    /// either file afterwards
     #[arg(long)]
     pub link: bool,
     /// Replaces an earlier conversion at TARGET
     #[arg(long)]
     pub force: bool,
-    /// Shows what would become of every tensor, and writes nothing
+    /// Shows the result for every tensor and writes nothing
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -528,14 +629,14 @@ pub struct ConvertArgs {
 /// `vidtui data import`.
 #[derive(Debug, Arguments)]
 pub struct DataImportArgs {
-    /// The index: a line for each sample, with `vid_emb` and `text_chunk_emb`
+    /// The index: one JSON line per sample, with `vid_emb` and `text_chunk_emb`
     pub index: Utf8PathBuf,
-    /// The folder to make: a new index and a safetensors file for each tensor
+    /// The folder to create: a new index, and a safetensors file per tensor
     pub target: Utf8PathBuf,
-    /// Where the relative paths of the index start (default: its own folder)
+    /// Folder that the relative paths of the index start from [default: the folder of the index]
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
-    /// Channels of a latent; files with twice as many hold means and log-variances, from which latents are drawn
+    /// Channels of a latent. A file with twice as many holds means and log-variances, and latents are sampled from those
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub channels: usize,
     /// Replaces an earlier import at TARGET
@@ -545,30 +646,30 @@ pub struct DataImportArgs {
     pub output: JsonArgs,
 }
 
-/// What weights are converted to.
+/// The format of converted weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum FormArg {
     /// A checkpoint, for `launch --init`
     Internal,
-    /// A folder that diffusers loads
+    /// A diffusers model folder
     Diffusers,
-    /// A LoRA adapter as diffusers saves it
+    /// A LoRA adapter in the format of diffusers
     LoraDiffusers,
-    /// A LoRA adapter as PEFT saves it
+    /// A LoRA adapter in the format of PEFT
     LoraPeft,
-    /// A LoRA adapter with kohya's names
+    /// A LoRA adapter in the format of kohya
     LoraKohya,
 }
 
-/// The layers that a model has besides attention.
+/// The layers of a model besides attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum LayerArg {
     /// None
     None,
-    /// TTT layers whose inner model is a matrix
+    /// TTT layers with a linear inner model
     TttLinear,
-    /// TTT layers whose inner model is a small MLP
+    /// TTT layers with an MLP as inner model
     TttMlp,
 }
 
@@ -579,21 +680,21 @@ pub enum DtypeArg {
     Float32,
     /// 2 bytes, the range of float32
     Bfloat16,
-    /// 2 bytes, more digits and less range
+    /// 2 bytes, more precision and a smaller range
     Float16,
 }
 
 /// `vidtui inspect`.
 #[derive(Debug, Arguments)]
 pub struct InspectArgs {
-    /// Whatever `convert` takes, or any .safetensors file
+    /// Any source of `convert`, or any .safetensors file
     pub path: String,
-    /// Other weights, to show how they differ
+    /// Other weights, to compare with
     pub other: Option<String>,
     /// Lists every tensor
     #[arg(long)]
     pub tensors: bool,
-    /// Reads every number and adds smallest, largest, mean, and how many are none
+    /// Reads every value and adds minimum, maximum, mean, and the counts of NaN and infinite values
     #[arg(long, conflicts_with = "other")]
     pub stats: bool,
     #[command(flatten)]

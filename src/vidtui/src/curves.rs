@@ -1,18 +1,18 @@
-//! The curves of a run: from its metrics to charts and tables.
+//! The curves of a run: reads its metrics and makes charts and tables of them, for the console and for `vidtui export`.
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
-use rundir::{Error, Failure, History, MetricSample, NodePoint, NodeSeries, RunDir, Spread, Tail};
+use rundir::{Error, ErrorCode, Failure, History, MetricSample, NodePoint, NodeSeries, RunDir, Spread, Tail};
 use runstate::RunSummary;
 use std::fmt::Write;
 use ui::{ChartSpec, XAxis};
 use units::Unit;
 
-/// One thing that can be drawn or tabulated, under the name it has in `metrics.jsonl`.
+/// A metric that can be drawn or tabulated. Most have the name that they have in `metrics.jsonl`.
 pub struct Metric {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// The y axis.
+    /// The label of the y axis.
     label: &'static str,
     unit: Unit,
     values: Values,
@@ -22,18 +22,18 @@ pub struct Metric {
 enum Values {
     One(fn(&MetricSample) -> Option<f64>),
     PerRank(fn(&MetricSample) -> &[f64]),
-    /// Measured by nodes, at times of their own; the name of the column says the unit.
+    /// Sampled by nodes, at times of their own. The name of the column ends in the unit.
     OfNodes {
         column: &'static str,
         value: fn(&NodePoint) -> Option<Spread>,
     },
 }
 
-/// What was measured of a run.
+/// Everything that was measured of a run.
 pub struct Measured {
-    /// By its steps.
+    /// The metrics of its steps.
     pub history: History,
-    /// By its nodes.
+    /// The samples of its nodes.
     pub node_points: Vec<NodePoint>,
 }
 
@@ -42,18 +42,18 @@ pub const METRICS: &[Metric] = &[
     one("loss", "loss", Unit::Plain, |s| s.loss),
     one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
     one("weight_norm", "weight norm", Unit::Plain, |s| s.weight_norm),
-    one("lr", "learning rate", Unit::Rate, |s| told(s, s.lr)),
+    one("lr", "learning rate", Unit::Rate, |s| reported(s, s.lr)),
     one("lr_ttt", "learning rate, TTT layers", Unit::Rate, |s| s.lr_ttt),
-    one("step_s", "step time", Unit::Seconds, |s| told(s, s.step_s)),
-    one("data_s", "data wait", Unit::Seconds, |s| told(s, s.data_s)),
-    one("forward_s", "forward", Unit::Seconds, |s| told(s, s.forward_s)),
-    one("backward_s", "backward", Unit::Seconds, |s| told(s, s.backward_s)),
-    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| told(s, s.reduce_s)),
-    one("optimizer_s", "optimizer", Unit::Seconds, |s| told(s, s.optimizer_s)),
-    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| told(s, s.checkpoint_s)),
-    one("samples_per_s", "samples per second", Unit::Plain, |s| told(s, s.samples_per_s)),
-    one("tokens_per_s", "tokens per second", Unit::Plain, |s| told(s, s.tokens_per_s)),
-    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| told(s, s.tflops)),
+    one("step_s", "step time", Unit::Seconds, |s| reported(s, s.step_s)),
+    one("data_s", "data wait", Unit::Seconds, |s| reported(s, s.data_s)),
+    one("forward_s", "forward", Unit::Seconds, |s| reported(s, s.forward_s)),
+    one("backward_s", "backward", Unit::Seconds, |s| reported(s, s.backward_s)),
+    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| reported(s, s.reduce_s)),
+    one("optimizer_s", "optimizer", Unit::Seconds, |s| reported(s, s.optimizer_s)),
+    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| reported(s, s.checkpoint_s)),
+    one("samples_per_s", "samples per second", Unit::Plain, |s| reported(s, s.samples_per_s)),
+    one("tokens_per_s", "tokens per second", Unit::Plain, |s| reported(s, s.tokens_per_s)),
+    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| reported(s, s.tflops)),
     one("mfu", "MFU", Unit::Share, |s| s.mfu),
     per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
     per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
@@ -78,8 +78,8 @@ const fn of_nodes(
     Metric { name, label, unit, values: Values::OfNodes { column, value } }
 }
 
-/// What another trainer does not tell is no zero.
-fn told(sample: &MetricSample, value: f64) -> Option<f64> {
+/// A zero that an adapter left in means that the other trainer does not log this value.
+fn reported(sample: &MetricSample, value: f64) -> Option<f64> {
     Some(value).filter(|value| !sample.adapted || *value != 0.0)
 }
 
@@ -91,21 +91,21 @@ const fn per_rank(name: &'static str, label: &'static str, unit: Unit, values: f
     Metric { name, label, unit, values: Values::PerRank(values) }
 }
 
-/// Finds a metric by its name.
+/// Finds a metric by name.
 pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
     METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
         let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
         let why = format!("the metrics are {}", names.join(", "));
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("no metric '{name}'"),
+            ErrorCode::UnknownName,
+            format!("there is no metric '{name}'"),
             why,
-            "name one of them, or leave out --metric",
+            "choose one of them, or leave out --metric",
         ))
     })
 }
 
-/// Reads all that was measured of a run.
+/// Reads everything that was measured of a run.
 pub fn read(dir: &RunDir) -> Result<Measured, Failure> {
     Ok(Measured { history: read_history(dir)?, node_points: read_node_points(dir)? })
 }
@@ -138,64 +138,94 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
     }
 }
 
-/// The chart of some metrics over all steps, one panel each.
-pub fn of_metrics(summary: &RunSummary, measured: &Measured, metrics: &[&Metric]) -> Chart {
-    let panels = metrics.iter().map(|metric| Panel {
-        label: metric.label.into(),
-        unit: metric.unit,
-        scale: Scale::Linear,
-        curves: curves(metric, metric.name, measured, XAxis::Step),
-    });
-    Chart {
-        title: title(summary),
-        subtitle: subtitle(summary, &measured.history),
-        x_label: "step".into(),
-        x_unit: Unit::Step,
-        panels: panels.collect(),
+/// How charts are drawn.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct View {
+    /// The x axis.
+    pub x: XAxis,
+    /// The visible part of the x axis, in its own unit.
+    pub window: Option<(f64, f64)>,
+    /// The weight of the moving average. `None` draws the raw values only.
+    pub smoothing: Option<f64>,
+    /// A logarithmic y axis.
+    pub log_y: bool,
+}
+
+impl From<&ChartSpec> for View {
+    fn from(spec: &ChartSpec) -> Self {
+        Self { x: spec.x, window: spec.window, smoothing: spec.smoothing, log_y: spec.log_y }
     }
 }
 
-/// The chart that is on the screen, as it is on the screen.
-pub fn of_screen(spec: &ChartSpec, summary: &RunSummary, measured: &Measured) -> Chart {
-    let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
-    let labels = spec.chart.labels(has_power);
-    let mut drawn = Vec::new();
-    for part in labels.metrics {
-        let metric =
-            METRICS.iter().find(|metric| metric.name == part.name).expect("every chart's metric is in METRICS");
-        for mut curve in curves(metric, part.label, measured, spec.x) {
-            if let Some((from, to)) = spec.window {
-                curve.points.retain(|(x, _)| (from..=to).contains(x));
-            }
-            match spec.smoothing {
-                Some(weight) if curve.weight == Weight::Full => {
-                    let smooth = smoothed(&curve, weight);
-                    drawn.extend([
-                        Curve { weight: Weight::Raw, label: format!("{} (raw)", curve.label), ..curve },
-                        smooth,
-                    ]);
-                }
-                _ => drawn.push(curve),
-            }
-        }
+/// Metrics that share one pair of axes, each with its label in the legend.
+pub struct Group {
+    label: &'static str,
+    unit: Unit,
+    metrics: Vec<(&'static Metric, &'static str)>,
+}
+
+impl Group {
+    /// One metric alone.
+    pub fn of_metric(metric: &'static Metric) -> Self {
+        Self { label: metric.label, unit: metric.unit, metrics: vec![(metric, metric.name)] }
     }
-    let panel = Panel {
-        label: labels.title.into(),
-        unit: labels.unit,
-        scale: if spec.log_y { Scale::Log } else { Scale::Linear },
-        curves: drawn,
-    };
-    let (x_label, x_unit) = match spec.x {
+
+    /// The metrics of a chart of the console.
+    pub fn of_chart(chart: ui::Chart, measured: &Measured) -> Self {
+        let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
+        let labels = chart.labels(has_power);
+        let find = |name: &str| METRICS.iter().find(|metric| metric.name == name);
+        let metrics = labels
+            .metrics
+            .iter()
+            .map(|part| (find(part.name).expect("every chart's metric is in METRICS"), part.label));
+        Self { label: labels.title, unit: labels.unit, metrics: metrics.collect() }
+    }
+}
+
+/// Makes a chart with one panel per group.
+pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Measured) -> Chart {
+    let (x_label, x_unit) = match view.x {
         XAxis::Step => ("step", Unit::Step),
         XAxis::Time => ("time since the first step", Unit::Elapsed),
     };
-    let (title, subtitle) = (title(summary), subtitle(summary, &measured.history));
-    Chart { title, subtitle, x_label: x_label.into(), x_unit, panels: vec![panel] }
+    Chart {
+        title: title(summary),
+        subtitle: subtitle(summary, &measured.history),
+        x_label: x_label.into(),
+        x_unit,
+        panels: groups.iter().map(|group| panel(group, view, measured)).collect(),
+    }
 }
 
-/// The table of all steps that count, with a title line, as RFC 4180 has it; a value that is missing is empty.
-pub fn csv(measured: &Measured, metrics: &[&Metric]) -> String {
-    let samples = measured.history.effective();
+fn panel(group: &Group, view: View, measured: &Measured) -> Panel {
+    let mut drawn = Vec::new();
+    for (metric, label) in &group.metrics {
+        for curve in curves(metric, label, measured, view.x) {
+            match view.smoothing.filter(|_| curve.weight == Weight::Full) {
+                Some(weight) => {
+                    let smooth = smoothed(&curve, weight);
+                    let raw = Curve { weight: Weight::Raw, label: format!("{} (raw)", curve.label), ..curve };
+                    drawn.extend([raw, smooth]);
+                }
+                None => drawn.push(curve),
+            }
+        }
+    }
+    // After smoothing: the average at the left edge includes what lies before it, as on the screen.
+    if let Some((from, to)) = view.window {
+        drawn.iter_mut().for_each(|curve| curve.points.retain(|(x, _)| (from..=to).contains(x)));
+    }
+    let scale = if view.log_y { Scale::Log } else { Scale::Linear };
+    Panel { label: group.label.into(), unit: group.unit, scale, curves: drawn }
+}
+
+/// Writes the steps of the window as a table in the format of RFC 4180, with a header line. A missing value is an empty
+/// cell, and steps that a later attempt repeated are left out.
+pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>) -> String {
+    let in_window =
+        |sample: &&MetricSample| window.is_none_or(|(from, to)| (from..=to).contains(&(sample.step as f64)));
+    let samples: Vec<&MetricSample> = measured.history.effective().iter().filter(in_window).collect();
     let points = &measured.node_points;
     let is_measured = |value: fn(&NodePoint) -> Option<Spread>| points.iter().any(|point| value(point).is_some());
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
@@ -211,7 +241,7 @@ pub fn csv(measured: &Measured, metrics: &[&Metric]) -> String {
         }
     }
     text += "\r\n";
-    for sample in samples {
+    for sample in &samples {
         // Writing to a String cannot fail.
         let _ = write!(text, "{},{},{:.3}", sample.attempt, sample.step, sample.t);
         for metric in metrics {
@@ -241,7 +271,7 @@ fn cell(text: &mut String, value: Option<f64>) {
     }
 }
 
-/// A metric's curves: one, or one per rank, and the parts that later attempts replaced.
+/// Returns a metric's curves: one, or one per rank, and the steps that later attempts repeated.
 fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec<Curve> {
     let history = &measured.history;
     let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
@@ -253,7 +283,7 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
     match metric.values {
         Values::One(value) => {
             let counted: Vec<_> = history.effective().iter().map(|sample| point(sample, value(sample))).collect();
-            // A metric that this run never logs, such as the learning rate of TTT layers, is not a curve.
+            // A metric that this run never logs, such as the learning rate of TTT layers, has no curve.
             if counted.iter().all(|(_, value)| value.is_none()) && metric.name != "loss" {
                 return Vec::new();
             }
@@ -267,7 +297,7 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
                     XAxis::Time => Some(point.t - start_s),
                     XAxis::Step => step_at(history.effective(), point.t),
                 };
-                // A point without a value is a gap of the measurement and not of the run: nothing is marked.
+                // A missing value is a gap in the sampling and not in the run, so no gap is marked.
                 let points =
                     measured.node_points.iter().filter_map(|point| Some((x(point)?, Some(part(value(point)?)))));
                 Curve { label: label.into(), points: points.collect(), weight }
@@ -293,7 +323,7 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
     }
 }
 
-/// The step that was under way at a time; none before the first and after the last.
+/// Returns the step in progress at a time, between two samples by their share. `None` before the first step and after the last.
 fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
     let at = samples.partition_point(|sample| sample.t < t);
     let (before, after) = (samples.get(at.checked_sub(1)?)?, samples.get(at)?);
@@ -301,14 +331,14 @@ fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
     Some(before.step as f64 + share * (after.step as f64 - before.step as f64))
 }
 
-/// What nodes did at a time, or a few seconds from it.
+/// Returns the node samples nearest to a time, at most ten seconds from it.
 fn node_point_at(points: &[NodePoint], t: f64) -> Option<&NodePoint> {
     let at = points.partition_point(|point| point.t < t);
     let near = [at.checked_sub(1), Some(at)].into_iter().flatten().filter_map(|at| points.get(at));
     near.filter(|point| (point.t - t).abs() <= 10.0).min_by(|a, b| (a.t - t).abs().total_cmp(&(b.t - t).abs()))
 }
 
-/// What later attempts replaced, a curve per attempt.
+/// Returns the steps that later attempts repeated, one curve per attempt.
 fn replaced(
     history: &History,
     value: fn(&MetricSample) -> Option<f64>,
@@ -317,13 +347,13 @@ fn replaced(
     let of_attempt = |samples: &[MetricSample]| {
         let mut points: Vec<_> = samples.iter().map(|sample| point(sample, value(sample))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let label = format!("attempt {}, done again later", samples.first().map_or(0, |sample| sample.attempt));
+        let label = format!("attempt {}, repeated later", samples.first().map_or(0, |sample| sample.attempt));
         Curve { label, points, weight: Weight::Superseded }
     };
     history.superseded().chunk_by(|a, b| a.attempt == b.attempt).map(of_attempt).collect()
 }
 
-/// The exponential moving average, corrected for its start, as TensorBoard draws it; gaps stay gaps.
+/// Returns the exponential moving average with bias correction, as TensorBoard draws it. Gaps are skipped.
 fn smoothed(curve: &Curve, weight: f64) -> Curve {
     let (mut average, mut total) = (0.0, 0.0);
     let points = curve.points.iter().map(|&(x, value)| {
@@ -344,7 +374,7 @@ fn title(summary: &RunSummary) -> String {
 
 fn subtitle(summary: &RunSummary, history: &History) -> String {
     let ranks = summary.attempt.as_ref().map_or(0, |attempt| attempt.placement.world());
-    let ranks = format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
+    let ranks = units::counted(ranks, "rank");
     let loss = history.effective().iter().rev().find_map(|sample| sample.loss);
     let loss = loss.map(|loss| format!(", last loss {}", units::number(loss))).unwrap_or_default();
     format!("{}: step {} of {}, {ranks}{loss}", summary.run.id, summary.step, summary.steps_total)
@@ -372,27 +402,31 @@ mod tests {
     }
 
     #[test]
-    fn what_nodes_measured_stands_beside_the_steps_of_the_same_time() {
+    fn node_samples_are_joined_with_the_steps_of_the_same_time() {
         let spread = |mean| Some(Spread { mean, min: mean - 10.0, max: mean + 10.0, of_several: true });
         let point = |t: f64| NodePoint { t, power_w: spread(600.0 + t), ..NodePoint::default() };
         let points = vec![point(0.5), point(1.5), point(2.5), point(90.0)];
         let measured = Measured { node_points: points, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };
         let power = metric("power").unwrap();
-        let text = csv(&measured, &[power, metric("cpu").unwrap()]);
+        let text = csv(&measured, &[power, metric("cpu").unwrap()], None);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "attempt,step,t,power_w_mean,power_w_min,power_w_max");
         assert_eq!(lines[3], "1,3,3.000,602.5,592.5,612.5");
         let drawn = curves(power, "mean", &measured, XAxis::Step);
-        assert_eq!(drawn[2].points, [(1.5, Some(601.5)), (2.5, Some(602.5))], "between the steps, none after the last");
+        assert_eq!(
+            drawn[2].points,
+            [(1.5, Some(601.5)), (2.5, Some(602.5))],
+            "interpolated between steps, none after the last step"
+        );
         let drawn = curves(power, "mean", &measured, XAxis::Time);
-        assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "the whole time, the console away or not");
+        assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "the whole time, with steps or without");
     }
 
     #[test]
-    fn a_table_has_a_column_per_rank_and_an_empty_cell_for_a_lost_loss() {
+    fn a_table_has_a_column_per_rank_and_an_empty_cell_for_a_missing_loss() {
         let history = history([sample(1, 1, Some(0.5)), sample(1, 2, None)]);
         let metrics = [metric("loss").unwrap(), metric("mem_gib").unwrap()];
-        let text = csv(&history, &metrics);
+        let text = csv(&history, &metrics, None);
         assert_eq!(
             text,
             "attempt,step,t,loss,mem_gib_rank_0,mem_gib_rank_1\r\n1,1,1.000,0.5,1.5,1.25\r\n1,2,2.000,,1.5,1.25\r\n"
@@ -400,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_has_its_replaced_steps_as_a_curve_of_their_own() {
+    fn the_repeated_steps_of_a_resumed_run_are_a_separate_curve() {
         let first = (1..=5).map(|step| sample(1, step, Some(1.0)));
         let second = (4..=6).map(|step| sample(2, step, Some(2.0)));
         let history = history(first.chain(second));
@@ -412,15 +446,35 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_a_constant_gives_the_constant_from_the_first_step() {
+    fn a_smoothed_constant_is_the_constant_from_the_first_step() {
         let points = (0..5).map(|i| (f64::from(i), Some(3.0))).collect();
         let smooth = smoothed(&Curve { label: "loss".into(), points, weight: Weight::Full }, 0.9);
         assert!(smooth.points.iter().all(|(_, value)| value.is_some_and(|value| (value - 3.0).abs() < 1e-12)));
     }
 
     #[test]
-    fn an_unknown_metric_is_answered_with_the_list_of_them() {
-        let failure = metric("los").err().unwrap().into_failure();
-        assert!(failure.why.contains("loss, grad_norm"));
+    fn an_unknown_metric_is_an_unknown_name() {
+        assert_eq!(metric("los").err().unwrap().into_failure().code, ErrorCode::UnknownName);
+    }
+
+    #[test]
+    fn a_window_cuts_the_smoothed_curve_and_does_not_restart_it() {
+        let measured = history((1..=9).map(|step| sample(1, step, Some(if step < 5 { 4.0 } else { 1.0 }))));
+        let smoothed = |window| {
+            let view = View { window, smoothing: Some(0.5), ..View::default() };
+            let panel = panel(&Group::of_metric(metric("loss").unwrap()), view, &measured);
+            let [raw, smooth] = &panel.curves[..] else { panic!("{} curves", panel.curves.len()) };
+            assert_eq!((raw.weight, smooth.weight), (Weight::Raw, Weight::Full));
+            smooth.points.clone()
+        };
+        let (all, zoomed) = (smoothed(None), smoothed(Some((5.0, 7.0))));
+        assert_eq!(zoomed, all[4..7]);
+        assert!(zoomed[0].1.unwrap() > 1.5, "the average includes the steps before the window");
+    }
+
+    #[test]
+    fn a_table_of_a_window_has_the_steps_of_the_window() {
+        let text = csv(&history((1..=9).map(|step| sample(1, step, None))), &[], Some((3.0, 4.0)));
+        assert_eq!(text, "attempt,step,t\r\n1,3,3.000\r\n1,4,4.000\r\n");
     }
 }

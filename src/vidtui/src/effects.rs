@@ -2,7 +2,7 @@
 
 use crate::chart_export;
 use crate::conversions;
-use crate::curves;
+use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
 use crate::refusal::Refusal;
 use crate::workspace::{self, Fitting, Init, Subject, Wish, Workspace, report_in_words, stacks_in_words};
@@ -173,7 +173,8 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
         Effect::Export { chart, to, .. } => {
             let (summary, _) = at.summary(&at.dir(&chart.run))?;
             let measured = curves::read(&summary.dir)?;
-            chart_export::write(&curves::of_screen(&chart, &summary, &measured), &to)?;
+            let group = curves::Group::of_chart(chart.chart, &measured);
+            chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
         Effect::StopConvert { .. } | Effect::GiveUpKill { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {

@@ -1,43 +1,71 @@
-//! `vidtui export`.
+//! `vidtui export`: the curves of a run as a picture or a table.
 
 use crate::args::ExportArgs;
 use crate::chart_export;
-use crate::curves::{self, METRICS, Metric};
+use crate::curves::{self, Group, METRICS, Metric, View};
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
+use ui::XAxis;
 
-/// What a picture shows when nobody says what.
+/// The metrics of a picture when none is named.
 const OVERVIEW: [&str; 4] = ["loss", "lr", "grad_norm", "step_s"];
 
 /// Writes the curves of a run as a picture or a table.
 pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), Refusal> {
     let to = &args.out;
+    let cannot = |why: String, fix: &str| {
+        Refusal::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix))
+    };
     let is_table = match to.extension() {
         Some("csv") => true,
         Some("svg" | "png") => false,
         _ => {
-            let why = "its ending names no format";
-            let fix = "end it in .svg or .png for a picture, in .csv for a table";
-            return Err(Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("cannot export to {to}"),
-                why,
-                fix,
-            )));
+            let why = "the file name does not end in a known format";
+            return Err(cannot(why.into(), "end it in .svg or .png for a picture, or in .csv for a table"));
         }
     };
+    if is_table && (args.smooth.is_some() || args.log || args.x.is_some() || !args.chart.is_empty()) {
+        let why = "--chart, --x, --smooth and --log are for pictures";
+        return Err(cannot(why.into(), "leave them out, or end the file name in .svg or .png"));
+    }
+    let view = view(args)?;
     let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;
     let (summary, _) = workspace.summary(&workspace.find(&args.run)?)?;
     let measured = curves::read(&summary.dir)?;
     if is_table {
         let metrics = if named.is_empty() { METRICS.iter().collect() } else { named };
-        rundir::write_atomic(to, curves::csv(&measured, &metrics).as_bytes())?;
+        rundir::write_atomic(to, curves::csv(&measured, &metrics, view.window).as_bytes())?;
     } else {
-        let overview = || OVERVIEW.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>();
-        let metrics: Vec<&Metric> = if named.is_empty() { overview()? } else { named };
-        chart_export::write(&curves::of_metrics(&summary, &measured, &metrics), to)?;
+        let mut groups: Vec<Group> = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), &measured)).collect();
+        groups.extend(named.into_iter().map(Group::of_metric));
+        if groups.is_empty() {
+            groups =
+                OVERVIEW.iter().map(|name| curves::metric(name).map(Group::of_metric)).collect::<Result<_, _>>()?;
+        }
+        chart_export::write(&curves::chart(&groups, view, &summary, &measured), to)?;
     }
     output::line(to.as_str())
+}
+
+fn view(args: &ExportArgs) -> Result<View, Refusal> {
+    let invalid = |what: String, why: &str, fix: &str| {
+        Err(Refusal::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)))
+    };
+    let (from, to) = (args.from.unwrap_or(f64::NEG_INFINITY), args.to.unwrap_or(f64::INFINITY));
+    if from.is_nan() || to.is_nan() || from > to {
+        let what = format!("cannot export from {from} to {to}");
+        return invalid(what, "--from is greater than --to", "exchange the two values");
+    }
+    if let Some(weight) = args.smooth.filter(|weight| !(0.0..1.0).contains(weight)) {
+        let what = format!("cannot smooth with weight {weight}");
+        return invalid(what, "the weight must be at least 0 and less than 1", "for example: --smooth 0.9");
+    }
+    Ok(View {
+        x: args.x.map_or(XAxis::Step, Into::into),
+        window: (args.from.is_some() || args.to.is_some()).then_some((from, to)),
+        smoothing: args.smooth,
+        log_y: args.log,
+    })
 }
