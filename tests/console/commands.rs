@@ -124,6 +124,12 @@ fn curves_are_exported_as_svg_png_and_csv() {
     let csv = String::from_utf8(read("all.csv")).unwrap();
     assert_eq!(csv.lines().count(), 31);
     assert!(csv.starts_with("attempt,step,t,loss,grad_norm"));
+    site.works(&["export", "latest", "--out", "part.csv", "--from", "5", "--to", "9", "--metric", "loss"]);
+    assert_eq!(String::from_utf8(read("part.csv")).unwrap().lines().count(), 6);
+    for wrong in [&["--from", "9", "--to", "5"][..], &["--smooth", "1"], &["--metric", "los"]] {
+        assert_eq!(site.vidtui(&[&["export", "latest", "--out", "x.svg"], wrong].concat()).code, 2);
+    }
+    assert_eq!(site.vidtui(&["export", "latest", "--out", "x.csv", "--log"]).code, 2);
     insta::assert_snapshot!("export_to_an_unknown_format", site.refuses(&["export", "latest", "--out", "loss.gif"]));
     let unwritable = site.refuses(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
     insta::assert_snapshot!("export_to_an_unwritable_folder", unwritable);
@@ -187,6 +193,30 @@ fn wrong_requests_end_with_code_2_and_say_what_to_do() {
         let refused = site.refuses(args);
         assert!(refused.starts_with("exit code 2"), "{args:?}: {refused}");
         insta::assert_snapshot!(*name, refused);
+    }
+    assert!(site.runs().is_empty());
+}
+
+#[test]
+fn with_json_a_failure_is_one_json_object_with_a_stable_code() {
+    let site = TestSite::new();
+    site.write("typo.toml", "base = \"configs/small/short.toml\"\n[optimizer]\nlearning_rate = 1e-3\n");
+    let invalid: &[(&[&str], &str)] = &[
+        (&["status", "nonesuch"], "run-not-found"),
+        (&["launch", "typo.toml"], "invalid-recipe"),
+        (&["stages", "configs"], "invalid-recipe"),
+        (&["launch", "configs/small:middle"], "unknown-stage"),
+        (&["launch", "configs/small/short.toml", "--hostfile", "none.txt"], "not-found"),
+        (&["resume", "latest", "--set", "train.seed=1"], "invalid-argument"),
+        (&["nodes", "--sort", "colour"], "unknown-name"),
+        (&["inspect", "nowhere"], "not-found"),
+    ];
+    for (args, code) in invalid {
+        assert_eq!(site.error(args), (2, (*code).to_owned()), "{args:?}");
+    }
+    let failed: &[(&[&str], &str)] = &[(&["launch", "configs/small:long"], "no-checkpoint")];
+    for (args, code) in failed {
+        assert_eq!(site.error(args), (1, (*code).to_owned()), "{args:?}");
     }
     assert!(site.runs().is_empty());
 }

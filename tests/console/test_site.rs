@@ -104,6 +104,16 @@ impl TestSite {
         format!("exit code {}\n{}{}", done.code, self.redacted(&done.stdout), self.redacted(&done.stderr))
     }
 
+    /// Runs a command with `--json` that must fail. Returns its exit code and the code of the error.
+    pub fn error(&self, args: &[&str]) -> (i32, String) {
+        let done = self.vidtui(&[args, &["--json"]].concat());
+        // Progress and warnings come before the error.
+        let line = done.stderr.lines().last().unwrap_or_default();
+        let document: serde_json::Value = serde_json::from_str(line)
+            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}{}", done.stdout, done.stderr));
+        (done.code, document["error"]["code"].as_str().unwrap().to_owned())
+    }
+
     /// A command that is yet to be started.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(VIDTUI);

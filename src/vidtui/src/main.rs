@@ -1,4 +1,4 @@
-//! `vidtui`: the console, and a command for everything that it can do.
+//! `vidtui`: the console, and a command for everything that the console can do.
 
 mod appearance;
 mod args;
@@ -25,14 +25,16 @@ mod workspace;
 
 use clap::Parser;
 use console::End;
+use refusal::ErrorFormat;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Before anything else is printed: clap ends the process with 2 when the request is wrong.
+    // clap exits with 2 when the arguments are invalid.
     let args = args::Args::parse();
+    let is_json = args.command.as_ref().is_some_and(args::Command::is_json);
     match commands::run(&args) {
         Ok(End::Signal(signal)) => signals::exit_by(signal),
         Ok(End::Quit | End::Gone) => ExitCode::SUCCESS,
-        Err(refusal) => refusal.report(),
+        Err(refusal) => refusal.report(if is_json { ErrorFormat::Json } else { ErrorFormat::Text }),
     }
 }

@@ -1,37 +1,49 @@
-//! How a command says no: a failure in three parts, and the exit code that goes with it.
+//! The error of a command: a failure in three parts, and the exit code that goes with it.
 
 use rundir::Failure;
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked.
+/// Why a command did not do what it was asked to do.
 #[derive(Debug)]
 pub struct Refusal {
     failure: Failure,
-    code: Code,
+    exit: Exit,
 }
 
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Code {
-    /// It was tried and failed, or the machine is not in the state that it needs.
+enum Exit {
+    /// The command failed, or the machine is not in the state that the command needs.
     Failed = 1,
-    /// The request is wrong whatever the state of the machine: a flag, a name, a recipe.
-    Request = 2,
+    /// The request is invalid, whatever the state of the machine: a flag, a name, a recipe.
+    InvalidRequest = 2,
+}
+
+/// How a failure is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// What failed and why, then a hint.
+    Text,
+    /// `{"error": {"code": …, "what": …, "why": …, "fix": …}}` on one line.
+    Json,
 }
 
 impl Refusal {
-    /// Says that the request itself is wrong (exit code 2).
+    /// Makes the error of an invalid request (exit code 2).
     pub fn request(failure: impl Into<Failure>) -> Self {
-        Self { failure: failure.into(), code: Code::Request }
+        Self { failure: failure.into(), exit: Exit::InvalidRequest }
     }
 
-    /// Prints what, why and what to do on standard error.
-    pub fn report(&self) -> ExitCode {
-        eprintln!("{}", self.failure);
-        ExitCode::from(self.code as u8)
+    /// Prints the failure on standard error and returns the exit code.
+    pub fn report(&self, format: ErrorFormat) -> ExitCode {
+        match format {
+            ErrorFormat::Text => eprintln!("{}", self.failure),
+            ErrorFormat::Json => eprintln!("{}", serde_json::json!({ "error": self.failure })),
+        }
+        ExitCode::from(self.exit as u8)
     }
 
-    /// The failure alone, for the screen.
+    /// Returns the failure, for the screen.
     pub fn into_failure(self) -> Failure {
         self.failure
     }
@@ -39,7 +51,7 @@ impl Refusal {
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
-        Self { failure, code: Code::Failed }
+        Self { failure, exit: Exit::Failed }
     }
 }
 
