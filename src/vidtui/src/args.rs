@@ -700,3 +700,22 @@ pub struct InspectArgs {
     #[command(flatten)]
     pub output: JsonArgs,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, ValueEnum};
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_charts_have_the_names_of_the_files_that_the_console_exports() {
+        for chart in ChartArg::value_variants() {
+            let name = chart.to_possible_value().unwrap().get_name().to_owned();
+            assert_eq!(name, ui::Chart::from(*chart).labels(true).file_name);
+        }
+    }
+}
