@@ -1,6 +1,7 @@
 //! The stable codes of errors: what scripts and tests compare.
 
 use serde::{Deserialize, Serialize};
+use std::io;
 
 /// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
 ///
@@ -157,4 +158,17 @@ pub enum ErrorCode {
     #[default]
     #[serde(other)]
     Unknown,
+}
+
+impl ErrorCode {
+    /// Returns the code of an error of the operating system.
+    pub fn of_io(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull,
+            io::ErrorKind::PermissionDenied => Self::PermissionDenied,
+            io::ErrorKind::NotFound => Self::NotFound,
+            io::ErrorKind::AlreadyExists => Self::AlreadyExists,
+            _ => Self::Io,
+        }
+    }
 }

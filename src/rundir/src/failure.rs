@@ -257,12 +257,7 @@ impl From<Error> for Failure {
         let split = |code, what: String, why: String, fix: String| Failure::new(code, what, why, fix);
         match error {
             Error::Io { action, path, source } => {
-                let code = match source.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::DiskFull,
-                    io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
-                    io::ErrorKind::NotFound => ErrorCode::NotFound,
-                    _ => ErrorCode::Io,
-                };
+                let code = ErrorCode::of_io(&source);
                 let fix = match source.kind() {
                     io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                         format!("free some space on the disk that holds {path}")

@@ -2,26 +2,26 @@
 
 use crate::dataset;
 use crate::refusal::Refusal;
-use crate::workspace::{self, Wish, Workspace};
+use crate::workspace::{self, LaunchOptions, Workspace};
 use recipe::TrainerKind;
 use remote::{Check, CheckStatus, LaunchInputs, merge_passed, run_checks};
 use rundir::Failure;
 use serde_json::{Value, json};
 
 /// Runs every check of a launch and starts nothing.
-pub fn all(workspace: &Workspace, wish: &Wish<'_>) -> Vec<Check> {
-    let recipe = &wish.subject.resolved().recipe;
+pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
+    let recipe = &options.subject.resolved().recipe;
     let inputs = LaunchInputs {
         recipe,
-        target: workspace.place(wish.ranks, wish.nodes, recipe.mesh.world()).map_err(Refusal::into_failure),
+        target: workspace.target(options.ranks, options.nodes, recipe.mesh.world()).map_err(Refusal::into_failure),
         data: match recipe.trainer {
             TrainerKind::Embedded => dataset::check(recipe),
             TrainerKind::Command => Ok(String::new()),
         },
-        weights: workspace.weights_of(wish).map_err(Refusal::into_failure),
+        weights: workspace.weights_of(options).map_err(Refusal::into_failure),
         program: workspace::program(recipe.trainer),
     };
-    let plan = || workspace.plan_launch(wish).map_err(Refusal::into_failure);
+    let plan = || workspace.plan_launch(options).map_err(Refusal::into_failure);
     merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins)))
 }
 

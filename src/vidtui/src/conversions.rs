@@ -13,19 +13,19 @@ use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm, Report};
 /// How often the screen hears how far the work is.
 const TELL: Duration = Duration::from_millis(200);
 
-/// Looks what a wish would do.
-pub fn preview(wish: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
-    let plan = planned(wish)?;
-    let refusal = plan.check(wish.replace).err();
+/// Looks what a options would do.
+pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
+    let plan = planned(options)?;
+    let refusal = plan.check(options.replace).err();
     Ok(ConvertPreview {
-        command: command(wish),
+        command: command(options),
         facts: facts(&plan),
         rows: rows(&plan),
         bytes: plan.bytes(),
         in_the_way: plan.check(false).is_err() && plan.check(true).is_ok(),
         refusal,
         fingerprint: plan.fingerprint(),
-        options: wish.clone(),
+        options: options.clone(),
     })
 }
 
@@ -115,8 +115,8 @@ pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
     alone.chain(patterns).collect()
 }
 
-fn planned(wish: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
-    let to = match wish.to {
+fn planned(options: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
+    let to = match options.to {
         ConvertForm::Internal => Form::Internal,
         ConvertForm::Diffusers => Form::Diffusers,
         ConvertForm::LoraDiffusers => Form::Lora(LoraForm::Diffusers),
@@ -124,15 +124,15 @@ fn planned(wish: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
         ConvertForm::LoraKohya => Form::Lora(LoraForm::Kohya),
     };
     let request = ConvertRequest {
-        layer: wish.layer,
-        dtype: wish.dtype.map(|dtype| match dtype {
+        layer: options.layer,
+        dtype: options.dtype.map(|dtype| match dtype {
             WeightType::Float32 => Dtype::F32,
             WeightType::Bfloat16 => Dtype::BF16,
             WeightType::Float16 => Dtype::F16,
         }),
-        merge: wish.merge.as_deref().map(from_home),
-        force: wish.replace,
-        ..ConvertRequest::new(from_home(&wish.source), from_home(&wish.target), to)
+        merge: options.merge.as_deref().map(from_home),
+        force: options.replace,
+        ..ConvertRequest::new(from_home(&options.source), from_home(&options.target), to)
     };
     Ok(weights::plan_conversion(&request)?)
 }
@@ -146,10 +146,10 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
 }
 
 /// The same on the command line.
-fn command(wish: &ConvertOptions) -> String {
-    let mut words = vec!["vidtui convert".to_owned(), wish.source.to_string(), wish.target.to_string()];
-    words.push(format!("--to {}", wish.to.word()));
-    words.extend(wish.layer.map(|layer| {
+fn command(options: &ConvertOptions) -> String {
+    let mut words = vec!["vidtui convert".to_owned(), options.source.to_string(), options.target.to_string()];
+    words.push(format!("--to {}", options.to.word()));
+    words.extend(options.layer.map(|layer| {
         let word = match layer {
             recipe::Layer::None => "none",
             recipe::Layer::TttLinear => "ttt_linear",
@@ -157,8 +157,8 @@ fn command(wish: &ConvertOptions) -> String {
         };
         format!("--layer {word}")
     }));
-    words.extend(wish.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
-    words.extend(wish.merge.as_ref().map(|adapter| format!("--merge {adapter}")));
-    words.extend(wish.replace.then(|| "--force".to_owned()));
+    words.extend(options.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
+    words.extend(options.merge.as_ref().map(|adapter| format!("--merge {adapter}")));
+    words.extend(options.replace.then(|| "--force".to_owned()));
     words.join(" ")
 }

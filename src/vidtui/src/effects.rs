@@ -5,7 +5,7 @@ use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
 use crate::refusal::Refusal;
-use crate::workspace::{self, Fitting, Init, Subject, Wish, Workspace, report_in_words, stacks_in_words};
+use crate::workspace::{self, Fitting, Init, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words};
 use plan::{KillHow, ResumeOptions};
 use recipe::StageStart;
 use remote::Patience;
@@ -114,10 +114,10 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
             let mut subject = Subject::Stage(Box::new(curriculum), stage);
             let fitted = at.fit(subject.resolved_mut(), Fitting::ToNodes, &at.nodes)?;
             let init = from.as_ref().map_or(Init::ByStage, Init::Run);
-            let wish = Wish { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
-            match at.plan_launch(&wish) {
+            let options = LaunchOptions { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
+            match at.plan_launch(&options) {
                 Ok(plan) => JobMsg::LaunchPlanned(Box::new(plan)),
-                Err(refusal) => match helping_conversion(&wish) {
+                Err(refusal) => match helping_conversion(&options) {
                     Some(options) => {
                         JobMsg::ConvertFirst { failure: refusal.into_failure(), options: Box::new(options) }
                     }
@@ -184,10 +184,10 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
 }
 
 /// The conversion after which a stage can start, when it is the form of its weights that keeps it from that.
-fn helping_conversion(wish: &Wish<'_>) -> Option<ConvertOptions> {
-    let (_, stage) = wish.subject.stage()?;
+fn helping_conversion(options: &LaunchOptions<'_>) -> Option<ConvertOptions> {
+    let (_, stage) = options.subject.stage()?;
     match &stage.start {
-        StageStart::Path(path) => conversions::that_helps(path, wish.subject.resolved().recipe.model.layer),
+        StageStart::Path(path) => conversions::that_helps(path, options.subject.resolved().recipe.model.layer),
         StageStart::Random | StageStart::Previous => None,
     }
 }

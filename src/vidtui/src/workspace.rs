@@ -22,7 +22,7 @@ mod weights;
 
 pub use context::program;
 pub use kill::{report_in_words, waits_in_words};
-pub use launch::Wish;
+pub use launch::LaunchOptions;
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
 pub use weights::Init;

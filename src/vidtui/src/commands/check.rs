@@ -5,7 +5,7 @@ use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
 use crate::output;
 use crate::refusal::Refusal;
-use crate::workspace::{Wish, Workspace};
+use crate::workspace::{LaunchOptions, Workspace};
 use recipe::{Flops, TrainerKind};
 use remote::Check;
 use rundir::{ErrorCode, Failure};
@@ -16,9 +16,9 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let mut subject = workspace.subject(named, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
     let init = init.as_deref().into();
-    let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
+    let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let checks = checks::all(workspace, &wish);
+    let checks = checks::all(workspace, &options);
     // Only the command itself can predict its cost.
     let own = recipe.trainer == TrainerKind::Embedded;
     let failed: Vec<&Check> = checks.iter().filter(|check| check.failure().is_some()).collect();
@@ -33,7 +33,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
             "step_flops_of_a_sample": own.then(|| Flops::step(recipe)),
         }))?;
     } else {
-        let fitted = wish.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
+        let fitted = options.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
         let costs = if own { format!("\n{}", output::facts(&plan::cost_rows(recipe))) } else { String::new() };
         output::text(&format!("{fitted}{}{costs}", checks::table(&checks, appearance::is_unicode())))?;
     }

@@ -195,9 +195,9 @@ fn in_rounds(
 
 /// Lists the processes of the nodes. One that does not answer is asked again.
 fn look(workspace: &Workspace, on: &NodesArgs) -> Result<Seen, Refusal> {
-    let place = workspace.place(None, on, 1)?;
-    let mut transports = workspace.transports(&place.logins)?;
-    let nodes: Vec<NodeId> = place.nodes.iter().map(|node| node.id.clone()).collect();
+    let target = workspace.target(None, on, 1)?;
+    let mut transports = workspace.transports(&target.logins)?;
+    let nodes: Vec<NodeId> = target.nodes.iter().map(|node| node.id.clone()).collect();
     let (mut listed, mut away) = (Vec::new(), Vec::new());
     let mut wanted = nodes;
     for pause in AGAIN.into_iter().map(Some).chain([None]) {

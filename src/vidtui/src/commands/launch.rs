@@ -4,7 +4,7 @@ use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::commands::waiting;
 use crate::output;
 use crate::refusal::Refusal;
-use crate::workspace::{Wish, Workspace};
+use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::Failure;
 
@@ -14,8 +14,8 @@ pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
     let mut subject = workspace.subject(recipe, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
-    let wish = Wish { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
-    let plan = workspace.plan_launch(&wish)?;
+    let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
+    let plan = workspace.plan_launch(&options)?;
     carry_out(workspace, &plan, &args.then)
 }
 

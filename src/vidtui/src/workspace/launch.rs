@@ -7,7 +7,7 @@ use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest,
 use rundir::{Attempt, Failure, Login, RunDir};
 
 /// A launch as it is wished for.
-pub struct Wish<'a> {
+pub struct LaunchOptions<'a> {
     /// What to train.
     pub subject: &'a Subject,
     /// Number of ranks on this machine; as many as the mesh has, when nobody said.
@@ -24,13 +24,13 @@ pub struct Wish<'a> {
 
 impl Workspace {
     /// Plans a launch; starts nothing.
-    pub fn plan_launch(&self, wish: &Wish<'_>) -> Result<LaunchPlan, Refusal> {
-        let recipe = &wish.subject.resolved().recipe;
-        let stage = wish.subject.stage();
-        let init = self.weights_of(wish)?;
-        let target = self.place(wish.ranks, wish.nodes, recipe.mesh.world())?;
-        let context = self.context(target, Some(recipe), wish.nodes, wish.fitted.iter().cloned().collect())?;
-        let request = LaunchRequest { recipe, name: wish.name, stage, init };
+    pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, Refusal> {
+        let recipe = &options.subject.resolved().recipe;
+        let stage = options.subject.stage();
+        let init = self.weights_of(options)?;
+        let target = self.target(options.ranks, options.nodes, recipe.mesh.world())?;
+        let context = self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
+        let request = LaunchRequest { recipe, name: options.name, stage, init };
         plan::launch(&request, &context).map_err(Refusal::request)
     }
 
@@ -47,14 +47,14 @@ impl Workspace {
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
         let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
-        let (place, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
+        let (target, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
             Some(Attempt { number, slurm: Some(slurm), .. }) => {
                 (Target::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
             }
-            Some(last) if !last.logins.is_empty() => self.place_again(last, nodes)?,
-            _ => (self.place(ranks, nodes, world)?, Vec::new()),
+            Some(last) if !last.logins.is_empty() => self.target_of_attempt(last, nodes)?,
+            _ => (self.target(ranks, nodes, world)?, Vec::new()),
         };
-        let context = self.context(place, Some(&summary.run.recipe()?), nodes, away.clone())?;
+        let context = self.context(target, Some(&summary.run.recipe()?), nodes, away.clone())?;
         let latest = rundir::latest_among(dir, &checkpoints);
         let latest = latest.as_ref();
         let request =
@@ -93,7 +93,7 @@ impl Workspace {
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let recipe = following.map(|stage| &stage.resolved.recipe);
-        let target = self.place(ranks, nodes, world)?;
+        let target = self.target(ranks, nodes, world)?;
         let context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
         let latest = adapters::latest_for_sure(dir)?;
         let latest = latest.as_ref();

@@ -96,7 +96,7 @@ impl Workspace {
             // It is started on as many ranks as there are.
             Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
             Fitting::To(ranks) => ranks,
-            Fitting::ToNodes => self.place(None, nodes, resolved.recipe.mesh.world())?.slots(),
+            Fitting::ToNodes => self.target(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };
         let fit = resolved.fit(ranks).map_err(recipe_failure)?;
         let batch = units::counted(resolved.recipe.train.global_batch, "sample");

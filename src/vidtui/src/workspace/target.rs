@@ -12,11 +12,11 @@ use rundir::{Attempt, Failure};
 
 impl Workspace {
     /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
-    pub fn place(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
+    pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
         let here = self.fleet.this_node().node.as_str();
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
-            return self.slurm_place(path);
+            return self.slurm_target(path);
         }
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
@@ -48,7 +48,7 @@ impl Workspace {
         })
     }
 
-    fn slurm_place(&self, path: &Utf8Path) -> Result<Target, Refusal> {
+    fn slurm_target(&self, path: &Utf8Path) -> Result<Target, Refusal> {
         Ok(Target::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
     }
 
@@ -69,8 +69,12 @@ impl Workspace {
     }
 
     /// The nodes of an attempt, less those that are not wanted or cannot be reached. Says which of the latter there are.
-    pub(super) fn place_again(&self, last: &Attempt, nodes: &NodesArgs) -> Result<(Target, Vec<String>), Refusal> {
-        let mut place = Target::of(last);
+    pub(super) fn target_of_attempt(
+        &self,
+        last: &Attempt,
+        nodes: &NodesArgs,
+    ) -> Result<(Target, Vec<String>), Refusal> {
+        let mut target = Target::of(last);
         let what = "cannot choose nodes";
         for (list, flag) in [(&nodes.include, "--include"), (&nodes.exclude, "--exclude")] {
             let Some(list) = list else { continue };
@@ -83,21 +87,21 @@ impl Workspace {
                 ))
             })?;
             let named: Vec<bool> =
-                place.nodes.iter().map(|node| names.iter().any(|name| name == node.id.as_str())).collect();
+                target.nodes.iter().map(|node| names.iter().any(|name| name == node.id.as_str())).collect();
             let wanted = flag == "--include";
             let mut keep = named.into_iter().map(|named| named == wanted);
-            place.nodes.retain(|_| keep.next().unwrap_or(false));
+            target.nodes.retain(|_| keep.next().unwrap_or(false));
         }
-        let reached = self.fleet.reach(&place.logins);
+        let reached = self.fleet.reach(&target.logins);
         let away: Vec<_> = reached.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
         let mut warnings = Vec::new();
         for (node, error) in away {
-            if place.nodes.iter().any(|other| other.id == node) {
-                place.without(&node);
+            if target.nodes.iter().any(|other| other.id == node) {
+                target.without(&node);
                 warnings.push(format!("{node} is left out: {error}"));
             }
         }
-        if place.nodes.is_empty() {
+        if target.nodes.is_empty() {
             let why = if warnings.is_empty() { "none of its nodes is left".into() } else { warnings.join("; ") };
             return Err(Failure::new(
                 rundir::ErrorCode::Unclassified,
@@ -107,16 +111,16 @@ impl Workspace {
             )
             .into());
         }
-        Ok((self.with_address(place)?, warnings))
+        Ok((self.with_address(target)?, warnings))
     }
 
     /// Looks up where the ranks of several nodes meet.
-    fn with_address(&self, mut place: Target) -> Result<Target, Failure> {
-        let first = place.nodes.first().and_then(|node| place.logins.iter().find(|login| login.node == node.id));
-        if let (Some(first), [_, _, ..]) = (first, &place.nodes[..]) {
+    fn with_address(&self, mut target: Target) -> Result<Target, Failure> {
+        let first = target.nodes.first().and_then(|node| target.logins.iter().find(|login| login.node == node.id));
+        if let (Some(first), [_, _, ..]) = (first, &target.nodes[..]) {
             let address = self.fleet.ssh(first).address();
-            place.address = Some(address.map_err(|error| error.failure("cannot plan on these nodes"))?);
+            target.address = Some(address.map_err(|error| error.failure("cannot plan on these nodes"))?);
         }
-        Ok(place)
+        Ok(target)
     }
 }

@@ -1,6 +1,6 @@
 //! Where the weights of a launch come from.
 
-use super::{Wish, Workspace};
+use super::{LaunchOptions, Workspace};
 use crate::refusal::Refusal;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
@@ -24,8 +24,8 @@ impl<'a> From<Option<&'a str>> for Init<'a> {
 
 impl Workspace {
     /// Finds the weights that a launch begins from; none when they are random.
-    pub fn weights_of(&self, wish: &Wish<'_>) -> Result<Option<Weights>, Refusal> {
-        Ok(match (&wish.init, wish.subject.stage()) {
+    pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, Refusal> {
+        Ok(match (&options.init, options.subject.stage()) {
             (Init::Given(given), _) => Some(remote::find_weights(given, &self.runs)?),
             (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
             (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
