@@ -5,6 +5,7 @@ use crate::msg::{ConvertOptions, ConvertPreview, JobId};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{LaunchPlan, RunKill};
+use rundir::Chart;
 use rundir::RunId;
 
 /// One-shot requests. Data, so that a test can compare them.
@@ -143,29 +144,6 @@ pub struct ChartSpec {
     pub smoothing: Option<f64>,
     /// The file's format.
     pub format: ImageFormat,
-}
-
-/// The charts of the run screen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Chart {
-    /// Training loss.
-    Loss,
-    /// Learning rates, one line per parameter family.
-    LearningRate,
-    /// Norm of the gradient before clipping.
-    GradNorm,
-    /// Seconds per step, and the part spent waiting for data.
-    StepTime,
-    /// Memory per rank in GiB.
-    Memory,
-    /// Norm of the trained weights.
-    WeightNorm,
-    /// Share of the devices' peak that the model's own arithmetic reaches.
-    Mfu,
-    /// Power of the GPUs; how busy the processors are, where there are none.
-    Power,
-    /// Memory in use on the GPUs, or on the nodes where there are none.
-    NodeMemory,
 }
 
 /// What runs along the bottom of the charts.

@@ -1,8 +1,8 @@
 //! Where everything goes: pure functions of the size, shared by `update` (paging) and `view` (drawing).
 
-use crate::effect::Chart;
 use crate::msg::Size;
 use ratatui_core::layout::Rect;
+use rundir::Chart;
 
 /// The parts that every screen has. A part without room has no height.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

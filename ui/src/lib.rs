@@ -36,7 +36,7 @@ mod fixtures;
 #[cfg(test)]
 mod tests;
 
-pub use effect::{Chart, ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
 pub use msg::{

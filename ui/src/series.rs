@@ -5,7 +5,7 @@
 //! zooming in always ends at the samples themselves.
 
 use crate::rank_times::RankTimes;
-use rundir::{MetricSample, NodePoint, Spread};
+use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
@@ -19,49 +19,24 @@ pub const SMOOTHING: [f64; 2] = [0.9, 0.99];
 /// From here on the bias correction of a moving average is below a millionth: 0.99^2000 is 2e-9.
 const CORRECTED: i32 = 2000;
 
-/// One measured quantity.
+/// One column of numbers over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Track {
-    /// Training loss.
-    Loss,
-    /// Norm of the gradient.
-    GradNorm,
-    /// Seconds per step.
-    StepTime,
-    /// Seconds of it waiting for data.
-    DataTime,
-    /// Learning rate of the pretrained weights.
-    Lr,
-    /// Learning rate of the TTT layers.
-    LrTtt,
-    /// Norm of the trained weights.
-    WeightNorm,
-    /// Share of the devices' peak that is used.
-    Mfu,
+    /// A metric of steps, by its index in [`METRICS`].
+    Step(usize),
     /// Memory of one rank.
     Memory(usize),
-    /// Memory of the fullest rank.
+    /// Memory of the rank that uses most.
     MemoryHighest,
-    /// Memory of the emptiest rank.
+    /// Memory of the rank that uses least.
     MemoryLowest,
-    /// Something that nodes measure besides the steps.
-    OfNodes(NodeMetric, Statistic),
-}
-
-/// What nodes measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeMetric {
-    /// Power of a GPU.
-    Power,
-    /// Memory in use on a GPU; on a node, where none has GPUs.
-    Memory,
-    /// Share of its processors that a node uses.
-    Cpu,
+    /// A metric that nodes sample, by its index in [`METRICS`].
+    Nodes(usize, Statistic),
 }
 
 /// Which of several values of the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are clear")]
 pub enum Statistic {
     Mean,
     Lowest,
@@ -69,29 +44,35 @@ pub enum Statistic {
 }
 
 impl Track {
-    const COUNT: usize = 10 + MAX_RANK_LINES + 9;
-    const SMOOTHED: usize = 3;
+    const RANKS: usize = METRICS.len();
+    const NODES: usize = Self::RANKS + MAX_RANK_LINES + 2;
+    const COUNT: usize = Self::NODES + 3 * METRICS.len();
 
-    fn index(self) -> usize {
-        match self {
-            Self::Loss => 0,
-            Self::GradNorm => 1,
-            Self::StepTime => 2,
-            Self::DataTime => 3,
-            Self::Lr => 4,
-            Self::LrTtt => 5,
-            Self::MemoryHighest => 6,
-            Self::MemoryLowest => 7,
-            Self::WeightNorm => 8,
-            Self::Mfu => 9,
-            Self::Memory(rank) => 10 + rank.min(MAX_RANK_LINES - 1),
-            Self::OfNodes(quantity, bound) => 10 + MAX_RANK_LINES + 3 * quantity as usize + bound as usize,
+    /// Returns the track of a metric; of one that nodes sample, the mean.
+    ///
+    /// # Panics
+    /// If there is no such metric.
+    pub fn of(name: &str) -> Self {
+        let (index, metric) = find_metric(name).expect("the metric is in the table");
+        match metric.source {
+            MetricSource::Nodes { .. } => Self::Nodes(index, Statistic::Mean),
+            MetricSource::Step(..) | MetricSource::PerRank(_) => Self::Step(index),
         }
     }
 
-    /// Returns whether nodes measure it, at times of their own.
+    fn index(self) -> usize {
+        match self {
+            Self::Step(metric) => metric,
+            Self::Memory(rank) => Self::RANKS + rank.min(MAX_RANK_LINES - 1),
+            Self::MemoryHighest => Self::RANKS + MAX_RANK_LINES,
+            Self::MemoryLowest => Self::RANKS + MAX_RANK_LINES + 1,
+            Self::Nodes(metric, statistic) => Self::NODES + 3 * metric + statistic as usize,
+        }
+    }
+
+    /// Returns whether nodes sample it at times of their own.
     pub fn is_of_nodes(self) -> bool {
-        matches!(self, Self::OfNodes(..))
+        matches!(self, Self::Nodes(..))
     }
 }
 
@@ -272,7 +253,7 @@ impl Default for Segment {
             times: Vec::new(),
             attempts: Vec::new(),
             columns: vec![Column::default(); Track::COUNT],
-            smoothed: vec![Default::default(); Track::SMOOTHED],
+            smoothed: vec![Default::default(); METRICS.len()],
         }
     }
 }
@@ -323,19 +304,12 @@ impl Segment {
         self.steps.push(sample.step);
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
         self.attempts.push(sample.attempt);
-        let told = |value: f64| Some(value).filter(|value| !sample.adapted || *value != 0.0);
         let mut add = |track: Track, reading: NewValue| self.columns[track.index()].push(index, reading);
-        add(Track::Loss, NewValue::of(sample.loss));
-        add(
-            Track::GradNorm,
-            if sample.adapted { NewValue::if_measured(sample.grad_norm) } else { NewValue::of(sample.grad_norm) },
-        );
-        add(Track::StepTime, NewValue::if_measured(told(sample.step_s)));
-        add(Track::DataTime, NewValue::if_measured(told(sample.data_s)));
-        add(Track::Lr, NewValue::if_measured(told(sample.lr)));
-        add(Track::LrTtt, NewValue::if_measured(sample.lr_ttt));
-        add(Track::WeightNorm, NewValue::if_measured(sample.weight_norm));
-        add(Track::Mfu, NewValue::if_measured(sample.mfu));
+        for (metric, of) in drawn() {
+            if let MetricSource::Step(value, _) = of.source {
+                add(Track::Step(metric), NewValue::if_measured(value(sample)));
+            }
+        }
         let memory = &sample.mem_gib_by_rank;
         let wide = memory.len() > MAX_RANK_LINES;
         for rank in 0..MAX_RANK_LINES {
@@ -344,10 +318,10 @@ impl Segment {
         let extreme = |pick: fn(f64, f64) -> f64| memory.iter().copied().reduce(pick).filter(|_| wide);
         add(Track::MemoryHighest, NewValue::if_measured(extreme(f64::max)));
         add(Track::MemoryLowest, NewValue::if_measured(extreme(f64::min)));
-        for track in 0..Track::SMOOTHED {
+        for (metric, _) in drawn().filter(|(_, of)| of.line.is_some_and(|line| line.smoothed)) {
             for (level, weight) in SMOOTHING.into_iter().enumerate() {
-                let average = next_average(&self.columns[track], &self.smoothed[track][level], index, weight);
-                self.smoothed[track][level].push(index, average);
+                let average = next_average(&self.columns[metric], &self.smoothed[metric][level], index, weight);
+                self.smoothed[metric][level].push(index, average);
             }
         }
     }
@@ -357,21 +331,19 @@ impl Segment {
         self.steps.push(0);
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
         self.attempts.push(0);
-        let mut add = |quantity: NodeMetric, spread: Option<Spread>, scale: f64| {
+        for (metric, of) in drawn() {
+            let MetricSource::Nodes { value, .. } = of.source else { continue };
+            let spread = value(moment);
             let several = spread.filter(|spread| spread.of_several);
             let values = [
                 (Statistic::Mean, spread.map(|s| s.mean)),
                 (Statistic::Lowest, several.map(|s| s.min)),
                 (Statistic::Highest, several.map(|s| s.max)),
             ];
-            for (bound, value) in values {
-                let reading = NewValue::if_measured(value.map(|value| value * scale));
-                self.columns[Track::OfNodes(quantity, bound).index()].push(index, reading);
+            for (statistic, value) in values {
+                self.columns[Track::Nodes(metric, statistic).index()].push(index, NewValue::if_measured(value));
             }
-        };
-        add(NodeMetric::Power, moment.power_w, 1.0);
-        add(NodeMetric::Memory, moment.gpu_mem_gib.or(moment.mem_gib), 1.0);
-        add(NodeMetric::Cpu, moment.cpu_pct, 0.01);
+        }
     }
 
     fn split_off(&mut self, at: usize) -> Self {
@@ -383,6 +355,11 @@ impl Segment {
             smoothed: self.smoothed.iter_mut().map(|levels| levels.each_mut().map(|c| c.split_off(at))).collect(),
         }
     }
+}
+
+/// Returns the metrics that a chart shows, with their indices.
+fn drawn() -> impl Iterator<Item = (usize, &'static Metric)> {
+    METRICS.iter().enumerate().filter(|(_, metric)| metric.line.is_some())
 }
 
 /// Returns the bias-corrected moving average after the value at `index`: m' = w·m + (1-w)·x, divided by 1 - w^n
@@ -535,7 +512,7 @@ mod tests {
             }
             series.push(&s);
         }
-        let loss = series.live().column(Track::Loss);
+        let loss = series.live().column(Track::of("loss"));
         assert!(loss.get(19).is_nan() && loss.any_not_finite(19, 20) && !loss.any_not_finite(0, 19));
         assert!(loss.extent(0, 40).max.is_finite());
     }
@@ -549,7 +526,7 @@ mod tests {
             series.push(&s);
         }
         for level in 0..SMOOTHING.len() {
-            let average = series.live().smoothed(Track::Loss, level).unwrap();
+            let average = series.live().smoothed(Track::of("loss"), level).unwrap();
             assert!((0..200).all(|i| (average.get(i) - 0.5).abs() < 1e-5));
         }
     }
@@ -558,7 +535,7 @@ mod tests {
     fn a_quantity_nobody_measured_takes_no_space() {
         let mut series = Series::default();
         series.push(&sample(1, 1));
-        assert!(series.live().column(Track::LrTtt).is_empty());
+        assert!(series.live().column(Track::of("lr_ttt")).is_empty());
         assert!(series.live().column(Track::MemoryHighest).is_empty());
     }
 

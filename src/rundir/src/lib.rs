@@ -26,6 +26,7 @@ mod id;
 mod layout;
 mod lines;
 mod listing;
+mod metric_table;
 mod metrics;
 mod metrics_line;
 mod node_sample;
@@ -58,6 +59,7 @@ pub use listing::{
     CheckpointEntry, CheckpointSummary, latest_among, latest_before, latest_for_sure_among, step_checkpoints, to_prune,
     unreadable_after,
 };
+pub use metric_table::{Chart, ChartInfo, METRICS, Metric, MetricLine, MetricSource, Reduction, find_metric};
 pub use metrics::MetricSample;
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
 pub use node_series::{NodePoint, NodeSeries, Spread};

@@ -516,7 +516,7 @@ pub enum ChartArg {
     NodeMemory,
 }
 
-impl From<ChartArg> for ui::Chart {
+impl From<ChartArg> for rundir::Chart {
     fn from(arg: ChartArg) -> Self {
         match arg {
             ChartArg::Loss => Self::Loss,
@@ -715,7 +715,7 @@ mod tests {
     fn the_charts_have_the_names_of_the_files_that_the_console_exports() {
         for chart in ChartArg::value_variants() {
             let name = chart.to_possible_value().unwrap().get_name().to_owned();
-            assert_eq!(name, ui::Chart::from(*chart).labels(true).file_name);
+            assert_eq!(name, rundir::Chart::from(*chart).info(true).name);
         }
     }
 }

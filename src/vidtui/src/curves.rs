@@ -2,32 +2,14 @@
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
-use rundir::{Error, ErrorCode, Failure, History, MetricSample, NodePoint, NodeSeries, RunDir, Spread, Tail};
+use rundir::{
+    ChartInfo, Error, ErrorCode, Failure, History, METRICS, Metric, MetricSample, MetricSource, NodePoint, NodeSeries,
+    RunDir, Spread, Tail,
+};
 use runstate::RunSummary;
 use std::fmt::Write;
 use ui::{ChartSpec, XAxis};
 use units::Unit;
-
-/// A metric that can be drawn or tabulated. Most have the name that they have in `metrics.jsonl`.
-pub struct Metric {
-    /// The name on the command line.
-    pub name: &'static str,
-    /// The label of the y axis.
-    label: &'static str,
-    unit: Unit,
-    values: Values,
-}
-
-/// Where the values of a metric are in a sample.
-enum Values {
-    One(fn(&MetricSample) -> Option<f64>),
-    PerRank(fn(&MetricSample) -> &[f64]),
-    /// Sampled by nodes, at times of their own. The name of the column ends in the unit.
-    OfNodes {
-        column: &'static str,
-        value: fn(&NodePoint) -> Option<Spread>,
-    },
-}
 
 /// Everything that was measured of a run.
 pub struct Measured {
@@ -37,63 +19,9 @@ pub struct Measured {
     pub node_points: Vec<NodePoint>,
 }
 
-/// Every metric, in the order of the columns of a table.
-pub const METRICS: &[Metric] = &[
-    one("loss", "loss", Unit::Plain, |s| s.loss),
-    one("grad_norm", "gradient norm", Unit::Plain, |s| s.grad_norm),
-    one("weight_norm", "weight norm", Unit::Plain, |s| s.weight_norm),
-    one("lr", "learning rate", Unit::Rate, |s| reported(s, s.lr)),
-    one("lr_ttt", "learning rate, TTT layers", Unit::Rate, |s| s.lr_ttt),
-    one("step_s", "step time", Unit::Seconds, |s| reported(s, s.step_s)),
-    one("data_s", "data wait", Unit::Seconds, |s| reported(s, s.data_s)),
-    one("forward_s", "forward", Unit::Seconds, |s| reported(s, s.forward_s)),
-    one("backward_s", "backward", Unit::Seconds, |s| reported(s, s.backward_s)),
-    one("reduce_s", "waiting for other ranks", Unit::Seconds, |s| reported(s, s.reduce_s)),
-    one("optimizer_s", "optimizer", Unit::Seconds, |s| reported(s, s.optimizer_s)),
-    one("checkpoint_s", "checkpoint", Unit::Seconds, |s| reported(s, s.checkpoint_s)),
-    one("samples_per_s", "samples per second", Unit::Plain, |s| reported(s, s.samples_per_s)),
-    one("tokens_per_s", "tokens per second", Unit::Plain, |s| reported(s, s.tokens_per_s)),
-    one("tflops", "TFLOP per second and rank", Unit::Plain, |s| reported(s, s.tflops)),
-    one("mfu", "MFU", Unit::Share, |s| s.mfu),
-    per_rank("mem_gib", "memory", Unit::Gib, |s| &s.mem_gib_by_rank),
-    per_rank("mem_peak_gib", "peak memory", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
-    per_rank("rank_step_s", "step time of each rank", Unit::Seconds, |s| &s.step_s_by_rank),
-    per_rank("rank_busy_s", "step time of each rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
-    of_nodes("power", "GPU power", Unit::Watts, "power_w", |m| m.power_w),
-    of_nodes("memory", "GPU memory, or node memory", Unit::Gib, "memory_gib", |m| m.gpu_mem_gib.or(m.mem_gib)),
-    of_nodes("cpu", "CPU", Unit::Share, "cpu_share", |m| m.cpu_pct.map(as_share)),
-];
-
-fn as_share(pct: Spread) -> Spread {
-    Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0, ..pct }
-}
-
-const fn of_nodes(
-    name: &'static str,
-    label: &'static str,
-    unit: Unit,
-    column: &'static str,
-    value: fn(&NodePoint) -> Option<Spread>,
-) -> Metric {
-    Metric { name, label, unit, values: Values::OfNodes { column, value } }
-}
-
-/// A zero that an adapter left in means that the other trainer does not log this value.
-fn reported(sample: &MetricSample, value: f64) -> Option<f64> {
-    Some(value).filter(|value| !sample.adapted || *value != 0.0)
-}
-
-const fn one(name: &'static str, label: &'static str, unit: Unit, value: fn(&MetricSample) -> Option<f64>) -> Metric {
-    Metric { name, label, unit, values: Values::One(value) }
-}
-
-const fn per_rank(name: &'static str, label: &'static str, unit: Unit, values: fn(&MetricSample) -> &[f64]) -> Metric {
-    Metric { name, label, unit, values: Values::PerRank(values) }
-}
-
 /// Finds a metric by name.
 pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
-    METRICS.iter().find(|metric| metric.name == name).ok_or_else(|| {
+    rundir::find_metric(name).map(|(_, metric)| metric).ok_or_else(|| {
         let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
         let why = format!("the metrics are {}", names.join(", "));
         Refusal::request(Failure::new(
@@ -171,15 +99,11 @@ impl Group {
     }
 
     /// The metrics of a chart of the console.
-    pub fn of_chart(chart: ui::Chart, measured: &Measured) -> Self {
+    pub fn of_chart(chart: rundir::Chart, measured: &Measured) -> Self {
         let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
-        let labels = chart.labels(has_power);
-        let find = |name: &str| METRICS.iter().find(|metric| metric.name == name);
-        let metrics = labels
-            .metrics
-            .iter()
-            .map(|part| (find(part.name).expect("every chart's metric is in METRICS"), part.label));
-        Self { label: labels.title, unit: labels.unit, metrics: metrics.collect() }
+        let ChartInfo { title, unit, .. } = chart.info(has_power);
+        let label = |metric: &Metric| metric.line.map_or(metric.label, |line| line.label);
+        Self { label: title, unit, metrics: chart.metrics(has_power).map(|metric| (metric, label(metric))).collect() }
     }
 }
 
@@ -231,13 +155,15 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
     let mut text = String::from("attempt,step,t");
     for metric in metrics {
-        match metric.values {
-            Values::One(_) => text.extend([",", metric.name]),
-            Values::OfNodes { column, value } if is_measured(value) => {
+        match metric.source {
+            MetricSource::Step(..) => text.extend([",", metric.name]),
+            MetricSource::Nodes { column, value } if is_measured(value) => {
                 text += &format!(",{column}_mean,{column}_min,{column}_max");
             }
-            Values::OfNodes { .. } => {}
-            Values::PerRank(values) => text.extend((0..ranks(values)).map(|r| format!(",{}_rank_{r}", metric.name))),
+            MetricSource::Nodes { .. } => {}
+            MetricSource::PerRank(values) => {
+                text.extend((0..ranks(values)).map(|r| format!(",{}_rank_{r}", metric.name)))
+            }
         }
     }
     text += "\r\n";
@@ -245,16 +171,16 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
         // Writing to a String cannot fail.
         let _ = write!(text, "{},{},{:.3}", sample.attempt, sample.step, sample.t);
         for metric in metrics {
-            match metric.values {
-                Values::One(value) => cell(&mut text, value(sample)),
-                Values::OfNodes { value, .. } if is_measured(value) => {
+            match metric.source {
+                MetricSource::Step(value, _) => cell(&mut text, value(sample)),
+                MetricSource::Nodes { value, .. } if is_measured(value) => {
                     let spread = node_point_at(points, sample.t).and_then(value);
                     for part in [|s: Spread| s.mean, |s: Spread| s.min, |s: Spread| s.max] {
                         cell(&mut text, spread.map(part).map(|value| (value * 1e3).round() / 1e3));
                     }
                 }
-                Values::OfNodes { .. } => {}
-                Values::PerRank(values) => {
+                MetricSource::Nodes { .. } => {}
+                MetricSource::PerRank(values) => {
                     (0..ranks(values)).for_each(|rank| cell(&mut text, values(sample).get(rank).copied()));
                 }
             }
@@ -266,7 +192,7 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
 
 fn cell(text: &mut String, value: Option<f64>) {
     text.push(',');
-    if let Some(value) = value {
+    if let Some(value) = value.filter(|value| value.is_finite()) {
         let _ = write!(text, "{value}");
     }
 }
@@ -280,18 +206,18 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
         XAxis::Time => sample.t - start_s,
     };
     let point = |sample: &MetricSample, value: Option<f64>| (x(sample), value.filter(|value| value.is_finite()));
-    match metric.values {
-        Values::One(value) => {
+    match metric.source {
+        MetricSource::Step(value, _) => {
             let counted: Vec<_> = history.effective().iter().map(|sample| point(sample, value(sample))).collect();
             // A metric that this run never logs, such as the learning rate of TTT layers, has no curve.
-            if counted.iter().all(|(_, value)| value.is_none()) && metric.name != "loss" {
+            if history.effective().iter().all(|sample| value(sample).is_none()) {
                 return Vec::new();
             }
             let mut curves = replaced(history, value, &point);
             curves.push(Curve { label: label.into(), points: counted, weight: Weight::Full });
             curves
         }
-        Values::OfNodes { value, .. } => {
+        MetricSource::Nodes { value, .. } => {
             let curve = |label: &str, weight, part: fn(Spread) -> f64| {
                 let x = |point: &NodePoint| match axis {
                     XAxis::Time => Some(point.t - start_s),
@@ -312,7 +238,7 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
             }
             vec![curve("lowest", Weight::Raw, |s| s.min), curve("highest", Weight::Raw, |s| s.max), mean]
         }
-        Values::PerRank(values) => {
+        MetricSource::PerRank(values) => {
             let ranks = history.effective().iter().map(|sample| values(sample).len()).max().unwrap_or(0);
             let curve = |rank| {
                 let points = history.effective().iter().map(|s| point(s, values(s).get(rank).copied()));

@@ -1,10 +1,11 @@
 //! An open run: what was read of it, and how its charts are shown.
 
-use crate::effect::{Chart, XAxis};
+use crate::effect::XAxis;
 use crate::layout::Panel;
 use crate::msg::{RunMsg, RunStatus};
 use crate::series::{Segment, Series};
 use cluster::RankPlace;
+use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use std::collections::{BTreeSet, VecDeque};
 

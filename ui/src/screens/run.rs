@@ -1,7 +1,7 @@
 //! One run: its state and what to do next, its charts, checkpoints and events.
 
 use crate::advice;
-use crate::effect::{Chart, ChartSpec, Effect, ImageFormat, XAxis};
+use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas};
@@ -15,6 +15,7 @@ use crate::widgets::{failure_lines, progress, state, write, write_centered, writ
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
+use rundir::Chart;
 
 /// Reacts to a key.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
@@ -118,7 +119,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     }
     let title = short_id(&run.id).to_owned();
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
-    let to = model.export_dir.join(format!("{title}-{}.{extension}", chart.labels(true).file_name));
+    let to = model.export_dir.join(format!("{title}-{}.{extension}", run_panels::info(run, chart).name));
     let chart = ChartSpec {
         run: run.id.clone(),
         title,

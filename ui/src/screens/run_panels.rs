@@ -1,14 +1,14 @@
 //! The panels of the run screen: charts with their read-outs, checkpoints, events.
 
-use crate::charts::{ChartLabels, ChartMetric};
-use crate::effect::{Chart, XAxis};
+use crate::charts;
+use crate::effect::XAxis;
 use crate::event_text::{self, Severity};
 use crate::layout::{self, Panel};
 use crate::model::Model;
 use crate::model::RunScreen;
 use crate::rank_times::LEVELS;
 use crate::run_state::StateKind;
-use crate::series::{NodeMetric, SMOOTHING, Statistic, Track};
+use crate::series::{SMOOTHING, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
@@ -17,23 +17,24 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::{Event, EventKind};
+use rundir::{Chart, ChartInfo, Event, EventKind};
 use units::Unit;
 
 /// Whether any node of the run has GPUs that say what they draw.
 fn has_power(run: &RunScreen) -> bool {
-    !run.series.nodes().column(Track::OfNodes(NodeMetric::Power, Statistic::Mean)).is_empty()
+    !run.series.nodes().column(Track::of("power")).is_empty()
 }
 
-fn labels(run: &RunScreen, chart: Chart) -> ChartLabels {
-    chart.labels(has_power(run))
+/// Returns a chart's title, file name and unit.
+pub fn info(run: &RunScreen, chart: Chart) -> ChartInfo {
+    chart.info(has_power(run))
 }
 
 /// The lines of a chart: those that were measured.
 fn lines(model: &Model, run: &RunScreen, chart: Chart) -> Vec<ChartLine> {
     let (live, nodes) = (run.series.live(), run.series.nodes());
     let superseded = run.series.superseded();
-    let candidates = labels(run, chart).metrics.iter().flat_map(ChartMetric::lines);
+    let candidates = chart.metrics(has_power(run)).flat_map(charts::lines);
     candidates
         .filter(|(track, ..)| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(*track).is_empty()))
         .enumerate()
@@ -67,7 +68,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, chart);
     let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
-    let below = heading(model, buf, area, labels(run, chart).title, values, focused);
+    let below = heading(model, buf, area, info(run, chart).title, values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { no_step(run) };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
@@ -87,7 +88,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     LineChart {
         series: &run.series,
         lines: &lines,
-        unit: labels(run, chart).unit,
+        unit: info(run, chart).unit,
         x: run.x,
         window: run.window(),
         log_y: run.log_y.contains(&chart),
@@ -124,14 +125,14 @@ fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Opti
 /// The values for a heading: all lines if they fit, or else the first.
 fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
-    let room = usize::from(area.width).saturating_sub(text::width(labels(run, chart).title) + 6);
+    let room = usize::from(area.width).saturating_sub(text::width(info(run, chart).title) + 6);
     let mut spans = Vec::new();
     if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
         spans
             .push(Span::styled(format!("step {}  ", units::grouped(run.series.live().step(index))), model.theme.faint));
     }
     let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
-    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, labels(run, chart).unit)?)));
+    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, info(run, chart).unit)?)));
     let values: Vec<(&ChartLine, String)> = values.collect();
     let used: usize = spans.iter().map(Span::width).sum();
     let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
@@ -180,7 +181,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
     };
     let mut spans = vec![Span::styled(step, model.theme.strong), Span::styled(after, model.theme.faint)];
     for line in lines {
-        let Some(value) = value_at(run, line, index, labels(run, chart).unit) else { continue };
+        let Some(value) = value_at(run, line, index, info(run, chart).unit) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
         // "rank 0" says its mark already.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
@@ -188,7 +189,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
         spans.push(Span::styled(value, model.theme.strong));
         let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
         if let Some(average) = average.filter(|average| average.is_finite()) {
-            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), labels(run, chart).unit))));
+            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), info(run, chart).unit))));
         }
     }
     Line::from(spans)

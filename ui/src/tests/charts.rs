@@ -2,7 +2,7 @@
 
 use crate::effect::XAxis;
 use crate::fixtures::*;
-use crate::series::{NodeMetric, Series, Statistic, Track};
+use crate::series::{Series, Statistic, Track};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::*;
 use ratatui_core::buffer::Buffer;
@@ -12,7 +12,7 @@ use rundir::MetricSample;
 use units::Unit;
 
 fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
-    let lines = [ChartLine { track: Track::Loss, label: "loss".into(), mark: 'l', style: Style::new() }];
+    let lines = [ChartLine { track: Track::of("loss"), label: "loss".into(), mark: 'l', style: Style::new() }];
     let last = series.live().len().checked_sub(1).map_or(1, |i| series.live().step(i));
     let mut chart = LineChart {
         series,
@@ -173,7 +173,8 @@ fn one_node_alone_has_a_mean_and_no_extremes() {
     };
     ui.run_msg(RunMsg::NodePoints(points(false).into_iter().map(alone).collect()));
     let nodes = ui.model.run.as_ref().unwrap().series.nodes();
-    let is_empty = |statistic| nodes.column(Track::OfNodes(NodeMetric::Cpu, statistic)).is_empty();
+    let Track::Nodes(cpu, _) = Track::of("cpu") else { panic!("nodes sample the CPU") };
+    let is_empty = |statistic| nodes.column(Track::Nodes(cpu, statistic)).is_empty();
     assert!(!is_empty(Statistic::Mean) && is_empty(Statistic::Highest) && is_empty(Statistic::Lowest));
 }
 
@@ -195,8 +196,8 @@ fn the_axis_of_time_reaches_from_the_first_to_the_last_sign_of_life() {
 fn panels_of_nodes_are_passed_over_where_nothing_was_measured() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab");
-    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::LearningRate));
+    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::LearningRate));
     ui.run_msg(RunMsg::NodePoints(points(true)));
     ui.press("Shift-Tab");
-    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(Chart::NodeMemory));
+    assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::NodeMemory));
 }

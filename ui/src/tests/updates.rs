@@ -232,7 +232,7 @@ fn export_asks_for_the_focused_chart_as_it_is_shown() {
     assert_eq!(to, "/home/ada/vidtui/demo-2s-k7f2-gradient-norm.png");
     assert_eq!(
         (chart.chart, chart.x, chart.log_y, chart.format),
-        (Chart::GradNorm, XAxis::Time, true, ImageFormat::Png)
+        (rundir::Chart::GradNorm, XAxis::Time, true, ImageFormat::Png)
     );
     assert_eq!(chart.smoothing, Some(0.9));
     assert!(chart.window.is_some_and(|(low, high)| high - low < 60.0));

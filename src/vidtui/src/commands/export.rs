@@ -2,11 +2,11 @@
 
 use crate::args::ExportArgs;
 use crate::chart_export;
-use crate::curves::{self, Group, METRICS, Metric, View};
+use crate::curves::{self, Group, View};
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, METRICS, Metric};
 use ui::XAxis;
 
 /// The metrics of a picture when none is named.

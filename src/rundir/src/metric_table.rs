@@ -1,0 +1,264 @@
+//! The metrics of a run and the charts that show them, each declared once.
+//!
+//! The console draws this table, and `vidtui export` writes it. A new metric is a field of [`MetricSample`], which the trainer
+//! fills, and a row here.
+
+use crate::{MetricSample, NodePoint, Spread};
+use units::Unit;
+
+/// A quantity that is measured over time.
+#[derive(Debug)]
+pub struct Metric {
+    /// Its name on the command line and in tables.
+    pub name: &'static str,
+    /// The label of its axis.
+    pub label: &'static str,
+    /// The unit of its values.
+    pub unit: Unit,
+    /// Where its values are.
+    pub source: MetricSource,
+    /// The line that shows it in a chart of the console, if one does.
+    pub line: Option<MetricLine>,
+}
+
+/// Where the values of a metric are.
+#[derive(Debug, Clone, Copy)]
+pub enum MetricSource {
+    /// One value per step. `None` if it was not measured, NaN if it was not finite.
+    Step(fn(&MetricSample) -> Option<f64>, Reduction),
+    /// One value per step and rank.
+    PerRank(fn(&MetricSample) -> &[f64]),
+    /// Values that nodes sample at times of their own, with their spread over GPUs or nodes.
+    Nodes {
+        /// The prefix of its columns in a table, which ends in the unit.
+        column: &'static str,
+        /// The spread of a sample.
+        value: fn(&NodePoint) -> Option<Spread>,
+    },
+}
+
+/// How the values of all ranks become the one value of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// The mean over the samples of the global batch.
+    BatchMean,
+    /// The L2 norm over the shards of all ranks.
+    Norm,
+    /// All ranks have the same value.
+    Same,
+    /// The value of rank 0.
+    RankZero,
+}
+
+/// A line of a chart.
+#[derive(Debug, Clone, Copy)]
+pub struct MetricLine {
+    /// The chart.
+    pub chart: Chart,
+    /// The letter that marks the line.
+    pub mark: char,
+    /// The label in the legend.
+    pub label: &'static str,
+    /// Whether the console keeps its moving averages.
+    pub smoothed: bool,
+}
+
+/// The charts of the console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Chart {
+    /// Training loss.
+    Loss,
+    /// Learning rates, one line per parameter family.
+    LearningRate,
+    /// Norm of the gradient before clipping.
+    GradNorm,
+    /// Seconds per step, and the part spent waiting for data.
+    StepTime,
+    /// Memory of each rank.
+    Memory,
+    /// Norm of the trained weights.
+    WeightNorm,
+    /// Model FLOP utilisation.
+    Mfu,
+    /// Power of the GPUs; CPU utilisation where no node reports power.
+    Power,
+    /// Memory in use on the GPUs, or on the nodes where there are none.
+    NodeMemory,
+}
+
+/// The texts of a chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChartInfo {
+    /// Its part of a file name.
+    pub name: &'static str,
+    /// Its title.
+    pub title: &'static str,
+    /// The unit of its y axis.
+    pub unit: Unit,
+}
+
+impl Chart {
+    /// Returns the texts of a chart; `has_gpu_power` is whether a node of the run reports the power of GPUs.
+    pub fn info(self, has_gpu_power: bool) -> ChartInfo {
+        let (name, title, unit) = match self {
+            Self::Loss => ("loss", "Loss", Unit::Plain),
+            Self::LearningRate => ("learning-rate", "Learning rate", Unit::Rate),
+            Self::GradNorm => ("gradient-norm", "Gradient norm", Unit::Plain),
+            Self::StepTime => ("step-time", "Step time", Unit::Seconds),
+            Self::Memory => ("memory", "Memory", Unit::Gib),
+            Self::WeightNorm => ("weight-norm", "Weight norm", Unit::Plain),
+            Self::Mfu => ("mfu", "MFU", Unit::Share),
+            Self::Power if has_gpu_power => ("power", "GPU power", Unit::Watts),
+            Self::Power => ("power", "CPU", Unit::Share),
+            Self::NodeMemory if has_gpu_power => ("node-memory", "GPU memory", Unit::Gib),
+            Self::NodeMemory => ("node-memory", "Node memory", Unit::Gib),
+        };
+        ChartInfo { name, title, unit }
+    }
+
+    /// Returns the metrics that a chart shows, in the order of the table.
+    pub fn metrics(self, has_gpu_power: bool) -> impl Iterator<Item = &'static Metric> {
+        let unit = self.info(has_gpu_power).unit;
+        METRICS.iter().filter(move |metric| metric.line.is_some_and(|line| line.chart == self) && metric.unit == unit)
+    }
+}
+
+/// Every metric, in the order of the columns of a table.
+pub const METRICS: &[Metric] = &[
+    step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s.loss))
+        .drawn(Chart::Loss, 'l', "loss")
+        .smoothed(),
+    step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.adapted {
+        true => s.grad_norm,
+        false => finite_or_nan(s.grad_norm),
+    })
+    .drawn(Chart::GradNorm, 'n', "before clipping")
+    .smoothed(),
+    step("weight_norm", "weight norm", Unit::Plain, Reduction::Norm, |s| s.weight_norm).drawn(
+        Chart::WeightNorm,
+        'n',
+        "weight norm",
+    ),
+    step("lr", "learning rate", Unit::Rate, Reduction::Same, |s| measured(s, s.lr)).drawn(
+        Chart::LearningRate,
+        'w',
+        "weights",
+    ),
+    step("lr_ttt", "learning rate, TTT layers", Unit::Rate, Reduction::Same, |s| s.lr_ttt).drawn(
+        Chart::LearningRate,
+        't',
+        "TTT layers",
+    ),
+    step("step_s", "step time", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.step_s))
+        .drawn(Chart::StepTime, 's', "step")
+        .smoothed(),
+    step("data_s", "data wait", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.data_s)).drawn(
+        Chart::StepTime,
+        'd',
+        "data wait",
+    ),
+    step("forward_s", "forward", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.forward_s)),
+    step("backward_s", "backward", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.backward_s)),
+    step("reduce_s", "waiting for other ranks", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.reduce_s)),
+    step("optimizer_s", "optimizer", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.optimizer_s)),
+    step("checkpoint_s", "checkpoint", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.checkpoint_s)),
+    step("samples_per_s", "samples per second", Unit::Plain, Reduction::Same, |s| measured(s, s.samples_per_s)),
+    step("tokens_per_s", "tokens per second", Unit::Plain, Reduction::Same, |s| measured(s, s.tokens_per_s)),
+    step("tflops", "TFLOP/s per rank", Unit::Plain, Reduction::Same, |s| measured(s, s.tflops)),
+    step("mfu", "MFU", Unit::Share, Reduction::Same, |s| s.mfu).drawn(Chart::Mfu, 'u', "MFU"),
+    per_rank("mem_gib", "memory per rank", Unit::Gib, |s| &s.mem_gib_by_rank).drawn(Chart::Memory, 'r', "rank"),
+    per_rank("mem_peak_gib", "peak memory per rank", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
+    per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),
+    per_rank("rank_busy_s", "step time per rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
+    nodes("power", "GPU power", Unit::Watts, "power_w", |p| p.power_w).drawn(Chart::Power, 'm', "mean"),
+    nodes("memory", "GPU memory, or node memory", Unit::Gib, "memory_gib", |p| p.gpu_mem_gib.or(p.mem_gib)).drawn(
+        Chart::NodeMemory,
+        'm',
+        "mean",
+    ),
+    nodes("cpu", "CPU", Unit::Share, "cpu_share", |p| p.cpu_pct.map(share)).drawn(Chart::Power, 'm', "mean"),
+];
+
+/// Finds a metric by its name, with its index in [`METRICS`].
+pub fn find_metric(name: &str) -> Option<(usize, &'static Metric)> {
+    METRICS.iter().enumerate().find(|(_, metric)| metric.name == name)
+}
+
+const fn step(
+    name: &'static str,
+    label: &'static str,
+    unit: Unit,
+    reduction: Reduction,
+    value: fn(&MetricSample) -> Option<f64>,
+) -> Metric {
+    Metric { name, label, unit, source: MetricSource::Step(value, reduction), line: None }
+}
+
+const fn per_rank(name: &'static str, label: &'static str, unit: Unit, values: fn(&MetricSample) -> &[f64]) -> Metric {
+    Metric { name, label, unit, source: MetricSource::PerRank(values), line: None }
+}
+
+const fn nodes(
+    name: &'static str,
+    label: &'static str,
+    unit: Unit,
+    column: &'static str,
+    value: fn(&NodePoint) -> Option<Spread>,
+) -> Metric {
+    Metric { name, label, unit, source: MetricSource::Nodes { column, value }, line: None }
+}
+
+impl Metric {
+    const fn drawn(self, chart: Chart, mark: char, label: &'static str) -> Self {
+        Self { line: Some(MetricLine { chart, mark, label, smoothed: false }), ..self }
+    }
+
+    const fn smoothed(self) -> Self {
+        let Some(line) = self.line else { return self };
+        Self { line: Some(MetricLine { smoothed: true, ..line }), ..self }
+    }
+}
+
+/// On disk, a value that is not finite is `null`.
+fn finite_or_nan(value: Option<f64>) -> Option<f64> {
+    value.or(Some(f64::NAN))
+}
+
+/// A zero in a sample that was read from another trainer's log means that the log lacks the value.
+fn measured(sample: &MetricSample, value: f64) -> Option<f64> {
+    Some(value).filter(|value| !sample.adapted || *value != 0.0)
+}
+
+fn share(pct: Spread) -> Spread {
+    Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0, ..pct }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_chart_shows_a_metric() {
+        let names: std::collections::BTreeSet<&str> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), METRICS.len());
+        for metric in METRICS {
+            let Some(line) = metric.line else { continue };
+            let shown = [true, false].map(|power| line.chart.metrics(power).any(|m| m.name == metric.name));
+            assert!(shown.contains(&true), "{}", metric.name);
+        }
+        let power = |has_gpu_power| Chart::Power.metrics(has_gpu_power).map(|m| m.name).collect::<Vec<_>>();
+        assert_eq!((power(true), power(false)), (vec!["power"], vec!["cpu"]));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_nan_and_a_value_that_a_log_lacks_is_none() {
+        let value = |name: &str, sample: &MetricSample| match find_metric(name).unwrap().1.source {
+            MetricSource::Step(value, _) => value(sample),
+            _ => None,
+        };
+        let adapted = MetricSample { adapted: true, ..MetricSample::default() };
+        assert!(value("loss", &adapted).unwrap().is_nan() && value("grad_norm", &adapted).is_none());
+        assert!(value("grad_norm", &MetricSample::default()).unwrap().is_nan());
+        assert_eq!((value("lr", &adapted), value("lr", &MetricSample::default())), (None, Some(0.0)));
+    }
+}
