@@ -1,27 +1,29 @@
+//! What a plan needs besides its request: the time, the user, the trainer and the target.
+
 use camino::Utf8PathBuf;
 use cluster::slurm::SlurmSpec;
 use cluster::{Hostfile, Node, NodeId};
 use rundir::{Attempt, Lineage, Login, SlurmJob};
 use serde::{Deserialize, Serialize};
 
-/// What a plan needs from outside: clock, dice, user, trainer and place. Whoever plans reads them.
+/// The inputs of every plan, which the caller reads from the system.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Context {
-    /// Now, Unix seconds.
+    /// The current time, Unix seconds.
     pub now_s: f64,
-    /// Any random number; it becomes the tail of a new run's id.
+    /// A random number, for the end of a new run's id and for the port of the rendezvous.
     pub random: u32,
-    /// Who asks, as `user@node`.
+    /// The user who makes the request, as `user@node`.
     pub by: String,
     /// The folder of all runs, absolute.
     pub runs_root: Utf8PathBuf,
-    /// The git commit of the working folder, where there is one.
+    /// The git commit of the working folder, if it is a repository.
     pub git_commit: Option<String>,
-    /// The trainer that will run.
+    /// The trainer.
     pub trainer: TrainerBinary,
-    /// This program, which the script of a Slurm job calls.
+    /// The path of this program, which the script of a Slurm job calls.
     pub program: Utf8PathBuf,
-    /// Where it will run.
+    /// Where the ranks run.
     pub target: Target,
     /// What the user chose about checks and copies, and what the preparation of the request found.
     pub options: StartOptions,
@@ -40,39 +42,39 @@ pub struct StartOptions {
     pub warnings: Vec<String>,
 }
 
-/// The trainer binary as it was found.
+/// The trainer binary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainerBinary {
-    /// Where it is.
+    /// Its path.
     pub path: Utf8PathBuf,
     /// Its version.
     pub version: String,
     /// The version of its binding to libtorch.
     pub tch: String,
-    /// The version of the libtorch it runs with.
+    /// The version of libtorch.
     pub libtorch: String,
-    /// Whether that libtorch was built for GPUs.
+    /// Whether libtorch was built for GPUs.
     pub cuda: bool,
-    /// Hash of the file.
+    /// The SHA-256 hash of the file.
     pub sha256: String,
 }
 
-/// Where the ranks of a run go.
+/// The nodes on which the ranks of a run start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// The nodes, each with its slots.
     pub nodes: Vec<Node>,
-    /// How the user said it, such as `--local 2`; refusals repeat it.
+    /// What the user wrote, such as `--local 2`, for errors.
     pub description: String,
-    /// How the nodes are reached by SSH; empty for this machine.
+    /// The SSH logins of the nodes; empty for this machine.
     pub logins: Vec<Login>,
-    /// The first node's address as the others see it; its name, when nobody says.
+    /// The address of the first node for the other nodes; default: its name.
     pub address: Option<String>,
-    /// What is asked of Slurm. Its job, once it has begun, has `nodes`; until then there are none.
+    /// The Slurm request. `nodes` is empty until Slurm has started the job.
     pub slurm: Option<SlurmJob>,
 }
 
-/// Where the ranks of several nodes meet: rank 0 listens there.
+/// The rendezvous of the ranks of several nodes, where rank 0 listens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Master {
     /// The first node's address.
@@ -82,17 +84,17 @@ pub struct Master {
 }
 
 impl Target {
-    /// Takes this machine, with room for `ranks` ranks.
+    /// Makes a target of this machine, with slots for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
         let nodes = vec![Node::local(hostname, ranks)];
         Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
     }
 
-    /// Takes the nodes of a hostfile. Those that do not say their slots share the `world` ranks that the others leave.
+    /// Makes a target of the nodes of a hostfile. Nodes without slots share those of the `world` ranks that remain.
     pub fn hostfile(hostfile: &Hostfile, world: usize, description: impl Into<String>) -> Self {
-        let said_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
-        let silent = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);
-        let share = world.saturating_sub(said_slots).div_ceil(silent).max(1);
+        let given_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
+        let without_slots = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);
+        let share = world.saturating_sub(given_slots).div_ceil(without_slots).max(1);
         let login = |entry: &cluster::hostfile::Entry| Login {
             node: entry.node.clone(),
             user: entry.user.clone(),
@@ -102,25 +104,25 @@ impl Target {
         Self { nodes: hostfile.nodes(share), description: description.into(), logins, address: None, slurm: None }
     }
 
-    /// Takes the nodes that Slurm will choose.
+    /// Makes a target of nodes that Slurm has yet to choose.
     pub fn slurm(spec: SlurmSpec, description: impl Into<String>) -> Self {
         let slurm = Some(SlurmJob { job: None, spec });
         Self { nodes: Vec::new(), description: description.into(), logins: Vec::new(), address: None, slurm }
     }
 
-    /// Takes the nodes that Slurm has chosen for a job.
+    /// Makes a target of the nodes of a Slurm job.
     pub fn allocation(job: u64, spec: SlurmSpec, names: Vec<NodeId>) -> Self {
         let nodes = names.into_iter().map(|id| Node { id, slots: spec.gpus_per_node }).collect();
         let slurm = Some(SlurmJob { job: Some(job), spec });
         Self { nodes, description: format!("job {job}"), logins: Vec::new(), address: None, slurm }
     }
 
-    /// Returns what is asked of Slurm, as long as it has not chosen the nodes.
+    /// Returns the Slurm request if Slurm has not chosen the nodes yet.
     pub fn pending_slurm(&self) -> Option<&SlurmSpec> {
         self.slurm.as_ref().filter(|_| self.nodes.is_empty()).map(|slurm| &slurm.spec)
     }
 
-    /// Takes the nodes on which an attempt ran, each with as many ranks as it had.
+    /// Makes a target of the nodes of an attempt, each with the ranks that it had.
     pub fn of(attempt: &Attempt) -> Self {
         let by_node = attempt.placement.by_node();
         let nodes: Vec<Node> =
@@ -134,24 +136,24 @@ impl Target {
         !self.logins.is_empty() || self.slurm.as_ref().is_some_and(|slurm| slurm.job.is_some())
     }
 
-    /// Leaves a node out.
+    /// Removes a node.
     pub fn without(&mut self, node: &NodeId) {
         self.nodes.retain(|other| other.id != *node);
         self.logins.retain(|other| other.node != *node);
     }
 
-    /// Returns the ranks that all nodes take together.
+    /// Returns the number of ranks that all nodes have slots for.
     pub fn slots(&self) -> usize {
         let of_nodes = || self.nodes.iter().map(|node| node.slots).sum();
         self.pending_slurm().map_or_else(of_nodes, SlurmSpec::world)
     }
 }
 
-/// Weights that a run begins from.
+/// Weights that a run starts from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Weights {
     /// A complete step directory.
     pub path: Utf8PathBuf,
-    /// The run that trained them, when they lie in one.
+    /// The run that saved them, if they belong to one.
     pub lineage: Option<Lineage>,
 }

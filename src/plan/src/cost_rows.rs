@@ -1,8 +1,10 @@
+//! The cost of a recipe as rows of text.
+
 use recipe::{Cost, RankMemory, Recipe, Traffic};
 
 use units::{grouped, size};
 
-/// Says what a recipe costs on its mesh, as names and values: for `check` and for whoever is about to launch it.
+/// Returns the cost of a recipe on its mesh as names and values, for `vidtui check` and the launch dialog.
 pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
     let (cost, model) = (recipe.cost(), &recipe.model);
     let text = match model.segments {
@@ -11,13 +13,13 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
     };
     let trained = match cost.trainable {
         all if all == cost.params => "all trained".to_owned(),
-        some => format!("{} of them trained", grouped(some)),
+        some => format!("{} trained", grouped(some)),
     };
     let rows = [
         (
             "sequence",
             format!(
-                "{} tokens: {text} of text, {} × {} of video",
+                "{} tokens: {text} text, {} × {} video",
                 grouped(cost.seq_len),
                 model.token_frames(),
                 model.tokens_per_frame()
@@ -41,14 +43,14 @@ fn memory(memory: &RankMemory) -> String {
         ("kept between blocks", kept),
         ("gathered blocks", gathered),
         ("accumulated gradients", accumulated),
-        ("workspace of about", workspace),
+        ("workspace about", workspace),
     ];
-    format!("{} a rank at its peak: {}", size(memory.total()), listed(&parts))
+    format!("{} per rank at the peak: {}", size(memory.total()), listed(&parts))
 }
 
 fn checkpoint(cost: &Cost) -> String {
     let (whole, copy) = (size(cost.checkpoint_bytes), size(cost.memory.save_copy()));
-    format!("{whole}; for saves, a rank keeps a copy of {copy} in its node's memory")
+    format!("{whole}; during a save, each rank needs {copy} of node memory")
 }
 
 fn traffic(traffic: &Traffic) -> String {
@@ -60,12 +62,12 @@ fn traffic(traffic: &Traffic) -> String {
         ("tensor parallel", tensor_parallel),
     ];
     match parts.map(|(name, bytes)| (name, bytes as u64)) {
-        none if none.iter().all(|(_, bytes)| *bytes == 0) => "none: there is one rank".into(),
-        parts => format!("each rank sends {} a step: {}", size(traffic.total() as u64), listed(&parts)),
+        none if none.iter().all(|(_, bytes)| *bytes == 0) => "none: one rank".into(),
+        parts => format!("each rank sends {} per step: {}", size(traffic.total() as u64), listed(&parts)),
     }
 }
 
-/// `weights 3.4 GiB, gradients 1.2 GiB`, without what is nothing.
+/// Formats the parts that are not zero: `weights 3.4 GiB, gradients 1.2 GiB`.
 fn listed(parts: &[(&str, u64)]) -> String {
     let there = parts.iter().filter(|(_, bytes)| *bytes > 0);
     there.map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect::<Vec<_>>().join(", ")
@@ -78,7 +80,7 @@ fn work(cost: &Cost, recipe: &Recipe) -> String {
         large => format!("{} TFLOP", grouped(large.round() as u64)),
     };
     let ranks = recipe.mesh.world() as f64;
-    format!("{} a step, {} of them by each rank", shown(cost.step_flops), shown(cost.step_flops / ranks))
+    format!("{} per step, {} per rank", shown(cost.step_flops), shown(cost.step_flops / ranks))
 }
 
 #[cfg(test)]
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_costs_of_the_longest_stage_and_of_a_single_rank_are_said_in_words() {
+    fn the_rows_show_the_cost_of_the_longest_stage_and_of_a_single_rank() {
         let longest = recipe::load("../../configs/ttt-mlp/63s.toml".into(), &[]).unwrap().recipe;
         let mut alone = crate::fixtures::recipe();
         alone.mesh.dp_shard = 1;

@@ -1,35 +1,38 @@
+//! The disk space that the checkpoints of an attempt need.
+
 use camino::Utf8Path;
 use recipe::Recipe;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 use units::{counted, size};
 
-/// What a disk must have free for a command whose checkpoints nobody foresees: 8 MB of samples for each node and day, logs
-/// of ranks, and an adapter of some 100 MB with its optimizer, the least that such programs save. One with less is full.
-const LEAST_BYTES: u64 = 1 << 30;
+/// The free space that a command needs if its checkpoint size is unknown: 8 MB of samples per node and day, logs of ranks,
+/// and an adapter of about 100 MB with its optimizer, the smallest checkpoint of such programs.
+const MIN_BYTES: u64 = 1 << 30;
 
-/// The disk space that the checkpoints of an attempt will take, over what is there already; nothing where that is not foreseen.
+/// The additional disk space that the checkpoints of an attempt need; zero if it is unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DiskNeed {
-    /// Size of one checkpoint.
+    /// Size of one checkpoint in bytes.
     pub checkpoint_bytes: u64,
-    /// How many more than now will lie on disk at once, at most.
+    /// The maximum number of checkpoints on disk at once, in addition to those of now.
     pub count: u64,
 }
 
 impl DiskNeed {
-    /// Foresees the checkpoints of the steps from `done` on to `total`, when `saved` are on disk; `newest_bytes` is the size of
-    /// the newest.
+    /// Computes the need for the steps from `done` to `total`, with `saved` checkpoints on disk, of which the newest has
+    /// `newest_bytes` bytes.
     pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
         if recipe.trainer == recipe::TrainerKind::Command {
-            // The next is as large as the newest, and written before any goes. How many it keeps, only the command knows.
-            let next = newest_bytes.filter(|bytes| *bytes > LEAST_BYTES);
+            // The next checkpoint is as large as the newest and is written before an old one is removed. How many the
+            // command keeps is unknown.
+            let next = newest_bytes.filter(|bytes| *bytes > MIN_BYTES);
             return next.map_or(Self::default(), |checkpoint_bytes| Self { checkpoint_bytes, count: 1 });
         }
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
-        // A new one is complete before the oldest is removed, so for a moment there is one more than are kept.
+        // A new checkpoint is complete before the oldest is removed, so that there is briefly one more than are kept.
         let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
         Self {
             checkpoint_bytes: recipe.cost().checkpoint_bytes,
@@ -37,13 +40,13 @@ impl DiskNeed {
         }
     }
 
-    /// Returns the space that all of them take.
+    /// Returns the size of all of them in bytes.
     pub fn bytes(&self) -> u64 {
         self.checkpoint_bytes.saturating_mul(self.count)
     }
 }
 
-/// Checkpoints that nothing removes: those at multiples of the interval and of `keep_every`.
+/// Returns the number of checkpoints that are never removed: those at multiples of the interval and of `keep_every`.
 fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
     let policy = &recipe.checkpoint;
     if policy.interval == 0 || policy.keep_every == 0 || policy.keep_last == 0 {
@@ -57,28 +60,28 @@ fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
     total / both - done.min(total) / both
 }
 
-/// Checks that the checkpoints to come fit on the disk of a folder, which `setting` chooses.
+/// Checks that the disk of the folder `at` has room for the checkpoints. `setting` is the option that chooses the folder.
 ///
 /// # Errors
-/// Shows what they need beside what is free.
+/// When it has not; the error shows what is needed and what is free.
 pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, setting: &str) -> Result<(), Failure> {
-    let needed = if need.count == 0 { LEAST_BYTES } else { need.bytes() };
+    let needed = if need.count == 0 { MIN_BYTES } else { need.bytes() };
     if needed <= free_bytes {
         return Ok(());
     }
     let (one, free) = (size(need.checkpoint_bytes), size(free_bytes));
     let missing = size(needed - free_bytes);
     let why = if need.count == 0 {
-        format!("logs and what the command saves need {} at least, {at} has {free} free", size(needed))
+        format!("logs and checkpoints of the command need at least {}, and {at} has {free} free", size(needed))
     } else if need.count == 1 {
-        format!("the checkpoint needs {one}, {at} has {free} free")
+        format!("the checkpoint needs {one}, and {at} has {free} free")
     } else {
         let count = counted(usize::try_from(need.count).unwrap_or(usize::MAX), "checkpoint");
-        format!("{count} of {one} need {}, {at} has {free} free", size(need.bytes()))
+        format!("{count} of {one} need {}, and {at} has {free} free", size(need.bytes()))
     };
     let fewer = if need.count > 2 { ", keep fewer (--set checkpoint.keep_last=1)" } else { "" };
     Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::DiskFull,
         what,
         why,
         format!("free {missing} there{fewer}, or choose another disk with {setting}"),
@@ -98,18 +101,18 @@ mod tests {
     }
 
     #[test]
-    fn as_many_checkpoints_are_foreseen_as_lie_on_disk_at_once() {
+    fn the_need_is_the_maximum_number_of_checkpoints_on_disk_at_once() {
         assert_eq!(need(0, 0, 60, 0), 1, "only at the end");
         assert_eq!(need(20, 0, 60, 0), 3, "all are kept");
         assert_eq!(need(25, 0, 60, 0), 3, "the last one is not a multiple");
-        assert_eq!(need(20, 2, 600, 0), 3, "two, and the new one before the oldest goes");
+        assert_eq!(need(20, 2, 600, 0), 3, "two, and the new one before the oldest is removed");
         assert_eq!(need(20, 2, 600, 2), 1, "two are there already");
         assert_eq!(need(20, 2, 20, 0), 1, "there is only one to come");
         assert_eq!(need(20, 2, 600, 9), 1, "more than are kept are there already");
     }
 
     #[test]
-    fn checkpoints_that_are_kept_for_good_are_foreseen_too() {
+    fn the_need_includes_checkpoints_that_are_never_removed() {
         let mut recipe = fixtures::recipe();
         (recipe.checkpoint.interval, recipe.checkpoint.keep_last) = (20, 1);
         let need = |recipe: &Recipe, done, total| DiskNeed::new(recipe, done, total, 0, None).count;
@@ -135,19 +138,21 @@ mod tests {
     }
 
     #[test]
-    fn a_command_needs_room_for_another_checkpoint_like_its_newest_and_never_a_full_disk() {
+    fn a_command_needs_room_for_one_more_checkpoint_and_a_minimum() {
         let recipe = Recipe { trainer: recipe::TrainerKind::Command, ..fixtures::recipe() };
         let (at, setting) = (Utf8Path::new("/out"), "command.output");
-        let why = |newest_bytes, free_bytes| {
+        let refusal = |newest_bytes, free_bytes| {
             let need = DiskNeed::new(&recipe, 20, 60, 1, newest_bytes);
-            check_disk("cannot resume demo", &need, free_bytes, at, setting).err().map(|failure| failure.why)
+            check_disk("cannot resume demo", &need, free_bytes, at, setting).err().map(|failure| failure.code)
         };
-        let full = "logs and what the command saves need 1.0 GiB at least, /out has 300 MiB free";
-        assert_eq!(why(None, 300 << 20).as_deref(), Some(full));
-        assert_eq!(why(Some(1000), 300 << 20).as_deref(), Some(full), "however small its checkpoints are");
-        assert_eq!(why(None, 2 << 30), None);
-        let large = "the checkpoint needs 30.0 GiB, /out has 2.0 GiB free";
-        assert_eq!(why(Some(30 << 30), 2 << 30).as_deref(), Some(large));
-        assert_eq!(why(Some(30 << 30), 40 << 30), None);
+        assert_eq!(refusal(None, 300 << 20), Some(ErrorCode::DiskFull));
+        assert_eq!(
+            refusal(Some(1000), 300 << 20),
+            Some(ErrorCode::DiskFull),
+            "the minimum applies to small checkpoints"
+        );
+        assert_eq!(refusal(None, 2 << 30), None);
+        assert_eq!(refusal(Some(30 << 30), 2 << 30), Some(ErrorCode::DiskFull));
+        assert_eq!(refusal(Some(30 << 30), 40 << 30), None);
     }
 }

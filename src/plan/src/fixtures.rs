@@ -1,4 +1,4 @@
-//! What the tests of this crate plan with: a tiny recipe, a curriculum of two stages, a run that was launched.
+//! Fixtures of this crate's tests: a tiny recipe, a curriculum of two stages, a run that was launched.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use recipe::{
     CheckpointPolicy, Curriculum, Data, Device, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
     RunSettings, Schedule, StageSpec, StageStart, Train, Trainable,
 };
-use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Run, RunDir};
+use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Failure, Run, RunDir};
 use runstate::{Liveness, RunFacts};
 
 use crate::{Context, LaunchPlan, LaunchRequest, StartOptions, Target, TrainerBinary, launch};
@@ -110,7 +110,7 @@ pub fn curriculum() -> Curriculum {
     }
 }
 
-/// This machine with room for `ranks`.
+/// A context with this machine as the target, for `ranks` ranks.
 pub fn context(ranks: usize) -> Context {
     Context {
         now_s: NOW,
@@ -132,7 +132,7 @@ pub fn context(ranks: usize) -> Context {
     }
 }
 
-/// The nodes of a hostfile.
+/// A context with the nodes of a hostfile as the target.
 pub fn cluster(hostfile: &str, world: usize) -> Context {
     let nodes = cluster::Hostfile::parse(hostfile).expect("a hostfile");
     let mut target = Target::hostfile(&nodes, world, "hostfiles/four.txt");
@@ -153,7 +153,7 @@ pub fn run_and_attempt() -> (Run, Attempt) {
     (plan.run, plan.attempt)
 }
 
-/// A run whose attempt ended long ago and left these checkpoints; steps that are not complete are negative.
+/// A run whose attempt ended an hour ago, with its checkpoints.
 pub struct Past {
     pub run: Run,
     pub dir: RunDir,
@@ -162,6 +162,7 @@ pub struct Past {
     pub latest: Option<CheckpointSummary>,
 }
 
+/// Makes a run with checkpoints of these steps; a negative step is incomplete.
 pub fn past(last_step: u64, saved: &[i64]) -> Past {
     let (run, attempt) = run_and_attempt();
     let dir = RunDir::of("/runs".into(), &run.id);
@@ -184,13 +185,18 @@ fn checkpoint(dir: &RunDir, step: i64) -> CheckpointEntry {
         return CheckpointEntry::Incomplete {
             step: number,
             dir,
-            why: "it has no manifest.toml: saving it did not end".into(),
+            why: "it has no manifest.toml: its save did not complete".into(),
         };
     }
     CheckpointEntry::Complete(CheckpointSummary { step: number, dir, attempt: 1, bytes: 1 << 20, saved_s: NOW - 100.0 })
 }
 
-/// A summary as text, one row per line.
+/// Formats a failure with its code.
+pub fn coded(failure: &Failure) -> String {
+    format!("{:?}: {failure}", failure.code)
+}
+
+/// Formats a summary, one row per line.
 pub fn rows(plan: &LaunchPlan) -> String {
     let mut text: String = plan.summary.iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
     for warning in &plan.warnings {

@@ -1,6 +1,8 @@
+//! Plans a new run.
+
 use camino::Utf8PathBuf;
 use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable, save_reserve_s};
-use rundir::{AttemptWhy, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
+use rundir::{AttemptWhy, ErrorCode, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, LaunchPlan, Weights};
@@ -11,18 +13,18 @@ use units::{counted, size};
 pub struct LaunchRequest<'a> {
     /// The recipe.
     pub recipe: &'a Recipe,
-    /// What to call the run; the recipe's name when not given.
+    /// The name of the run; default: the recipe's name.
     pub name: Option<&'a str>,
-    /// The stage that it is, in its curriculum.
+    /// The curriculum and the stage that the run trains.
     pub stage: Option<(&'a Curriculum, &'a StageSpec)>,
-    /// The weights to begin with, instead of those that the stage names.
+    /// The initial weights, which override those of the stage.
     pub init: Option<Weights>,
 }
 
 /// Plans a new run.
 ///
 /// # Errors
-/// When the recipe does not hold, its mesh does not fit the place, or it is not known where the weights come from.
+/// When the recipe is not valid, its mesh does not fit the target, or the initial weights are missing.
 pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let name = request.name.unwrap_or(&request.recipe.name);
     let what = format!("cannot launch {name}");
@@ -36,20 +38,20 @@ pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
 
 /// Where the weights of a new run come from.
 pub(crate) struct Origin {
-    /// For the trainer.
+    /// Where the trainer loads weights from.
     start: StartFrom,
-    /// For the record.
+    /// The run and step that saved them.
     lineage: Option<Lineage>,
-    /// For people.
-    words: String,
+    /// A description for the user.
+    description: String,
 }
 
 pub(crate) fn from_weights(weights: &Weights) -> Origin {
-    let words = match &weights.lineage {
+    let description = match &weights.lineage {
         Some(parent) => format!("step {} of run {}", parent.step, parent.run),
         None => weights.path.to_string(),
     };
-    Origin { start: StartFrom::Weights { path: weights.path.clone() }, lineage: weights.lineage.clone(), words }
+    Origin { start: StartFrom::Weights { path: weights.path.clone() }, lineage: weights.lineage.clone(), description }
 }
 
 pub(crate) fn stage_start(
@@ -60,7 +62,7 @@ pub(crate) fn stage_start(
     let random = || Origin {
         start: StartFrom::Random,
         lineage: None,
-        words: format!("random, from seed {}", recipe.train.seed),
+        description: format!("random, from seed {}", recipe.train.seed),
     };
     let Some((curriculum, stage)) = stage else { return Ok(random()) };
     match &stage.start {
@@ -69,20 +71,20 @@ pub(crate) fn stage_start(
         StageStart::Previous => {
             let before = curriculum.stages.iter().take_while(|other| other.name != stage.name).last();
             let before =
-                before.map_or_else(|| "the stage before".to_owned(), |before| format!("stage {}", before.name));
+                before.map_or_else(|| "the previous stage".to_owned(), |before| format!("stage {}", before.name));
             Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::NoWeights,
                 what,
-                format!("stage {} starts from the weights of {before}, and none were given", stage.name),
+                format!("stage {} starts from the weights of {before}, and no weights were given", stage.name),
                 format!(
-                    "finish a run of {before} and start this one with `vidtui next RUN`, or give weights with --init PATH"
+                    "finish a run of {before} and continue it with `vidtui next RUN`, or give weights with --init PATH"
                 ),
             ))
         }
     }
 }
 
-/// A run whose origin is known: a launch, a next stage and a start from another run's weights all end here.
+/// A new run with its initial weights: a launch, a next stage, or a start from another run's weights.
 pub(crate) struct NewRun<'a> {
     pub name: &'a str,
     pub recipe: &'a Recipe,
@@ -96,12 +98,13 @@ impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
         recipe.check().map_err(|error| {
-            Failure::new(rundir::ErrorCode::Unclassified, what, format!("{}: {}", error.what, error.why), error.fix)
+            let why = format!("{}: {}", error.what, error.why);
+            Failure { what: what.to_owned(), why, ..error.into() }
         })?;
         let is_command = recipe.trainer == recipe::TrainerKind::Command;
         let mesh = match (is_command, cx.target.slots()) {
-            // What the ranks of a command share is its own affair: it takes as many as there are.
-            (true, slots) if slots > 0 && slots != recipe.mesh.world() => ranks_alone(slots),
+            // A command decides itself how its ranks divide the work: it gets all of them.
+            (true, slots) if slots > 0 && slots != recipe.mesh.world() => command_mesh(slots),
             _ => recipe.mesh,
         };
         if mesh == recipe.mesh {
@@ -109,18 +112,18 @@ impl NewRun<'_> {
         }
         if is_command && self.origin.start != StartFrom::Random {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidRecipe,
                 what,
-                format!("it is to start from {}, and only the command itself can say how", self.origin.words),
-                "name the weights in command.run, and start the stage at random",
+                format!("the run starts from {}, and vidtui cannot pass weights to a command", self.origin.description),
+                "name the weights in command.run, and write start = \"random\" for the stage",
             ));
         }
         if is_command {
-            self.origin.words = "as the command says".into();
+            self.origin.description = "chosen by the command".into();
         }
         if !is_command && self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
             self.warnings.push(format!(
-                "only {} is trained, and the weights are random: what is not trained stays random",
+                "only {} is trained, and the initial weights are random: all other weights stay random",
                 recipe.train.trainable
             ));
         }
@@ -155,7 +158,7 @@ impl NewRun<'_> {
             start_step: 0,
             asked_step: None,
             checkpoint: None,
-            weights: self.origin.words,
+            weights: self.origin.description,
             mesh,
             placement,
             steps: None,
@@ -168,31 +171,31 @@ impl NewRun<'_> {
     }
 }
 
-/// Warns of a time limit in which a run would do nothing but save.
+/// Warns of a time limit that leaves time for nothing but a save.
 fn short_limit(recipe: &Recipe) -> Option<String> {
     let (limit_s, cost) = (recipe.run.time_limit.seconds()? as f64, recipe.cost());
     let reserve_s = save_reserve_s(cost.save_s());
     (reserve_s >= limit_s).then(|| {
         format!(
-            "run.time_limit is {}, and {reserve_s:.0} s are kept for saving {} until a save was measured: the first attempt \
-             trains one step",
+            "run.time_limit is {}, of which {reserve_s:.0} s are reserved for saving {} until the first save is measured: the \
+             first attempt trains only one step",
             recipe.run.time_limit,
             size(cost.checkpoint_bytes)
         )
     })
 }
 
-/// A mesh of ranks of which only their number is known.
-pub(crate) fn ranks_alone(ranks: usize) -> Mesh {
+/// Returns a mesh for a command, of which only the number of ranks is known.
+pub(crate) fn command_mesh(ranks: usize) -> Mesh {
     Mesh { dp_replicate: ranks, dp_shard: 1, tp: 1 }
 }
 
-/// A new run takes the whole place: ranks left idle are more likely a mistake than a wish.
+/// Checks that a new run uses all slots of the target: idle slots are more likely a mistake than intended.
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
     let (mesh, slots) = (&recipe.mesh, cx.target.slots());
     let Err(error) = recipe.check_world(slots) else { return Ok(()) };
     let why = format!(
-        "mesh {} needs {}, {} gives {slots}",
+        "mesh {} needs {}, and {} has {slots}",
         sizes(mesh),
         counted(mesh.world(), "rank"),
         cx.target.description
@@ -200,13 +203,14 @@ fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> 
     let fix = match cx.target.pending_slurm() {
         Some(spec) => {
             format!(
-                "{}; {} asks for {} nodes × {} GPUs",
+                "{}; {} requests {} nodes × {} GPUs",
                 error.fix, cx.target.description, spec.nodes, spec.gpus_per_node
             )
         }
         None => error.fix,
     };
-    Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix))
+    let code = if slots < mesh.world() { ErrorCode::TooFewRanks } else { ErrorCode::InvalidMesh };
+    Err(Failure::new(code, what, why, fix))
 }
 
 #[cfg(test)]
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_says_all_that_will_happen() {
+    fn the_summary_of_a_launch_shows_what_will_happen() {
         let plan = fixtures::launch_plan();
         insta::assert_snapshot!(rows(&plan));
         assert_eq!(plan.run.recipe().unwrap(), fixtures::curriculum().stages[0].resolved.recipe);
@@ -231,13 +235,13 @@ mod tests {
             [(1, 4, 2), (2, 2, 3), (2, 1, 1), (1, 2, 0), (1, 1, 2)].map(|(dp_replicate, dp_shard, ranks)| {
                 let mut recipe = recipe();
                 recipe.mesh = Mesh { dp_replicate, dp_shard, tp: 1 };
-                plain(&recipe, ranks).unwrap_err().to_string()
+                fixtures::coded(&plain(&recipe, ranks).unwrap_err())
             });
         insta::assert_snapshot!(refusals.join("\n\n"));
     }
 
     #[test]
-    fn a_time_limit_that_saving_alone_may_take_is_warned_about() {
+    fn a_time_limit_shorter_than_a_save_gives_a_warning() {
         let mut recipe = recipe();
         let warned = |recipe: &Recipe| {
             let warnings = plain(recipe, 2).unwrap().warnings;
@@ -250,7 +254,7 @@ mod tests {
         let reserve_s = 1.5 * recipe.cost().checkpoint_bytes as f64 / 100e6;
         recipe.run.time_limit = format!("{}s", reserve_s as u64).parse().unwrap();
         let warnings = warned(&recipe);
-        assert!(warnings[0].contains(&format!("{reserve_s:.0} s are kept for saving")), "{warnings:?}");
+        assert!(warnings[0].contains(&format!("{reserve_s:.0} s")), "{warnings:?}");
         recipe.run.time_limit = format!("{}s", reserve_s as u64 + 1).parse().unwrap();
         assert!(warned(&recipe).is_empty());
     }
@@ -261,16 +265,16 @@ mod tests {
         recipe.train.global_batch = 3;
         let failure = plain(&recipe, 2).unwrap_err();
         assert_eq!(failure.what, "cannot launch demo-2s");
-        assert!(failure.why.contains("train.global_batch 3 is not a multiple"), "{failure}");
+        assert_eq!(failure.code, ErrorCode::InvalidMesh, "{failure}");
     }
 
     #[test]
-    fn a_stage_that_needs_weights_is_refused_without_and_says_which_command_gives_them() {
+    fn a_stage_without_its_weights_is_refused_with_the_commands_that_give_them() {
         let curriculum = fixtures::curriculum();
         let stage = &curriculum.stages[1];
         let recipe = &stage.resolved.recipe;
         let mut request = LaunchRequest { recipe, name: None, stage: Some((&curriculum, stage)), init: None };
-        insta::assert_snapshot!(launch(&request, &context(2)).unwrap_err());
+        insta::assert_snapshot!(fixtures::coded(&launch(&request, &context(2)).unwrap_err()));
 
         let path: Utf8PathBuf = "/weights/step-00000060".into();
         request.init = Some(Weights { path: path.clone(), lineage: None });
@@ -279,18 +283,15 @@ mod tests {
     }
 
     #[test]
-    fn training_a_part_of_random_weights_is_warned_about() {
+    fn training_a_part_of_random_weights_gives_a_warning() {
         let mut recipe = recipe();
         recipe.train.trainable = Trainable::Qkvo;
         let plan = plain(&recipe, 2).unwrap();
-        assert_eq!(
-            plan.warnings,
-            ["only qkvo is trained, and the weights are random: what is not trained stays random"]
-        );
+        insta::assert_snapshot!(plan.warnings.join("\n"), @"only qkvo is trained, and the initial weights are random: all other weights stay random");
     }
 
     #[test]
-    fn a_name_that_the_user_gives_is_in_the_id_and_the_folder() {
+    fn the_name_of_a_run_is_part_of_its_id_and_folder() {
         let recipe = recipe();
         let request = LaunchRequest { recipe: &recipe, name: Some("first try"), stage: None, init: None };
         let plan = launch(&request, &context(2)).unwrap();
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_over_nodes_gives_each_its_script_and_all_one_place_to_meet() {
+    fn a_launch_on_several_nodes_has_a_script_for_each_and_one_rendezvous() {
         let plan = over("gpu[01-03] slots=1\nada@gpu04:2200 slots=1", 1, 4).unwrap();
         let names: Vec<&str> = plan.nodes.iter().map(|node| node.node.as_str()).collect();
         assert_eq!(names, ["gpu01", "gpu02", "gpu03", "gpu04"]);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_group_that_leaves_its_node_is_warned_about() {
+    fn a_shard_group_across_nodes_gives_a_warning() {
         let warnings =
             |hostfile: &str, dp_replicate, dp_shard| over(hostfile, dp_replicate, dp_shard).unwrap().warnings;
         assert_eq!(warnings("gpu[01-02] slots=2", 2, 2), [""; 0]);
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tp_group_that_leaves_its_node_is_warned_about() {
+    fn a_tp_group_across_nodes_gives_a_warning() {
         let warnings = |hostfile: &str, dp_shard| {
             let mut recipe = recipe();
             recipe.mesh = Mesh { dp_replicate: 1, dp_shard, tp: 2 };
@@ -334,21 +335,15 @@ mod tests {
             launch(&request, &cx).unwrap().warnings
         };
         assert_eq!(warnings("gpu01 slots=2", 1), [""; 0]);
-        assert_eq!(
-            warnings("gpu[01-02] slots=1", 1),
-            ["1 of 1 TP group (tp 2) crosses nodes, up to 2 each: every layer waits for the network"]
-        );
-        assert_eq!(
-            warnings("gpu[01-02] slots=2", 2),
-            ["1 of 1 shard group (dp_shard 2) crosses nodes, up to 2 each: every layer is gathered over the network"]
-        );
+        let crossing = [warnings("gpu[01-02] slots=1", 1), warnings("gpu[01-02] slots=2", 2)];
+        insta::assert_snapshot!(crossing.concat().join("\n"));
     }
 
     #[test]
-    fn nodes_that_do_not_say_their_slots_share_the_ranks() {
+    fn nodes_without_slots_share_the_ranks() {
         let plan = over("gpu01\ngpu02", 1, 4).unwrap();
         assert_eq!(plan.attempt.placement.by_node().iter().map(|(_, ranks)| ranks.len()).collect::<Vec<_>>(), [2, 2]);
         let refusal = over("gpu[01-03] slots=1", 1, 4).unwrap_err();
-        assert_eq!(refusal.why, "mesh 1 × 4 needs 4 ranks, hostfiles/four.txt gives 3");
+        assert_eq!(refusal.code, ErrorCode::TooFewRanks, "{refusal}");
     }
 }

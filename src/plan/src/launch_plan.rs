@@ -1,9 +1,11 @@
+//! Launch plans: what is started on which nodes, and the summary that the user confirms.
+
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::{Node, NodeId, Placement};
+use cluster::{Node, NodeId, Placement, PlacementError};
 use recipe::{Mesh, Per, Recipe};
 use rundir::{
-    Attempt, AttemptWhy, CommandPlace, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder, command_output,
-    command_ranks, command_words,
+    Attempt, AttemptWhy, CommandPlace, ErrorCode, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder,
+    command_output, command_ranks, command_words,
 };
 
 use crate::cost_rows::cost_rows;
@@ -12,37 +14,37 @@ use crate::script::Details;
 use crate::{Context, JobKill, Master, TrainerBinary, command_line, script, supervise_command};
 use units::{counted, size};
 
-/// Exactly what will be started, on which nodes, and everything to know before saying yes.
+/// What will be started on which nodes, with everything that the user needs to know to confirm it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LaunchPlan {
-    /// The run; written to `run.toml` when it is new.
+    /// The run; a new run is written to `run.toml`.
     pub run: Run,
-    /// Its folder.
+    /// The run directory.
     pub dir: RunDir,
-    /// The trainer binary, by the same path on every node.
+    /// The trainer binary, at the same path on every node.
     pub trainer: TrainerBinary,
-    /// The attempt that is made.
+    /// The attempt that is created.
     pub attempt: Attempt,
     /// What is started on each node.
     pub nodes: Vec<NodeLaunch>,
-    /// What is unusual about it. Nobody needs to be asked about a plan that has none.
+    /// Warnings. A plan without warnings needs no confirmation.
     pub warnings: Vec<String>,
-    /// What the dialog and `--dry-run` show: names and values, in order.
+    /// The rows of the dialog and of `--dry-run`: names and values, in order.
     pub summary: Vec<(String, String)>,
-    /// The disk space that the checkpoints will take.
+    /// The disk space that the checkpoints need.
     pub disk: DiskNeed,
-    /// Where the ranks meet, when there are several nodes.
+    /// The rendezvous of the ranks, if there are several nodes.
     pub master: Option<Master>,
-    /// The batch script that is submitted, when Slurm is to choose the nodes. Then nothing is started on any.
+    /// The batch script to submit, if Slurm chooses the nodes. `nodes` is empty then.
     #[serde(default)]
     pub job_script: Option<String>,
-    /// The job of the attempt before, which is over but for nodes that were lost: it is ended first.
+    /// The job of the previous attempt, which is over on all nodes except lost ones: it is cancelled first.
     #[serde(default)]
     pub replaces: Option<JobKill>,
-    /// Whether the trainer is copied to nodes that have another one or none.
+    /// Whether the trainer is copied to nodes that lack it or have another version.
     #[serde(default)]
     pub push: bool,
-    /// Files of the data set that every node must be able to read: a few for all, which would take long.
+    /// Files of the data set that every node must be able to read: a few that stand for all.
     #[serde(default)]
     pub data: Vec<Utf8PathBuf>,
 }
@@ -52,12 +54,12 @@ pub struct LaunchPlan {
 pub struct NodeLaunch {
     /// The node.
     pub node: NodeId,
-    /// The whole text of its script.
+    /// The text of its script.
     pub script: String,
 }
 
 impl LaunchPlan {
-    /// What is started for an attempt, without a word of it.
+    /// Makes the plan of an attempt without summary, job script and replaced job.
     pub(crate) fn of(run: Run, dir: RunDir, recipe: &Recipe, attempt: Attempt, disk: DiskNeed, cx: &Context) -> Self {
         let master = master(&attempt.placement, cx);
         let launch = |(node, _)| node_launch(&run, &dir, recipe, &attempt, node, master.as_ref(), &cx.trainer.path);
@@ -79,23 +81,23 @@ impl LaunchPlan {
         }
     }
 
-    /// Tells whether a program of the user's own trains.
+    /// Returns whether the recipe runs a command.
     pub fn is_command(&self) -> bool {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
     }
 
-    /// Tells whether ranks of vidtui's own trainer use GPUs, where it `finds` some or not.
+    /// Returns whether ranks of the embedded trainer use GPUs, given whether it `finds` some.
     pub fn on_gpus(&self, finds: bool) -> bool {
         self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
     }
 
-    /// Tells whether a run is created, rather than continued.
+    /// Returns whether the plan creates a run instead of continuing one.
     pub fn is_new_run(&self) -> bool {
         self.attempt.why == AttemptWhy::Launch
     }
 }
 
-/// What differs between the plans of a launch, a resume and a next stage; [`Draft::finish`] adds what does not.
+/// What differs between the plans of a launch, a resume and a next stage. [`Draft::finish`] adds the rest.
 pub(crate) struct Draft<'a> {
     pub run: Run,
     pub dir: RunDir,
@@ -104,19 +106,19 @@ pub(crate) struct Draft<'a> {
     pub why: AttemptWhy,
     pub start: StartFrom,
     pub start_step: u64,
-    /// The step that a person asked to start from.
+    /// The step that the user chose to start from.
     pub asked_step: Option<u64>,
-    /// The folder from which a command continues.
+    /// The checkpoint folder from which a command continues.
     pub checkpoint: Option<Utf8PathBuf>,
-    /// Where the weights come from, in words.
+    /// A description of the initial weights.
     pub weights: String,
     pub mesh: Mesh,
     pub placement: Placement,
-    /// The steps of the run, when they are not the recipe's.
+    /// The steps of the run, if they differ from the recipe's.
     pub steps: Option<u64>,
-    /// Complete checkpoints on disk.
+    /// The number of complete checkpoints on disk.
     pub saved: u64,
-    /// The size of the newest.
+    /// The size of the newest checkpoint in bytes.
     pub newest_bytes: Option<u64>,
     pub warnings: Vec<String>,
     /// The job of the attempt before, which is ended first.
@@ -163,16 +165,16 @@ impl Draft<'_> {
     }
 }
 
-/// The ports on which ranks meet: torchrun's, and those after it, below the ones that Linux gives to connections. Which
-/// of them is drawn, so that two runs that share a first node rarely want the same. Only every other one: supervisors meet
-/// on the port after it.
+/// The ports of the rendezvous: torchrun's default and those above, below the ephemeral ports of Linux. The port is random,
+/// so that two runs with the same first node rarely conflict. Only every second port is used: supervisors connect on the
+/// next one.
 const PORTS: std::ops::Range<u16> = 29_500..31_500;
 
 pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
     let [(first, _), _, ..] = placement.by_node()[..] else { return None };
     let address = cx.target.address.clone().unwrap_or_else(|| first.to_string());
     let pairs = u32::from((PORTS.end - PORTS.start) / 2);
-    // The remainder is below a number that is a u16.
+    // The remainder is smaller than a u16.
     let port = PORTS.start + 2 * u16::try_from(cx.random % pairs).unwrap_or(0);
     Some(Master { address, port })
 }
@@ -182,20 +184,20 @@ fn logins(placement: &Placement, cx: &Context) -> Vec<Login> {
     cx.target.logins.iter().filter(in_use).cloned().collect()
 }
 
-/// Warns of groups whose ranks are not all on one node. The ranks of a TP group talk several times in each layer and
-/// wait for it; those of a shard group gather and reduce each layer beside their work.
+/// Warns of groups whose ranks are on more than one node. The ranks of a TP group communicate several times in each layer
+/// and wait for it; those of a shard group gather and reduce each layer while they compute.
 pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
     let nodes_of = |group: &[cluster::RankPlace]| {
         group.iter().map(|place| &place.node).collect::<std::collections::BTreeSet<_>>().len()
     };
-    let warn = |noun: &str, axis: &str, size: usize, ranks: usize, so: &str| {
+    let warn = |noun: &str, axis: &str, size: usize, ranks: usize, effect: &str| {
         let groups = placement.ranks.chunks(ranks.max(1));
         let total = groups.len();
         let crossing = groups.clone().filter(|group| nodes_of(group) > 1).count();
         let widest = groups.map(nodes_of).max().unwrap_or(0);
         (size > 1 && crossing > 0).then(|| {
             format!(
-                "{crossing} of {} ({axis} {size}) {} nodes, up to {widest} each: {so}",
+                "{crossing} of {} ({axis} {size}) {} nodes, up to {widest} each: {effect}",
                 counted(total, noun),
                 if crossing == 1 { "crosses" } else { "cross" },
             )
@@ -209,12 +211,12 @@ pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
     warnings.into_iter().flatten().collect()
 }
 
-/// Writes the sizes of a mesh: `2 × 4`.
+/// Formats the sizes of a mesh: `2 × 4`.
 pub(crate) fn sizes(mesh: &Mesh) -> String {
     mesh.axes().iter().map(|(_, size)| size.to_string()).collect::<Vec<_>>().join(" × ")
 }
 
-/// What is started on a node of an attempt.
+/// Makes the script of one node of an attempt.
 pub(crate) fn node_launch(
     run: &Run,
     dir: &RunDir,
@@ -230,7 +232,7 @@ pub(crate) fn node_launch(
     NodeLaunch { node: node.clone(), script: script(trainer, dir, &run.id, attempt, node, &details) }
 }
 
-/// The commands that a supervisor starts on a node, as a person would type them; none for the embedded trainer.
+/// Returns the command lines that a supervisor starts on a node; none for the embedded trainer.
 fn commands(
     run: &Run,
     dir: &RunDir,
@@ -273,12 +275,12 @@ fn command_summary(
     if !env.secrets.as_str().is_empty() {
         rows.push(("secrets", env.secrets.to_string()));
     }
-    rows.push(("checkpoints", format!("below {}, as the command says", command_output(dir, run, recipe))));
+    rows.push(("checkpoints", format!("in {}, written by the command", command_output(dir, run, recipe))));
     rows.push(("run directory", dir.root.to_string()));
     rows.push(("folder", command_folder(dir, recipe).to_string()));
     if let Some(spec) = queued {
         rows.push(("job", crate::job::in_words(spec)));
-        // Where it will be started, Slurm has yet to say.
+        // The placeholders are filled in after Slurm has chosen the nodes.
         rows.push(("command", command_line(&recipe.command.run)));
         rows.push(("submitted", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
     }
@@ -290,7 +292,7 @@ fn command_summary(
             Per::Rank => counted(attempt.placement.world(), "rank"),
         };
         if times != "1 node" && times != "1 rank" {
-            rows.push(("started", format!("once on each of {times}; this is the first")));
+            rows.push(("started", format!("once on each of {times}; the first is shown")));
         }
     }
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -318,21 +320,21 @@ fn summary(
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
     rows.push(("weights", weights.to_owned()));
-    if let Some((restored, anew)) = restored(&attempt.start) {
+    if let Some((restored, reset)) = restored(&attempt.start) {
         rows.push(("restored", restored.into()));
-        rows.push(("begins anew", anew.into()));
+        rows.push(("reset", reset.into()));
     }
     rows.push(("data", recipe.data.index.to_string()));
     if recipe.train.text_dropout > 0.0 {
         let none = recipe
             .data
             .null_text()
-            .map_or("zeros; when sampling, give zeros for no text too".into(), ToString::to_string);
+            .map_or("zeros; use zeros for the empty prompt in sampling too".into(), ToString::to_string);
         rows.push(("dropped text", none));
     }
     rows.push(("checkpoints", checkpoints_in_words(recipe, disk)));
     if recipe.run.time_limit.seconds().is_some() {
-        rows.push(("time limit", format!("{}: it saves and stops before", recipe.run.time_limit)));
+        rows.push(("time limit", format!("{}; the attempt saves and stops before it", recipe.run.time_limit)));
     }
     rows.push(("run directory", dir.root.to_string()));
     if let Some(spec) = queued {
@@ -344,28 +346,28 @@ fn summary(
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
     }
     let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    // The size of a checkpoint is among its row already.
+    // The row `checkpoints` has the size of a checkpoint already.
     let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
     rows.extend(cost_rows(&on_this_mesh).into_iter().filter(|(name, _)| name != "checkpoint"));
     rows
 }
 
-/// What a start takes over, and what it does not.
+/// Returns what a start restores and what it resets.
 fn restored(start: &StartFrom) -> Option<(&'static str, &'static str)> {
     match start {
         StartFrom::Random => None,
         StartFrom::Weights { .. } => Some(("weights", "optimizer, steps, data order and noise")),
         StartFrom::Checkpoint { .. } => Some((
             "weights, optimizer, steps, data order and noise",
-            "nothing: another data set or global batch is refused",
+            "nothing; the data set and the global batch must be the same",
         )),
         StartFrom::CheckpointFreshData { .. } => {
-            Some(("weights, optimizer, steps", "data order and noise; data set and global batch may be others"))
+            Some(("weights, optimizer, steps", "data order and noise; the data set and the global batch may differ"))
         }
     }
 }
 
-/// `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
+/// Formats the ranks of nodes: `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
 fn ranks_in_words(by_node: &[(&NodeId, Vec<&cluster::RankPlace>)]) -> String {
     if let [(_, first), _, ..] = by_node
         && by_node.iter().all(|(_, places)| places.len() == first.len())
@@ -389,33 +391,32 @@ fn checkpoints_in_words(recipe: &Recipe, disk: &DiskNeed) -> String {
         kept => format!("the newest {kept} are kept"),
     };
     let for_good = match recipe.checkpoint.keep_every {
-        steps if steps > 0 && recipe.checkpoint.keep_last > 0 => format!(", and every one at a multiple of {steps}"),
+        steps if steps > 0 && recipe.checkpoint.keep_last > 0 => {
+            format!(", and every one at a multiple of step {steps}")
+        }
         _ => String::new(),
     };
     format!("{when}, {} each, {kept}{for_good}", size(disk.checkpoint_bytes))
 }
 
-/// Places the ranks of a mesh; on stand-ins, where Slurm is still to choose the nodes.
+/// Places the ranks of a mesh on the target's nodes, or on placeholders while Slurm has not chosen nodes.
 pub(crate) fn place(what: &str, mesh: &Mesh, cx: &Context) -> Result<Placement, Failure> {
-    if let Some(spec) = cx.target.pending_slurm() {
-        let stand_in =
-            |number| Node { id: NodeId::from_hostname(&format!("node-{number}")), slots: spec.gpus_per_node };
-        let nodes: Vec<Node> = (0..spec.nodes).map(stand_in).collect();
-        return Placement::new(&nodes, mesh.world()).map_err(|error| {
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                what,
-                error.to_string(),
-                format!("change nodes or gpus_per_node in {}", cx.target.description),
-            )
-        });
-    }
-    Placement::new(&cx.target.nodes, mesh.world()).map_err(|error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what,
-            error.to_string(),
-            format!("change {}", cx.target.description),
-        )
+    let Some(spec) = cx.target.pending_slurm() else {
+        return placed(what, &cx.target.nodes, mesh, format!("change {}", cx.target.description));
+    };
+    let placeholder = |number| Node { id: NodeId::from_hostname(&format!("node-{number}")), slots: spec.gpus_per_node };
+    let nodes: Vec<Node> = (0..spec.nodes).map(placeholder).collect();
+    placed(what, &nodes, mesh, format!("change nodes or gpus_per_node in {}", cx.target.description))
+}
+
+/// Places the ranks of a mesh on nodes.
+pub(crate) fn placed(what: &str, nodes: &[Node], mesh: &Mesh, fix: String) -> Result<Placement, Failure> {
+    Placement::new(nodes, mesh.world()).map_err(|error| {
+        let code = match error {
+            PlacementError::NoRanks => ErrorCode::InvalidMesh,
+            PlacementError::TooFewSlots { .. } => ErrorCode::TooFewRanks,
+            PlacementError::TwiceListed(_) => ErrorCode::InvalidHostfile,
+        };
+        Failure::new(code, what, error.to_string(), fix)
     })
 }

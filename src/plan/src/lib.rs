@@ -1,8 +1,8 @@
-//! How, decided before anything runs.
+//! Plans launches, resumes, next stages and kills before anything runs.
 //!
-//! Launches, resumes, next stages and kills are planned here from what was read elsewhere, shown to a person, and then
-//! executed word for word by `remote`. Planning is pure: no files, no processes, no clock. What cannot work is refused
-//! here with its arithmetic, so that nothing is started that cannot be finished.
+//! A plan is made from data that other crates read, shown to the user, and then executed unchanged by `remote`. Planning is
+//! pure: no files, no processes, no clock. A request that cannot work is refused here with its arithmetic, before anything
+//! starts.
 
 mod context;
 mod cost_rows;

@@ -1,39 +1,41 @@
+//! Plans the next stage of a curriculum.
+
 use recipe::{Curriculum, Recipe, StageStart, param_specs};
-use rundir::{CheckpointSummary, Event, EventKind, Failure, Lineage, Manifest, Run};
+use rundir::{CheckpointSummary, ErrorCode, Event, EventKind, Failure, Lineage, Manifest, Run};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 
 use crate::launch::{NewRun, from_weights, stage_start};
 use crate::{Context, LaunchPlan, Weights};
 
-/// The run whose following stage is to start.
+/// The run whose next stage to start.
 #[derive(Debug, Clone)]
 pub struct NextRequest<'a> {
     /// The run.
     pub parent: &'a Run,
-    /// What is known about its newest attempt.
+    /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
     /// Its newest complete checkpoint (`adapters::latest_for_sure`).
     pub latest: Option<&'a CheckpointSummary>,
-    /// The curriculum that it is a stage of, read from [`Run::curriculum`].
+    /// Its curriculum, read from [`Run::curriculum`].
     pub curriculum: &'a Curriculum,
-    /// What to call the new run; its recipe's name when not given.
+    /// The name of the new run; default: the name of its recipe.
     pub name: Option<&'a str>,
 }
 
-/// Plans the stage after a run's, from the weights of its newest checkpoint.
+/// Plans the stage after that of a run, from the weights of the run's newest checkpoint.
 ///
 /// # Errors
-/// When the run is of no stage or of the last one, or has no complete checkpoint, and whatever refuses a launch.
+/// When the run is not a stage, is the last one, or has no complete checkpoint; also as [`launch`](crate::launch()).
 pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let (parent, curriculum) = (request.parent, request.curriculum);
     let what = format!("cannot start the stage after {}", parent.id);
     let init_by_hand =
-        "give its weights to any recipe: `vidtui launch RECIPE --init RUN`".replace("RUN", parent.id.as_str());
+        "launch any recipe from its weights: `vidtui launch RECIPE --init RUN`".replace("RUN", parent.id.as_str());
     let Some(stage) = &parent.stage else {
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::UnknownStage,
             what,
-            "it is not a stage of a curriculum",
+            "the run is not a stage of a curriculum",
             init_by_hand,
         ));
     };
@@ -42,28 +44,31 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
         let why = if curriculum.stage(stage).is_some() {
             format!("{stage} is the last stage of {}", curriculum.path)
         } else {
-            format!("{} has no stage {stage} any more; it has {}", curriculum.path, names.join(", "))
+            format!("{} no longer has the stage {stage}; it has {}", curriculum.path, names.join(", "))
         };
-        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, init_by_hand));
+        return Err(Failure::new(ErrorCode::UnknownStage, what, why, init_by_hand));
     };
     let recipe = &next.resolved.recipe;
     let (origin, warnings) = match next.start {
         StageStart::Previous => {
             let Some(checkpoint) = request.latest else {
                 return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::NoCheckpoint,
                     what,
-                    format!("stage {} starts from its weights, and it has no complete checkpoint", next.name),
-                    format!("let it save one: `vidtui resume {}`", parent.id),
+                    format!(
+                        "stage {} starts from the weights of this run, which has no complete checkpoint",
+                        next.name
+                    ),
+                    format!("resume the run until it has saved one: `vidtui resume {}`", parent.id),
                 ));
             };
             let lineage = Some(Lineage { run: parent.id.clone(), step: checkpoint.step });
             let weights = Weights { path: checkpoint.dir.clone(), lineage };
             (from_weights(&weights), warnings_about(request, checkpoint))
         }
-        // The curriculum decides; a plan that does not use the parent's weights says so before it runs.
+        // The curriculum decides. The user is warned that the weights of the run are not used.
         _ => {
-            let warning = format!("{} does not start stage {} from the stage before it", curriculum.path, next.name);
+            let warning = format!("{} does not start stage {} from the previous stage", curriculum.path, next.name);
             (stage_start(&what, recipe, Some((curriculum, next)))?, vec![warning])
         }
     };
@@ -79,10 +84,10 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
 
 fn warnings_about(request: &NextRequest<'_>, checkpoint: &CheckpointSummary) -> Vec<String> {
     let mut warnings = Vec::new();
-    // A run that has said its last word may still have a process or two on their way out.
+    // Processes of a finished run may still be exiting.
     let over = |e: &Event| matches!(e.kind, EventKind::Finished | EventKind::Stopped { .. });
     if request.facts.alive == Liveness::Alive && !request.facts.last_event.as_ref().is_some_and(over) {
-        warnings.push(format!("{} is still training: both will share this place", request.parent.id));
+        warnings.push(format!("{} is still training: both runs will share these nodes", request.parent.id));
     }
     if checkpoint.step < request.facts.steps_total {
         let total = request.facts.steps_total;
@@ -91,8 +96,8 @@ fn warnings_about(request: &NextRequest<'_>, checkpoint: &CheckpointSummary) -> 
     warnings
 }
 
-/// Finds the run whose weights a stage starts from: of the runs of the stage before that have a complete checkpoint, a
-/// finished one before others, then the newest.
+/// Returns the run whose weights a stage starts from. Among the runs of the previous stage with a complete checkpoint, this
+/// is the newest finished run, or else the newest run.
 pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
     let at = curriculum.stages.iter().position(|other| other.name == stage)?;
     let before = &curriculum.stages[at.checked_sub(1)?].name;
@@ -105,24 +110,24 @@ pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary
         })
 }
 
-/// Checks that weights fit a recipe's model: every parameter is there in its shape.
+/// Checks that weights contain every parameter of a recipe's model in its shape.
 ///
 /// # Errors
-/// Names the first that is not.
+/// Names the first parameter that is missing or has another shape.
 pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result<(), Failure> {
     let specs = param_specs(&recipe.model);
-    // A constant of the model, such as a table of positions, follows from the recipe and may differ between stages.
+    // A constant, such as the position table, is computed from the recipe and may differ between stages.
     for spec in specs.iter().filter(|spec| spec.role == recipe::Role::Trained) {
         let found = manifest.tensors.iter().find(|tensor| tensor.name == spec.name);
         let why = match found {
             Some(tensor) if tensor.shape == spec.shape => continue,
             Some(tensor) => {
-                format!("in them {} is {:?}, recipe {} needs {:?}", spec.name, tensor.shape, recipe.name, spec.shape)
+                format!("{} is {:?}, and recipe {} needs {:?}", spec.name, tensor.shape, recipe.name, spec.shape)
             }
-            None => format!("they have no {}, which recipe {} needs", spec.name, recipe.name),
+            None => format!("{} is missing, and recipe {} needs it", spec.name, recipe.name),
         };
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::TensorMismatch,
             what,
             format!("the weights of step {} of run {} do not fit: {why}", manifest.step, manifest.run),
             "start from weights of the same model shape (compare `vidtui recipe show`), or change the recipe's [model]",
@@ -154,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_not_finished_is_warned_about() {
+    fn a_parent_that_is_not_finished_gives_a_warning() {
         let mut parent = past(45, &[40]);
         parent.facts.alive = Liveness::Alive;
         insta::assert_snapshot!(plan(&parent, &fixtures::curriculum()).unwrap().warnings.join("\n"));
     }
 
     #[test]
-    fn what_has_no_next_stage_is_refused_with_the_way_out() {
+    fn a_run_without_a_next_stage_is_refused_with_an_alternative() {
         let curriculum = fixtures::curriculum();
         let mut last = past(60, &[60]);
         last.run.stage = Some("4s".into());
@@ -170,21 +175,21 @@ mod tests {
         let mut none = past(60, &[60]);
         none.run.stage = None;
         let refusals =
-            [last, gone, none, past(10, &[-20])].map(|past| plan(&past, &curriculum).unwrap_err().to_string());
+            [last, gone, none, past(10, &[-20])].map(|past| fixtures::coded(&plan(&past, &curriculum).unwrap_err()));
         insta::assert_snapshot!(refusals.join("\n\n"));
     }
 
     #[test]
-    fn a_stage_that_does_not_start_from_the_one_before_follows_the_curriculum_and_says_so() {
+    fn a_stage_that_does_not_start_from_the_previous_one_gives_a_warning() {
         let mut curriculum = fixtures::curriculum();
         curriculum.stages[1].start = StageStart::Random;
         let plan = plan(&past(60, &[60]), &curriculum).unwrap();
         assert_eq!(plan.run.start, rundir::StartFrom::Random);
-        assert_eq!(plan.warnings, ["/configs/demo/curriculum.toml does not start stage 4s from the stage before it"]);
+        assert_eq!(plan.warnings.len(), 1);
     }
 
     #[test]
-    fn the_parent_of_a_stage_is_the_newest_finished_run_of_the_stage_before() {
+    fn the_parent_of_a_stage_is_the_newest_finished_run_of_the_previous_stage() {
         let summary = |random: u32, saved: &[i64], state: RunState, stage: &str| {
             let mut past = past(60, saved);
             past.run.id = rundir::RunId::new(NOW, "demo", random);
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_another_shape_are_refused_by_the_first_parameter_that_differs() {
+    fn weights_of_another_shape_are_refused_with_the_first_parameter_that_differs() {
         let recipe = fixtures::recipe();
         let (run, attempt) = fixtures::run_and_attempt();
         assert_eq!(attempt.placement, Placement::new(&context(2).target.nodes, 2).unwrap());
@@ -240,9 +245,9 @@ mod tests {
         };
         assert_eq!(check_weights("cannot launch a", &manifest, &recipe), Ok(()));
         manifest.tensors[0].shape[0] = 64;
-        let other_shape = check_weights("cannot launch a", &manifest, &recipe).unwrap_err().to_string();
+        let other_shape = fixtures::coded(&check_weights("cannot launch a", &manifest, &recipe).unwrap_err());
         manifest.tensors.remove(0);
-        let missing = check_weights("cannot launch a", &manifest, &recipe).unwrap_err().to_string();
+        let missing = fixtures::coded(&check_weights("cannot launch a", &manifest, &recipe).unwrap_err());
         insta::assert_snapshot!([other_shape, missing].join("\n\n"));
     }
 }

@@ -1,9 +1,11 @@
+//! Quotes words for POSIX shells.
+
 use std::fmt::Write;
 
-/// Quotes one word for a POSIX shell. The only place where that is done.
+/// Quotes one word for a POSIX shell. All quoting is done here.
 ///
-/// Words that no shell would touch stay bare, so that scripts stay readable; everything else goes between single
-/// quotes, where a shell changes nothing but the quote itself.
+/// Words without special characters stay bare, so that scripts are readable. All others get single quotes, within which
+/// only the quote itself is special.
 pub fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
@@ -11,7 +13,7 @@ pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Quotes words and joins them to one command line.
+/// Quotes words and joins them to a command line.
 pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
     let mut line = String::new();
     for word in words {
@@ -21,8 +23,8 @@ pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
     line
 }
 
-/// Characters that mean themselves in every place of a command. `=` and `~` are not among them: an assignment and a home
-/// folder begin with them.
+/// Returns whether a character is literal everywhere in a command. `=` and `~` are not: they can start an assignment and a
+/// home folder.
 fn is_plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-./:@%+,".contains(c)
 }
@@ -35,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// What `sh` makes of quoted words: each printed between angle brackets.
+    /// Returns quoted words as `sh` reads them, each between angle brackets.
     fn through_sh(words: &[String]) -> Vec<u8> {
         let line = format!("printf '<%s>' {}", command_line(words));
         let out = Command::new("sh").arg("-c").arg(line).output().expect("sh starts");
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shells_treat_specially_comes_back_unchanged() {
+    fn special_characters_survive_a_shell() {
         let words: Vec<String> = [
             "'",
             "''",
@@ -79,7 +81,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn any_words_come_back_from_a_shell_unchanged(words in prop::collection::vec("[^\0]{0,24}", 1..12)) {
+        fn any_words_survive_a_shell(words in prop::collection::vec("[^\0]{0,24}", 1..12)) {
             prop_assert_eq!(through_sh(&words), printed(&words));
         }
     }

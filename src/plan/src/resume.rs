@@ -1,8 +1,12 @@
+//! Plans to continue a run.
+
 use recipe::{Mesh, Recipe};
-use rundir::{Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, Failure, Lineage, Run, RunDir, StartFrom};
+use rundir::{
+    Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, ErrorCode, Failure, Lineage, Run, RunDir, StartFrom,
+};
 use runstate::{Liveness, RunFacts, RunState, derive};
 
-use crate::launch::{NewRun, from_weights, ranks_alone};
+use crate::launch::{NewRun, command_mesh, from_weights};
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
 use units::counted;
@@ -12,54 +16,54 @@ use units::counted;
 pub struct ResumeRequest<'a> {
     /// The run.
     pub run: &'a Run,
-    /// Its folder.
+    /// The run directory.
     pub dir: &'a RunDir,
-    /// What is known about its newest attempt.
+    /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
     /// Its step directories (`adapters::checkpoints`).
     pub checkpoints: &'a [CheckpointEntry],
-    /// The one a resume continues from ([`rundir::latest_among`] them).
+    /// The checkpoint that a resume continues from by default ([`rundir::latest_among`]).
     pub latest: Option<&'a CheckpointSummary>,
     /// What the user chose.
     pub options: ResumeOptions,
 }
 
 impl ResumeRequest<'_> {
-    /// The complete checkpoints on disk.
+    /// Returns the number of complete checkpoints on disk.
     pub(crate) fn saved(&self) -> u64 {
         self.checkpoints.iter().filter(|entry| entry.complete().is_some()).count() as u64
     }
 
-    /// The size of the newest.
+    /// Returns the size of the newest checkpoint in bytes.
     pub(crate) fn newest_bytes(&self) -> Option<u64> {
         self.latest.map(|newest| newest.bytes)
     }
 }
 
-/// What a user may choose about a resume. The default is to go on as if nothing had happened.
+/// What a user may choose about a resume. The default continues as if the run had not been interrupted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResumeOptions {
-    /// The step to continue from; the newest complete checkpoint when not given.
+    /// The step to continue from; default: the newest complete checkpoint.
     pub step: Option<u64>,
-    /// What is taken from the checkpoint.
+    /// What is restored from the checkpoint.
     pub kind: ResumeKind,
-    /// The steps of the whole run, to train longer than the recipe says.
+    /// The steps of the whole run, to train longer than the recipe's steps.
     pub steps: Option<u64>,
 }
 
-/// What is taken from a checkpoint.
+/// What is restored from a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ResumeKind {
     /// Weights, optimizer and data position.
     #[default]
     Everything,
-    /// Weights and optimizer; the data begin anew.
+    /// Weights and optimizer; the data order restarts.
     FreshData,
-    /// Weights only. That begins a new run at step 0, whose parent is this one: nothing of this run is overwritten.
+    /// Weights only: makes a new run at step 0 with this run as its parent, and overwrites nothing of this run.
     WeightsOnly,
 }
 
-/// Returns the ranks that a run last had: what a resume takes when nobody says otherwise.
+/// Returns the number of ranks that a run last had, the default of a resume.
 pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
     let of_recipe = || run.recipe().map_or(1, |recipe| recipe.mesh.world());
     last.map_or_else(of_recipe, |attempt| attempt.mesh.world())
@@ -68,15 +72,15 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 /// Plans to continue a run.
 ///
 /// # Errors
-/// When it is alive or may be, is finished, has no checkpoint of the step asked for, or does not fit the place.
+/// When the run is or may be alive, is finished, has no checkpoint of the chosen step, or does not fit the target.
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
-    let replaces = refuse_the_living(&what, request, cx.now_s)?;
-    go_on(&what, request, cx, AttemptWhy::Resume, replaces)
+    let replaces = refuse_if_alive(&what, request, cx.now_s)?;
+    next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
 }
 
-/// Plans the next attempt of a run whose last one is known to be over.
-pub(crate) fn go_on(
+/// Plans the next attempt of a run whose last attempt is over.
+pub(crate) fn next_attempt(
     what: &str,
     request: &ResumeRequest<'_>,
     cx: &Context,
@@ -88,10 +92,10 @@ pub(crate) fn go_on(
     let is_command = recipe.trainer == recipe::TrainerKind::Command;
     if is_command && request.options.kind != ResumeKind::Everything {
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidArgument,
             what,
-            "a command continues in the one way that command.resume says",
-            "leave --weights-only and --fresh-data out, or launch anew and name the weights in command.run",
+            "a command always continues as command.resume defines",
+            "remove --weights-only and --fresh-data, or launch a new run with the weights in command.run",
         ));
     }
     if let (ResumeKind::WeightsOnly, Some(checkpoint)) = (request.options.kind, checkpoint) {
@@ -105,7 +109,7 @@ pub(crate) fn go_on(
         && !is_command
     {
         warnings.push(format!(
-            "the mesh changes from {} to {}: losses agree with the old mesh up to rounding, not bit for bit",
+            "the mesh changes from {} to {}: losses match the old mesh up to rounding, not bit for bit",
             last.mesh, mesh
         ));
     }
@@ -114,7 +118,7 @@ pub(crate) fn go_on(
         && !is_command
     {
         warnings.push(format!(
-            "the trainer is another one than at launch: {} {} ({}), then {} ({})",
+            "the trainer differs from that of the launch: now {} {} ({}), then {} ({})",
             cx.trainer.path,
             cx.trainer.version,
             short(&cx.trainer.sha256),
@@ -123,7 +127,7 @@ pub(crate) fn go_on(
         ));
     }
     let placement = place(what, &mesh, cx)?;
-    // Who resumes on the same nodes knows by now.
+    // No warning about what was the same in the last attempt.
     let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
     warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now) && !is_command));
     let (start, start_step, mut weights) = start_of(request, checkpoint);
@@ -131,9 +135,9 @@ pub(crate) fn go_on(
     if is_command {
         weights = folder
             .as_ref()
-            .map_or("as the command says".into(), |folder| format!("step {start_step} of this run: {folder}"));
+            .map_or("chosen by the command".into(), |folder| format!("step {start_step} of this run: {folder}"));
         if folder.is_some() && recipe.command.resume.is_empty() {
-            warnings.push("command.resume is empty: the command itself must find its checkpoint".into());
+            warnings.push("command.resume is empty: the command must find its checkpoint itself".into());
         }
     }
     let draft = Draft {
@@ -162,9 +166,9 @@ fn short(sha256: &str) -> &str {
     sha256.get(..8).unwrap_or(sha256)
 }
 
-/// Returns the job that is to be ended first: the run has failed and is over on all its nodes but lost ones, for which Slurm still
-/// waits.
-fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<Option<JobKill>, Failure> {
+/// Refuses a run that is or may be alive. Returns the job to cancel first: the run has failed on all nodes except lost
+/// ones, for which Slurm still waits.
+fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<Option<JobKill>, Failure> {
     let (facts, id) = (request.facts, &request.run.id);
     let nodes = |attempt: &Attempt| {
         let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect::<Vec<_>>();
@@ -176,18 +180,17 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
         match &state {
             RunState::Queued => {
                 return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::SlurmJobState,
                     what,
-                    format!("job {job} waits in the queue, and will train it"),
-                    format!("wait for it, or take it out of the queue: `vidtui stop {id}`"),
+                    format!("job {job} is pending and will continue the run"),
+                    format!("wait for the job, or cancel it: `vidtui stop {id}`"),
                 ));
             }
-            // Its files may tell of steps a moment ago, or of the end of one node.
             _ if facts.alive == Liveness::Unknown => {
                 return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::RunStateUnknown,
                     what,
-                    format!("Slurm does not say whether job {job} still runs: it may be alive"),
+                    format!("Slurm does not answer, and job {job} may still be running"),
                     "wait until Slurm answers: `scontrol ping`",
                 ));
             }
@@ -203,73 +206,69 @@ fn refuse_the_living(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Res
             RunState::Starting => "is starting".to_owned(),
             RunState::Saving => "is saving a checkpoint".to_owned(),
             RunState::Stopping => "is stopping".to_owned(),
-            RunState::Stalled { .. } => "is stalled, but its processes exist".to_owned(),
+            RunState::Stalled { .. } => "is stalled, and its processes are alive".to_owned(),
             RunState::Running => "is training".to_owned(),
-            // One node has ended, and others are about to.
+            // The first node has ended, and the others follow.
             _ => "is ending".to_owned(),
         };
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunIsAlive,
             what,
             format!("attempt {} {doing} on {}", attempt.number, nodes(attempt)),
             match state {
                 RunState::Stopping | RunState::Failed(_) | RunState::Finished | RunState::Stopped => {
-                    format!("wait until it has ended: `vidtui status {id}`; `vidtui kill {id}` ends it at once")
+                    format!("wait until it has ended (`vidtui status {id}`), or end it at once: `vidtui kill {id}`")
                 }
-                _ => format!("stop it first: `vidtui stop {id}` saves a checkpoint, `vidtui kill {id}` does not"),
+                _ => format!("end it first: `vidtui stop {id}` saves a checkpoint, `vidtui kill {id}` does not"),
             },
         ));
     }
     match state {
         RunState::Starting => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunIsAlive,
             what,
             format!("attempt {} was started {:.0} s ago by {}", attempt.number, now_s - attempt.started_s, attempt.by),
-            format!("wait a moment and look at it: `vidtui status {id}`"),
+            format!("wait until it trains: `vidtui status {id}`"),
         )),
-        // Its files may tell of steps a moment ago.
+        // The files may show recent steps although the processes cannot be checked.
         state if facts.alive == Liveness::Unknown && !state.is_end() => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunStateUnknown,
             what,
-            format!(
-                "attempt {} ran on {}, which cannot be seen from here: it may be alive",
-                attempt.number,
-                nodes(attempt)
-            ),
+            format!("attempt {} ran on {}, which cannot be reached: it may be alive", attempt.number, nodes(attempt)),
             format!("resume it on {}", nodes(attempt)),
         )),
         _ => Ok(None),
     }
 }
 
-/// Whether every node has written how it ended. It does so when it has collected its last rank: what is alive after that
-/// is a supervisor on its way out, which nobody needs to wait for.
+/// Returns whether every node has written its exit file. A supervisor writes it after its last rank has ended, so that only
+/// the exiting supervisor can be alive.
 fn is_over(facts: &RunFacts, attempt: &Attempt) -> bool {
     let ended =
         |node: &cluster::NodeId| facts.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
     attempt.placement.by_node().into_iter().all(|(node, _)| ended(node))
 }
 
-/// The checkpoint to continue from; none when the run never saved one.
+/// Returns the checkpoint to continue from; none if the run has not saved one.
 fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a CheckpointSummary>, Failure> {
     let Some(step) = request.options.step else {
         if request.latest.is_none() && request.options.kind != ResumeKind::Everything {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::NoCheckpoint,
                 what,
-                "it has no complete checkpoint to take weights from",
-                format!("start over: `vidtui resume {}`", request.run.id),
+                "the run has no complete checkpoint to take weights from",
+                format!("start again from step 0: `vidtui resume {}`", request.run.id),
             ));
         }
         if let Some((dir, why)) = rundir::unreadable_after(request.checkpoints, request.latest) {
             let older = request.latest.map_or(String::new(), |latest| {
-                format!("; or go back to an older one: `vidtui resume {} --step {}`", request.run.id, latest.step)
+                format!(", or use an older one: `vidtui resume {} --step {}`", request.run.id, latest.step)
             });
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::CheckpointUnreadable,
                 what,
                 format!("checkpoint {dir} may be the newest and cannot be read: {why}"),
-                format!("mend the access to it, and resume again{older}"),
+                format!("make it readable and resume again{older}"),
             ));
         }
         return Ok(request.latest);
@@ -277,33 +276,30 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
     let complete: Vec<String> =
         request.checkpoints.iter().filter_map(|entry| entry.complete()).map(|c| c.step.to_string()).collect();
     let fix = match &complete[..] {
-        [] => "leave --step out: with no complete checkpoint, the run starts over".to_owned(),
-        steps => format!("choose a complete one: --step {}", steps.join(", ")),
+        [] => "remove --step: without a complete checkpoint, the run starts at step 0".to_owned(),
+        steps => format!("choose a complete checkpoint: --step {}", steps.join(" or --step ")),
     };
     match request.checkpoints.iter().find(|entry| entry.step() == step) {
         Some(CheckpointEntry::Complete(summary)) => Ok(Some(summary)),
         Some(CheckpointEntry::Incomplete { dir, why, .. }) => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::CheckpointIncomplete,
             what,
             format!("checkpoint {dir} is incomplete: {why}"),
             fix,
         )),
         Some(CheckpointEntry::Unreadable { dir, why, .. }) => {
             let other = if complete.is_empty() { String::new() } else { format!(", or {fix}") };
-            let fix = format!("mend the access to it{other}");
+            let fix = format!("make it readable{other}");
             Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::CheckpointUnreadable,
                 what,
                 format!("checkpoint {dir} cannot be read: {why}"),
                 fix,
             ))
         }
-        None => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what,
-            format!("it has no checkpoint of step {step}"),
-            fix,
-        )),
+        None => {
+            Err(Failure::new(ErrorCode::NoCheckpoint, what, format!("the run has no checkpoint of step {step}"), fix))
+        }
     }
 }
 
@@ -311,13 +307,12 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
     let mut warnings = Vec::new();
     let from = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if checkpoint.is_none() {
-        let lost =
-            request.facts.last_metric.map_or(String::new(), |(step, _)| format!(", and its {step} steps are lost"));
-        warnings.push(format!("it has no complete checkpoint: it starts over{lost}"));
+        let lost = request.facts.last_metric.map_or(String::new(), |(step, _)| format!(" and repeats {step} steps"));
+        warnings.push(format!("the run has no complete checkpoint: it starts at step 0{lost}"));
     }
     if let (Liveness::Unknown, Some(last)) = (request.facts.alive, &request.facts.attempt) {
         warnings.push(format!(
-            "a node of attempt {} cannot be seen: what is left of it there can train no more, and ends by itself",
+            "a node of attempt {} cannot be reached: processes that are left there cannot train and will end by themselves",
             last.number
         ));
     }
@@ -328,7 +323,7 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
             CheckpointEntry::Unreadable { step, why, .. } => (step, "cannot be read", why),
         };
         if *step > from {
-            warnings.push(format!("the checkpoint of step {step} {how} ({why}) and is passed over"));
+            warnings.push(format!("the checkpoint of step {step} {how} and is skipped: {why}"));
         }
     }
     if let (Some(latest), Some(_)) = (request.latest, request.options.step)
@@ -339,7 +334,7 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
     warnings
 }
 
-/// The steps of the whole run when they are not the recipe's. Once raised, they stay raised.
+/// Returns the steps of the whole run if they differ from the recipe's. Later resumes keep a raised number.
 fn steps(
     what: &str,
     request: &ResumeRequest<'_>,
@@ -358,16 +353,16 @@ fn steps(
             String::new()
         };
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunFinished,
             what,
-            format!("all {total} steps are done: its checkpoint is of step {done}"),
+            format!("all {total} steps are done; the checkpoint is of step {done}"),
             format!("train longer: `vidtui resume {id} --set train.steps={longer}`{next}"),
         ));
     }
     Ok(raised.filter(|steps| *steps != recipe.train.steps))
 }
 
-/// Keeps the mesh where it fits; else keeps the replicas and splits them over more ranks or fewer.
+/// Keeps the mesh if it fits. Otherwise keeps the number of replicas and changes how many ranks shard each of them.
 fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Context) -> Result<Mesh, Failure> {
     let ranks = cx.target.slots();
     let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);
@@ -375,17 +370,17 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
         return Ok(mesh);
     }
     if recipe.trainer == recipe::TrainerKind::Command && ranks > 0 {
-        return Ok(ranks_alone(ranks));
+        return Ok(command_mesh(ranks));
     }
     let Mesh { dp_replicate, tp, .. } = recipe.mesh;
     let row = dp_replicate * tp;
     if ranks == 0 || !ranks.is_multiple_of(row) {
         let kept = if tp == 1 { String::new() } else { format!(" × tp {tp}") };
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidMesh,
             what,
             format!(
-                "mesh {} needs {}, {} gives {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}{kept}",
+                "mesh {} needs {}, {} has {ranks}, and {ranks} is not a multiple of dp_replicate {dp_replicate}{kept}",
                 sizes(&recipe.mesh),
                 counted(recipe.mesh.world(), "rank"),
                 cx.target.description
@@ -399,7 +394,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     if !batch.is_multiple_of(parts) {
         let each = if tp == 1 { String::new() } else { format!(" / tp {tp}") };
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidMesh,
             what,
             format!(
                 "train.global_batch {batch} is not a multiple of {}{each} × train.grad_accum {accum} = {parts}",
@@ -411,23 +406,24 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     Ok(mesh)
 }
 
+/// Returns the start, its step and a description of the weights.
 fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> (StartFrom, u64, String) {
     let run = request.run.id.clone();
     let Some(&CheckpointSummary { step, .. }) = checkpoint else {
-        let words = match &request.run.start {
-            StartFrom::Random => "random again, from the recipe's seed".to_owned(),
+        let description = match &request.run.start {
+            StartFrom::Random => "random, from the recipe's seed".to_owned(),
             StartFrom::Weights { path } => path.to_string(),
             StartFrom::Checkpoint { run, step } | StartFrom::CheckpointFreshData { run, step } => {
                 format!("step {step} of run {run}")
             }
         };
-        return (request.run.start.clone(), 0, words);
+        return (request.run.start.clone(), 0, description);
     };
     match request.options.kind {
         ResumeKind::FreshData => (
             StartFrom::CheckpointFreshData { run, step },
             step,
-            format!("step {step} of this run, with its optimizer; the data begin anew"),
+            format!("step {step} of this run, with optimizer; the data order restarts"),
         ),
         _ => (
             StartFrom::Checkpoint { run, step },
@@ -437,7 +433,7 @@ fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>)
     }
 }
 
-/// Begins a new run with nothing but the weights of this one.
+/// Plans a new run from the weights of this one.
 fn from_weights_only(
     what: &str,
     request: &ResumeRequest<'_>,

@@ -1,10 +1,12 @@
+//! The script that starts one node.
+
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{NodeId, RankPlace};
 use rundir::{Attempt, RunDir, RunId};
 
 use crate::{Master, command_line, quote};
 
-/// Returns the words of the command that starts the supervisor of one node.
+/// Returns the arguments of the command that starts the supervisor of one node.
 pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &NodeId) -> Vec<String> {
     let number = attempt.to_string();
     [trainer.as_str(), "supervise", "--run-dir", dir.root.as_str(), "--attempt", &number, "--node", node.as_str()]
@@ -12,18 +14,18 @@ pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &
         .to_vec()
 }
 
-/// What differs between scripts by what they start.
+/// What differs between scripts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Details<'a> {
-    /// Where the ranks of several nodes meet.
+    /// The rendezvous of the ranks of several nodes.
     pub master: Option<&'a Master>,
-    /// What the supervisor starts, where that is not the trainer itself.
+    /// The commands that the supervisor starts, if the recipe runs a command.
     pub commands: &'a [String],
-    /// The file of what is kept secret.
+    /// The file of secrets.
     pub secrets: Option<&'a Utf8Path>,
 }
 
-/// Writes the script that starts one node: what the console runs, and what a person can run by hand.
+/// Returns the script that starts one node. The console runs it, and a user can run it by hand.
 pub fn script(
     trainer: &Utf8Path,
     dir: &RunDir,
@@ -41,9 +43,9 @@ pub fn script(
     let log_dir = quote(dir.log_dir(node).as_str());
     let in_comment = |path: Utf8PathBuf| quote(path.as_str()).replace(['\n', '\r'], "?");
     let id = quote(run.as_str());
-    let meeting = master.map_or(String::new(), |Master { address, port }| {
+    let rendezvous = master.map_or(String::new(), |Master { address, port }| {
         format!(
-            "\n# Where the ranks of all nodes meet: rank 0 listens there. Start all nodes within three minutes.\n\
+            "\n# The rendezvous of all ranks, where rank 0 listens. Start all nodes within three minutes.\n\
              export MASTER_ADDR={}\nexport MASTER_PORT={port}\n",
             quote(address)
         )
@@ -53,38 +55,38 @@ pub fn script(
         commands.iter().map(|command| format!("#   {}\n", command.replace(['\n', '\r'], "?"))).collect();
     let commands = match &commands[..] {
         "" => String::new(),
-        commands => format!("#\n# What the supervisor starts here:\n{commands}"),
+        commands => format!("#\n# The supervisor starts here:\n{commands}"),
     };
     format!(
         "\
 #!/usr/bin/env bash
 # Starts {ranks} of {world} on node {node}: attempt {number} of run {run}.
 #
-# By hand, on that node:
+# To start it by hand, on that node:
 #   bash {by_hand} &
-{secret}# The run goes on when the terminal closes. The supervisor's messages are in
+{secret}# The run continues when the terminal closes. The log of the supervisor is
 #   {log_path}
-# and its process number in
+# and its process id is in
 #   {pid_file}
 {term}
 {commands}set -eu
 
-# All processes of the run carry its id; what does not carry it is never signalled.
+# All processes of the run have its id in their environment; no other process is ever signalled.
 export VIDTUI_RUN={id}
 export VIDTUI_ATTEMPT={number}
-{meeting}
+{rendezvous}
 mkdir -p {log_dir}
 exec {command} \\
   {stdin}>>{log} 2>&1
 ",
         term = if commands.is_empty() {
-            "# TERM to that process saves a checkpoint and stops every rank."
+            "# SIGTERM to that process saves a checkpoint and stops every rank."
         } else {
-            "# TERM to that process is passed on; whether a checkpoint is saved is up to the command."
+            "# SIGTERM to that process is forwarded to the command, which decides whether to save a checkpoint."
         },
         secret = secrets.map_or(String::new(), |path| {
             format!(
-                "# Its secrets are read from {} when a launch does not hand them over.\n",
+                "# The supervisor reads secrets from {} unless the launch sends them.\n",
                 in_comment(path.to_owned())
             )
         }),
@@ -95,7 +97,7 @@ exec {command} \\
     )
 }
 
-/// `rank 0`, `ranks 0 to 7`. Ranks of one node are consecutive.
+/// Formats the ranks of a node, which are consecutive: `rank 0`, `ranks 0 to 7`.
 fn ranks_in_words(places: &[&RankPlace]) -> String {
     match places {
         [] => "no rank".into(),
@@ -112,13 +114,13 @@ mod tests {
     use crate::fixtures;
 
     #[test]
-    fn a_launch_script_says_what_it_does_and_how_to_run_it_by_hand() {
+    fn a_launch_script_explains_itself_and_how_to_run_it_by_hand() {
         let plan = fixtures::launch_plan();
         insta::assert_snapshot!(plan.nodes[0].script);
     }
 
     #[test]
-    fn a_path_full_of_odd_characters_reaches_the_trainer_unchanged() {
+    fn a_path_with_special_characters_reaches_the_trainer_unchanged() {
         let temp = tempfile::tempdir().expect("a temporary folder");
         let root = Utf8Path::from_path(temp.path()).expect("UTF-8").join("it's $HOME; `id`\nexit 3\n\"runs\" é");
         let trainer = root.join("bin/vidtui train");
@@ -132,8 +134,8 @@ mod tests {
         let text = script(&trainer, &dir, &run.id, &attempt, node, &Details::default());
         let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
         assert!(status.success());
-        let said = std::fs::read_to_string(dir.supervisor_log(node, attempt.number)).expect("a log");
+        let log = std::fs::read_to_string(dir.supervisor_log(node, attempt.number)).expect("a log");
         let expected = format!("<{}><supervise><--run-dir><{}><--attempt><1><--node><vm>", run.id, dir.root);
-        assert_eq!(said, expected);
+        assert_eq!(log, expected);
     }
 }

@@ -53,6 +53,8 @@ pub enum ErrorCode {
     InvalidHostfile,
     /// A Slurm file is not valid.
     InvalidSlurmFile,
+    /// The weights that a stage starts from are not given.
+    NoWeights,
     /// There are fewer nodes or GPUs than the mesh needs.
     TooFewRanks,
 

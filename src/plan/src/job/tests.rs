@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 use recipe::Mesh;
 use rundir::{ExitFile, ExitReason, SCHEMA, StartFrom};
 
-use cluster::NodeId;
+use cluster::{NodeId, Placement};
 
 use super::*;
 use crate::fixtures::{self, Past, context, past, recipe, rows};
@@ -20,7 +20,7 @@ fn queued() -> Context {
     Context { target: Target::slurm(spec(), "hostfiles/rig-slurm.toml"), ..context(1) }
 }
 
-/// The first four nodes that job 42 is given, and any after them.
+/// An allocation of four nodes.
 fn allocated(job: u64) -> Context {
     let names = [3, 4, 5, 6].map(|n| NodeId::new(format!("node0{n}")).unwrap());
     Context { target: Target::allocation(job, spec(), names.to_vec()), ..context(1) }
@@ -32,7 +32,7 @@ fn submitted() -> LaunchPlan {
     launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &queued()).unwrap()
 }
 
-/// A run that was submitted and, if `job` is given, has begun as that.
+/// A run that was submitted and, if `job` is given, has started as that job.
 fn begun(job: Option<u64>, saved: &[i64]) -> Past {
     let plan = submitted();
     let mut attempt = Attempt { started_s: fixtures::NOW - 3600.0, ..plan.attempt };
@@ -66,7 +66,7 @@ fn ended(past: &mut Past, reason: ExitReason) {
             reason,
             first_failure: None,
             failure: (reason == ExitReason::Failed)
-                .then(|| Failure::new(rundir::ErrorCode::Unclassified, "rank 2 failed", "it had no data", "")),
+                .then(|| Failure::new(rundir::ErrorCode::RankFailed, "rank 2 failed", "it had no data", "")),
             ranks: vec![],
         })
         .to_vec();
@@ -80,15 +80,15 @@ fn a_queued_launch_shows_the_slurm_request_and_how_to_submit_it_by_hand() {
 }
 
 #[test]
-fn what_slurm_is_asked_for_must_be_what_the_mesh_needs() {
+fn a_slurm_request_must_fit_the_mesh() {
     let mut recipe = recipe();
     recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 2, ..recipe.mesh };
     let refusal = launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &queued());
-    insta::assert_snapshot!(refusal.unwrap_err());
+    insta::assert_snapshot!(fixtures::coded(&refusal.unwrap_err()));
 }
 
 #[test]
-fn the_first_turn_of_a_job_is_the_attempt_that_was_submitted() {
+fn the_first_turn_of_a_job_starts_the_submitted_attempt() {
     let past = begun(None, &[]);
     let JobTurn::SubmittedAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
     let LaunchPlan { attempt, nodes, .. } = *plan;
@@ -98,14 +98,14 @@ fn the_first_turn_of_a_job_is_the_attempt_that_was_submitted() {
 }
 
 #[test]
-fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
+fn the_next_turn_of_a_job_starts_from_the_newest_checkpoint() {
     let mut past = begun(Some(42), &[20, -25]);
-    // However the turn before was ended: without a word, or with a failure that its end led to.
+    // The previous turn ended without exit files, with a stop, or with a failure that its end caused.
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
         past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];
         let JobTurn::NextAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
-        assert_eq!(plan.attempt.waived, ["clock"], "nobody is there to say it again");
+        assert_eq!(plan.attempt.waived, ["clock"], "no user is present to choose again");
         assert_eq!((plan.attempt.number, plan.attempt.why, plan.attempt.start_step), (2, AttemptWhy::Requeue, 20));
         assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 20 });
         assert_eq!(plan.attempt.slurm.as_ref().unwrap().job, Some(42));
@@ -117,35 +117,31 @@ fn the_next_turn_of_a_job_goes_on_from_the_newest_checkpoint() {
 fn a_job_whose_run_is_finished_has_nothing_to_do() {
     let mut past = begun(Some(42), &[60]);
     ended(&mut past, ExitReason::Finished);
-    assert_eq!(job_turn(&request(&past), &allocated(42)).unwrap(), JobTurn::Nothing("all 60 steps are done".into()));
+    assert!(matches!(job_turn(&request(&past), &allocated(42)), Ok(JobTurn::Nothing(_))));
 }
 
 #[test]
-fn a_job_that_was_asked_to_stop_does_not_begin_for_the_first_time_nor_again() {
+fn a_job_with_a_stop_request_starts_no_attempt() {
     for job in [None, Some(42)] {
         let mut past = begun(job, &[20]);
-        let mut said = |stopping, stops_for_good| {
+        let mut ends = |stopping, stops_for_good| {
             (past.facts.stopping, past.facts.stops_for_good) = (stopping, stops_for_good);
-            match job_turn(&request(&past), &allocated(42)).unwrap() {
-                JobTurn::Nothing(why) => Some(why),
-                _ => None,
-            }
+            matches!(job_turn(&request(&past), &allocated(42)), Ok(JobTurn::Nothing(_)))
         };
-        assert_eq!(said(true, false), None, "its own script asked");
-        let why = said(true, true).unwrap();
-        assert!(why.starts_with("it was asked to stop; to go on: `vidtui resume "), "{why}");
+        assert!(!ends(true, false), "the job's own script made the request");
+        assert!(ends(true, true));
     }
 }
 
 #[test]
-fn a_job_does_not_begin_a_run_that_may_be_alive_as_another_job() {
+fn a_job_does_not_start_a_run_that_may_be_alive_in_another_job() {
     let past = begun(Some(41), &[20]);
     let refusal = job_turn(&request(&past), &allocated(42)).unwrap_err();
-    assert!(refusal.why.starts_with("attempt 1 was started since, by ada@vm"), "{refusal}");
+    assert_eq!(refusal.code, ErrorCode::RunIsAlive, "{refusal}");
 }
 
 #[test]
-fn a_job_goes_back_into_the_queue_for_time_and_for_others_and_not_for_people_or_failures() {
+fn a_job_is_requeued_at_its_time_limit_and_after_preemption_and_not_after_stops_or_failures() {
     let details =
         |preempted: &str| cluster::slurm::read_job(&format!("JobId=42 JobState=RUNNING PreemptTime={preempted}"));
     let after = |stops_for_good, reason, warned, preempted: &str| {
@@ -154,17 +150,20 @@ fn a_job_goes_back_into_the_queue_for_time_and_for_others_and_not_for_people_or_
         ended(&mut past, reason);
         requeue(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
     };
-    let said = |reason, warned, preempted: &str| after(false, reason, warned, preempted);
-    assert_eq!(said(ExitReason::Stopped, true, "None"), Ok("its time is over".into()));
-    assert_eq!(said(ExitReason::Stopped, false, "1795146000"), Ok("it was preempted".into()));
-    assert_eq!(said(ExitReason::Stopped, false, "None"), Err("it was stopped".into()));
-    assert_eq!(said(ExitReason::Finished, true, "None"), Err("all 60 steps are done".into()));
-    assert_eq!(said(ExitReason::Failed, true, "None"), Err("rank 2 failed: it had no data".into()));
-    assert_eq!(after(true, ExitReason::Stopped, true, "1795146000"), Err("it was asked to stop".into()));
+    let cases = [
+        after(false, ExitReason::Stopped, true, "None"),
+        after(false, ExitReason::Stopped, false, "1795146000"),
+        after(false, ExitReason::Stopped, false, "None"),
+        after(false, ExitReason::Finished, true, "None"),
+        after(false, ExitReason::Failed, true, "None"),
+        after(true, ExitReason::Stopped, true, "1795146000"),
+    ];
+    assert_eq!(cases.each_ref().map(|case| case.is_ok()), [true, true, false, false, false, false]);
+    insta::assert_debug_snapshot!(cases);
 }
 
 #[test]
-fn a_run_whose_job_waits_or_cannot_be_seen_is_not_resumed() {
+fn a_run_whose_job_is_pending_or_unknown_is_not_resumed() {
     let mut past = begun(Some(42), &[20]);
     let mut refusals = Vec::new();
     let pending =
@@ -175,29 +174,29 @@ fn a_run_whose_job_waits_or_cannot_be_seen_is_not_resumed() {
         cluster::slurm::JobSight::unseen(42),
     ] {
         past.facts.job = Some(job);
-        refusals.push(resume(&request(&past).resume, &queued()).unwrap_err().to_string());
+        refusals.push(fixtures::coded(&resume(&request(&past).resume, &queued()).unwrap_err()));
     }
     insta::assert_snapshot!(refusals.join("\n\n"));
 }
 
 #[test]
-fn odd_paths_reach_the_jobs_commands_unchanged() {
+fn paths_with_special_characters_reach_the_commands_of_a_job_unchanged() {
     let temp = tempfile::tempdir().expect("a temporary folder");
     let root = Utf8PathBuf::from_path_buf(temp.path().join("it's $HOME; `id` \"runs\" é")).expect("UTF-8");
     std::fs::create_dir_all(root.join("bin")).expect("a folder");
     let program = root.join("bin/vidtui");
-    std::fs::write(&program, "#!/bin/sh\nprintf '<%s>' \"$@\" >> \"$(dirname \"$0\")/said\"\n").expect("a file");
+    std::fs::write(&program, "#!/bin/sh\nprintf '<%s>' \"$@\" >> \"$(dirname \"$0\")/args\"\n").expect("a file");
     assert!(Command::new("chmod").arg("+x").arg(&program).status().expect("chmod").success());
     let plan = submitted();
     let dir = RunDir::of(&root, &plan.run.id);
-    // Without modules, which this machine has not.
+    // This machine has no `module` command.
     let mut attempt = plan.attempt;
     attempt.slurm.as_mut().unwrap().spec.modules.clear();
     let text = script(&dir, &plan.run.id, &attempt, &Context { program, ..queued() });
     let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
-    assert!(status.success(), "it says that there is nothing to do");
-    let said = std::fs::read_to_string(root.join("bin/said")).expect("what it was asked");
-    assert_eq!(said, format!("<job><begin><--run-dir><{}><--attempt><1>", dir.root));
+    assert!(status.success(), "the program prints no attempt, so the script ends");
+    let arguments = std::fs::read_to_string(root.join("bin/args")).expect("the arguments of vidtui");
+    assert_eq!(arguments, format!("<job><begin><--run-dir><{}><--attempt><1>", dir.root));
     let output = text.lines().find(|line| line.contains("--output")).unwrap();
     assert!(output.starts_with("#SBATCH \"--output=") && output.contains(r#"\"runs\""#), "{output}");
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fixtures::{NOW, Past, context, past, rows};
+use crate::fixtures::{NOW, Past, coded, context, past, rows};
 use cluster::slurm::JobSight;
 use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
 
@@ -41,7 +41,7 @@ fn exit(past: &Past, reason: ExitReason) -> ExitFile {
 }
 
 #[test]
-fn a_resume_continues_from_the_newest_checkpoint_and_asks_nothing() {
+fn a_resume_continues_from_the_newest_checkpoint_without_warnings() {
     let past = past(45, &[20, 40]);
     let plan = plan(&past).unwrap();
     insta::assert_snapshot!(rows(&plan));
@@ -52,7 +52,7 @@ fn a_resume_continues_from_the_newest_checkpoint_and_asks_nothing() {
 }
 
 #[test]
-fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
+fn a_run_that_is_or_may_be_alive_is_refused_with_its_state() {
     let alive = |event: Option<EventKind>, metric: Option<(u64, f64)>| {
         let mut past = past(45, &[40]);
         past.facts.alive = Liveness::Alive;
@@ -84,11 +84,12 @@ fn a_run_that_is_alive_or_may_be_is_refused_with_what_it_does() {
         elsewhere,
         elsewhere_at_work,
     ];
-    let refusals = refused.map(|past| plan(&past).unwrap_err().to_string());
+    let refusals = refused.map(|past| coded(&plan(&past).unwrap_err()));
     insta::assert_snapshot!(refusals.join("\n\n"));
 }
 
-/// A run as job 42 on two nodes, of which one failed so many seconds ago and the other has left no word; Slurm says that the job runs.
+/// A run in job 42 on two nodes: one failed this many seconds ago, the other has no exit file, and Slurm reports the job as
+/// running.
 fn lost_a_node(ago_s: f64) -> Past {
     let mut past = past(45, &[40]);
     let line = "42|RUNNING|None|0:05|10:00|2|vm,vm2|1000|1600|ada|train|gres:gpu:1|demo";
@@ -104,18 +105,18 @@ fn lost_a_node(ago_s: f64) -> Past {
 }
 
 #[test]
-fn a_job_that_is_over_but_for_a_lost_node_is_ended_first() {
+fn a_job_that_waits_only_for_a_lost_node_is_cancelled_first() {
     let plan = plan(&lost_a_node(16.0)).unwrap();
     let job = plan.replaces.unwrap();
     assert_eq!((job.id, job.is_cancelled), (42, true));
     assert_eq!(job.lost, [cluster::NodeId::from_hostname("vm2")]);
-    assert_eq!((plan.attempt.start_step, plan.warnings), (40, vec![]), "one key is enough");
+    assert_eq!((plan.attempt.start_step, plan.warnings), (40, vec![]), "no confirmation is needed");
     assert_eq!(plan.summary.last(), Some(&("before".to_owned(), job.why)));
 }
 
 #[test]
 fn a_job_that_may_still_train_is_refused() {
-    let refused = |past: &Past| plan(past).unwrap_err().to_string();
+    let refused = |past: &Past| coded(&plan(past).unwrap_err());
     let mut silent = lost_a_node(100.0);
     silent.facts.alive = Liveness::Unknown;
     let mut trains = lost_a_node(100.0);
@@ -128,7 +129,7 @@ fn a_job_that_may_still_train_is_refused() {
 }
 
 #[test]
-fn a_run_whose_ranks_have_all_ended_can_be_resumed_while_its_supervisor_leaves() {
+fn a_run_whose_ranks_have_ended_can_be_resumed_while_its_supervisor_exits() {
     let mut past = past(45, &[40]);
     past.facts.alive = Liveness::Alive;
     past.facts.exits = vec![exit(&past, ExitReason::Stopped)];
@@ -136,24 +137,21 @@ fn a_run_whose_ranks_have_all_ended_can_be_resumed_while_its_supervisor_leaves()
 }
 
 #[test]
-fn a_run_that_never_saved_starts_over_with_a_warning() {
+fn a_run_without_a_checkpoint_starts_at_step_0_with_a_warning() {
     let plan = plan(&past(7, &[])).unwrap();
     assert_eq!((plan.attempt.start, plan.attempt.start_step), (StartFrom::Random, 0));
-    assert_eq!(plan.warnings, ["it has no complete checkpoint: it starts over, and its 7 steps are lost"]);
+    insta::assert_snapshot!(plan.warnings.join("\n"), @"the run has no complete checkpoint: it starts at step 0 and repeats 7 steps");
 }
 
 #[test]
-fn an_incomplete_checkpoint_is_passed_over_and_named() {
+fn an_incomplete_checkpoint_is_skipped_with_a_warning() {
     let plan = plan(&past(45, &[20, -40])).unwrap();
     assert_eq!(plan.attempt.start_step, 20);
-    assert_eq!(
-        plan.warnings,
-        ["the checkpoint of step 40 is incomplete (it has no manifest.toml: saving it did not end) and is passed over"]
-    );
+    insta::assert_snapshot!(plan.warnings.join("\n"), @"the checkpoint of step 40 is incomplete and is skipped: it has no manifest.toml: its save did not complete");
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_read_is_passed_over_only_by_choice() {
+fn an_unreadable_checkpoint_is_skipped_only_on_request() {
     let unreadable = |saved: &[i64]| {
         let mut past = past(60, saved);
         for entry in &mut past.checkpoints {
@@ -170,13 +168,11 @@ fn a_checkpoint_that_cannot_be_read_is_passed_over_only_by_choice() {
         plan_with(&unreadable(&[20, -40]), step(40), 2),
         plan_with(&unreadable(&[-40]), step(40), 2),
     ];
-    insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+    insta::assert_snapshot!(refusals.map(|refusal| coded(&refusal.unwrap_err())).join("\n\n"));
 
     let chosen = plan_with(&unreadable(&[20, -40]), step(20), 2).unwrap();
     assert_eq!(chosen.attempt.start_step, 20);
-    let want =
-        "the checkpoint of step 40 cannot be read (manifest.toml: Stale file handle (os error 116)) and is passed over";
-    assert_eq!(chosen.warnings, [want]);
+    insta::assert_snapshot!(chosen.warnings.join("\n"), @"the checkpoint of step 40 cannot be read and is skipped: manifest.toml: Stale file handle (os error 116)");
     assert_eq!(plan(&unreadable(&[-20, 40])).unwrap().attempt.start_step, 40);
 }
 
@@ -191,14 +187,14 @@ fn a_step_can_be_chosen_if_its_checkpoint_is_complete() {
         plan_with(&past(60, &[20, 40]), step(30), 2),
         plan_with(&past(60, &[]), step(30), 2),
     ];
-    insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+    insta::assert_snapshot!(refusals.map(|refusal| coded(&refusal.unwrap_err())).join("\n\n"));
 }
 
 #[test]
 fn a_finished_run_is_refused_unless_its_steps_are_raised() {
     let mut finished = past(60, &[40, 60]);
     finished.facts.exits = vec![exit(&finished, ExitReason::Finished)];
-    insta::assert_snapshot!(plan(&finished).unwrap_err());
+    insta::assert_snapshot!(coded(&plan(&finished).unwrap_err()));
 
     let longer = ResumeOptions { steps: Some(100), ..ResumeOptions::default() };
     let raised = plan_with(&finished, longer, 2).unwrap();
@@ -211,7 +207,7 @@ fn a_finished_run_is_refused_unless_its_steps_are_raised() {
 }
 
 #[test]
-fn fresh_data_keep_the_optimizer() {
+fn fresh_data_keeps_the_optimizer() {
     let past = past(45, &[40]);
     let plan = plan_with(&past, kind(ResumeKind::FreshData), 2).unwrap();
     assert_eq!(plan.attempt.start, StartFrom::CheckpointFreshData { run: past.run.id, step: 40 });
@@ -219,7 +215,7 @@ fn fresh_data_keep_the_optimizer() {
 }
 
 #[test]
-fn weights_only_begin_a_new_run_and_leave_the_old_one_as_it_is() {
+fn weights_only_makes_a_new_run_and_does_not_change_the_old_one() {
     let parent = past(60, &[40, 60]);
     let plan = plan_with(&parent, kind(ResumeKind::WeightsOnly), 2).unwrap();
     assert!(plan.is_new_run());
@@ -230,22 +226,22 @@ fn weights_only_begin_a_new_run_and_leave_the_old_one_as_it_is() {
 }
 
 #[test]
-fn weights_or_optimizer_of_a_run_that_never_saved_are_refused() {
+fn weights_of_a_run_without_a_checkpoint_are_refused() {
     for kind in [kind(ResumeKind::WeightsOnly), kind(ResumeKind::FreshData)] {
         let failure = plan_with(&past(7, &[]), kind, 2).unwrap_err();
-        assert_eq!(failure.why, "it has no complete checkpoint to take weights from");
+        assert_eq!(failure.code, ErrorCode::NoCheckpoint);
     }
 }
 
 #[test]
-fn another_number_of_ranks_splits_the_model_anew_and_says_so() {
+fn another_number_of_ranks_reshards_the_model_with_a_warning() {
     let plan = plan_with(&past(45, &[40]), ResumeOptions::default(), 4).unwrap();
     assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 4, tp: 1 });
     insta::assert_snapshot!(plan.warnings.join("\n"));
 }
 
 #[test]
-fn another_number_of_ranks_leaves_tp_as_it_is() {
+fn another_number_of_ranks_does_not_change_tp() {
     let mut past = past(45, &[40]);
     let mut recipe = past.run.recipe().unwrap();
     recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 2 };
@@ -254,24 +250,24 @@ fn another_number_of_ranks_leaves_tp_as_it_is() {
     let plan = plan_with(&past, ResumeOptions::default(), 4).unwrap();
     assert_eq!(plan.attempt.mesh, Mesh { dp_replicate: 1, dp_shard: 2, tp: 2 });
     let refusal = plan_with(&past, ResumeOptions::default(), 3).unwrap_err();
-    assert!(refusal.why.contains("mesh 1 × 1 × 2 needs 2 ranks"), "{refusal}");
-    assert!(refusal.why.ends_with("3 is not a multiple of dp_replicate 1 × tp 2"), "{refusal}");
+    assert_eq!(refusal.code, ErrorCode::InvalidMesh);
+    assert!(refusal.why.contains("1 × 1 × 2"), "{refusal}");
 }
 
 #[test]
-fn ranks_that_cannot_share_replicas_or_batch_are_refused_with_the_arithmetic() {
-    let batch = plan_with(&past(45, &[40]), ResumeOptions::default(), 3).unwrap_err().to_string();
+fn ranks_that_do_not_divide_the_replicas_or_the_batch_are_refused_with_the_arithmetic() {
+    let batch = coded(&plan_with(&past(45, &[40]), ResumeOptions::default(), 3).unwrap_err());
     let mut replicated = past(45, &[40]);
     let mut recipe = replicated.run.recipe().unwrap();
     recipe.mesh = Mesh { dp_replicate: 2, dp_shard: 1, tp: 1 };
     replicated.run.recipe = recipe.to_table();
     replicated.facts.attempt.as_mut().unwrap().mesh = recipe.mesh;
-    let replicas = plan_with(&replicated, ResumeOptions::default(), 3).unwrap_err().to_string();
+    let replicas = coded(&plan_with(&replicated, ResumeOptions::default(), 3).unwrap_err());
     insta::assert_snapshot!([batch, replicas].join("\n\n"));
 }
 
 #[test]
-fn a_resume_takes_as_many_ranks_as_the_run_last_had() {
+fn a_resume_uses_as_many_ranks_as_the_run_last_had() {
     let mut past = past(45, &[40]);
     assert_eq!(last_ranks(&past.run, None), 2);
     past.facts.attempt.as_mut().unwrap().mesh.dp_shard = 4;
@@ -280,7 +276,7 @@ fn a_resume_takes_as_many_ranks_as_the_run_last_had() {
 }
 
 #[test]
-fn another_trainer_is_warned_about() {
+fn another_trainer_gives_a_warning() {
     let mut past = past(45, &[40]);
     past.run.trainer_sha256 = Some("ffffffff00".into());
     insta::assert_snapshot!(plan(&past).unwrap().warnings.join("\n"));
