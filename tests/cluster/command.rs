@@ -254,7 +254,7 @@ fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
     site.rig.verb("slurmctld kill").unwrap();
     let said = site.vidtui("stop latest");
     assert!(
-        said.ok && said.err.contains(&format!("its controller does not answer; {}", run.stop_file())),
+        said.ok && said.err.contains(&format!("the controller does not answer; {}", run.stop_file())),
         "{}",
         said.err
     );

@@ -61,7 +61,7 @@ fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_
     site.until("its reason is shown", || site.does("status latest").contains("down, drained or reserved"));
     assert!(site.vidtui("resume latest").err.contains("waits in the queue, and will train it"));
     let taken = site.does("stop latest");
-    assert_eq!(taken, format!("job {} was taken out of the queue", job_of(&waiting, 1)));
+    assert_eq!(taken, format!("job {} was removed from the queue", job_of(&waiting, 1)));
     assert!(site.does("status latest").contains("stopped"));
     let check = site.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
     assert!(check.contains("4 of 1 GPU requested, 0 accept jobs, 0 idle; it waits"), "{check}");

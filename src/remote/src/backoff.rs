@@ -1,8 +1,10 @@
+//! Exponential backoff with jitter.
+
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Pauses between attempts: each about twice the one before, and none quite like another's, so that many nodes that went
-/// away together are not tried again together.
+/// Pauses between retries. Each is about twice the one before. Jitter keeps nodes that failed together from being retried
+/// together.
 #[derive(Debug)]
 pub struct Backoff {
     first: Duration,
@@ -13,7 +15,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Begins with `first`.
+    /// Makes a backoff whose first pause is about `first`.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first, random: RandomState::new(), drawn: 0 }
     }
@@ -23,17 +25,17 @@ impl Backoff {
         self.next_within(self.longest)
     }
 
-    /// Returns the next pause, if that is about as long as this at most.
+    /// Returns the next pause, limited to about `longest`.
     pub fn next_within(&mut self, longest: Duration) -> Duration {
         let pause = self.next.min(longest);
         self.next = (self.next * 2).min(self.longest);
         self.drawn += 1;
-        // The system seeds every hasher; 1024 steps between three quarters and five quarters are random enough.
+        // The standard library seeds every hasher at random. A factor of 0.75 to 1.25 in 1024 steps is random enough.
         let share = (self.random.hash_one(self.drawn) % 1024) as f64 / 1024.0;
         pause.mul_f64(0.75 + share / 2.0)
     }
 
-    /// Begins again.
+    /// Starts again with the first pause.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
@@ -51,11 +53,11 @@ mod tests {
             assert!((0.75 * whole..=1.25 * whole).contains(&pause), "{pause} for {whole}");
         }
         assert!(backoff.next_within(Duration::from_secs(2)) <= Duration::from_millis(2500));
-        assert!(backoff.next() >= Duration::from_secs(6), "the others are no shorter for it");
+        assert!(backoff.next() >= Duration::from_secs(6), "the limit applies to one pause only");
         backoff.reset();
         assert!(backoff.next() <= Duration::from_millis(1250));
         let firsts: Vec<Duration> =
             (0..8).map(|_| Backoff::new(Duration::from_secs(1), Duration::MAX).next()).collect();
-        assert!(firsts.iter().any(|pause| *pause != firsts[0]), "all nodes would come back at once: {firsts:?}");
+        assert!(firsts.iter().any(|pause| *pause != firsts[0]), "no jitter: {firsts:?}");
     }
 }

@@ -1,29 +1,43 @@
-//! Child processes of this program: their pipes, and their ends.
+//! Child processes of this program: reads their pipes and waits for their exit.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::{self, Child, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::command::{MAX_OUTPUT, Status};
+use crate::command::{MAX_OUTPUT, Output, Status};
 
-/// Between looks at whether a process has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often a process is polled for its exit.
+const POLL_EVERY: Duration = Duration::from_millis(5);
 
-/// Reads a pipe to its end, in a thread of its own.
+/// Runs a program with the given standard input. Kills it and returns `None` when it runs longer than `limit`.
+pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration) -> io::Result<Option<Output>> {
+    let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (mut stdin, input) = (child.stdin.take(), input.to_owned());
+    // One thread per pipe: each of the three may be full while this thread waits for another.
+    let writer = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
+    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let Some(status) = wait(&mut child, limit)? else { return Ok(None) };
+    // Fails when the program does not read all of its input, which is not an error.
+    let _ = writer.join();
+    let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+    Ok(Some(Output { status: status.into(), stdout, stderr }))
+}
+
+/// Reads a pipe to its end, in its own thread.
 pub(crate) fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = pipe {
-            // What was read until then counts.
+            // On an error, the bytes read so far are returned.
             let _ = pipe.take(MAX_OUTPUT as u64).read_to_end(&mut bytes);
         }
         bytes
     })
 }
 
-/// Waits for a process; kills it when it takes too long.
+/// Waits for a process. Kills it and returns `None` when it runs longer than `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     loop {
@@ -35,7 +49,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<Exit
             child.wait()?;
             return Ok(None);
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_EVERY);
     }
 }
 

@@ -1,46 +1,48 @@
-use std::fmt::Write as _;
+//! Commands for the POSIX shell of a node, and their results.
+
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use cluster::NodeId;
 
 use crate::RemoteError;
 
-/// Output beyond this is cut off: no answer that is expected here comes near it.
+/// The limit of a command's output. Expected replies are much shorter.
 pub(crate) const MAX_OUTPUT: usize = 64 << 20;
 
-/// How much of standard error an error repeats.
-const SHOWN_LINES: usize = 5;
+/// How many lines of standard error an error shows.
+const STDERR_LINES: usize = 5;
 
-/// Something for a node's POSIX shell to do.
+/// A script for the POSIX shell of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
-    /// What it does, for errors: `list its processes`.
+    /// What it does, for error messages: `list its processes`.
     pub action: String,
     /// The script.
     pub script: String,
-    /// What the script reads.
+    /// The standard input of the script.
     pub input: Vec<u8>,
-    /// How long it may take, connecting aside.
+    /// How long it may take, without connecting.
     pub deadline: Duration,
 }
 
-/// What a command gave.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How it ended.
+    /// How it exited.
     pub status: Status,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: Vec<u8>,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: Vec<u8>,
 }
 
-/// How a command ended.
+/// How a command exited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
-    /// By itself.
+    /// With an exit code.
     Code(i32),
-    /// By a signal.
+    /// By a signal, given by name.
     Signal(String),
 }
 
@@ -50,15 +52,16 @@ impl Command {
         Self { action: action.into(), script: script.into(), input: Vec::new(), deadline }
     }
 
-    /// Writes it for a login shell, whichever that is.
+    /// Returns the command line for any login shell.
     pub(crate) fn line(&self) -> String {
         login_line(&self.script)
     }
 }
 
-/// Writes a script so that every login shell hands it to `sh` as it is. All agree only on single quotes without quotes,
-/// newlines and exclamation marks in them (csh), nor backslashes before quotes and backslashes (fish): those are left to
-/// `printf`.
+/// Quotes a script so that every login shell passes it to `sh` unchanged.
+///
+/// Login shells agree only on single-quoted text that contains no quotes, newlines or exclamation marks (csh) and no
+/// backslashes before quotes or backslashes (fish). `printf` produces those characters.
 pub(crate) fn login_line(script: &str) -> String {
     let mut text = String::with_capacity(script.len() + script.len() / 4);
     for c in script.chars() {
@@ -73,26 +76,40 @@ pub(crate) fn login_line(script: &str) -> String {
     format!(r#"sh -c 'eval "$(printf %b "{text}")"'"#)
 }
 
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit status {code}"),
+            Self::Signal(name) => write!(f, "signal {name}"),
+        }
+    }
+}
+
+impl Status {
+    /// Returns whether the command exited with code 0.
+    pub fn is_success(&self) -> bool {
+        *self == Self::Code(0)
+    }
+}
+
 impl Output {
-    /// Returns standard output as text, if the command did as it was asked.
+    /// Returns standard output as text if the command succeeded.
     ///
     /// # Errors
-    /// [`RemoteError::CommandFailed`] if it failed, with the end of what it said.
+    /// [`RemoteError::CommandFailed`] with the last lines of standard error if it failed.
     pub fn text(self, node: &NodeId, command: &Command) -> Result<String, RemoteError> {
         self.bytes(node, command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns standard output, if the command did as it was asked.
+    /// Returns standard output if the command succeeded.
     ///
     /// # Errors
     /// As [`Output::text`].
     pub fn bytes(self, node: &NodeId, command: &Command) -> Result<Vec<u8>, RemoteError> {
-        let status = match self.status {
-            Status::Code(0) => return Ok(self.stdout),
-            Status::Code(code) => format!("exit status {code}"),
-            Status::Signal(name) => format!("signal {name}"),
-        };
-        let (node, action) = (node.clone(), command.action.clone());
+        if self.status.is_success() {
+            return Ok(self.stdout);
+        }
+        let (node, action, status) = (node.clone(), command.action.clone(), self.status.to_string());
         Err(RemoteError::CommandFailed { node, action, status, stderr: last_lines(&self.stderr) })
     }
 }
@@ -100,7 +117,7 @@ impl Output {
 fn last_lines(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(STDERR_LINES)..].join("\n")
 }
 
 #[cfg(test)]
@@ -111,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_login_shell_hands_a_script_on_as_it_is() {
+    fn every_login_shell_passes_a_script_to_sh_unchanged() {
         let script = r#"set -- 'a b' "it's" '\\' '!x' '\1 %s ~ ü' "\$HOME"
 for word; do
 	printf '<%s>' "$word"
@@ -126,10 +143,10 @@ exit 7"#;
                 println!("skipped: {shell} is not installed");
                 continue;
             };
-            child.stdin.take().unwrap().write_all(b"from outside\n").unwrap();
+            child.stdin.take().unwrap().write_all(b"from stdin\n").unwrap();
             let output = child.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(said, r"<a b><it's><\\><!x><\1 %s ~ ü><$HOME>[from outside]", "{shell}");
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(stdout, r"<a b><it's><\\><!x><\1 %s ~ ü><$HOME>[from stdin]", "{shell}");
             assert_eq!(output.status.code(), Some(7), "{shell}");
         }
     }

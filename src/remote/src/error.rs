@@ -1,31 +1,34 @@
+//! Errors of operations on nodes, and how they become [`Failure`]s.
+
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
 use cluster::NodeId;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 /// What can go wrong on a node.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("node {node}: cannot {action}: {source}")]
     Io {
         /// The node.
         node: NodeId,
         /// What was attempted, with the path or process.
         action: String,
-        /// The system's answer.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Processes are not those that were meant, so nothing was signalled.
+    /// The processes found do not belong to the run. No signal was sent.
     #[error("node {node}: {why}")]
     NotOwned {
         /// The node.
         node: NodeId,
-        /// What does not agree.
+        /// What does not match.
         why: String,
     },
-    /// There is no connection to the node.
+    /// No connection to the node can be made.
     #[error("node {node} cannot be reached: {error}")]
     Unreachable {
         /// The node.
@@ -33,78 +36,97 @@ pub enum RemoteError {
         /// Why not, and what to do.
         error: ConnectionError,
     },
-    /// The connection ended before the answer was there. What was asked for may have been done.
-    #[error("node {node}: the connection ended while it was to {action}: {why}")]
+    /// The connection ended before the reply arrived. The request may have been carried out.
+    #[error("node {node}: connection lost, cannot {action}: {why}")]
     ConnectionLost {
         /// The node.
         node: NodeId,
-        /// What it was to do.
+        /// What was requested.
         action: String,
         /// How the connection ended.
         why: String,
     },
-    /// The node did not answer in time. What was asked for may be done yet.
-    #[error("node {node} did not {action} within {} s", after.as_secs_f64())]
+    /// The node did not reply in time. It may still carry out the request.
+    #[error("node {node}: timeout, cannot {action} within {} s", after.as_millis() as f64 / 1000.0)]
     Timeout {
         /// The node.
         node: NodeId,
-        /// What it was to do.
+        /// What was requested.
         action: String,
-        /// How long it had.
+        /// The time limit.
         after: Duration,
     },
     /// A command failed.
-    #[error("node {node}: cannot {action}: {status}{}", said(stderr))]
+    #[error("node {node}: cannot {action}: {status}{}", stderr_suffix(stderr))]
     CommandFailed {
         /// The node.
         node: NodeId,
-        /// What it was to do.
+        /// What the command does.
         action: String,
         /// Its exit status, in words.
         status: String,
         /// The last lines that it wrote to standard error.
         stderr: String,
     },
-    /// An answer has another form than the scripts here give.
-    #[error("node {node}: cannot {action}: its answer is not understood: {answer:?}")]
+    /// An answer does not have the format that the scripts of this crate print.
+    #[error("node {node}: cannot {action}: unexpected answer {answer:?}")]
     UnexpectedReply {
         /// The node.
         node: NodeId,
-        /// What it was to do.
+        /// What was requested.
         action: String,
-        /// The part that is not understood.
+        /// The part that cannot be parsed.
         answer: String,
     },
 }
 
-/// Why a connection did not come about.
+/// Why no connection could be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step}: {why}")]
 pub struct ConnectionError {
-    /// How far it came: `connecting`, `host key`, `login`.
-    pub step: String,
+    /// The step that failed.
+    pub step: ConnectStep,
     /// What happened there.
     pub why: String,
     /// What to do.
     pub fix: String,
 }
 
-/// The first step.
-pub(crate) const DIALLING: &str = "connecting";
+/// A step of making an SSH connection, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectStep {
+    /// Reading the user's SSH configuration.
+    Config,
+    /// Connecting by TCP.
+    Connect,
+    /// Exchanging versions and keys.
+    Handshake,
+    /// Checking the key of the node.
+    HostKey,
+    /// Logging in.
+    Login,
+}
 
-impl ConnectionError {
-    pub(crate) fn new(step: &str, why: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { step: step.into(), why: why.into(), fix: fix.into() }
-    }
-
-    /// Whether nobody answered at all.
-    pub(crate) fn is_no_answer(&self) -> bool {
-        self.step == DIALLING
+impl fmt::Display for ConnectStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Config => "SSH configuration",
+            Self::Connect => "connecting",
+            Self::Handshake => "handshake",
+            Self::HostKey => "host key",
+            Self::Login => "login",
+        })
     }
 }
 
-fn said(stderr: &str) -> String {
-    if stderr.is_empty() { String::new() } else { format!("; it said: {stderr}") }
+impl ConnectionError {
+    pub(crate) fn new(step: ConnectStep, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { step, why: why.into(), fix: fix.into() }
+    }
+}
+
+fn stderr_suffix(stderr: &str) -> String {
+    if stderr.is_empty() { String::new() } else { format!("; stderr: {stderr}") }
 }
 
 impl RemoteError {
@@ -112,26 +134,42 @@ impl RemoteError {
         Self::Io { node: node.clone(), action: action.into(), source: source.into() }
     }
 
-    /// Tells whether the node could not be asked at all: nothing is known about it.
+    /// Returns whether the state of the node is unknown, because it sent no reply.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::ConnectionLost { .. } | Self::Timeout { .. })
     }
 
-    /// Makes it the reason why `what` failed.
+    /// Returns the code of the [`Failure`] that this error becomes.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
+            Self::Io { .. } => ErrorCode::Io,
+            Self::NotOwned { .. } => ErrorCode::NotOwned,
+            Self::Unreachable { error, .. } => match error.step {
+                ConnectStep::Config | ConnectStep::Connect | ConnectStep::Handshake => ErrorCode::NodeUnreachable,
+                ConnectStep::HostKey => ErrorCode::HostKey,
+                ConnectStep::Login => ErrorCode::LoginRefused,
+            },
+            Self::ConnectionLost { .. } | Self::Timeout { .. } => ErrorCode::NoAnswer,
+            Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => ErrorCode::CommandFailed,
+        }
+    }
+
+    /// Returns the failure of `what`, with this error as the reason.
     pub fn failure(&self, what: impl Into<String>) -> Failure {
         let fix = match self {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                "do it as the user who launched the run"
+                "repeat this as the user who launched the run"
             }
             Self::Unreachable { error, .. } => &error.fix,
             Self::ConnectionLost { .. } | Self::Timeout { .. } => {
-                "nothing is lost on the node itself; try again when it answers"
+                "try again when the node replies; the run is not affected"
             }
             Self::Io { .. } | Self::CommandFailed { .. } | Self::UnexpectedReply { .. } => {
-                "look at that node, then try again"
+                "fix this on the node, then try again"
             }
-            Self::NotOwned { .. } => "nothing was signalled; look at the processes with `ps -ef`",
+            Self::NotOwned { .. } => "no signal was sent; list the processes with `ps -ef`",
         };
-        Failure::new(rundir::ErrorCode::Unclassified, what, self.to_string(), fix)
+        Failure::new(self.code(), what, self.to_string(), fix)
     }
 }

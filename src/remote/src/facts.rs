@@ -1,3 +1,5 @@
+//! Reads the facts from which the state of a run is derived.
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -8,50 +10,49 @@ use runstate::{Following, Liveness, RunFacts};
 
 use crate::{ThisNode, ownership, proc, this_node};
 
-/// The signals that ask a run to stop: SIGINT and SIGTERM.
+/// The signals that request a stop: SIGINT and SIGTERM.
 const STOP_SIGNALS: [i32; 2] = [2, 15];
 
-/// Reads everything from which the state of a run follows ([`runstate::derive`]), as far as this machine sees it. What runs on
-/// other nodes is unknown; [`crate::Fleet`] sees it.
+/// Reads the facts from which [`runstate::derive`] derives the state of a run, as visible on this machine. Processes on other
+/// nodes are unknown; [`crate::Fleet`] can query them.
 ///
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
-    let here = this_node().map_err(|error| error.failure(format!("cannot look at {}", run.id)))?;
-    let look: Look<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
-    Ok(read(dir, run, look, &JobSight::unseen, &Following::default())?)
+    let here = this_node().map_err(|error| error.failure(format!("cannot read the state of {}", run.id)))?;
+    let liveness: FindLiveness<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
+    Ok(read(dir, run, liveness, &JobSight::unseen, &Following::default())?)
 }
 
-/// Reads the process files of a run's newest attempt, each with whether its processes exist, as far as this machine sees
-/// them.
+/// Reads the process files of a run's newest attempt, each with the liveness of its processes as visible on this machine.
 ///
 /// # Errors
 /// When the run's files exist and cannot be read.
 pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
-    let here = this_node().map_err(|error| error.failure(format!("cannot look at {}", dir.name())))?;
+    let here = this_node().map_err(|error| error.failure(format!("cannot read the state of {}", dir.name())))?;
     let run = dir.read_run()?.id;
-    Ok(pid_files_seen(dir, &|_, files| files.iter().map(|file| liveness(dir, &run, file, &here)).collect())?)
+    Ok(pid_files_with(dir, &|_, files| files.iter().map(|file| liveness(dir, &run, file, &here)).collect())?)
 }
 
-/// Tells what is known of a Slurm job.
-pub(crate) type See<'a> = &'a dyn Fn(u64) -> JobSight;
+/// Returns the state of a Slurm job.
+pub(crate) type FindJob<'a> = &'a dyn Fn(u64) -> JobSight;
 
-/// Tells which of these processes of an attempt exist.
-pub(crate) type Look<'a> = &'a dyn Fn(&Attempt, &[PidFile]) -> Vec<Liveness>;
+/// Returns the liveness of the processes in each process file of an attempt.
+pub(crate) type FindLiveness<'a> = &'a dyn Fn(&Attempt, &[PidFile]) -> Vec<Liveness>;
 
-pub(crate) fn pid_files_seen(dir: &RunDir, look: Look<'_>) -> Result<Vec<(PidFile, Liveness)>, Error> {
+pub(crate) fn pid_files_with(dir: &RunDir, liveness: FindLiveness<'_>) -> Result<Vec<(PidFile, Liveness)>, Error> {
     let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
     let mut files = Vec::new();
     for node in nodes(&attempt) {
         files.extend(dir.read_pid(node, attempt.number)?);
     }
-    let seen = look(&attempt, &files);
-    Ok(files.into_iter().zip(seen).collect())
+    let found = liveness(&attempt, &files);
+    Ok(files.into_iter().zip(found).collect())
 }
 
-/// Tells whether the processes of a process file exist.
+/// Returns whether the processes of a process file exist.
 ///
-/// Those of another node are unknown, never dead: nobody looked.
+/// Processes of another node are unknown, never dead.
 pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &ThisNode) -> Liveness {
     if file.node != here.node {
         return Liveness::Unknown;
@@ -61,7 +62,7 @@ pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &ThisNode) -> L
     }
     let ranks = file.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
     let exists = |(pid, ticks): (i32, u64)| matches!(proc::stat(pid), Ok(Some(process)) if process.is_live() && process.start_ticks == ticks);
-    // A rank that outlives its supervisor keeps the run alive: it still trains, and holds its memory.
+    // A rank that outlives its supervisor keeps the run alive: it still trains and holds GPU memory.
     if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_orphans(dir, run, file) {
         Liveness::Alive
     } else if proc::sees_others() || is_own(dir, file) {
@@ -71,13 +72,13 @@ pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &ThisNode) -> L
     }
 }
 
-/// Whether the processes of a process file are this user's.
+/// Returns whether the processes of a process file belong to this user.
 fn is_own(dir: &RunDir, file: &PidFile) -> bool {
     let meta = fs::metadata(dir.pid_toml(&file.node, file.attempt));
     meta.is_ok_and(|meta| meta.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// Tells whether processes that an attempt started outlived its supervisor. One that ends in order leaves none.
+/// Returns whether processes of an attempt outlived its supervisor. A supervisor that wrote its exit file left none.
 fn has_orphans(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
     if matches!(dir.read_exit(&file.node, file.attempt), Ok(Some(_))) {
         return false;
@@ -91,8 +92,8 @@ fn has_orphans(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
 pub(crate) fn read(
     dir: &RunDir,
     run: &Run,
-    look: Look<'_>,
-    see: See<'_>,
+    liveness: FindLiveness<'_>,
+    find_job: FindJob<'_>,
     following: &Following,
 ) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
@@ -108,15 +109,15 @@ pub(crate) fn read(
     };
     let Some(attempt) = attempt else { return Ok(facts) };
 
-    // Before the exit files: a process may end between the two, but not the other way round.
-    facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(|job| of_run(see(job), &run.id));
+    // Read before the exit files: a process that exits between the two reads is then in its exit file.
+    facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(|job| job_of_run(find_job(job), &run.id));
     facts.is_incomplete = attempt.placement.ranks.is_empty();
     for node in nodes(&attempt) {
         facts.is_incomplete |= dir.read_pid(node, attempt.number)?.is_none();
     }
     facts.alive = match &attempt.slurm {
         Some(_) => job_liveness(dir, &attempt, facts.job.as_ref())?,
-        None => attempt_liveness(dir, &attempt, look)?,
+        None => attempt_liveness(dir, &attempt, liveness)?,
     };
     let stop = dir.stop_request();
     facts.stopping = stop.is_some();
@@ -144,15 +145,15 @@ pub(crate) fn read(
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }
-    if facts.alive == Liveness::Dead && is_elsewhere(&facts, rundir::now_s()) {
+    if facts.alive == Liveness::Dead && is_job_of_other_cluster(&facts, rundir::now_s()) {
         facts.alive = Liveness::Unknown;
     }
     Ok(facts)
 }
 
-/// A job that has another name is not the run's, of which this Slurm then knows nothing: another cluster gives the same numbers,
-/// and this one begins anew some day.
-fn of_run(sight: JobSight, run: &RunId) -> JobSight {
+/// Returns the job as forgotten if it has another name than the run. Another cluster, or this one after a reset of its job ids,
+/// gives the same number to another job.
+fn job_of_run(sight: JobSight, run: &RunId) -> JobSight {
     match sight.job() {
         Some(job) if !job.name.is_empty() && job.name != run.as_str() => {
             JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(sight.id) }
@@ -161,36 +162,36 @@ fn of_run(sight: JobSight, run: &RunId) -> JobSight {
     }
 }
 
-/// Whether a job of which this Slurm knows nothing goes on nevertheless: it may be another cluster's, with the same disk.
-fn is_elsewhere(facts: &RunFacts, now_s: f64) -> bool {
+/// Returns whether a job that this Slurm does not list still makes steps: another cluster that shares the disk may run it.
+fn is_job_of_other_cluster(facts: &RunFacts, now_s: f64) -> bool {
     let is_forgotten = facts.job.as_ref().is_some_and(|job| job.seen == JobSeen::Forgotten);
     let event = facts.last_event.as_ref().filter(|event| !ends(&event.kind)).map(|event| event.t);
     let last_s = facts.last_metric.map(|(_, t)| t).into_iter().chain(event).reduce(f64::max);
     is_forgotten && facts.exits.is_empty() && last_s.is_some_and(|last_s| now_s - last_s <= facts.stall_after_s())
 }
 
-/// Whether an event is the last of an attempt.
+/// Returns whether an event is the last of an attempt.
 fn ends(kind: &EventKind) -> bool {
     matches!(kind, EventKind::Finished | EventKind::Stopped { .. } | EventKind::Failed { .. })
 }
 
-/// One process that exists makes the attempt alive; otherwise one node that cannot be seen makes it unknown.
-fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<Liveness, Error> {
+/// Returns the liveness of an attempt: alive if one process exists, otherwise unknown if one node is unreachable.
+fn attempt_liveness(dir: &RunDir, attempt: &Attempt, liveness: FindLiveness<'_>) -> Result<Liveness, Error> {
     let mut all = Liveness::Dead;
     let mut files = Vec::new();
     for node in nodes(attempt) {
         match dir.read_pid(node, attempt.number)? {
-            // Its last act is to write how it ended; nobody needs to be asked.
+            // A supervisor writes its exit file last, so the node need not be queried.
             Some(_) if !attempt.logins.is_empty() && dir.read_exit(node, attempt.number)?.is_some() => {}
             Some(file) => files.push(file),
-            // The nodes of a hostfile share the folder: what is not in it was not started.
+            // The nodes of a hostfile share the folder: a supervisor without a process file was not started.
             None if !attempt.logins.is_empty() => {}
             None if this_node().is_ok_and(|here| here.node == *node) => {}
             None => all = Liveness::Unknown,
         }
     }
-    for one in look(attempt, &files) {
-        match one {
+    for found in liveness(attempt, &files) {
+        match found {
             Liveness::Alive => return Ok(Liveness::Alive),
             Liveness::Unknown => all = Liveness::Unknown,
             Liveness::Dead => {}
@@ -199,7 +200,8 @@ fn attempt_liveness(dir: &RunDir, attempt: &Attempt, look: Look<'_>) -> Result<L
     Ok(all)
 }
 
-/// What Slurm says of an attempt's job. Its nodes may take no logins, so that nobody looks for the processes themselves.
+/// Returns the liveness of an attempt in a Slurm job, from Slurm and the exit files. Its nodes may not allow logins, so
+/// processes are not listed.
 fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Result<Liveness, Error> {
     let mut is_over = !attempt.placement.ranks.is_empty();
     for node in nodes(attempt) {
@@ -207,7 +209,7 @@ fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Resu
     }
     Ok(match job {
         _ if is_over => Liveness::Dead,
-        // It was never submitted.
+        // The job was never submitted.
         None => Liveness::Dead,
         Some(job) if job.is_over() || job.is_waiting() => Liveness::Dead,
         Some(job) if job.silence.is_none() && job.job().is_some() => Liveness::Alive,
@@ -224,23 +226,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_of_the_same_number_that_is_another_runs_tells_nothing() {
+    fn a_job_with_the_same_id_and_another_name_is_treated_as_forgotten() {
         let run = RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         let named = |name: &str| {
             let line = format!("42|RUNNING|None|0:05|10:00|2|node[01-02]|1000|1600|ada|train|gres:gpu:1|{name}");
             let job = cluster::slurm::read_queue(&line).rows.remove(0);
-            of_run(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }, &run)
+            job_of_run(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }, &run)
         };
         assert!(named("2026-11-20T0340-demo-2s-k7f2").job().is_some());
-        assert_eq!(named("somebody-elses").seen, JobSeen::Forgotten);
+        assert_eq!(named("another-run").seen, JobSeen::Forgotten);
     }
 
     #[test]
-    fn a_job_that_this_slurm_does_not_know_and_that_makes_steps_is_another_clusters() {
+    fn a_job_that_slurm_does_not_list_but_that_makes_steps_belongs_to_another_cluster() {
         let forgotten = JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(42) };
         let facts = |job: JobSight| RunFacts { job: Some(job), last_metric: Some((7, 1000.0)), ..RunFacts::default() };
-        assert!(is_elsewhere(&facts(forgotten.clone()), 1010.0));
-        assert!(!is_elsewhere(&facts(forgotten), 2000.0), "it makes none any more");
-        assert!(!is_elsewhere(&facts(JobSight::unseen(42)), 1010.0));
+        assert!(is_job_of_other_cluster(&facts(forgotten.clone()), 1010.0));
+        assert!(!is_job_of_other_cluster(&facts(forgotten), 2000.0), "its last step is too old");
+        assert!(!is_job_of_other_cluster(&facts(JobSight::unseen(42)), 1010.0));
     }
 }

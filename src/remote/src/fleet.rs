@@ -1,3 +1,5 @@
+//! The nodes that the console accesses: their connections, and the cached liveness and load of runs.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -17,57 +19,57 @@ use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Shell, Transport};
 use crate::{Local, RemoteError, ThisNode, load, this_node};
 
-/// How long a node may take to say that it is there.
-const ANSWER: Duration = Duration::from_secs(10);
-/// A look this young need not be repeated,
+/// The timeout of a reachability check.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// A cached liveness younger than this is not refreshed.
 const FRESH: Duration = Duration::from_secs(1);
-/// and one this old tells nothing any more.
+/// A cached liveness older than this is treated as unknown.
 const STALE: Duration = Duration::from_secs(10);
-/// How often it is measured what the processes of a silent run use.
-const WEIGH_EVERY: Duration = Duration::from_secs(4);
+/// How often the CPU usage of a run without progress is measured.
+const LOAD_EVERY: Duration = Duration::from_secs(4);
 
-/// The nodes that this program has to do with. Each keeps its connection for as long as this lives.
+/// The nodes that this program accesses. Connections are kept until this is dropped.
 #[derive(Debug)]
 pub struct Fleet {
     here: ThisNode,
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
-    /// Which logins by this machine's name lead here, as far as that can be found out.
+    /// Whether logins with this machine's name lead to it; `None` where that cannot be determined.
     this_node_logins: Mutex<BTreeMap<Login, (Instant, Option<bool>)>>,
-    sights: Arc<(Mutex<BTreeMap<Named, Sight>>, Condvar)>,
-    loads: Arc<(Mutex<BTreeMap<RunId, Weighed>>, Condvar)>,
+    liveness: Arc<(Mutex<BTreeMap<SupervisorId, LivenessEntry>>, Condvar)>,
+    loads: Arc<(Mutex<BTreeMap<RunId, LoadEntry>>, Condvar)>,
     slurm: SlurmQueue,
     slurm_nodes: SlurmNodes,
     following: Following,
 }
 
-/// A supervisor's process, by what names it for good.
+/// The identity of a supervisor process, which is never reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Named {
+struct SupervisorId {
     node: NodeId,
     boot_id: String,
     pid: i32,
     start_ticks: u64,
 }
 
-/// What is known of processes on another node.
+/// The cached liveness of the processes of one supervisor.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sight {
-    asking: bool,
+struct LivenessEntry {
+    is_querying: bool,
     last: Option<(Instant, Liveness)>,
-    /// Since when the node does not answer, Unix seconds.
-    unseen_since_s: Option<f64>,
+    /// Since when the node has been unreachable, in Unix seconds.
+    unreachable_since_s: Option<f64>,
 }
 
-/// What is known of the work of a run.
+/// The cached load of a run.
 #[derive(Debug, Clone, Copy, Default)]
-struct Weighed {
-    asking: bool,
+struct LoadEntry {
+    is_measuring: bool,
     last: Option<(Instant, Load)>,
 }
 
 impl Fleet {
-    /// Knows no node yet but this machine.
+    /// Makes a fleet that has no connection yet.
     ///
     /// # Errors
     /// As [`this_node`].
@@ -77,7 +79,7 @@ impl Fleet {
             options,
             nodes: Mutex::default(),
             this_node_logins: Mutex::default(),
-            sights: Arc::default(),
+            liveness: Arc::default(),
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
             slurm_nodes: SlurmNodes::default(),
@@ -85,7 +87,7 @@ impl Fleet {
         })
     }
 
-    /// Returns the way to a node by SSH; nothing is connected before it is used.
+    /// Returns the SSH transport of a node. It connects when it is first used.
     pub fn ssh(&self, login: &Login) -> Ssh {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.entry(login.clone()).or_insert_with(|| Ssh::new(self.options.clone(), login.clone())).clone()
@@ -96,13 +98,14 @@ impl Fleet {
         &self.here
     }
 
-    /// Tells whether a login leads to this machine, so that no connection is needed. Only then is what is true here true of
-    /// the node: a laptop may have the name of a node.
+    /// Returns whether a login certainly leads to this machine, so that no connection is needed. The name alone is not enough:
+    /// a laptop may have the name of a node.
     pub fn is_this_node(&self, login: &Login) -> bool {
         self.detect_this_node(login) == Some(true)
     }
 
-    /// The same for whoever only looks, and would find nothing elsewhere: a machine whose name nothing resolves is this one.
+    /// Returns whether a login may lead to this machine: it has the machine's name, and no address contradicts. This is enough
+    /// for callers that only read.
     pub fn may_be_this_node(&self, login: &Login) -> bool {
         login.node == self.here.node && self.detect_this_node(login) != Some(false)
     }
@@ -113,39 +116,40 @@ impl Fleet {
         }
         let known = || self.this_node_logins.lock().unwrap_or_else(PoisonError::into_inner);
         let last = known().get(login).copied();
-        // A name that nothing resolved may be resolved later.
+        // A name that could not be resolved may be resolvable later.
         if let Some((at, found)) = last
             && (found.is_some() || at.elapsed() < STALE)
         {
             return found;
         }
-        // Nobody waits for the lock meanwhile: the answer may take a name server's patience.
+        // The lock is not held here, because resolving a name may take as long as the name server's timeout.
         let found = self.ssh(login).is_this_node();
         known().insert(login.clone(), (Instant::now(), found));
         found
     }
 
-    /// Tries to reach nodes, all at once, and says which can be.
+    /// Connects to nodes in parallel and returns for each whether it can be reached.
     pub fn reach(&self, logins: &[Login]) -> Vec<(NodeId, Result<(), RemoteError>)> {
         let reach = |login: &Login| {
             if self.is_this_node(login) {
                 return Ok(());
             }
-            let command = Command::new("answer", ":", ANSWER);
+            let command = Command::new("run a command", ":", PING_TIMEOUT);
             self.ssh(login).run(&command).map(|_| ())
         };
         thread::scope(|scope| {
-            let asked: Vec<_> =
+            let threads: Vec<_> =
                 logins.iter().map(|login| (login.node.clone(), scope.spawn(move || reach(login)))).collect();
-            let told = |(node, thread): (NodeId, thread::ScopedJoinHandle<'_, _>)| match thread.join() {
+            let join = |(node, thread): (NodeId, thread::ScopedJoinHandle<'_, _>)| match thread.join() {
                 Ok(result) => (node, result),
                 Err(panic) => std::panic::resume_unwind(panic),
             };
-            asked.into_iter().map(told).collect()
+            threads.into_iter().map(join).collect()
         })
     }
 
-    /// Returns the ways to the nodes of these logins, and first to this machine unless one of them has its name and is another.
+    /// Returns the transports of these logins, preceded by this machine's. The latter is left out if another node has this
+    /// machine's name.
     ///
     /// # Errors
     /// As [`this_node`].
@@ -158,150 +162,153 @@ impl Fleet {
         Ok(local.into_iter().chain(others).collect())
     }
 
-    /// Reads everything from which the state of a run follows ([`runstate::derive`]), its processes on other nodes among it.
+    /// Reads the facts from which [`runstate::derive`] derives the state of a run, including its processes on other nodes.
     ///
-    /// Nodes that have not answered when `patience` is over are as they were seen last, or unknown.
+    /// Nodes that do not reply within `timeout` have their last known liveness, or are unknown.
     ///
     /// # Errors
     /// When the run's files exist and cannot be read.
-    pub fn read_facts(&self, dir: &RunDir, run: &Run, patience: Duration) -> Result<RunFacts, Failure> {
-        let look = |attempt: &Attempt, files: &[PidFile]| self.see(dir, &run.id, attempt, files, patience);
-        let mut facts = facts::read(dir, run, &look, &|job| self.slurm.see(job, patience), &self.following)?;
-        // Before the silence is long enough to be alarming, so that the answer is there when it is.
+    pub fn read_facts(&self, dir: &RunDir, run: &Run, timeout: Duration) -> Result<RunFacts, Failure> {
+        let liveness = |attempt: &Attempt, files: &[PidFile]| self.liveness(dir, &run.id, attempt, files, timeout);
+        let mut facts = facts::read(dir, run, &liveness, &|job| self.slurm.job(job, timeout), &self.following)?;
+        // Measured at half the stall time, so that the load is known when the run counts as stalled.
         if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
-            facts.load = self.load(dir, run, &facts, patience);
+            facts.load = self.load(dir, run, &facts, timeout);
         }
         Ok(facts)
     }
 
-    /// Says what is known of an attempt's Slurm job; none when it is no such job.
-    pub fn job_sight(&self, attempt: &Attempt, patience: Duration) -> Option<JobSight> {
-        attempt.slurm.as_ref()?.job.map(|job| self.slurm.see(job, patience))
+    /// Returns the state of an attempt's Slurm job; `None` if it is not a job.
+    pub fn job_sight(&self, attempt: &Attempt, timeout: Duration) -> Option<JobSight> {
+        attempt.slurm.as_ref()?.job.map(|job| self.slurm.job(job, timeout))
     }
 
-    /// Lists the nodes of the partitions that a job asks for, as Slurm sees them. Waits for Slurm's first answer.
+    /// Lists the nodes of the partitions that a job requests, as Slurm reports them. Waits for the first reply of Slurm.
     ///
     /// # Errors
-    /// When Slurm does not answer now, or has no such partition.
+    /// When Slurm does not reply, or has no such partition.
     pub fn partition_nodes(&self, spec: &SlurmSpec) -> Result<Vec<SlurmNode>, Failure> {
-        self.slurm_nodes.of(spec)
+        self.slurm_nodes.of_partitions(spec)
     }
 
-    /// Lists all nodes as Slurm sees them, once for each of their partitions; none when it says nothing in so long.
-    pub fn slurm_nodes(&self, patience: Duration) -> Vec<SlurmNode> {
-        self.slurm_nodes.see(patience).and_then(Result::ok).unwrap_or_default()
+    /// Lists all nodes as Slurm reports them, once per partition. The list is empty if Slurm does not reply within `timeout`.
+    pub fn slurm_nodes(&self, timeout: Duration) -> Vec<SlurmNode> {
+        self.slurm_nodes.latest(timeout).and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Measures how busy the processors are that the run's ranks have, on all its nodes at once.
-    fn load(&self, dir: &RunDir, run: &Run, facts: &RunFacts, patience: Duration) -> Load {
+    /// Measures the CPU usage of the run's ranks on all its nodes in parallel.
+    fn load(&self, dir: &RunDir, run: &Run, facts: &RunFacts, timeout: Duration) -> Load {
         let Some(attempt) = &facts.attempt else { return Load::Unknown };
         let nodes = attempt.placement.by_node();
         let files = nodes.iter().filter_map(|(node, _)| dir.read_pid(node, attempt.number).ok().flatten());
         let targets: Vec<_> = files.map(|file| (file.node.clone(), node_kill(&run.id, KillHow::Kill, &file))).collect();
         let (loads, changed) = &*self.loads;
         let mut known = loads.lock().unwrap_or_else(PoisonError::into_inner);
-        let weighed = known.entry(run.id.clone()).or_default();
-        let fresh = weighed.last.is_some_and(|(at, _)| at.elapsed() < WEIGH_EVERY);
-        if !weighed.asking
-            && !fresh
+        let entry = known.entry(run.id.clone()).or_default();
+        let is_fresh = entry.last.is_some_and(|(at, _)| at.elapsed() < LOAD_EVERY);
+        if !entry.is_measuring
+            && !is_fresh
             && let Ok(mut transports) = self.transports(&attempt.ways())
         {
-            weighed.asking = true;
+            entry.is_measuring = true;
             let (loads, id) = (self.loads.clone(), run.id.clone());
             thread::spawn(move || {
                 let used = on_nodes(targets, &mut transports, |target, transport| {
-                    load::most_used(&target, transport).ok().flatten()
+                    load::busiest_cpu(&target, transport).ok().flatten()
                 });
                 let mut known = loads.0.lock().unwrap_or_else(PoisonError::into_inner);
-                known.insert(id, Weighed { asking: false, last: Some((Instant::now(), load::join(used))) });
+                known.insert(id, LoadEntry { is_measuring: false, last: Some((Instant::now(), load::join(used))) });
                 loads.1.notify_all();
             });
         }
-        let asking = |known: &mut BTreeMap<RunId, Weighed>| known.get(&run.id).is_some_and(|weighed| weighed.asking);
-        let waited = changed.wait_timeout_while(known, patience, asking);
+        let is_measuring =
+            |known: &mut BTreeMap<RunId, LoadEntry>| known.get(&run.id).is_some_and(|entry| entry.is_measuring);
+        let waited = changed.wait_timeout_while(known, timeout, is_measuring);
         let known = waited.map(|(known, _)| known).unwrap_or_else(|poisoned| poisoned.into_inner().0);
-        match known.get(&run.id).and_then(|weighed| weighed.last) {
+        match known.get(&run.id).and_then(|entry| entry.last) {
             Some((at, load)) if at.elapsed() < STALE => load,
             _ => Load::Unknown,
         }
     }
 
-    /// Reads the process files of a run's newest attempt, each with whether its processes exist: what a kill is planned
-    /// from.
+    /// Reads the process files of a run's newest attempt, each with the liveness of its processes. A kill is planned from
+    /// them.
     ///
     /// # Errors
     /// When the run's files exist and cannot be read.
-    pub fn pid_files(&self, dir: &RunDir, patience: Duration) -> Result<Vec<(PidFile, Liveness)>, Failure> {
+    pub fn pid_files(&self, dir: &RunDir, timeout: Duration) -> Result<Vec<(PidFile, Liveness)>, Failure> {
         let run = dir.read_run()?.id;
-        Ok(facts::pid_files_seen(dir, &|attempt, files| self.see(dir, &run, attempt, files, patience))?)
+        Ok(facts::pid_files_with(dir, &|attempt, files| self.liveness(dir, &run, attempt, files, timeout))?)
     }
 
-    /// The nodes of an attempt that did not answer when they were asked last, with since when, Unix seconds.
+    /// Returns the nodes of an attempt that are unreachable, each with the Unix time since when.
     pub fn unreachable_since(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
-        let known = self.sights.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.liveness.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_attempt = |node: &NodeId| attempt.placement.ranks.iter().any(|place| place.node == *node);
-        let unseen = known.iter().filter_map(|(named, sight)| Some((named.node.clone(), sight.unseen_since_s?)));
-        unseen.filter(|(node, _)| of_attempt(node)).collect()
+        let unreachable =
+            known.iter().filter_map(|(supervisor, entry)| Some((supervisor.node.clone(), entry.unreachable_since_s?)));
+        unreachable.filter(|(node, _)| of_attempt(node)).collect()
     }
 
-    /// Looks for the processes of all these files at once.
-    fn see(
+    /// Returns the liveness of the processes in all these files, which it queries in parallel.
+    fn liveness(
         &self,
         dir: &RunDir,
         run: &RunId,
         attempt: &Attempt,
         files: &[PidFile],
-        patience: Duration,
+        timeout: Duration,
     ) -> Vec<Liveness> {
-        let deadline = Instant::now() + patience;
-        let (sights, changed) = &*self.sights;
-        let mut asked = Vec::new();
+        let deadline = Instant::now() + timeout;
+        let (cache, changed) = &*self.liveness;
+        let mut queried = Vec::new();
         for file in files {
             let login = attempt.logins.iter().find(|login| login.node == file.node);
             let Some(login) = login.filter(|login| !self.is_this_node(login)) else {
-                asked.push(None);
+                queried.push(None);
                 continue;
             };
-            let named = Named {
+            let supervisor = SupervisorId {
                 node: file.node.clone(),
                 boot_id: file.boot_id.clone(),
                 pid: file.pid,
                 start_ticks: file.start_ticks,
             };
-            let mut known = sights.lock().unwrap_or_else(PoisonError::into_inner);
-            let sight = known.entry(named.clone()).or_default();
-            // Nothing comes back to life.
-            let settled = sight.last.is_some_and(|(at, seen)| seen == Liveness::Dead || at.elapsed() < FRESH);
-            if !settled && !sight.asking {
-                sight.asking = true;
-                let (mut ssh, target, named) = (self.ssh(login), node_kill(run, KillHow::Kill, file), named.clone());
-                let sights = self.sights.clone();
+            let mut known = cache.lock().unwrap_or_else(PoisonError::into_inner);
+            let entry = known.entry(supervisor.clone()).or_default();
+            // Dead is final.
+            let is_fresh = entry.last.is_some_and(|(at, found)| found == Liveness::Dead || at.elapsed() < FRESH);
+            if !is_fresh && !entry.is_querying {
+                entry.is_querying = true;
+                let (mut ssh, target) = (self.ssh(login), node_kill(run, KillHow::Kill, file));
+                let (cache, supervisor) = (self.liveness.clone(), supervisor.clone());
                 thread::spawn(move || {
-                    let seen = ssh.liveness(&target).unwrap_or(Liveness::Unknown);
-                    let mut known = sights.0.lock().unwrap_or_else(PoisonError::into_inner);
-                    let earlier = known.get(&named).and_then(|sight| sight.unseen_since_s);
-                    let unseen_since_s = (seen == Liveness::Unknown).then(|| earlier.unwrap_or_else(now_s));
-                    known.insert(named, Sight { asking: false, last: Some((Instant::now(), seen)), unseen_since_s });
-                    sights.1.notify_all();
+                    let found = ssh.liveness(&target).unwrap_or(Liveness::Unknown);
+                    let mut known = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+                    let earlier = known.get(&supervisor).and_then(|entry| entry.unreachable_since_s);
+                    let unreachable_since_s = (found == Liveness::Unknown).then(|| earlier.unwrap_or_else(now_s));
+                    let last = Some((Instant::now(), found));
+                    known.insert(supervisor, LivenessEntry { is_querying: false, last, unreachable_since_s });
+                    cache.1.notify_all();
                 });
             }
-            asked.push(Some(named));
+            queried.push(Some(supervisor));
         }
-        let known = sights.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_asking = |known: &mut BTreeMap<Named, Sight>| {
-            asked.iter().flatten().any(|named| known.get(named).is_some_and(|sight| sight.asking))
+        let known = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_querying = |known: &mut BTreeMap<SupervisorId, LivenessEntry>| {
+            queried.iter().flatten().any(|supervisor| known.get(supervisor).is_some_and(|entry| entry.is_querying))
         };
         let wait = deadline.saturating_duration_since(Instant::now());
-        let waited = changed.wait_timeout_while(known, wait, is_asking);
+        let waited = changed.wait_timeout_while(known, wait, is_querying);
         let known = waited.map(|(known, _)| known).unwrap_or_else(|poisoned| poisoned.into_inner().0);
-        let one = |(file, named): (&PidFile, &Option<Named>)| {
-            let Some(named) = named else { return liveness(dir, run, file, &self.here) };
-            match known.get(named).and_then(|sight| sight.last) {
+        let of_file = |(file, supervisor): (&PidFile, &Option<SupervisorId>)| {
+            let Some(supervisor) = supervisor else { return liveness(dir, run, file, &self.here) };
+            match known.get(supervisor).and_then(|entry| entry.last) {
                 Some((_, Liveness::Dead)) => Liveness::Dead,
-                Some((at, seen)) if at.elapsed() < STALE => seen,
+                Some((at, found)) if at.elapsed() < STALE => found,
                 _ => Liveness::Unknown,
             }
         };
-        files.iter().zip(&asked).map(one).collect()
+        files.iter().zip(&queried).map(of_file).collect()
     }
 }

@@ -281,7 +281,7 @@ fn watch_start(
         let mut still = Vec::new();
         for (node, start) in waiting {
             // Asked before the file is looked for: a supervisor that was quick leaves one when it ends.
-            let ended = start.ended();
+            let ended = start.exit();
             match (plan.dir.read_pid(node, plan.attempt.number)?, ended) {
                 (Some(_), _) => {}
                 (None, None) => still.push((node, start)),

@@ -1,8 +1,8 @@
-//! Does things on machines: starts runs, looks at their processes, signals them.
+//! Operations on nodes: starts runs, finds their processes and signals them.
 //!
-//! What is done was planned by `plan` and shown to a person; here it is executed word for word. Everything that touches
-//! a machine goes through a [`Transport`]; [`Local`] is the one for this machine. No process is signalled unless boot
-//! id, start time, group and environment all say that it belongs to the run.
+//! `plan` decides what to do and the user confirms it; this crate carries out exactly that plan. Every access to a node
+//! goes through a [`Transport`]; [`Local`] is the one for this machine. A process is signalled only if its boot id, start
+//! time, process group and environment all match the run.
 
 mod backoff;
 mod checks;
@@ -33,7 +33,7 @@ mod weights;
 
 pub use checks::{Check, CheckId, CheckStatus, LaunchInputs, check_launch, merge_passed, run_checks};
 pub use command::{Command, Output, Status};
-pub use error::{ConnectionError, RemoteError};
+pub use error::{ConnectStep, ConnectionError, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};
 pub use fleet::Fleet;
 pub use gpu_memory::GpuMemory;

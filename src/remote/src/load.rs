@@ -1,4 +1,4 @@
-//! How much of a processor the ranks of a run use: what tells a hang where no GPU tells its power.
+//! The CPU usage of a run's ranks, which detects a hang on nodes that report no GPU power.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,32 +12,32 @@ use crate::{RemoteError, Transport};
 
 const USAGE: &str = include_str!("scripts/usage.sh");
 
-/// How long a node may take. Its script sleeps for a second.
-const SOON: Duration = Duration::from_secs(20);
+/// The time limit of the script, which sleeps for one second.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Measures for a second; returns the share of a processor that the busiest process of the run there uses.
+/// Measures for a second and returns the CPU usage of the run's busiest process on a node; 1.0 is one core.
 ///
 /// # Errors
-/// When the node cannot be asked.
-pub(crate) fn most_used(target: &NodeKill, transport: &mut dyn Transport) -> Result<Option<f64>, RemoteError> {
+/// When the script cannot be run.
+pub(crate) fn busiest_cpu(target: &NodeKill, transport: &mut dyn Transport) -> Result<Option<f64>, RemoteError> {
     let script = USAGE
         .replace("@MARKED", &marked(target))
         .replace("@BOOT", &quote(&target.boot_id))
         .replace("@PGID", &target.pgid.to_string())
         .replace("@PID", &target.pid.to_string())
         .replace("@START_TICKS", &target.start_ticks.to_string());
-    let command = Command::new("tell what its processes use", script, SOON);
+    let command = Command::new("measure its CPU usage", script, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
     Ok(read(&text))
 }
 
-/// Joins what nodes tell: one rank that computes is enough.
+/// Returns the load of the busiest node: one rank that computes shows that the run works.
 pub(crate) fn join(nodes: impl IntoIterator<Item = Option<f64>>) -> Load {
     nodes.into_iter().flatten().reduce(f64::max).map_or(Load::Unknown, |most| Load::Cpu { most })
 }
 
-/// Reads what the script prints: nothing if there are no processes, or the answer is cut off.
+/// Parses the output of the script. Returns `None` if there are no processes or the output is incomplete.
 fn read(text: &str) -> Option<f64> {
     let (mut rate, mut began, mut ended): (f64, f64, Option<f64>) = (0.0, 0.0, None);
     let mut before: BTreeMap<u32, u64> = BTreeMap::new();
@@ -49,14 +49,14 @@ fn read(text: &str) -> Option<f64> {
         match words[..] {
             ["rate", ticks, time] => (rate, began) = (ticks.parse().ok()?, time.parse().ok()?),
             ["again", time] => ended = Some(time.parse().ok()?),
-            // One that was halted by a debugger or a signal does not work, whatever it used before.
+            // A stopped process does not compute, regardless of the CPU time it used before.
             ["T" | "t" | "Z", ..] => {}
             [_, pid, ticks] => {
                 let (pid, ticks) = (pid.parse().ok()?, ticks.parse().ok()?);
                 match (ended, before.get(&pid)) {
                     (None, _) => _ = before.insert(pid, ticks),
                     (Some(_), Some(earlier)) => used.push(ticks.saturating_sub(*earlier)),
-                    // It is new.
+                    // The process started between the two samples.
                     (Some(_), None) => {}
                 }
             }
@@ -73,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_process_counts() {
+    fn the_load_is_that_of_the_busiest_process() {
         let text = "rate 100 1000.0\nS 11 500\nR 12 700\nagain 1002.0\nS 11 501\nR 12 890\nS 13 9000\nend\n";
         assert_eq!(read(text), Some(0.95));
         assert_eq!(join([None, read(text), Some(0.1)]), Load::Cpu { most: 0.95 });
     }
 
     #[test]
-    fn a_process_that_computes_is_told_from_one_that_waits() {
+    fn a_computing_process_uses_more_cpu_than_a_waiting_one() {
         use std::io::Read;
         use std::os::unix::process::CommandExt;
         use std::process::Stdio;
@@ -93,7 +93,7 @@ mod tests {
             }
             let mut leader = command.args(["-c", script]).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
             let pid = leader.id() as i32;
-            // What is to be measured says that it is there.
+            // The child writes one byte when it has started.
             leader.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
             let (here, stat) = (crate::this_node().unwrap(), crate::proc::stat(pid).unwrap().unwrap());
             let target = NodeKill {
@@ -107,22 +107,22 @@ mod tests {
                 ranks: Vec::new(),
                 why: String::new(),
             };
-            let used = most_used(&target, &mut crate::Local::new().unwrap()).unwrap();
-            // The group is this test's own, and its leader is not collected yet.
+            let used = busiest_cpu(&target, &mut crate::Local::new().unwrap()).unwrap();
+            // The group belongs to this test, and its leader has not been waited for, so that its id is not reused.
             let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL);
             let _ = leader.wait();
             used.unwrap()
         };
-        // The leader stands for the supervisor, its child for a rank.
+        // The leader plays the supervisor, its child a rank.
         assert!(used("(echo; exec sleep 1000) & wait") < 0.2);
-        // On a busy machine it gets a part of a processor, and that is more than nothing.
+        // On a busy machine the process may get a small part of a core.
         assert!(used("bash -c 'echo; while :; do :; done' & wait") > 0.0);
-        // As torchrun starts its workers; this one ends by itself.
+        // torchrun starts its workers in sessions of their own. This one exits after 30 s.
         assert!(used("setsid timeout 30 bash -c 'echo; while :; do :; done' & wait") > 0.0);
     }
 
     #[test]
-    fn no_processes_and_answers_that_are_cut_off_tell_nothing() {
+    fn the_load_is_unknown_without_processes_or_with_incomplete_output() {
         for text in
             ["", "end\n", "rate 100 1000.0\nR 12 700\nagain 1001.0\nR 12 800\n", "rate 100 1.0\nagain 2.0\nend\n"]
         {

@@ -1,3 +1,5 @@
+//! The transport for this machine, which needs no connection.
+
 use std::fs::Metadata;
 use std::io::{self, Read, Write};
 use std::process::{self, Stdio};
@@ -18,16 +20,16 @@ use crate::ownership::ProcessSnapshot;
 use crate::transport::{Process, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
 use crate::{RemoteError, child, ownership, proc};
 
-/// This machine: its name, and the boot it is in.
+/// The name and boot id of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThisNode {
     /// Its name.
     pub node: NodeId,
-    /// The number that Linux drew when it booted.
+    /// The random id that Linux chose at boot.
     pub boot_id: String,
 }
 
-/// Says which machine this is.
+/// Returns the name and boot id of this machine.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -37,14 +39,14 @@ pub fn this_node() -> Result<ThisNode, RemoteError> {
     Ok(ThisNode { node, boot_id })
 }
 
-/// Does things on this machine, without going through anything.
+/// The transport for this machine.
 #[derive(Debug, Clone)]
 pub struct Local {
     here: ThisNode,
 }
 
 impl Local {
-    /// Reaches this machine.
+    /// Makes a transport for this machine.
     ///
     /// # Errors
     /// As [`this_node`].
@@ -57,7 +59,7 @@ impl Local {
     }
 }
 
-/// Reaches the nodes that can be reached without a connection: this machine.
+/// Returns the transports that need no connection: the one for this machine.
 ///
 /// # Errors
 /// As [`this_node`].
@@ -71,32 +73,19 @@ impl Shell for Local {
     }
 
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
-        let cannot = |error| self.error("start sh", error);
-        let mut child = process::Command::new("sh")
-            .args(["-c", &command.script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(cannot)?;
-        let (mut stdin, input) = (child.stdin.take(), command.input.clone());
-        // In threads of their own: each of the three pipes may be full while another is waited for.
-        let feeder = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
-        let (stdout, stderr) = (child::drain(child.stdout.take()), child::drain(child.stderr.take()));
-        let Some(status) = child::wait(&mut child, command.deadline).map_err(cannot)? else {
+        let output =
+            child::run(process::Command::new("sh").args(["-c", &command.script]), &command.input, command.deadline)
+                .map_err(|error| self.error("start sh", error))?;
+        output.ok_or_else(|| {
             let (node, action) = (self.here.node.clone(), command.action.clone());
-            return Err(RemoteError::Timeout { node, action, after: command.deadline });
-        };
-        // A command that does not read its input leaves some of it.
-        let _ = feeder.join();
-        let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
-        Ok(Output { status: status.into(), stdout, stderr })
+            RemoteError::Timeout { node, action, after: command.deadline }
+        })
     }
 }
 
 impl Transport for Local {
-    /// The script leaves this program's session by itself: its supervisor calls setsid. Whoever started it looks for the
-    /// process file.
+    /// The script leaves the session of this program, because its supervisor calls setsid. The caller waits for the process
+    /// file.
     fn start(&mut self, script: &Utf8Path, _pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError> {
         let mut bash = process::Command::new("bash");
         if !secrets.is_empty() {
@@ -111,21 +100,21 @@ impl Transport for Local {
             .map_err(|error| self.error(format!("start bash {script}"), error))?;
         if let Some(mut pipe) = child.stdin.take() {
             let secrets = secrets.to_vec();
-            // A script that ends early does not read them, and says why itself.
+            // Fails when the script exits early; its standard error then has the reason.
             thread::spawn(move || pipe.write_all(&secrets));
         }
-        let (tell, ended) = mpsc::channel();
-        // Collects the process when it ends, lest it stays in the process table for as long as the console is open. The
-        // pipe closes as soon as the script sends its output to its log.
+        let (sender, exit) = mpsc::channel();
+        // Waits for the process, so that no zombie remains while the console is open. The pipe closes as soon as the script
+        // redirects its output to its log.
         thread::spawn(move || {
             let mut stderr = String::new();
             if let Some(mut pipe) = child.stderr.take() {
                 let _ = pipe.read_to_string(&mut stderr);
             }
             let status = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-            let _ = tell.send(ScriptExit { status, stderr });
+            let _ = sender.send(ScriptExit { status, stderr });
         });
-        Ok(StartedScript { ended })
+        Ok(StartedScript { exit })
     }
 
     fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError> {
@@ -147,7 +136,7 @@ impl Transport for Local {
             Signal::Term => signal::Signal::SIGTERM,
             Signal::Kill => signal::Signal::SIGKILL,
         };
-        // The group as a whole, so that none escapes by forking between the look and the signal.
+        // The whole group is signalled, so that no process escapes by forking between the listing and the signal.
         let as_group = to == Recipient::All && recipients.iter().any(|process| process.pgid == target.pgid);
         if as_group {
             self.sent(signal::killpg(Pid::from_raw(target.pgid), signal), || format!("signal group {}", target.pgid))?;
@@ -162,8 +151,8 @@ impl Transport for Local {
         let existing = dir.ancestors().find(|dir| dir.metadata().is_ok_and(|meta: Metadata| meta.is_dir()));
         let existing = existing.unwrap_or(Utf8Path::new("."));
         let disk = statvfs(existing.as_std_path())
-            .map_err(|error| self.error(format!("ask the disk of {existing} for its free space"), error))?;
-        // The blocks that users may take, which excludes those kept back for root.
+            .map_err(|error| self.error(format!("read the free space of {existing}"), error))?;
+        // `blocks_available` excludes the blocks that are reserved for root.
         Ok(disk.blocks_available() * disk.fragment_size())
     }
 }
@@ -173,7 +162,7 @@ impl Local {
         ownership::read_processes(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
     }
 
-    /// A process that ended a moment ago is as good as signalled.
+    /// Treats a process that has exited meanwhile as signalled.
     fn sent(&self, result: nix::Result<()>, action: impl Fn() -> String) -> Result<(), RemoteError> {
         match result {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),

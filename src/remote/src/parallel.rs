@@ -1,10 +1,13 @@
+//! Work on several nodes in parallel.
+
 use std::thread;
 
 use cluster::NodeId;
 
 use crate::transport::Shell;
 
-/// Does something with each of these that can be asked, all at the same time, and returns the results in order.
+/// Runs `work` for each item on the shell of its node, all in parallel, and returns the results in order. Items of nodes
+/// without a shell are skipped.
 pub(crate) fn on_nodes<S: Shell + ?Sized, T: Send, R: Send>(
     items: Vec<(NodeId, T)>,
     shells: &mut [Box<S>],
@@ -18,7 +21,7 @@ pub(crate) fn on_nodes<S: Shell + ?Sized, T: Send, R: Send>(
             jobs.push((item, shell));
         }
     }
-    // A thread costs more than a look at this machine's own processes.
+    // Starting a thread takes longer than listing this machine's processes.
     if let [_] = &jobs[..] {
         return jobs.into_iter().map(|(item, shell)| work(item, shell.as_mut())).collect();
     }

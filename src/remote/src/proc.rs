@@ -1,4 +1,4 @@
-//! What Linux says about processes, read from `/proc`.
+//! Processes of this machine, read from `/proc`.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -6,45 +6,45 @@ use std::io::{self, ErrorKind};
 /// A process as `/proc/PID/stat` describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// Process number.
+    /// Process id.
     pub pid: i32,
-    /// One letter: `R` running, `S` sleeping, `D` waiting for a device, `Z` ended and not yet collected…
+    /// One letter: `R` running, `S` sleeping, `D` in uninterruptible sleep, `Z` zombie…
     pub state: char,
     /// Process group.
     pub pgid: i32,
     /// Session.
     pub session: i32,
-    /// When it started, in clock ticks since boot. With the number, it names one process for good.
+    /// When it started, in clock ticks since boot. Start time and process id identify one process of a boot.
     pub start_ticks: u64,
 }
 
 impl Stat {
-    /// Tells whether the process still runs: one that has ended and waits to be collected does not.
+    /// Returns whether the process has not exited; zombies have.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// Reads one process; `None` when there is none of that number.
+/// Reads one process; `None` when no process has this id.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)).map(Some),
-        // ESRCH: the process ended between the opening and the reading.
+        // ESRCH: the process exited between opening and reading the file.
         Err(error) if error.kind() == ErrorKind::NotFound || is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Returns the process that started another, or took it over; 0 where there is none.
+/// Returns the parent of a process; 0 if it has none.
 pub fn parent(pid: i32) -> i32 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Reads every process of this machine that has not ended.
+/// Reads every process of this machine that has not exited.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -55,7 +55,7 @@ pub fn live_processes() -> io::Result<Vec<Stat>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         match stat(pid) {
             Ok(stat) => found.extend(stat.filter(Stat::is_live)),
-            // Somebody else's, where `/proc` hides those (hidepid).
+            // A process of another user, which `/proc` hides (hidepid).
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -64,12 +64,12 @@ pub fn live_processes() -> io::Result<Vec<Stat>> {
     Ok(found)
 }
 
-/// Tells whether the processes of other users are to be seen: `/proc` may hide them (hidepid).
+/// Returns whether processes of other users are visible: `/proc` may hide them (hidepid).
 pub fn sees_others() -> bool {
     matches!(stat(1), Ok(Some(_)))
 }
 
-/// Returns a process's command line as people read it; a kernel's name for it in brackets when there is none.
+/// Returns the command line of a process as text, or the kernel's name for it in brackets if it has none.
 pub fn command(pid: i32) -> String {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&words).replace('\0', " ");
@@ -80,7 +80,7 @@ pub fn command(pid: i32) -> String {
     format!("[{}]", name.trim())
 }
 
-/// Tells whether a process has a command line. Kernel threads have none, nor have processes that are ending.
+/// Returns whether a process has a command line. Kernel threads and exiting processes have none.
 pub fn has_command_line(pid: i32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
 }
@@ -98,14 +98,14 @@ pub fn environment(pid: i32, key: &str) -> io::Result<Option<String>> {
     Ok(found.map(str::to_owned))
 }
 
-/// Tells whether the environment that a process was started with holds all of these, each as `NAME=value`. One that cannot
-/// be read holds none.
+/// Returns whether the environment that a process was started with contains all of these variables, each as `NAME=value`.
+/// Returns false if it cannot be read.
 pub fn has_variables(pid: i32, wanted: &[String]) -> bool {
     let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     wanted.iter().all(|wanted| bytes.split(|&byte| byte == 0).any(|pair| pair == wanted.as_bytes()))
 }
 
-/// Returns the number that Linux draws at every boot.
+/// Returns the random id that Linux chooses at every boot.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -113,7 +113,7 @@ pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Says in words what a state letter means.
+/// Returns the meaning of a state letter.
 pub fn state_in_words(state: char) -> &'static str {
     match state {
         'R' => "running",
@@ -130,20 +130,22 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32)
 }
 
-/// The name in parentheses may hold spaces and parentheses itself, so fields are counted from the last one on.
+/// Parses `/proc/PID/stat`. The name in parentheses may itself contain spaces and parentheses, so fields are counted from
+/// the last parenthesis.
 fn parse(text: &str) -> io::Result<Stat> {
-    let odd = || io::Error::new(ErrorKind::InvalidData, format!("not a line of /proc/PID/stat: {:?}", text.trim()));
-    let (head, tail) = text.rsplit_once(')').ok_or_else(odd)?;
-    let pid = head.split(' ').next().and_then(|pid| pid.parse().ok()).ok_or_else(odd)?;
+    let malformed =
+        || io::Error::new(ErrorKind::InvalidData, format!("not a line of /proc/PID/stat: {:?}", text.trim()));
+    let (head, tail) = text.rsplit_once(')').ok_or_else(malformed)?;
+    let pid = head.split(' ').next().and_then(|pid| pid.parse().ok()).ok_or_else(malformed)?;
     let fields: Vec<&str> = tail.split_whitespace().collect();
     // proc_pid_stat(5): state is field 3, the group 5, the session 6, the start time 22.
-    let field = |number: usize| fields.get(number - 3).copied().ok_or_else(odd);
+    let field = |number: usize| fields.get(number - 3).copied().ok_or_else(malformed);
     Ok(Stat {
         pid,
-        state: field(3)?.chars().next().ok_or_else(odd)?,
-        pgid: field(5)?.parse().map_err(|_| odd())?,
-        session: field(6)?.parse().map_err(|_| odd())?,
-        start_ticks: field(22)?.parse().map_err(|_| odd())?,
+        state: field(3)?.chars().next().ok_or_else(malformed)?,
+        pgid: field(5)?.parse().map_err(|_| malformed())?,
+        session: field(6)?.parse().map_err(|_| malformed())?,
+        start_ticks: field(22)?.parse().map_err(|_| malformed())?,
     })
 }
 
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_another_kind_is_an_error_that_shows_it() {
+    fn a_malformed_line_is_an_error_that_shows_it() {
         assert!(parse("42 sleep S 1").unwrap_err().to_string().contains("42 sleep S 1"));
         assert!(parse("42 (sleep) S 1").unwrap_err().to_string().contains("(sleep)"));
     }

@@ -1,4 +1,4 @@
-//! What nodes are asked to do, as scripts for any POSIX shell, and what their answers mean.
+//! Scripts that run on nodes in any POSIX shell, and the parsers of their output.
 
 use camino::Utf8Path;
 use plan::{NodeKill, quote};
@@ -9,10 +9,10 @@ use crate::transport::{Process, Recipient, Signal};
 
 const RUN_PROCESSES: &str = include_str!("scripts/run_processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
-/// Starts `@SCRIPT` and waits for `@PID_FILE`.
+/// The script that starts `@SCRIPT` and waits for `@PID_FILE`.
 pub const START: &str = include_str!("scripts/start.sh");
 
-/// Lists the processes that a process file names.
+/// Returns the script that lists the processes that a process file names.
 pub fn list_processes(target: &NodeKill) -> String {
     let pids: Vec<String> =
         [target.pid].into_iter().chain(target.ranks.iter().map(|r| r.pid)).map(|p| p.to_string()).collect();
@@ -23,7 +23,7 @@ pub fn list_processes(target: &NodeKill) -> String {
     script.replace("@PID", &target.pid.to_string())
 }
 
-/// Lists, from within `/proc`, the environments that name the run, the attempt and the node.
+/// Returns the command that lists, in `/proc`, the environments that contain the run, the attempt and the node.
 pub fn marked(target: &NodeKill) -> String {
     let grep = |mark: &String| format!("grep -lszxF {}", quote(mark));
     let [run, others @ ..] = ownership::marks(&target.run, target.attempt, &target.node);
@@ -31,7 +31,7 @@ pub fn marked(target: &NodeKill) -> String {
     format!("{} -- [0-9]*/environ{}", grep(&run), others.collect::<String>())
 }
 
-/// Reads what [`list_processes`] prints; nothing if any of it is odd.
+/// Parses the output of [`list_processes`]. Returns `None` if any part of it is malformed.
 pub fn parse_processes(text: &str) -> Option<ProcessSnapshot> {
     let mut lines = text.lines();
     let boot_id = lines.next()?.strip_prefix("boot ")?.to_owned();
@@ -43,7 +43,7 @@ pub fn parse_processes(text: &str) -> Option<ProcessSnapshot> {
         }
         processes.push(read_process(line.strip_prefix("process\t")?)?);
     }
-    // It was cut off.
+    // The output is incomplete.
     None
 }
 
@@ -68,8 +68,8 @@ fn read_process(line: &str) -> Option<ObservedProcess> {
     Some(ObservedProcess { stat, run, is_marked: mark == "marked", has_command_line: !words.is_empty(), command })
 }
 
-/// Signals processes that were looked at, and the group as a whole where everyone is meant, so that none escapes by
-/// forking between the look and the signal.
+/// Returns the script that signals the processes listed before. For [`Recipient::All`] it signals the whole group, so that
+/// no process escapes by forking between the listing and the signal.
 pub fn signal(target: &NodeKill, recipients: &[Process], to: Recipient, signal: Signal) -> String {
     let send = |process: &Process| {
         let Process { pid, pgid, start_ticks, .. } = process;
@@ -89,12 +89,12 @@ pub fn signal(target: &NodeKill, recipients: &[Process], to: Recipient, signal: 
     script.replace("@SENDS", &sends.join("\n"))
 }
 
-/// Prints the KiB that users may still take on the disk of a folder, or of the folder it will be made in.
+/// Returns the script that prints the free KiB on the disk of a folder, or of the nearest existing folder above it.
 pub fn free_space(dir: &Utf8Path) -> String {
     format!("{}\nset -- $(df -Pk \"$dir\" | tail -n 1)\necho \"$4\"", existing(dir))
 }
 
-/// Sets `dir` to a folder, or to the nearest one above it that exists.
+/// Returns the shell lines that set `dir` to a folder, or to the nearest existing one above it.
 pub fn existing(dir: &Utf8Path) -> String {
     format!("dir={}\nwhile [ ! -d \"$dir\" ]; do dir=$(dirname -- \"$dir\"); done", quote(dir.as_str()))
 }
@@ -103,7 +103,7 @@ pub fn existing(dir: &Utf8Path) -> String {
 mod tests {
     use super::*;
 
-    const ANSWER: &str = "boot 4f70\n\
+    const OUTPUT: &str = "boot 4f70\n\
         process\t4101\tS\t4100\t4100\t80\t=a-1\tmarked\t\tvidtui-train rank\n\
         process\t4100\tS\t4100\t4100\t77\t=a-1\t-\t\tvidtui-train supervise\n\
         process\t4177\tD\t4100\t4100\t99\t!\t-\t\tnvidia-smi\n\
@@ -111,17 +111,17 @@ mod tests {
         end\n";
 
     #[test]
-    fn an_answer_is_read_whole_and_in_order() {
-        insta::assert_debug_snapshot!(parse_processes(ANSWER).unwrap());
+    fn processes_are_parsed_completely_and_sorted_by_pid() {
+        insta::assert_debug_snapshot!(parse_processes(OUTPUT).unwrap());
     }
 
     #[test]
-    fn an_answer_that_is_cut_off_or_odd_is_none() {
-        for cut in 0..ANSWER.len() - 1 {
-            assert!(parse_processes(&ANSWER[..cut]).is_none(), "{:?}", &ANSWER[..cut]);
+    fn output_that_is_incomplete_or_malformed_is_rejected() {
+        for cut in 0..OUTPUT.len() - 1 {
+            assert!(parse_processes(&OUTPUT[..cut]).is_none(), "{:?}", &OUTPUT[..cut]);
         }
-        for odd in ["", "Welcome!\n", &format!("Welcome!\n{ANSWER}"), &format!("{ANSWER}more\n")] {
-            assert!(parse_processes(odd).is_none(), "{odd:?}");
+        for malformed in ["", "Welcome!\n", &format!("Welcome!\n{OUTPUT}"), &format!("{OUTPUT}more\n")] {
+            assert!(parse_processes(malformed).is_none(), "{malformed:?}");
         }
     }
 }

@@ -1,3 +1,5 @@
+//! Finds the trainer on this machine and reads its version and hash.
+
 use std::env;
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::TrainerBinary;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -16,38 +18,38 @@ use crate::child::wait;
 
 /// The name of the trainer's binary.
 const BINARY: &str = "vidtui-train";
-/// The variable that names a trainer, before all other places.
+/// The environment variable that names a trainer. It takes precedence over all other locations.
 const VARIABLE: &str = "VIDTUI_TRAIN";
-/// How long a trainer may take to say its version. Loading libtorch from a cold disk takes seconds.
+/// The time limit of `version --json`. Loading libtorch from a cold disk takes seconds.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 const WHAT: &str = "cannot find the trainer";
 
-/// Finds the trainer and asks it what it is: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
+/// Finds the trainer and reads its version: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
 ///
 /// # Errors
-/// When it is in none of these places, or does not run.
+/// When it is in none of these locations, or does not run.
 pub fn find_trainer() -> Result<TrainerBinary, Failure> {
     probe(&trainer_path()?)
 }
 
-/// Says what this program is, which supervises where the trainer is a command of the user's own.
+/// Returns this program as the trainer binary: it supervises runs whose trainer is a command of the user's.
 ///
 /// # Errors
-/// When its own file cannot be read.
+/// When the file of this program cannot be read.
 pub fn own_program(version: &str) -> Result<TrainerBinary, Failure> {
     let failed = |why: String| {
-        Failure::new(rundir::ErrorCode::Unclassified, "cannot supervise a command", why, "check that /proc is mounted")
+        Failure::new(ErrorCode::TrainerUnusable, "cannot supervise a command", why, "check that /proc is mounted")
     };
-    let path = env::current_exe().map_err(|error| failed(format!("this program's own file is unknown: {error}")))?;
+    let path = env::current_exe().map_err(|error| failed(format!("the path of this program is unknown: {error}")))?;
     let path = Utf8PathBuf::from_path_buf(path)
-        .map_err(|path| failed(format!("this program's path is not UTF-8: {}", path.display())))?;
+        .map_err(|path| failed(format!("the path of this program is not UTF-8: {}", path.display())))?;
     let sha256 = sha256(&path).map_err(|error| failed(format!("{path}: {error}")))?;
     let (tch, libtorch) = (String::new(), String::new());
     Ok(TrainerBinary { path, version: version.to_owned(), tch, libtorch, cuda: false, sha256 })
 }
 
-/// Finds the trainer in the same places, and does not ask it anything.
+/// Finds the trainer in the locations of [`find_trainer`], without running it.
 ///
 /// # Errors
 /// When it is in none of them.
@@ -56,41 +58,35 @@ pub fn trainer_path() -> Result<Utf8PathBuf, Failure> {
     find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))
 }
 
-/// Looks for the binary: the variable's, the one beside `own`, the first in `path`.
+/// Finds the binary: that of the variable, the one beside `own`, or the first in `path`.
 fn find(variable: Option<OsString>, own: Option<&Utf8Path>, path: Option<OsString>) -> Result<Utf8PathBuf, Failure> {
     if let Some(named) = variable {
         let named = Utf8PathBuf::from(named.to_string_lossy().into_owned());
         if is_executable(&named) {
             return Ok(absolute(named));
         }
-        return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            WHAT,
-            format!("{VARIABLE} names {named}, which is not an executable file"),
-            format!("set {VARIABLE} to the {BINARY} to use, or unset it"),
-        ));
+        let why = format!("{VARIABLE} is set to {named}, which is not an executable file");
+        let fix = format!("set {VARIABLE} to the {BINARY} to use, or unset it");
+        return Err(Failure::new(ErrorCode::TrainerUnusable, WHAT, why, fix));
     }
     let mut folders = Vec::new();
     if let Some(folder) = own.and_then(Utf8Path::parent) {
         folders.push(folder.to_owned());
-        // Cargo keeps a console built for debugging apart from the trainer, which is always built for release.
+        // The trainer is always built in the release profile; the console may be a debug build.
         if folder.file_name() == Some("debug") {
             folders.push(folder.with_file_name("release"));
         }
     }
     let path = path.unwrap_or_default();
     let of_path = env::split_paths(&path).filter_map(|folder| Utf8PathBuf::from_path_buf(folder).ok());
-    let mut places = folders.iter().cloned().chain(of_path).map(|folder| folder.join(BINARY));
-    if let Some(found) = places.find(|place| is_executable(place)) {
+    let mut candidates = folders.iter().cloned().chain(of_path).map(|folder| folder.join(BINARY));
+    if let Some(found) = candidates.find(|path| is_executable(path)) {
         return Ok(absolute(found));
     }
-    let looked = folders.iter().map(|folder| folder.as_str()).chain(["$PATH"]).collect::<Vec<_>>();
-    Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
-        WHAT,
-        format!("there is no {BINARY} in {}", looked.join(", ")),
-        format!("build it with `cargo xtask build`, or set {VARIABLE} to where it is"),
-    ))
+    let searched = folders.iter().map(|folder| folder.as_str()).chain(["$PATH"]).collect::<Vec<_>>();
+    let why = format!("there is no {BINARY} in {}", searched.join(", "));
+    let fix = format!("build it with `cargo xtask build`, or set {VARIABLE} to its path");
+    Err(Failure::new(ErrorCode::TrainerUnusable, WHAT, why, fix))
 }
 
 fn is_executable(path: &Utf8Path) -> bool {
@@ -101,7 +97,7 @@ fn absolute(path: Utf8PathBuf) -> Utf8PathBuf {
     camino::absolute_utf8(&path).unwrap_or(path)
 }
 
-/// What `vidtui-train version --json` prints.
+/// The output of `vidtui-train version --json`.
 #[derive(Deserialize)]
 struct Version {
     version: String,
@@ -110,13 +106,12 @@ struct Version {
     cuda: bool,
 }
 
-/// Runs a trainer to learn its version, and hashes its file.
+/// Runs a trainer to read its version, and hashes its file.
 fn probe(path: &Utf8Path) -> Result<TrainerBinary, Failure> {
     let what = format!("cannot use the trainer {path}");
     let fail = |why: String| {
-        let fix =
-            format!("try it: `{path} version --json`; build it again with `cargo xtask build`, or set {VARIABLE}");
-        Failure::new(rundir::ErrorCode::Unclassified, &*what, why, fix)
+        let fix = format!("test it: `{path} version --json`; rebuild it with `cargo xtask build`, or set {VARIABLE}");
+        Failure::new(ErrorCode::TrainerUnusable, &*what, why, fix)
     };
     let io = |error: io::Error| fail(error.to_string());
     let mut child = Command::new(path)
@@ -126,22 +121,22 @@ fn probe(path: &Utf8Path) -> Result<TrainerBinary, Failure> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(io)?;
-    // Small answers fit the pipes, so nobody waits for a reader.
+    // The output fits into the pipes, so the trainer does not block before it is read.
     let Some(status) = wait(&mut child, VERSION_TIMEOUT).map_err(io)? else {
-        return Err(fail(format!("it did not say its version within {} s", VERSION_TIMEOUT.as_secs())));
+        return Err(fail(format!("`version --json` did not exit within {} s", VERSION_TIMEOUT.as_secs())));
     };
-    let (mut said, mut complaint) = (String::new(), String::new());
+    let (mut stdout, mut stderr) = (String::new(), String::new());
     if let Some(mut pipe) = child.stdout.take() {
-        pipe.read_to_string(&mut said).map_err(io)?;
+        pipe.read_to_string(&mut stdout).map_err(io)?;
     }
     if let Some(mut pipe) = child.stderr.take() {
-        pipe.read_to_string(&mut complaint).map_err(io)?;
+        pipe.read_to_string(&mut stderr).map_err(io)?;
     }
     if !status.success() {
-        return Err(fail(format!("`version --json` ended with {status}: {}", complaint.trim())));
+        return Err(fail(format!("`version --json` failed with {status}: {}", stderr.trim())));
     }
-    let version: Version = serde_json::from_str(&said)
-        .map_err(|error| fail(format!("`version --json` printed {:?}, which is no version: {error}", said.trim())))?;
+    let version: Version = serde_json::from_str(&stdout)
+        .map_err(|error| fail(format!("`version --json` printed {:?}, which is no version: {error}", stdout.trim())))?;
     Ok(TrainerBinary {
         path: path.to_owned(),
         version: version.version,
@@ -187,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_wins_over_the_folder_of_the_console_and_that_over_the_path() {
+    fn the_variable_has_precedence_over_the_console_folder_and_that_over_path() {
         let (_temp, root) = folder();
         let [named, beside, in_path] =
             ["named", "target/release", "bin"].map(|name| script(&root.join(name), "#!/bin/sh\n"));
@@ -200,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trainer_that_is_nowhere_is_an_error_that_says_where_it_was_looked_for() {
+    fn a_missing_trainer_is_an_error_that_lists_the_searched_folders() {
         let (_temp, root) = folder();
         fs::write(root.join(BINARY), "not executable").unwrap();
         let refusals = [
@@ -212,8 +207,8 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n\n"));
     }
 
-    /// The stand-in for the trainer, by a name that chooses what it does. A link, since a file that was just written
-    /// cannot be executed while another test starts a process.
+    /// Links to the fake trainer, whose name selects its behaviour. A link, because a file that was just written cannot be
+    /// executed while another test starts a process.
     fn fake(folder: &Utf8Path, name: &str) -> Utf8PathBuf {
         let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
         let link = folder.join(name);
@@ -222,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trainer_says_what_it_is_and_its_file_is_hashed() {
+    fn the_version_of_a_trainer_is_read_and_its_file_is_hashed() {
         let (_temp, root) = folder();
         let trainer = probe(&fake(&root, BINARY)).unwrap();
         assert_eq!((trainer.version.as_str(), trainer.libtorch.as_str(), trainer.cuda), ("0.1.0", "2.11.0", false));
@@ -233,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trainer_that_does_not_run_is_an_error_with_its_own_words() {
+    fn a_trainer_that_does_not_run_is_an_error_with_its_output() {
         let (_temp, root) = folder();
         let paths = [fake(&root, "vidtui-train-broken"), "/bin/echo".into(), root.join("gone")];
         let refusals = paths.map(|path| probe(&path).unwrap_err().to_string().replace(root.as_str(), "ROOT"));

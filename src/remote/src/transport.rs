@@ -1,3 +1,5 @@
+//! The traits through which every node is accessed.
+
 use std::sync::mpsc::{self, Receiver};
 
 use camino::Utf8Path;
@@ -8,120 +10,123 @@ use runstate::Liveness;
 use crate::RemoteError;
 use crate::command::{Command, Output};
 
-/// How much of a file is sent at a time: little enough that slow networks are in time and progress is seen.
-pub(crate) const PIECE: usize = 1 << 20;
+/// The size of the chunks in which a file is sent: small enough for slow networks to meet the time limit, and to show
+/// progress.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
-/// A way to ask one node.
+/// Runs commands on one node.
 pub trait Shell: Send {
     /// Returns the node.
     fn node(&self) -> &NodeId;
 
-    /// Runs a command and waits for its end.
+    /// Runs a command and waits for its exit.
     ///
     /// # Errors
-    /// When it cannot be run or its time is over; how it ended is in its [`Output`].
+    /// When it cannot be run or exceeds its time limit. Its exit status is in the [`Output`].
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError>;
 }
 
-/// A way to do things on one node. Every process that the console starts, looks at or signals goes through one.
+/// Starts, finds and signals processes on one node. The console does so through this trait only.
 pub trait Transport: Shell {
-    /// Starts a script that outlives this program and its connection, and writes a process file. Its standard input is
-    /// `secrets`, which appear in no command line and no file; where there are any, `VIDTUI_SECRETS` says so.
+    /// Starts a script that outlives this program and its connection and writes a process file.
+    ///
+    /// `secrets` go to its standard input and appear in no command line and no file. If there are any, the script finds
+    /// `VIDTUI_SECRETS` in its environment.
     ///
     /// # Errors
-    /// When it cannot be started; what it does then is told by [`StartedScript`].
+    /// When it cannot be started. [`StartedScript`] returns a later exit.
     fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError>;
 
     /// Finds the processes of a run, and only those.
     ///
     /// # Errors
-    /// When the node's processes cannot be looked at.
+    /// When the processes of the node cannot be listed.
     fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError>;
 
-    /// Tells whether the processes of a run exist, also where they are another user's.
+    /// Returns whether processes of a run exist, including those of another user.
     ///
     /// # Errors
-    /// When the node's processes cannot be looked at.
+    /// When the processes of the node cannot be listed.
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError>;
 
-    /// Looks, and if the processes are the run's, signals them. Returns those that were signalled; none if all are gone.
+    /// Finds the processes of a run and signals them. Returns those that were signalled; none if all have exited.
     ///
     /// # Errors
-    /// [`RemoteError::NotOwned`] if they are somebody else's by now, and whatever the system answers.
+    /// [`RemoteError::NotOwned`] if the processes found are not the run's, and errors of the system.
     fn signal(&mut self, target: &NodeKill, to: Recipient, signal: Signal) -> Result<Vec<Process>, RemoteError>;
 
-    /// Writes a file by SFTP, and tells how many of its bytes have arrived so far. Returns whether this transport can.
+    /// Writes a file by SFTP and reports how many bytes have arrived. Returns whether this transport has SFTP.
     ///
     /// # Errors
-    /// When the node's server has no SFTP, refuses, or does not answer; a part of the file may be there then.
+    /// When the server has no SFTP, refuses, or does not reply. A part of the file may exist then.
     fn send_file(&mut self, _file: &Utf8Path, _bytes: &[u8], _arrived: &dyn Fn(usize)) -> Result<bool, RemoteError> {
         Ok(false)
     }
 
-    /// Returns the bytes that a folder, or the folder it will be made in, has room for.
+    /// Returns the free bytes on the disk of a folder, or of the nearest existing folder above it.
     ///
     /// # Errors
-    /// When the disk cannot be asked.
+    /// When the free space cannot be read.
     fn free_bytes(&mut self, dir: &Utf8Path) -> Result<u64, RemoteError>;
 }
 
 /// A script that was started.
 #[derive(Debug)]
 pub struct StartedScript {
-    pub(crate) ended: Receiver<ScriptExit>,
+    pub(crate) exit: Receiver<ScriptExit>,
 }
 
-/// How a started script ended.
+/// How a started script exited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScriptExit {
     /// Its exit status, in words.
     pub status: String,
-    /// What it wrote to standard error before its output went to its log.
+    /// What it wrote to standard error before it redirected its output to its log.
     pub stderr: String,
 }
 
 impl StartedScript {
-    /// A script that still runs, and whose end nobody watches.
+    /// Returns a script that still runs and whose exit is not watched.
     pub(crate) fn running() -> Self {
-        let (_, ended) = mpsc::channel();
-        Self { ended }
+        let (_, exit) = mpsc::channel();
+        Self { exit }
     }
 
-    /// A script that has ended already.
-    pub(crate) fn over(how: ScriptExit) -> Self {
-        let (tell, ended) = mpsc::channel();
-        // The receiver is in hand.
-        let _ = tell.send(how);
-        Self { ended }
+    /// Returns a script that has exited already.
+    pub(crate) fn exited(how: ScriptExit) -> Self {
+        let (sender, exit) = mpsc::channel();
+        // Cannot fail: this function holds the receiver.
+        let _ = sender.send(how);
+        Self { exit }
     }
 
-    /// Tells how the script ended, if it has; only the first call after that does.
-    pub fn ended(&self) -> Option<ScriptExit> {
-        self.ended.try_recv().ok()
+    /// Returns how the script exited, if it has. Only one call returns it.
+    pub fn exit(&self) -> Option<ScriptExit> {
+        self.exit.try_recv().ok()
     }
 }
 
 /// The processes that a [`NodeKill`] names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunProcesses {
-    /// They are the run's.
+    /// They belong to the run.
     Owned(Vec<Process>),
-    /// None of them is left.
+    /// All have exited.
     Gone,
-    /// They are somebody else's by now, or that cannot be told.
+    /// They belong to another program, or their owner cannot be determined.
     NotOwned(String),
 }
 
 /// A live process of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Process number.
+    /// Process id.
     pub pid: i32,
     /// Process group.
     pub pgid: i32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// What it is in the run.
+    /// Its role in the run.
     pub role: Role,
     /// State letter of `/proc/PID/stat`.
     pub state: char,
@@ -129,31 +134,31 @@ pub struct Process {
     pub command: String,
 }
 
-/// What a process is in a run.
+/// The role of a process in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It starts and watches the ranks of its node.
+    /// Starts and watches the ranks of its node.
     Supervisor,
-    /// It trains.
+    /// Trains.
     Rank(usize),
-    /// It was started by one of the others.
+    /// A child of the supervisor or of a rank.
     Other,
 }
 
-/// Who is signalled.
+/// Which processes of a run receive a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recipient {
-    /// The supervisor, which tells its ranks; the ranks themselves where the supervisor is gone.
+    /// The supervisor, which forwards the signal to its ranks; the ranks if the supervisor has exited.
     Supervisor,
     /// Every process.
     All,
 }
 
-/// The signals that a run understands.
+/// The signals that are sent to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// Save and end.
+    /// Save and exit.
     Term,
-    /// End at once.
+    /// Exit at once.
     Kill,
 }

@@ -1,4 +1,4 @@
-//! Watching nodes: frames of what each does, over its one connection, for as long as somebody looks.
+//! Watches nodes: a script on each node sends frames of samples over the node's connection until the watch is dropped.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
@@ -14,29 +14,28 @@ use cluster::probe::{self, Frame, Frames, Pace};
 use rundir::Login;
 
 use crate::backoff::Backoff;
-use crate::command::Status;
 use crate::ssh::{Ssh, Stream, StreamEvent};
 use crate::{Fleet, RemoteError};
 
-/// A node may be silent for so long before it is asked whether it is there: frames come also while nvidia-smi hangs, but
-/// not before that is certain.
-const SILENCE: Duration = Duration::from_secs(60);
-/// The pauses before a node whose script has ended by itself is watched again.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The time without output after which a heartbeat is sent. The script also sends frames while nvidia-smi hangs, but only
+/// after the time limit of nvidia-smi.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The first and the longest pause before a script that has exited is restarted.
+const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Something seen of a node.
+/// An update about a watched node.
 #[derive(Debug)]
 pub enum NodeUpdate {
-    /// What it does.
+    /// A new frame of samples.
     Frame(Box<Frame>),
-    /// It is out of sight, and looked for again and again. Told once.
+    /// The node is unreachable. Reconnecting continues; this is sent once until it succeeds.
     Unreachable(RemoteError),
 }
 
-/// Who is told what is seen. It is called on the connection's thread, and must not wait.
+/// Receives the updates of a node. It is called on the thread of the connection and must not block.
 pub type OnUpdate = Box<dyn FnMut(NodeUpdate) -> ControlFlow<()> + Send>;
 
-/// A node that is watched; it no longer is when this is dropped.
+/// A watched node. Dropping this ends the watch.
 #[derive(Debug)]
 #[must_use = "a node is watched until this is dropped"]
 pub struct NodeWatch {
@@ -45,42 +44,42 @@ pub struct NodeWatch {
 
 struct Inner {
     every: Duration,
-    see: Mutex<OnUpdate>,
+    on_update: Mutex<OnUpdate>,
     ended: AtomicBool,
     source: Mutex<Option<Source>>,
 }
 
-/// What must be dropped for the script to end.
+/// The script that sends the frames. Dropping this ends it.
 enum Source {
     Ssh {
-        _streaming: Stream,
+        _stream: Stream,
     },
-    /// Its standard input is what keeps it alive.
-    Here(Child),
+    /// A child process that exits when its standard input closes.
+    Local(Child),
 }
 
 impl Drop for NodeWatch {
     fn drop(&mut self) {
         self.inner.ended.store(true, Ordering::Relaxed);
-        self.inner.put(None);
+        self.inner.replace_source(None);
     }
 }
 
 impl Fleet {
-    /// Watches a node: this machine, or one that is reached by SSH. Returns at once; what goes wrong is told.
-    pub fn watch(&self, login: &Login, every: Duration, see: OnUpdate) -> NodeWatch {
-        let inner =
-            Arc::new(Inner { every, see: Mutex::new(see), ended: AtomicBool::new(false), source: Mutex::new(None) });
-        let (here, node) = (self.may_be_this_node(login), login.node.clone());
+    /// Watches a node: this machine, or one that is reached by SSH. Returns at once and reports errors as updates.
+    pub fn watch(&self, login: &Login, every: Duration, on_update: OnUpdate) -> NodeWatch {
+        let (on_update, ended, source) = (Mutex::new(on_update), AtomicBool::new(false), Mutex::new(None));
+        let inner = Arc::new(Inner { every, on_update, ended, source });
+        let (is_local, node) = (self.may_be_this_node(login), login.node.clone());
         let ssh = self.ssh(login);
         let watched = inner.clone();
-        // The SSH configuration is read first, by a program that takes its time.
+        // A separate thread, because reading the SSH configuration runs a program.
         let begin = move || {
-            if here { watched.look_here(&node) } else { open(&watched, &ssh, GpuQuery::default()) }
+            if is_local { watched.watch_locally(&node) } else { open(&watched, &ssh, GpuQuery::default()) }
         };
         if thread::Builder::new().name(format!("watch {}", login.node)).spawn(begin).is_err() {
-            let why = std::io::Error::other("the system has no thread to spare");
-            let _ = inner.see(NodeUpdate::Unreachable(RemoteError::io(&login.node, "watch it", why)));
+            let why = std::io::Error::other("the system cannot start another thread");
+            let _ = inner.send(NodeUpdate::Unreachable(RemoteError::io(&login.node, "watch it", why)));
         }
         NodeWatch { inner }
     }
@@ -93,14 +92,14 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Inner {
-    fn see(&self, sight: NodeUpdate) -> ControlFlow<()> {
+    fn send(&self, update: NodeUpdate) -> ControlFlow<()> {
         if self.ended.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
-        (self.see.lock().unwrap_or_else(PoisonError::into_inner))(sight)
+        (self.on_update.lock().unwrap_or_else(PoisonError::into_inner))(update)
     }
 
-    /// Takes in a frame. Returns the question to ask instead, when the driver does not know this one.
+    /// Sends a frame. If the driver does not support a field of the query, returns the query to use instead.
     fn frame(&self, frame: Frame, query: &GpuQuery) -> (ControlFlow<()>, Option<GpuQuery>) {
         let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
             SmiTrouble::UnknownField(field) => query.without(field),
@@ -108,43 +107,43 @@ impl Inner {
         });
         match unknown {
             Some(other) => (ControlFlow::Break(()), Some(other)),
-            None => (self.see(NodeUpdate::Frame(Box::new(frame))), None),
+            None => (self.send(NodeUpdate::Frame(Box::new(frame))), None),
         }
     }
 
-    /// Keeps what keeps the script alive; the one before ends.
-    fn put(&self, source: Option<Source>) {
+    /// Stores the new source, unless the watch has ended, and ends the old one.
+    fn replace_source(&self, source: Option<Source>) {
         let old = {
-            let mut place = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-            let wanted = source.filter(|_| !self.ended.load(Ordering::Relaxed));
-            std::mem::replace(&mut *place, wanted)
+            let mut current = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+            let new = source.filter(|_| !self.ended.load(Ordering::Relaxed));
+            std::mem::replace(&mut *current, new)
         };
-        if let Some(Source::Here(mut child)) = old {
+        if let Some(Source::Local(mut child)) = old {
             drop(child.stdin.take());
-            // It ends when its input does; if it hangs in nvidia-smi, `timeout` ends that.
+            // The script exits when its input closes. If it hangs in nvidia-smi, `timeout` kills that first.
             thread::spawn(move || child.wait());
         }
     }
 
-    /// Watches this machine until nobody wants it any more.
-    fn look_here(&self, node: &cluster::NodeId) {
+    /// Watches this machine until the watch ends.
+    fn watch_locally(&self, node: &cluster::NodeId) {
         let mut query = GpuQuery::default();
-        let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
+        let mut backoff = Backoff::new(RESTART.0, RESTART.1);
         while !self.ended.load(Ordering::Relaxed) {
-            match self.look_here_once(&query) {
+            match self.run_script(&query) {
                 Ok(Some(other)) => {
                     query = other;
                     continue;
                 }
                 Ok(None) => return,
-                Err(error) => _ = self.see(NodeUpdate::Unreachable(RemoteError::io(node, "watch it", error))),
+                Err(error) => _ = self.send(NodeUpdate::Unreachable(RemoteError::io(node, "watch it", error))),
             }
             thread::sleep(backoff.next());
         }
     }
 
-    /// Watches until it is enough, or another question is to be asked.
-    fn look_here_once(&self, query: &GpuQuery) -> std::io::Result<Option<GpuQuery>> {
+    /// Runs the script once, until the watch ends or another query is needed, which it returns.
+    fn run_script(&self, query: &GpuQuery) -> std::io::Result<Option<GpuQuery>> {
         let mut child = std::process::Command::new("sh")
             .args(["-c", &probe::script_until_input_ends(query, Pace::every_s(self.every.as_secs_f64()))])
             .stdin(Stdio::piped())
@@ -152,9 +151,9 @@ impl Inner {
             .stderr(Stdio::null())
             .spawn()?;
         let stdout = child.stdout.take();
-        self.put(Some(Source::Here(child)));
+        self.replace_source(Some(Source::Local(child)));
         let mut frames = Frames::new(query.clone());
-        let mut stdout = stdout.ok_or_else(|| std::io::Error::other("it has no output"))?;
+        let mut stdout = stdout.ok_or_else(|| std::io::Error::other("the script has no output"))?;
         let mut bytes = [0; 16 * 1024];
         loop {
             let read = stdout.read(&mut bytes)?;
@@ -169,72 +168,66 @@ impl Inner {
                 }
             }
         }
-        if self.ended.load(Ordering::Relaxed) { Ok(None) } else { Err(std::io::Error::other("its script has ended")) }
+        if self.ended.load(Ordering::Relaxed) { Ok(None) } else { Err(std::io::Error::other("the script has exited")) }
     }
 }
 
-/// When in the round this node's turn is: nodes that are asked at the same moment shall not all answer at the same one.
-fn share_of(ssh: &Ssh) -> f64 {
+/// Returns a random offset of a node's first frame, in intervals, so that nodes do not all send at the same time.
+fn random_offset(ssh: &Ssh) -> f64 {
     0.25 + (RandomState::new().hash_one(crate::Shell::node(ssh)) % 1000) as f64 / 1000.0
 }
 
-/// Opens the stream of a node; what ends it but the reader's wish has it opened anew.
+/// Opens the stream of a node. It is opened again if it ends before the watch does.
 fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
     let every_s = inner.every.as_secs_f64();
-    let pace = Pace { first_s: every_s * share_of(ssh), ..Pace::every_s(every_s) };
-    let (watched, again) = (inner.clone(), ssh.clone());
+    let pace = Pace { first_s: every_s * random_offset(ssh), ..Pace::every_s(every_s) };
+    let (watched, node_ssh) = (inner.clone(), ssh.clone());
     let (script, mut frames) = (probe::script(&query, pace), Frames::new(query.clone()));
-    let tell = move |streamed: StreamEvent| match streamed {
+    let on_event = move |event: StreamEvent| match event {
         StreamEvent::Connected => {
-            // The rest of a frame that the last connection cut off never comes.
+            // Discards a frame that the last connection did not complete.
             frames = Frames::new(query.clone());
             ControlFlow::Continue(())
         }
         StreamEvent::Line(line) => match frames.push_line(&line).map(|frame| watched.frame(frame, &query)) {
             None => ControlFlow::Continue(()),
             Some((_, Some(other))) => {
-                open(&watched, &again, other);
+                open(&watched, &node_ssh, other);
                 ControlFlow::Break(())
             }
             Some((flow, None)) => flow,
         },
-        StreamEvent::Disconnected(error) => watched.see(NodeUpdate::Unreachable(error)),
-        StreamEvent::Ended(output) => {
-            let (watched, again, query) = (watched.clone(), again.clone(), query.clone());
-            let status = match &output.status {
-                Status::Code(code) => format!("exit status {code}"),
-                Status::Signal(name) => format!("signal {name}"),
-            };
-            let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let node = crate::Shell::node(&again).clone();
-            let flow = watched.see(NodeUpdate::Unreachable(RemoteError::CommandFailed {
-                node,
+        StreamEvent::Disconnected(error) => watched.send(NodeUpdate::Unreachable(error)),
+        StreamEvent::Exited(output) => {
+            let (watched, node_ssh, query) = (watched.clone(), node_ssh.clone(), query.clone());
+            let flow = watched.send(NodeUpdate::Unreachable(RemoteError::CommandFailed {
+                node: crate::Shell::node(&node_ssh).clone(),
                 action: "watch it".into(),
-                status,
-                stderr,
+                status: output.status.to_string(),
+                stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             }));
-            // This thread must not wait.
+            // A new thread, because this one must not block.
             thread::spawn(move || {
-                thread::sleep(AGAIN.1);
-                open(&watched, &again, query);
+                thread::sleep(RESTART.1);
+                open(&watched, &node_ssh, query);
             });
             flow
         }
     };
-    let mut tell: Option<crate::ssh::OnStreamEvent> = Some(Box::new(tell));
-    let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
-    let mut told = false;
-    while let Some(reader) = tell.take().filter(|_| !inner.ended.load(Ordering::Relaxed)) {
-        match ssh.ready() {
-            Ok(()) => match ssh.stream(script.clone(), SILENCE, reader) {
-                Ok(streaming) => inner.put(Some(Source::Ssh { _streaming: streaming })),
-                Err(error) => _ = inner.see(NodeUpdate::Unreachable(error)),
+    let mut on_event: Option<crate::ssh::OnStreamEvent> = Some(Box::new(on_event));
+    let mut backoff = Backoff::new(RESTART.0, RESTART.1);
+    let mut is_reported = false;
+    while let Some(reader) = on_event.take().filter(|_| !inner.ended.load(Ordering::Relaxed)) {
+        match ssh.read_config() {
+            Ok(()) => match ssh.stream(script.clone(), OUTPUT_TIMEOUT, reader) {
+                Ok(stream) => inner.replace_source(Some(Source::Ssh { _stream: stream })),
+                Err(error) => _ = inner.send(NodeUpdate::Unreachable(error)),
             },
             Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    let _ = inner.see(NodeUpdate::Unreachable(error));
+                if !std::mem::replace(&mut is_reported, true) {
+                    let _ = inner.send(NodeUpdate::Unreachable(error));
                 }
-                tell = Some(reader);
+                on_event = Some(reader);
                 thread::sleep(backoff.next());
             }
         }

@@ -15,8 +15,8 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{KillScope, NodeKill};
 use remote::{
-    Command, Fleet, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal, Ssh, SshOptions,
-    Status, Stream, StreamEvent, Transport, kill_orphans, list_processes, own_ancestry, this_node,
+    Command, ConnectStep, Fleet, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal, Ssh,
+    SshOptions, Status, Stream, StreamEvent, Transport, kill_orphans, list_processes, own_ancestry, this_node,
 };
 use rig::{Options, Rig};
 use rundir::{Login, RankPid, RunId};
@@ -127,7 +127,7 @@ fn start_group(node: &mut Ssh, folder: &Utf8Path) -> NodeKill {
         ),
     )
     .unwrap();
-    assert!(node.start(&script, &ready, b"").unwrap().ended().is_none());
+    assert!(node.start(&script, &ready, b"").unwrap().exit().is_none());
     let number = |name: &str| fs::read_to_string(folder.join(name)).unwrap().trim().parse::<i32>().unwrap();
     let mut ticks = |pid: i32| {
         said(node, &format!("set -- $(sed 's/.*)//' /proc/{pid}/stat); echo ${{20}}")).parse::<u64>().unwrap()
@@ -222,7 +222,7 @@ fn a_script_that_ends_at_once_says_why() {
         let mut node = ssh(rig, "node01");
         let script = rig.share().join("start.sh");
         fs::write(&script, "echo no such thing >&2\nexit 3\n").unwrap();
-        let ended = node.start(&script, &rig.share().join("never"), b"").unwrap().ended().unwrap();
+        let ended = node.start(&script, &rig.share().join("never"), b"").unwrap().exit().unwrap();
         assert_eq!((ended.status.as_str(), ended.stderr.trim()), ("exit status: 3", "no such thing"));
     });
 }
@@ -239,7 +239,7 @@ fn secrets_reach_a_script_through_its_standard_input_and_no_command_line() {
         );
         fs::write(&script, text).unwrap();
         let secrets = b"TOKEN=\"hush-9c1f $HOME 'x'\"\nOTHER=\"\"\n";
-        assert!(node.start(&script, &got, secrets).unwrap().ended().is_none());
+        assert!(node.start(&script, &got, secrets).unwrap().exit().is_none());
         assert_eq!(fs::read_to_string(&got).unwrap(), format!("stdin\n{}", String::from_utf8_lossy(secrets)));
         // The search itself has the word on its own command line, and nobody else has.
         let seen = fs::read_to_string(format!("{got}.seen")).unwrap();
@@ -657,7 +657,7 @@ fn jump_hosts_are_left_to_openssh() {
         rig.verb("nologin node02").unwrap();
         rig.verb("dropsessions node02").unwrap();
         let is_refused =
-            |result| matches!(result, Err(RemoteError::Unreachable { error, .. }) if error.step == "login");
+            |result| matches!(result, Err(RemoteError::Unreachable { error, .. }) if error.step == ConnectStep::Login);
         eventually("the login is refused", || is_refused(run(&mut node, "true")));
     });
 }

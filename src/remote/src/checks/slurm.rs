@@ -8,7 +8,7 @@ use units::counted;
 use super::answer::CheckResult;
 use super::check::{Check, CheckId};
 use super::disks;
-use crate::slurm::{ask, failure, partition, run};
+use crate::slurm::{failure, partition, run, run_script};
 
 /// Checks a job as far as this machine can: its nodes are not known before it begins.
 pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &str) -> Vec<Check> {
@@ -65,7 +65,7 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
 
 /// Lets Slurm test the script: only Slurm can check accounts and limits. `must_wait` means that some nodes are down or drained.
 fn test_submission(what: &str, script: &str, must_wait: bool) -> CheckResult {
-    let answer = match ask("test a job", "exec sbatch --test-only".into(), script) {
+    let answer = match run_script("test a job", "exec sbatch --test-only".into(), script) {
         // The test rejects a job that sbatch itself would queue.
         Err(SlurmTrouble::Refused(why)) if must_wait && why.contains("node configuration is not available") => {
             return Ok("cannot be tested while nodes are down or drained".into());

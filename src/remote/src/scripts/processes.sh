@@ -1,4 +1,4 @@
-# Lists the processes of this node with what tells whose they are. It starts as few programs as it can.
+# Lists the processes of this node with the facts that identify their owner. Starts as few programs as possible.
 export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
@@ -6,7 +6,7 @@ echo "boot $boot"
 echo "user $(id -u) $(id -un)"
 echo "self $$"
 for stat in [0-9]*/stat; do
-    # One that ends meanwhile is not there any more.
+    # The process may have exited meanwhile.
     { read -r line <"$stat"; } 2>/dev/null || continue
     set -- "${line%% *}" ${line##*) }
     echo "stat $1 $2 $3 $4 $5 ${21}"

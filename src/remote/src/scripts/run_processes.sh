@@ -1,15 +1,15 @@
-# Lists the live processes that a process file names, and those whose environment names the same run, attempt and node, with
-# what tells whose they are. Written for any POSIX shell.
+# Lists the live processes that a process file names and those whose environment contains the same run, attempt and node,
+# with the facts that identify their owner. Runs in any POSIX shell.
 export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 echo "boot $boot"
 marked=" $(@MARKED | tr '\n' ' ')"
 for stat in [0-9]*/stat; do
-    # One that ends meanwhile is not there any more.
+    # The process may have exited meanwhile.
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${stat%/*}
-    # The name in parentheses may hold anything; what follows it are numbers: state, parent, group, session, …
+    # The name in parentheses may contain any character. The fields after it are: state, parent, group, session, …
     set -- ${line##*) }
     case $1 in Z | X) continue ;; esac
     mark=-
@@ -24,7 +24,7 @@ for stat in [0-9]*/stat; do
         run=$(printf '%s\n' "$variables" | sed -n 's/^VIDTUI_RUN=/=/p' | head -n 1)
         run=${run:--}
     fi
-    # After the environment: a process that ends gives both back at once, and is then one without a command line.
+    # Read after the environment: an exiting process loses both at once, and then counts as one without a command line.
     words=$(tr '\0\n\t' '   ' <"$pid/cmdline") 2>/dev/null || continue
     name=
     [ -n "$words" ] || { read -r name <"$pid/comm"; } 2>/dev/null

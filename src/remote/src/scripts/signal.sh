@@ -1,4 +1,4 @@
-# Signals processes if each is still the one that was looked at: same boot, same start time.
+# Signals processes if each is still the one that was listed: same boot id, start time and group.
 export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
@@ -10,10 +10,11 @@ is_still() { # PID START_TICKS GROUP
     [ "${20}" = "$ticks" ] && [ "$3" = "$group" ]
 }
 failed=
-send() { # what `kill` takes; one that ended meanwhile is as good as signalled
-    said=$(@KILL -s @SIGNAL -- "$1" 2>&1) && return
+# Sends the signal to a process or, with a leading minus, a group. A process that has exited meanwhile is no error.
+send() {
+    output=$(@KILL -s @SIGNAL -- "$1" 2>&1) && return
     case $1 in -*) return ;; esac
-    [ ! -e "$1" ] || failed=$said
+    [ ! -e "$1" ] || failed=$output
 }
 sent_group=
 @SENDS

@@ -1,13 +1,13 @@
-# Prints where the processes of a run are: what the kernel says of each thread, and the stacks of py-spy and gdb where they
-# are installed. A process is looked into only if its start time and its environment say that it is the run's. gdb halts it
-# for a moment; nothing else touches it.
+# Prints the stacks of a run's processes: the kernel's state of each thread, and the stacks of py-spy and gdb where they are
+# installed. Only processes whose start time and environment match the run are inspected. gdb stops a process for a moment;
+# nothing else affects it.
 export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
 [ "$boot" = @BOOT ] || { echo end; exit; }
-within() { timeout -k 2 @WITHIN "$@" 2>&1 </dev/null || echo "(${1##*/} ended with status $?)"; }
+limited() { timeout -k 2 @TIMEOUT "$@" 2>&1 </dev/null || echo "(${1##*/} failed with status $?)"; }
 marked=" $(@MARKED | tr '\n' ' ')"
-look_into=
+inspected=
 for stat in [0-9]*/stat; do
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${stat%/*}
@@ -28,34 +28,34 @@ for stat in [0-9]*/stat; do
         { read -r name <"$task/comm" && read -r line <"$task/stat"; } 2>/dev/null || continue
         set -- ${line##*) }
         waits=
-        # It has no line end, which `read` takes for a failure.
+        # The file has no newline, so `read` returns an error although it reads the value.
         { read -r waits <"$task/wchan"; } 2>/dev/null
         printf -- '--- thread %s (%s): state %s, waits in %s\n' "${task##*/}" "$name" "$1" "${waits:-?}"
-        # Only root may read it.
+        # Only root can read the kernel stack.
         cat "$task/stack" 2>/dev/null
     done
-    # A supervisor only waits, and what samples the node has a group of its own: their functions tell nothing.
-    [ "$pid" = @PID ] || [ -n "$samples" ] || look_into="$look_into $pid"
+    # The supervisor only waits, and the sampler, which has its own group, does not train: their stacks are not useful.
+    [ "$pid" = @PID ] || [ -n "$samples" ] || inspected="$inspected $pid"
 done
-# Last, since a debugger halts what it looks into; all at once, since each reads the symbols of large libraries.
+# Debuggers run last, because they stop a process, and in parallel, because each reads the symbols of large libraries.
 debuggers() { # PID
     if command -v py-spy >/dev/null && tr '\0' ' ' <"$1/cmdline" 2>/dev/null | grep -q python; then
         echo '--- py-spy'
-        within py-spy dump --pid "$1"
+        limited py-spy dump --pid "$1"
     fi
     if command -v gdb >/dev/null; then
         echo '--- gdb'
-        within gdb -nx -batch -p "$1" -ex 'set pagination off' -ex 'thread apply all backtrace 40'
+        limited gdb -nx -batch -p "$1" -ex 'set pagination off' -ex 'thread apply all backtrace 40'
     fi
 }
-if said=$(mktemp -d) 2>/dev/null; then
-    for pid in $look_into; do debuggers "$pid" >"$said/$pid" & done
+if folder=$(mktemp -d) 2>/dev/null; then
+    for pid in $inspected; do debuggers "$pid" >"$folder/$pid" & done
     wait
-    for pid in $look_into; do
-        [ -s "$said/$pid" ] && printf '\n=== functions of process %s\n' "$pid" && cat "$said/$pid"
+    for pid in $inspected; do
+        [ -s "$folder/$pid" ] && printf '\n=== functions of process %s\n' "$pid" && cat "$folder/$pid"
     done
-    rm -rf "$said"
+    rm -rf "$folder"
 fi
 command -v gdb >/dev/null || command -v py-spy >/dev/null ||
-    printf '\n(neither gdb nor py-spy is installed on this node: they would show the functions that each thread is in)\n'
+    printf '\n(install gdb or py-spy on this node to see the functions of each thread)\n'
 echo end

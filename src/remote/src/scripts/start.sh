@@ -1,4 +1,4 @@
-# Starts a script in a session of its own, and waits a while for its process file or its end. Secrets go from pipe to pipe.
+# Starts a script in a new session and waits up to 5 s for its process file or its exit. Secrets pass through pipes only.
 secrets=$(cat)
 if [ -n "$secrets" ]; then
     export VIDTUI_SECRETS=stdin
@@ -10,7 +10,7 @@ while [ $tries -lt 100 ]; do
     if ! kill -0 $pid 2>/dev/null; then
         wait $pid
         status=$?
-        # One that was quick leaves a process file when it ends.
+        # A supervisor that finished quickly has written its process file and exited.
         [ ! -e @PID_FILE ] || { echo started; exit 0; }
         echo "ended $status"
         exit 0

@@ -1,6 +1,6 @@
-# Prints how much processor time the processes of a run have used, and the same a second later: the supervisor's group, and
-# what carries the run's marks in a session of its own, as torchrun's workers do. What samples the node has another group of
-# the supervisor's session.
+# Prints the CPU time that the processes of a run have used, twice, one second apart. These are the supervisor's group and
+# processes in other sessions whose environment contains the run, such as the workers of torchrun. The sampler of the node,
+# another group of the supervisor's session, is excluded.
 export LC_ALL=C
 cd /proc || exit
 read -r boot <sys/kernel/random/boot_id || exit
@@ -10,7 +10,7 @@ used() {
     for stat in [0-9]*/stat; do
         { read -r line <"$stat"; } 2>/dev/null || continue
         pid=${stat%/*}
-        # What follows the name in parentheses: state, parent, group, session; the 12th and 13th are user and system time.
+        # The fields after the name in parentheses are: state, parent, group, session, …; 12 and 13 are user and system time.
         set -- ${line##*) }
         if [ "$3" != @PGID ]; then
             [ "$4" != @PID ] || continue

@@ -1,4 +1,4 @@
-//! Slurm, through its commands on this machine. Each has a time limit: a controller that is down or slow keeps nobody waiting.
+//! Slurm, through its commands on this machine. Each has a timeout, because the controller may be down or slow.
 
 mod end_job;
 mod queue;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use cluster::slurm::{self, Job, JobDetails, SlurmTrouble};
 use nix::unistd::{Uid, User};
 use plan::{command_line, quote};
-use rundir::{Failure, RunDir};
+use rundir::{ErrorCode, Failure, RunDir};
 
 use crate::Local;
 use crate::command::{Command, Status};
@@ -22,54 +22,55 @@ pub(crate) use end_job::end_job;
 pub(crate) use sinfo::{SlurmNodes, partition};
 pub(crate) use step::Step;
 
-/// How long a command of Slurm may take. Its own commands give up on a silent controller after five to ten seconds.
-const ANSWER: Duration = Duration::from_secs(15);
+/// The timeout of a command of Slurm. The commands themselves give up on a controller after five to ten seconds.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs one of Slurm's commands, its input and what is to be done first given.
-pub(crate) fn ask(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble> {
-    let command = Command { input: input.as_bytes().to_vec(), ..Command::new(action, script, ANSWER) };
+/// Runs a script that calls a command of Slurm, with the given standard input.
+pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble> {
+    let command = Command { input: input.as_bytes().to_vec(), ..Command::new(action, script, TIMEOUT) };
     let refused = |error: crate::RemoteError| SlurmTrouble::Refused(error.to_string());
     let output = match Local::new().and_then(|mut here| here.run(&command)) {
         Ok(output) => output,
         Err(crate::RemoteError::Timeout { .. }) => return Err(SlurmTrouble::ControllerDown),
         Err(error) => return Err(refused(error)),
     };
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match output.status {
-        // What `sbatch --test-only` has to say is on the other stream.
-        Status::Code(0) if output.stdout.is_empty() => Ok(said(&output.stderr)),
-        Status::Code(0) => Ok(said(&output.stdout)),
-        _ => Err(slurm::trouble(&format!("{}\n{}", said(&output.stderr), said(&output.stdout)))),
+        // `sbatch --test-only` writes its result to standard error.
+        Status::Code(0) if output.stdout.is_empty() => Ok(text(&output.stderr)),
+        Status::Code(0) => Ok(text(&output.stdout)),
+        _ => Err(slurm::trouble(&format!("{}\n{}", text(&output.stderr), text(&output.stdout)))),
     }
 }
 
 pub(crate) fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmTrouble> {
-    ask(action, format!("exec {}", command_line(words)), "")
+    run_script(action, format!("exec {}", command_line(words)), "")
 }
 
-/// Lists jobs by their numbers. Numbers that Slurm does not know are not in it.
+/// Lists jobs by id. Jobs that Slurm does not list are left out.
 fn jobs(ids: &[u64]) -> Result<Vec<Job>, SlurmTrouble> {
     let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
     let list = format!("--jobs={}", ids.join(","));
     let words: Vec<&str> = slurm::QUEUE.into_iter().chain([list.as_str()]).collect();
     match run("list its jobs", &words) {
         Ok(answer) => Ok(slurm::read_queue(&answer).rows),
-        // Said of one number alone; of several, those that are known are listed.
+        // Slurm reports this for a single id; for several, it lists those that exist.
         Err(SlurmTrouble::UnknownJob) => Ok(Vec::new()),
         Err(trouble) => Err(trouble),
     }
 }
 
-/// Asks for all that Slurm says of a job; none if it does not.
+/// Returns the details of a job; `None` if Slurm does not report them.
 pub fn job_details(job: u64) -> Option<JobDetails> {
     let number = job.to_string();
     let words: Vec<&str> = slurm::JOB.into_iter().chain([number.as_str()]).collect();
     slurm::read_job(&run("show a job", &words).ok()?)
 }
 
-/// Submits a batch script and returns the job's number.
+/// Submits a batch script and returns the job id.
 ///
-/// Variables by which a user, or a job that this program runs in, would change what the script asks for are left out.
+/// Removes the environment variables that would override options of the script: the user's, and those of a job that this
+/// program runs in.
 fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
     let script = dir.job_script(attempt);
     let submit = format!(
@@ -80,14 +81,14 @@ fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
         quote(dir.root.as_str()),
         quote(script.as_str())
     );
-    let said = ask("submit a job", submit, "")?;
-    slurm::read_submitted(&said).ok_or_else(|| SlurmTrouble::Refused(format!("{said:?}, which is no job's number")))
+    let output = run_script("submit a job", submit, "")?;
+    slurm::read_submitted(&output).ok_or_else(|| SlurmTrouble::Refused(format!("{output:?}, which is no job id")))
 }
 
-/// Submits the attempt of a plan, whose files are there, and records the job.
+/// Submits the attempt of a plan, whose files exist, and records the job.
 ///
 /// # Errors
-/// Why Slurm does not take it, and whether that is certain: a job of which nobody was told may have been made.
+/// The error, and whether it is certain that no job was submitted. Without a reply, Slurm may have accepted the job.
 pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) -> Result<u64, (Failure, bool)> {
     let (dir, number) = (&plan.dir, plan.attempt.number);
     let job = submit(dir, number).map_err(|trouble| {
@@ -96,19 +97,24 @@ pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) ->
         let fix = if is_certain {
             failure.fix
         } else {
-            format!("wait until it answers; if a job was made, it trains: `squeue --name={}` shows it", plan.run.id)
+            format!("wait until it answers, then check whether the job was submitted: squeue --name={}", plan.run.id)
         };
         (Failure { fix, ..failure }, is_certain)
     })?;
     let submitted = rundir::Submitted { schema: rundir::SCHEMA, job, submitted_s: now_s };
-    // The job records its number as well, when it begins.
+    // The job also records its id when it begins.
     dir.write_submitted(number, &submitted).map_err(|error| (error.into(), false))?;
     Ok(job)
 }
 
-/// Makes a trouble the reason why `what` failed.
+/// Returns the failure of `what`, with an error of Slurm as the reason.
 pub(crate) fn failure(what: &str, trouble: &SlurmTrouble) -> Failure {
-    Failure::new(rundir::ErrorCode::Unclassified, what, trouble.to_string(), trouble.fix())
+    let code = match trouble {
+        SlurmTrouble::ControllerDown => ErrorCode::SlurmUnreachable,
+        SlurmTrouble::NoSlurm => ErrorCode::ProgramMissing,
+        SlurmTrouble::UnknownJob | SlurmTrouble::NoAccounting | SlurmTrouble::Refused(_) => ErrorCode::SlurmFailed,
+    };
+    Failure::new(code, what, trouble.to_string(), trouble.fix())
 }
 
 fn user_name(user: Uid) -> String {

@@ -1,21 +1,22 @@
+//! The nodes of the cluster as Slurm reports them, queried in the background for all readers.
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::slurm::{self, SlurmNode, SlurmSpec, SlurmTrouble};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
-use super::{ANSWER, failure, run};
+use super::{TIMEOUT, failure, run};
 
-/// How often Slurm is asked, at most: nodes change less often than jobs.
+/// The shortest time between two queries. Nodes change less often than jobs.
 const EVERY: Duration = Duration::from_secs(5);
-/// It has at least this many times as long to rest as it needed to answer.
-const REST: u32 = 10;
-/// What cannot be done without its answer.
+/// The pause after a query is at least this many times its duration.
+const PAUSE_FACTOR: u32 = 10;
 const WHAT: &str = "cannot list Slurm's nodes";
 
-/// What Slurm says of the cluster's nodes: one question for all who look, asked in the background.
+/// The nodes of the cluster as Slurm reports them. One query in the background serves all readers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlurmNodes {
     shared: Arc<(Mutex<Known>, Condvar)>,
@@ -23,76 +24,71 @@ pub(crate) struct SlurmNodes {
 
 #[derive(Debug, Default)]
 struct Known {
-    said: Option<Result<Vec<SlurmNode>, SlurmTrouble>>,
-    is_asking: bool,
-    /// When Slurm may be asked again.
+    latest: Option<Result<Vec<SlurmNode>, SlurmTrouble>>,
+    is_querying: bool,
+    /// When Slurm may be queried again.
     next: Option<Instant>,
 }
 
 impl SlurmNodes {
-    /// Lists the nodes of the partitions that a job asks for, once each. Waits for the first answer, which comes or is given up
-    /// in some seconds; later calls have the newest one at once.
-    pub fn of(&self, spec: &SlurmSpec) -> Result<Vec<SlurmNode>, Failure> {
-        let said = self.see(ANSWER * 2).unwrap_or(Err(SlurmTrouble::ControllerDown));
-        in_partition(spec, &said.map_err(|trouble| failure(WHAT, &trouble))?)
+    /// Lists the nodes of the partitions that a job requests, once each. Waits some seconds for the first reply of Slurm; later
+    /// calls return the latest reply at once.
+    pub fn of_partitions(&self, spec: &SlurmSpec) -> Result<Vec<SlurmNode>, Failure> {
+        let nodes = self.latest(TIMEOUT * 2).unwrap_or(Err(SlurmTrouble::ControllerDown));
+        in_partitions(spec, &nodes.map_err(|trouble| failure(WHAT, &trouble))?)
     }
 
-    /// Returns what was said last, and waits that long for the first answer.
-    pub fn see(&self, patience: Duration) -> Option<Result<Vec<SlurmNode>, SlurmTrouble>> {
+    /// Returns the latest reply, and waits up to `timeout` for the first.
+    pub fn latest(&self, timeout: Duration) -> Option<Result<Vec<SlurmNode>, SlurmTrouble>> {
         let mut known = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.is_asking && known.next.is_none_or(|next| Instant::now() >= next) {
-            known.is_asking = true;
+        if !known.is_querying && known.next.is_none_or(|next| Instant::now() >= next) {
+            known.is_querying = true;
             let nodes = self.clone();
-            thread::spawn(move || nodes.ask());
+            thread::spawn(move || nodes.query());
         }
-        let is_open = |known: &mut Known| known.is_asking && known.said.is_none();
-        let waited = self.shared.1.wait_timeout_while(known, patience, is_open);
-        waited.unwrap_or_else(PoisonError::into_inner).0.said.clone()
+        let is_pending = |known: &mut Known| known.is_querying && known.latest.is_none();
+        let waited = self.shared.1.wait_timeout_while(known, timeout, is_pending);
+        waited.unwrap_or_else(PoisonError::into_inner).0.latest.clone()
     }
 
-    fn ask(&self) {
+    fn query(&self) {
         let began = Instant::now();
-        let said = run("list its nodes", &slurm::NODES).map(|answer| slurm::read_nodes(&answer).rows);
+        let nodes = run("list its nodes", &slurm::NODES).map(|output| slurm::read_nodes(&output).rows);
         let mut known = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that does not answer at all has little to do, and should be seen to be back.
-        let rest = if said.is_ok() { EVERY.max(began.elapsed() * REST) } else { EVERY };
-        *known = Known { said: Some(said), is_asking: false, next: Some(Instant::now() + rest) };
+        // A controller that does not reply has no load from this query, and should be found when it is back.
+        let pause = if nodes.is_ok() { EVERY.max(began.elapsed() * PAUSE_FACTOR) } else { EVERY };
+        *known = Known { latest: Some(nodes), is_querying: false, next: Some(Instant::now() + pause) };
         self.shared.1.notify_all();
     }
 }
 
-/// Keeps the nodes of the partitions that are asked for. One that is in several of them is listed once.
-fn in_partition(spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<Vec<SlurmNode>, Failure> {
+/// Returns the nodes of the requested partitions. A node in several of them is listed once.
+fn in_partitions(spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<Vec<SlurmNode>, Failure> {
     let first = partition(WHAT, spec, nodes)?;
     let wanted: Vec<&str> = spec.partition.as_deref().unwrap_or(&first).split(',').collect();
-    let mut seen = BTreeSet::new();
-    let of_them = nodes.iter().filter(|node| wanted.contains(&node.partition.as_str()));
-    Ok(of_them.filter(|node| seen.insert(&node.node)).cloned().collect())
+    let mut listed = BTreeSet::new();
+    let matching = nodes.iter().filter(|node| wanted.contains(&node.partition.as_str()));
+    Ok(matching.filter(|node| listed.insert(&node.node)).cloned().collect())
 }
 
-/// Returns the first of the partitions that are asked for, or the one of those who ask for none.
+/// Returns the first of the requested partitions, or the default partition if none is requested.
 pub(crate) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Result<String, Failure> {
     let mut names: Vec<&str> = nodes.iter().map(|node| node.partition.as_str()).collect();
     names.sort_unstable();
     names.dedup();
     let known = names.join(", ");
     match &spec.partition {
-        // Several may be named: the first that has room takes the job.
+        // A list is allowed: Slurm chooses the first partition that has room.
         Some(wanted) => match wanted.split(',').find(|wanted| !names.contains(wanted)) {
             None => Ok(wanted.split(',').next().unwrap_or(wanted).to_owned()),
             Some(missing) => {
-                let why = format!("there is no partition {missing}; there are {known}");
-                Err(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them in the Slurm file"))
+                let why = format!("partition {missing} does not exist; the cluster has {known}");
+                Err(Failure::new(ErrorCode::InvalidSlurmFile, what, why, "set one of these in the Slurm file"))
             }
         },
         None => nodes.iter().find(|node| node.is_default).map(|node| node.partition.clone()).ok_or_else(|| {
-            let why = format!("this cluster has no default partition; there are {known}");
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                what,
-                why,
-                "name one of them: partition = … in the Slurm file",
-            )
+            let why = format!("the cluster has no default partition; it has {known}");
+            Failure::new(ErrorCode::InvalidSlurmFile, what, why, "set one of these in the Slurm file: partition = …")
         }),
     }
 }
@@ -101,20 +97,20 @@ pub(crate) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Re
 mod tests {
     use super::*;
 
-    const SAID: &str = "node02|train*|drained|8|64000|gpu:8|1795147200|bad fan\nnode01|train*|idle|8|64000|gpu:8|Unknown|none\n\
+    const SINFO: &str = "node02|train*|drained|8|64000|gpu:8|1795147200|bad fan\nnode01|train*|idle|8|64000|gpu:8|Unknown|none\n\
                         node01|debug|idle|8|64000|gpu:8|Unknown|none\nnode09|debug|down*|8|64000|gpu:8|Unknown|Not responding\n";
 
     fn listed(partition: &str) -> Result<Vec<String>, Failure> {
         let file = format!("{partition}\nnodes = 1\ngpus_per_node = 1\ntime = '1:00'\n");
-        let nodes = in_partition(&SlurmSpec::parse(&file).unwrap(), &slurm::read_nodes(SAID).rows)?;
+        let nodes = in_partitions(&SlurmSpec::parse(&file).unwrap(), &slurm::read_nodes(SINFO).rows)?;
         Ok(nodes.iter().map(|node| format!("{} {}", node.node, node.state)).collect())
     }
 
     #[test]
-    fn the_nodes_of_a_partition_are_listed_once_each_whatever_their_state() {
+    fn the_nodes_of_partitions_are_listed_once_each_in_any_state() {
         assert_eq!(listed("").unwrap(), ["node02 drained", "node01 idle"]);
         assert_eq!(listed("partition = 'debug'").unwrap(), ["node01 idle", "node09 down*"]);
         assert_eq!(listed("partition = 'debug,train'").unwrap(), ["node02 drained", "node01 idle", "node09 down*"]);
-        assert_eq!(listed("partition = 'big'").unwrap_err().why, "there is no partition big; there are debug, train");
+        assert_eq!(listed("partition = 'big'").unwrap_err().code, ErrorCode::InvalidSlurmFile);
     }
 }

@@ -1,3 +1,5 @@
+//! Runs commands on the nodes of a Slurm job through job steps.
+
 use cluster::NodeId;
 use plan::command_line;
 
@@ -5,7 +7,7 @@ use crate::command::{Command, Output};
 use crate::transport::Shell;
 use crate::{Local, RemoteError};
 
-/// Asks a node of the job that this program runs in, by a step of it: many clusters take no logins.
+/// A shell on a node of the job that this program runs in. It uses job steps, because many clusters do not allow logins.
 pub(crate) struct Step {
     node: NodeId,
     here: Local,
@@ -16,7 +18,7 @@ impl Step {
         Ok(Self { node, here: Local::new()? })
     }
 
-    /// As the ranks will be started there: with the same environment, and the same GPUs in sight.
+    /// Returns the command line, which gives the script the environment and the GPUs that the ranks will have.
     fn words<'a>(&'a self, script: &'a str) -> [&'a str; 9] {
         ["srun", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--nodelist", self.node.as_str(), "sh", "-c", script]
     }
@@ -28,7 +30,8 @@ impl Shell for Step {
     }
 
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
-        // As --overlap, which versions before 20.11 do not know: what the step before had may not be free yet.
+        // The variable means --overlap and is ignored by versions before 20.11, which reject the option. Without it, the step
+        // waits for the resources of the previous step.
         let script = format!("SLURM_OVERLAP=1 exec {}", command_line(&self.words(&command.script)));
         self.here.run(&Command { script, ..command.clone() }).map_err(|error| match error {
             RemoteError::Timeout { action, after, .. } => {

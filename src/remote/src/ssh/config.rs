@@ -1,5 +1,4 @@
-//! What the user's SSH configuration says about a node, as `ssh -G` tells it: aliases, users, ports, keys, known hosts,
-//! with every Include, Match and token in them.
+//! The user's SSH configuration for a node, read with `ssh -G`, which resolves aliases, Include, Match and tokens.
 
 use std::env;
 use std::fs;
@@ -10,20 +9,20 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Login;
 
-use super::ConnectionError;
 use super::known_hosts::KnownKeys;
+use crate::error::{ConnectStep, ConnectionError};
 
-/// How long a connection may take to come about, unless the configuration says otherwise.
+/// The timeout of a TCP connection if the configuration sets none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How SSH is used.
+/// Options of the SSH client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshOptions {
-    /// The program whose configuration counts, and that connects where this program cannot.
+    /// OpenSSH's program. It resolves the configuration, and connects where libssh2 does not support the configuration.
     pub program: String,
-    /// A configuration file in place of the user's own.
+    /// A configuration file that replaces the user's.
     pub config: Option<Utf8PathBuf>,
-    /// Connects through the program always.
+    /// Whether all connections go through the program.
     pub always_program: bool,
 }
 
@@ -34,21 +33,21 @@ impl Default for SshOptions {
 }
 
 impl SshOptions {
-    /// Reads the options from the environment: `VIDTUI_SSH` names the program, and has all connections made by it.
+    /// Reads the options from the environment. If `VIDTUI_SSH` names a program, all connections go through it.
     pub fn from_env() -> Self {
         let program = env::var("VIDTUI_SSH").ok().filter(|program| !program.is_empty());
         Self { always_program: program.is_some(), program: program.unwrap_or_else(|| "ssh".into()), config: None }
     }
 
-    /// Makes the command that names a node: program, configuration, user and port; options may follow.
+    /// Returns the command for a node, with configuration, user and port. The caller appends options.
     pub(super) fn command(&self, login: &Login) -> Command {
         let mut command = Command::new(&self.program);
         command.args(self.words(login));
         command
     }
 
-    /// Writes the command that a person would type to reach a node.
-    pub(super) fn typed(&self, login: &Login) -> String {
+    /// Returns the command that a user would type to log in to a node.
+    pub(super) fn command_line(&self, login: &Login) -> String {
         let words = [self.program.clone()].into_iter().chain(self.words(login)).chain([login.node.to_string()]);
         plan::command_line(&words.collect::<Vec<_>>())
     }
@@ -68,73 +67,72 @@ impl SshOptions {
     }
 }
 
-/// How a node is reached.
+/// How to connect to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Its address, or a name that the resolver knows.
+    /// Its address, or a name that the resolver can resolve.
     pub host: String,
-    /// The name under which its keys are known.
+    /// The name of its keys in `known_hosts`.
     pub key_name: String,
-    /// The port that is noted beside it: an alias stands for a key whatever the port.
+    /// The port of its keys in `known_hosts`: 22 for an alias, which is independent of the port.
     pub key_port: u16,
     pub user: String,
     pub port: u16,
     pub keys: Vec<Utf8PathBuf>,
-    /// Whether only these keys are to be shown, even if an agent has more.
+    /// Whether only these keys are offered, even if the agent has more (`IdentitiesOnly`).
     pub only_these_keys: bool,
-    /// The agent's socket, if there is an agent.
+    /// The socket of the agent, if there is one.
     pub agent: Option<Utf8PathBuf>,
-    /// Files with known keys; new ones go into the first.
+    /// The `known_hosts` files. New keys are added to the first.
     pub known_hosts: Vec<Utf8PathBuf>,
     pub unknown_keys: UnknownKeys,
     pub connect_timeout: Duration,
-    /// Whether `host` and `port` are what is connected to, and not what a jump host or a command connects to.
+    /// Whether the connection to `host` and `port` is direct, without a jump host or a proxy command.
     pub is_direct: bool,
-    /// Why libssh2 cannot do what the configuration asks.
+    /// Why libssh2 does not support the configuration.
     pub unsupported: Option<String>,
 }
 
-/// What is done about a node whose key is not known.
+/// What to do with a host key that is not in `known_hosts` (`StrictHostKeyChecking`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownKeys {
-    /// It is refused.
+    /// Refuse the connection.
     Refuse,
-    /// It is noted and trusted, unless another key is known.
+    /// Add the key and trust it, unless another key of the node is known.
     Add,
-    /// Any key is trusted.
+    /// Trust any key.
     Trust,
 }
 
 impl Settings {
-    /// Asks `ssh -G`.
+    /// Reads the settings with `ssh -G`.
     pub fn read(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
-        let refused = |why: String, fix: &str| ConnectionError::new("its SSH configuration", why, fix);
+        let error = |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, why, fix);
         let mut command = options.command(login);
         let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
-        let output = command.output().map_err(|error| {
-            let why = format!("{} cannot be started: {error}", options.program);
-            refused(why, "install OpenSSH's client (Debian: apt-get install openssh-client)")
+        let output = command.output().map_err(|io| {
+            let why = format!("{} cannot be started: {io}", options.program);
+            error(why, "install OpenSSH's client (Debian: apt-get install openssh-client)")
         })?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            let typed = format!("correct it; try `{} -G`", options.typed(login));
-            return Err(refused(said, &typed));
+            let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(error(stderr, &format!("correct it; test it with `{} -G`", options.command_line(login))));
         }
         let home = env::var("HOME").unwrap_or_default();
         let mut settings = parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok());
         if options.always_program {
-            settings.unsupported = Some("VIDTUI_SSH names a program".into());
+            settings.unsupported = Some("VIDTUI_SSH is set".into());
         }
         settings.unsupported = settings.unsupported.take().or_else(|| settings.unsupported_by_files());
         Ok(settings)
     }
 
-    /// The keys that are known for the node.
+    /// Reads the known keys of the node.
     pub fn known_keys(&self) -> KnownKeys {
         KnownKeys::read(&self.known_hosts, &self.key_name, self.key_port)
     }
 
-    /// What only the files tell that the configuration names.
+    /// Returns why libssh2 does not support the files that the configuration names.
     fn unsupported_by_files(&self) -> Option<String> {
         for key in &self.keys {
             let public = Utf8PathBuf::from(format!("{key}.pub"));
@@ -146,7 +144,7 @@ impl Settings {
                 return Some(format!("key {key} has a certificate"));
             }
         }
-        self.known_keys().wants_certificate().then(|| format!("{} proves itself by a certificate", self.key_name))
+        self.known_keys().wants_certificate().then(|| format!("{} has a host certificate", self.key_name))
     }
 }
 
@@ -171,17 +169,17 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     };
     let is_direct = unless_none("proxyjump").or(unless_none("proxycommand")).is_none();
     let unsupported = if let Some(jump) = unless_none("proxyjump") {
-        Some(format!("it goes through {jump} (ProxyJump)"))
+        Some(format!("it uses the jump host {jump} (ProxyJump)"))
     } else if unless_none("proxycommand").is_some() {
-        Some("it goes through a command (ProxyCommand)".into())
+        Some("it uses a proxy command (ProxyCommand)".into())
     } else if pairs().any(|(key, _)| key == "certificatefile") {
-        Some("it names a certificate (CertificateFile)".into())
+        Some("it uses a certificate (CertificateFile)".into())
     } else if unless_none("pkcs11provider").is_some() {
-        Some("its key is on a card (PKCS11Provider)".into())
+        Some("its key is on a smart card (PKCS11Provider)".into())
     } else if unless_none("knownhostscommand").is_some() {
-        Some("its keys come from a command (KnownHostsCommand)".into())
+        Some("its known keys come from a command (KnownHostsCommand)".into())
     } else if value("gssapiauthentication") == Some("yes") && has_kerberos_ticket() {
-        // Debian's configuration allows it for every node; it means something only to those who have a ticket.
+        // Debian's configuration enables it for every node, but it is used only with a ticket.
         Some("there is a Kerberos ticket (GSSAPIAuthentication)".into())
     } else {
         None
@@ -211,7 +209,8 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     }
 }
 
-/// Asks Kerberos itself, once: where tickets lie (a file, the kernel's keyring, a daemon) its own configuration says.
+/// Returns whether there is a Kerberos ticket. Runs `klist` once, because the location of tickets (a file, the kernel's
+/// keyring, a daemon) depends on Kerberos's configuration.
 fn has_kerberos_ticket() -> bool {
     static HAS: LazyLock<bool> = LazyLock::new(|| {
         let quiet =
@@ -244,12 +243,12 @@ connecttimeout none
     }
 
     #[test]
-    fn what_ssh_says_of_a_node_is_understood() {
+    fn the_output_of_ssh_g_is_parsed() {
         insta::assert_debug_snapshot!(read(""));
     }
 
     #[test]
-    fn settings_of_the_user_win_over_the_usual() {
+    fn user_settings_override_the_defaults() {
         let aliased = read("hostkeyalias gpu01\n");
         assert_eq!((aliased.key_name.as_str(), aliased.key_port, aliased.port), ("gpu01", 22, 2200));
         assert_eq!(read("connecttimeout 3\n").connect_timeout, Duration::from_secs(3));
@@ -260,8 +259,8 @@ connecttimeout none
     }
 
     #[test]
-    fn what_libssh2_cannot_do_is_left_to_openssh() {
-        let reasons = [
+    fn configurations_that_libssh2_does_not_support_use_openssh() {
+        let lines = [
             "",
             "proxyjump login\n",
             "proxyjump none\n",
@@ -269,40 +268,30 @@ connecttimeout none
             "pkcs11provider /lib/opensc.so\n",
             "certificatefile ~/c\n",
         ];
-        let reasons = reasons.map(|line| read(line).unsupported.unwrap_or_else(|| "-".into()));
-        assert_eq!(
-            reasons,
-            [
-                "-",
-                "it goes through login (ProxyJump)",
-                "-",
-                "it goes through a command (ProxyCommand)",
-                "its key is on a card (PKCS11Provider)",
-                "it names a certificate (CertificateFile)",
-            ]
-        );
+        assert_eq!(lines.map(|line| read(line).unsupported.is_some()), [false, true, false, true, true, true]);
     }
 
     #[test]
-    fn keys_on_devices_and_keys_with_certificates_are_left_to_openssh() {
+    fn keys_on_security_devices_and_keys_with_certificates_use_openssh() {
         let temp = tempfile::tempdir().unwrap();
         let folder = Utf8Path::from_path(temp.path()).unwrap();
         let mut settings = read("");
         settings.keys = vec![folder.join("id_a"), folder.join("id_b")];
         fs::write(folder.join("id_a.pub"), "sk-ssh-ed25519@openssh.com AAAA").unwrap();
-        assert_eq!(settings.unsupported_by_files(), None, "the key itself is not there");
+        assert_eq!(settings.unsupported_by_files(), None, "the key file does not exist");
         fs::write(folder.join("id_a"), "").unwrap();
-        assert!(settings.unsupported_by_files().is_some_and(|why| why.ends_with("is on a security device")));
+        assert!(settings.unsupported_by_files().is_some_and(|why| why.contains("id_a")));
         fs::write(folder.join("id_a.pub"), "ssh-ed25519 AAAA").unwrap();
+        assert_eq!(settings.unsupported_by_files(), None);
         fs::write(folder.join("id_b"), "").unwrap();
         fs::write(folder.join("id_b-cert.pub"), "").unwrap();
-        assert!(settings.unsupported_by_files().is_some_and(|why| why.ends_with("has a certificate")));
+        assert!(settings.unsupported_by_files().is_some_and(|why| why.contains("id_b")));
     }
 
     #[test]
-    fn a_person_can_type_the_same() {
+    fn the_command_line_of_a_login_can_be_typed() {
         let options = SshOptions { config: Some("my config".into()), ..SshOptions::default() };
         let login = Login { node: cluster::NodeId::from_hostname("gpu01"), user: Some("ada".into()), port: Some(2200) };
-        assert_eq!(options.typed(&login), "ssh -F 'my config' -l ada -p 2200 gpu01");
+        assert_eq!(options.command_line(&login), "ssh -F 'my config' -l ada -p 2200 gpu01");
     }
 }

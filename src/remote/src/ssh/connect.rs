@@ -1,4 +1,4 @@
-//! From a name to a session that takes commands: connect, compare the host key, log in. Each step fails in its own words.
+//! Connects to a node: TCP, handshake, host key, login. Each step has its own errors.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -15,52 +15,50 @@ use nix::errno::Errno;
 use rundir::Login;
 use ssh2::{ErrorCode, MethodType, Session};
 
-use super::ConnectionError;
 use super::config::{Settings, SshOptions, UnknownKeys};
 use super::known_hosts::{self, KeyStatus};
 use crate::backoff::Backoff;
-use crate::error::DIALLING;
+use crate::error::{ConnectStep, ConnectionError};
 
-/// How many nodes are connected to at once: more would only wait for this machine's processor.
-const AT_ONCE: usize = 32;
-/// How often a handshake is begun again when the server hangs up: one that has many logins under way semaphore away some at
+/// How many connections are made in parallel. More would only wait for this machine's CPU.
+const MAX_PARALLEL: usize = 32;
+/// How often a handshake is tried when the server closes the connection. A server with many pending logins drops some at
 /// random (MaxStartups).
 const HANDSHAKES: u32 = 5;
-/// How long a server may take for an answer within the handshake and the login.
-const ANSWER: Duration = Duration::from_secs(15);
+/// The timeout of a server's reply during the handshake and the login.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+/// The timeout of an agent's reply.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an agent may take to list its keys.
-const AGENT: Duration = Duration::from_secs(5);
-
-/// libssh2's numbers for errors (libssh2.h).
+/// Error codes of libssh2 (libssh2.h).
 const TIMEOUT: i32 = -9;
 const NO_COMMON_ALGORITHM: [i32; 3] = [-5, -8, -17];
-const HUNG_UP: [i32; 4] = [-2, -7, -13, -43];
+const CLOSED_BY_SERVER: [i32; 4] = [-2, -7, -13, -43];
 
-/// A session, and the socket that it reads from: shutting that down wakes whoever waits for an answer.
+/// A session and its socket. Shutting down the socket ends all blocking calls of the session.
 pub struct Connected {
     pub session: Session,
     pub socket: TcpStream,
 }
 
-/// Connects and logs in. Blocks for as long as the steps may take.
+/// Connects and logs in. Blocks until it succeeds, fails or times out.
 pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Result<Connected, ConnectionError> {
     let _permit = Permit::wait(&CONNECTS);
-    let typed = options.typed(login);
-    let kinds = settings.known_keys();
+    let ssh = options.command_line(login);
+    let known_keys = settings.known_keys();
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     let mut left = HANDSHAKES;
     let (session, socket) = loop {
         left -= 1;
-        let socket = dial(settings, &typed)?;
-        match shake_hands(settings, &socket, &kinds.kinds()) {
+        let socket = connect_tcp(settings, &ssh)?;
+        match handshake(settings, &socket, &known_keys.kinds()) {
             Ok(session) => break (session, socket),
-            Err(error) if left > 0 && HUNG_UP.contains(&number(&error)) => thread::sleep(backoff.next()),
-            Err(error) => return Err(no_handshake(settings, &error, &typed)),
+            Err(error) if left > 0 && CLOSED_BY_SERVER.contains(&number(&error)) => thread::sleep(backoff.next()),
+            Err(error) => return Err(handshake_error(settings, &error, &ssh)),
         }
     };
-    check_key(settings, &session, &kinds, &typed)?;
-    log_in(settings, &session, &typed)?;
+    check_host_key(settings, &session, &known_keys, &ssh)?;
+    log_in(settings, &session, &ssh)?;
     Ok(Connected { session, socket })
 }
 
@@ -70,17 +68,17 @@ fn number(error: &ssh2::Error) -> i32 {
     }
 }
 
-fn dial(settings: &Settings, typed: &str) -> Result<TcpStream, ConnectionError> {
+fn connect_tcp(settings: &Settings, ssh: &str) -> Result<TcpStream, ConnectionError> {
     let (host, port) = (settings.host.as_str(), settings.port);
-    let refused = |why: String, fix: String| ConnectionError::new(DIALLING, why, fix);
-    let addresses = (host, port).to_socket_addrs().map_err(|error| {
-        refused(format!("{host} has no address: {error}"), format!("check the name; try `{typed}`"))
-    })?;
+    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::Connect, why, fix);
+    let addresses = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| failed(format!("{host} has no address: {error}"), format!("check the name; try `{ssh}`")))?;
     let mut last = io::Error::from(ErrorKind::NotFound);
     for address in addresses {
         match TcpStream::connect_timeout(&address, settings.connect_timeout) {
             Ok(socket) => {
-                // Commands and answers are small; waiting to fill a packet would only delay them.
+                // Commands and replies are small; Nagle's algorithm would only delay them.
                 let _ = socket.set_nodelay(true);
                 return Ok(socket);
             }
@@ -89,39 +87,39 @@ fn dial(settings: &Settings, typed: &str) -> Result<TcpStream, ConnectionError> 
     }
     let at = if port == 22 { host.to_owned() } else { format!("{host} port {port}") };
     Err(match (last.kind(), last.raw_os_error().map(Errno::from_raw)) {
-        (ErrorKind::ConnectionRefused, _) => refused(
+        (ErrorKind::ConnectionRefused, _) => failed(
             format!("{at} refuses the connection: the node is on, but no SSH server listens there"),
             "start sshd on the node, or correct the port".into(),
         ),
-        (ErrorKind::TimedOut, _) => refused(
+        (ErrorKind::TimedOut, _) => failed(
             format!("{at} did not answer within {} s", settings.connect_timeout.as_secs()),
-            format!("see whether the node and its network are up: ping {host}"),
+            format!("check that the node and its network are up: ping {host}"),
         ),
-        (_, Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH)) => refused(
-            format!("there is no route to {at}: the node is off, or its network is"),
-            format!("see whether the node and its network are up: ping {host}"),
+        (_, Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH)) => failed(
+            format!("there is no route to {at}: the node or its network is down"),
+            format!("check that the node and its network are up: ping {host}"),
         ),
-        _ => refused(format!("{at}: {last}"), format!("try `{typed}`")),
+        _ => failed(format!("{at}: {last}"), format!("try `{ssh}`")),
     })
 }
 
-fn shake_hands(settings: &Settings, socket: &TcpStream, kinds: &[&str]) -> Result<Session, ssh2::Error> {
+fn handshake(settings: &Settings, socket: &TcpStream, kinds: &[&str]) -> Result<Session, ssh2::Error> {
     let mut session = Session::new()?;
     session.set_timeout(millis(settings.connect_timeout));
-    // Asked for a key of another type than the one that is known, the node would show one that nobody knows.
+    // Requests the types of the known keys, because the server sends only one of its keys.
     let wanted: Vec<&str> = kinds.iter().flat_map(|kind| signatures_of(kind)).collect();
-    let able = session.supported_algs(MethodType::HostKey)?;
-    let wanted: Vec<&str> = wanted.into_iter().filter(|name| able.contains(name)).collect();
+    let supported = session.supported_algs(MethodType::HostKey)?;
+    let wanted: Vec<&str> = wanted.into_iter().filter(|name| supported.contains(name)).collect();
     if !wanted.is_empty() {
         session.method_pref(MethodType::HostKey, &wanted.join(","))?;
     }
     session.set_tcp_stream(socket.try_clone().map_err(|_| ssh2::Error::from_errno(ErrorCode::Session(-7)))?);
     session.handshake()?;
-    session.set_timeout(millis(ANSWER));
+    session.set_timeout(millis(REPLY_TIMEOUT));
     Ok(session)
 }
 
-/// The algorithms by which a key of a type proves itself.
+/// Returns the signature algorithms of a key type.
 fn signatures_of(kind: &str) -> Vec<&str> {
     if kind == "ssh-rsa" { vec!["rsa-sha2-512", "rsa-sha2-256", "ssh-rsa"] } else { vec![kind] }
 }
@@ -130,107 +128,100 @@ fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn no_handshake(settings: &Settings, error: &ssh2::Error, typed: &str) -> ConnectionError {
+fn handshake_error(settings: &Settings, error: &ssh2::Error, ssh: &str) -> ConnectionError {
     let (host, number) = (&settings.host, number(error));
+    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::Handshake, why, fix);
     if number == TIMEOUT {
-        let why =
-            format!("{host} takes connections, but its SSH server does not answer: the node hangs or is overloaded");
-        return ConnectionError::new(
-            "handshake",
-            why,
-            "look at the node's own console; if it never answers, restart it",
-        );
+        let why = format!("the SSH server on {host} does not answer: the node hangs or is overloaded");
+        return failed(why, "log in at the console of the node; if that fails, restart the node".into());
     }
-    if HUNG_UP.contains(&number) {
-        let why = format!("the SSH server on {host} hung up {HANDSHAKES} times: {}", error.message());
-        let fix = format!("it may refuse this machine or have too many logins under way (MaxStartups); try `{typed}`");
-        return ConnectionError::new("handshake", why, fix);
+    if CLOSED_BY_SERVER.contains(&number) {
+        let why = format!("the SSH server on {host} closed the connection {HANDSHAKES} times: {}", error.message());
+        let fix = format!("it may block this machine, or have too many pending logins (MaxStartups); try `{ssh}`");
+        return failed(why, fix);
     }
-    let fix = format!("try `{typed}`; if that works, have OpenSSH make the connections: set VIDTUI_SSH=ssh");
+    let fix = format!("try `{ssh}`; if that works, connect through OpenSSH: set VIDTUI_SSH=ssh");
     if NO_COMMON_ALGORITHM.contains(&number) {
-        let why = format!("{host} and this program have no algorithm in common: {}", error.message());
-        return ConnectionError::new("handshake", why, fix);
+        return failed(format!("{host} and vidtui have no algorithm in common: {}", error.message()), fix);
     }
-    ConnectionError::new("handshake", error.message(), fix)
+    failed(error.message().to_owned(), fix)
 }
 
-fn check_key(
+fn check_host_key(
     settings: &Settings,
     session: &Session,
     known: &known_hosts::KnownKeys,
-    typed: &str,
+    ssh: &str,
 ) -> Result<(), ConnectionError> {
     let (name, port) = (&settings.key_name, settings.key_port);
-    let refused = |why: String, fix: String| ConnectionError::new("host key", why, fix);
+    let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::HostKey, why, fix);
     let Some((blob, _)) = session.host_key() else {
-        return Err(refused("the node showed no key".into(), format!("try `{typed}`")));
+        return Err(failed("the node sent no key".into(), format!("try `{ssh}`")));
     };
     let kind = kind_of(blob);
     let short = kind.trim_start_matches("ssh-").trim_start_matches("ecdsa-sha2-").to_owned();
-    let shown = format!("{name} shows {short} key {}", known_hosts::fingerprint(blob));
+    let key = format!("{short} key {} of {name}", known_hosts::fingerprint(blob));
     let file = if kind.starts_with("ecdsa") { "ecdsa" } else { &short };
     match known.status(blob) {
         KeyStatus::Known => Ok(()),
-        // Trusting any key does not mean one that is known to be stolen.
-        KeyStatus::Revoked { file: list, line } => Err(refused(
-            format!("{shown}, which {list} line {line} declares void"),
-            "do not connect; ask whoever runs the node".into(),
+        // A revoked key is refused even where unknown keys are trusted.
+        KeyStatus::Revoked { file: list, line } => Err(failed(
+            format!("the {key} is revoked by {list} line {line}"),
+            "do not connect; report this to the administrator of the node".into(),
         )),
         _ if settings.unknown_keys == UnknownKeys::Trust => Ok(()),
         KeyStatus::Unknown if settings.unknown_keys == UnknownKeys::Add => {
-            note(settings, &known_hosts::line(name, port, &kind, blob))
+            add_known_key(settings, &known_hosts::line(name, port, &kind, blob))
         }
-        KeyStatus::Unknown => Err(refused(
-            format!("{shown}, and no known_hosts file has a key of it"),
+        KeyStatus::Unknown => Err(failed(
+            format!("the {key} is not in a known_hosts file"),
             format!(
-                "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` on the node, then accept it: `{typed} true`"
+                "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` on the node, then accept it: `{ssh} true`"
             ),
         )),
         KeyStatus::Changed { file: list, line } => {
             let name = if port == 22 { name.clone() } else { format!("[{name}]:{port}") };
-            let forget = plan::command_line(&["ssh-keygen", "-R", &name, "-f", list.as_str()]);
-            Err(refused(
+            let remove = plan::command_line(&["ssh-keygen", "-R", &name, "-f", list.as_str()]);
+            Err(failed(
                 format!(
-                    "{shown}, which is not the one in {list} line {line}: the node was set up anew, or somebody is between"
+                    "the {key} differs from {list} line {line}: the node was reinstalled, or the connection is intercepted"
                 ),
                 format!(
-                    "if it was set up anew, compare the key with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` there, \
-                     forget the old one (`{forget}`) and accept the new one (`{typed} true`)"
+                    "if it was reinstalled, compare the key with `ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub` on the \
+                     node, remove the old key (`{remove}`) and accept the new one (`{ssh} true`)"
                 ),
             ))
         }
     }
 }
 
-/// The type of a key: the first of its parts, each of which has its length before it.
+/// Returns the type of a key, which is its first part. Each part is preceded by its length.
 fn kind_of(blob: &[u8]) -> String {
     let length = blob.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes) as usize);
     let kind = blob.get(4..).and_then(|rest| rest.get(..length)).unwrap_or_default();
     String::from_utf8_lossy(kind).into_owned()
 }
 
-fn note(settings: &Settings, line: &str) -> Result<(), ConnectionError> {
+/// Appends a line to the first `known_hosts` file.
+fn add_known_key(settings: &Settings, line: &str) -> Result<(), ConnectionError> {
     let Some(file) = settings.known_hosts.first() else { return Ok(()) };
     let written = OpenOptions::new().read(true).append(true).create(true).open(file).and_then(|mut open| {
         let mut last = [b'\n'];
         if open.seek(SeekFrom::End(-1)).is_ok() {
             open.read_exact(&mut last)?;
         }
-        // Onto the end of a line that somebody left open, both would be lost.
-        let open_line = if last == *b"\n" { "" } else { "\n" };
-        open.write_all(format!("{open_line}{line}").as_bytes())
+        // The last line of the file may have no newline.
+        let newline = if last == *b"\n" { "" } else { "\n" };
+        open.write_all(format!("{newline}{line}").as_bytes())
     });
     written.map_err(|error| {
-        ConnectionError::new(
-            "host key",
-            format!("it cannot be noted in {file}: {error}"),
-            "check the file's permissions",
-        )
+        let why = format!("cannot add the key to {file}: {error}");
+        ConnectionError::new(ConnectStep::HostKey, why, "check the permissions of the file")
     })
 }
 
-/// Tries the agent's keys, then the key files. Says what was tried when none is accepted.
-fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), ConnectionError> {
+/// Tries the keys of the agent, then the key files. The error lists what was tried.
+fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), ConnectionError> {
     let mut tried = Vec::new();
     let public = |key: &Utf8PathBuf| {
         let text = std::fs::read_to_string(format!("{key}.pub")).ok()?;
@@ -240,9 +231,8 @@ fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), Con
         let of_files: Vec<Vec<u8>> = settings.keys.iter().filter_map(public).collect();
         match by_agent(settings, session, socket, &of_files) {
             Ok(None) => return Ok(()),
-            Ok(Some(0)) => tried.push("the agent, which has no key for it".to_owned()),
-            Ok(Some(1)) => tried.push("the agent's key".to_owned()),
-            Ok(Some(keys)) => tried.push(format!("the agent's {keys} keys")),
+            Ok(Some(0)) => tried.push("the agent (no usable key)".to_owned()),
+            Ok(Some(keys)) => tried.push(format!("the agent ({})", units::counted(keys, "key"))),
             Err(why) => tried.push(format!("the agent at {socket} ({why})")),
         }
     }
@@ -252,7 +242,7 @@ fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), Con
             Ok(()) => return Ok(()),
             Err(error) if number(&error) == -16 => {
                 locked = Some(key);
-                tried.push(format!("{key} (it has a passphrase, or cannot be read)"));
+                tried.push(format!("{key} (has a passphrase, or is not readable)"));
             }
             Err(error) if [-18, -19].contains(&number(&error)) => tried.push(key.to_string()),
             Err(error) => tried.push(format!("{key} ({})", error.message())),
@@ -260,28 +250,29 @@ fn log_in(settings: &Settings, session: &Session, typed: &str) -> Result<(), Con
     }
     let user = &settings.user;
     let why = match &tried[..] {
-        [] => format!("there is no key to log in as {user} with: no agent, no key file"),
-        tried => format!("{} does not let {user} in; tried {}", settings.host, tried.join(", ")),
+        [] => format!("there is no key for user {user}: no agent and no key file"),
+        tried => format!("{} refused all keys of user {user}; tried {}", settings.host, tried.join(", ")),
     };
     let fix = match (locked, &tried[..]) {
-        (Some(key), _) => format!("unlock it once for this session: `ssh-add {key}`"),
+        (Some(key), _) => format!("add the key to the agent: `ssh-add {key}`"),
         (None, []) => "make a key (`ssh-keygen`) and install it on the node (`ssh-copy-id`)".to_owned(),
         (None, _) => {
-            format!("install a key there: `{}`; `{typed} true` must work", typed.replacen("ssh", "ssh-copy-id", 1))
+            let copy = ssh.replacen("ssh", "ssh-copy-id", 1);
+            format!("install a key on the node: `{copy}`; then `{ssh} true` must work")
         }
     };
-    Err(ConnectionError::new("login", why, fix))
+    Err(ConnectionError::new(ConnectStep::Login, why, fix))
 }
 
-/// Returns nothing if one of the agent's keys was accepted, else how many were tried. Those that belong to key files come
-/// first, since a server hangs up after a few.
+/// Tries the keys of the agent. Returns `None` if one was accepted, else how many were tried. Keys that belong to key files
+/// are tried first, because a server closes the connection after a few failures.
 fn by_agent(
     settings: &Settings,
     session: &Session,
     socket: &Utf8PathBuf,
     of_files: &[Vec<u8>],
 ) -> Result<Option<usize>, String> {
-    ask_agent(socket).map_err(|error| format!("it does not answer: {error}"))?;
+    ping_agent(socket).map_err(|error| format!("no reply: {error}"))?;
     let text = |error: ssh2::Error| error.message().to_owned();
     let mut agent = session.agent().map_err(text)?;
     agent.set_identity_path(socket.as_std_path()).map_err(text)?;
@@ -298,26 +289,26 @@ fn by_agent(
     Ok(Some(wanted.len()))
 }
 
-/// Asks an agent for its keys. libssh2 waits without end for one that takes calls and answers none, as a forwarded one does whose
-/// other end is gone.
-fn ask_agent(socket: &Utf8PathBuf) -> io::Result<()> {
+/// Requests the keys of an agent with a timeout. libssh2 has none and would block on an agent that accepts connections and
+/// does not reply, such as a forwarded agent whose connection is lost.
+fn ping_agent(socket: &Utf8PathBuf) -> io::Result<()> {
     let mut agent = UnixStream::connect(socket)?;
-    agent.set_read_timeout(Some(AGENT))?;
-    agent.set_write_timeout(Some(AGENT))?;
-    // SSH_AGENTC_REQUEST_IDENTITIES, a message of one byte; any answer is one.
+    agent.set_read_timeout(Some(AGENT_TIMEOUT))?;
+    agent.set_write_timeout(Some(AGENT_TIMEOUT))?;
+    // SSH_AGENTC_REQUEST_IDENTITIES, a message of one byte. Any reply shows that the agent works.
     agent.write_all(&[0, 0, 0, 1, 11])?;
     agent.read_exact(&mut [0; 5])
 }
 
-/// The right to do something of which only so much may go on at once.
+/// A permit of a semaphore, released when it is dropped.
 pub(super) struct Permit(&'static Semaphore);
 
-/// How many rights are left, and a bell for those who wait.
+/// A semaphore: the number of free permits, and the condition that signals a release.
 pub(super) type Semaphore = (Mutex<usize>, Condvar);
 
-static CONNECTS: Semaphore = (Mutex::new(AT_ONCE), Condvar::new());
-/// Programs that read the SSH configuration.
-pub(super) static CONFIG_READS: Semaphore = (Mutex::new(AT_ONCE), Condvar::new());
+static CONNECTS: Semaphore = (Mutex::new(MAX_PARALLEL), Condvar::new());
+/// Limits the programs that read the SSH configuration.
+pub(super) static CONFIG_READS: Semaphore = (Mutex::new(MAX_PARALLEL), Condvar::new());
 
 impl Permit {
     pub(super) fn wait(semaphore: &'static Semaphore) -> Self {

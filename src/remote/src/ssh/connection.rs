@@ -1,8 +1,8 @@
-//! A node's connection: a thread that owns the one session and is spoken to by messages.
+//! The connection to a node through libssh2: a thread that owns the session and receives requests as messages.
 //!
-//! libssh2 lets no two threads use a session, and any of its calls may wait; so nobody else touches it, and it is never
-//! made to wait: the thread sleeps in `poll` until the socket or a message wakes it. Commands run side by side, each in a
-//! channel. The session is held open; liveness is a heartbeat of our own, because SSH's keepalive is sent and forgotten.
+//! A libssh2 session must not be used by two threads, and any of its calls may block. So one thread owns it, in non-blocking
+//! mode, and sleeps in `poll` until the socket or a request wakes it. Commands run in parallel, each in its own channel. The
+//! session is kept open. A heartbeat command checks it, because replies to SSH's keepalive are not checked by libssh2.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -19,48 +19,46 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rundir::Login;
 use ssh2::BlockDirections;
 
-use super::ConnectionError;
 use super::config::{Settings, SshOptions};
 use super::connect::{Connected, connect};
 use super::exchange::{Exchange, ExchangeError, Opened, Step};
-use super::stream::{OnStreamEvent, StreamEvent, watched};
+use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
 use crate::RemoteError;
 use crate::backoff::Backoff;
 use crate::command::{Command, Output};
+use crate::error::{ConnectStep, ConnectionError};
 
-/// How many commands a node runs for us at once. Servers allow ten channels (MaxSessions); two are left for whoever
-/// shares the connection's limits.
+/// How many commands run in parallel on a node. By default servers allow ten channels (MaxSessions); two stay free.
 const CHANNELS: usize = 8;
-/// After so much silence, the node is asked whether it is there,
+/// The time without received data after which a heartbeat is sent.
 const HEARTBEAT_AFTER: Duration = Duration::from_secs(15);
-/// and has so long to answer. A node under full load forks slowly.
+/// The timeout of a heartbeat. A node under full load forks slowly.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server that allows no more channels is not asked for another.
+/// How long no further channel is requested after the server refused one.
 const CHANNEL_LIMIT_FOR: Duration = Duration::from_secs(1);
-/// The longest sleep while something is under way: what libssh2 has read and not told would wait for it.
+/// The longest sleep while commands run: libssh2 may hold data that it has read from the socket and not yet returned.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
-/// The same while there are only streams, which nobody waits for: most of what watching costs would be these looks. Longer than
-/// the two seconds between frames, which wake as well.
+/// The longest sleep while only streams run, which may be delayed. Longer than the two seconds between frames, because these
+/// wake-ups would be most of the cost of watching.
 const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(3);
-/// Pauses before a node that could not be reached is tried again.
+/// The first and the longest pause before an unreachable node is retried.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The longest pause if the TCP connection failed: retrying is cheap, and a node that is back is found soon. A server that
+/// refuses logins may count them, so the pause after a refused login is longer.
+const RECONNECT_TCP: Duration = Duration::from_secs(5);
 
-/// The longest of them where nobody answered: it costs little to knock, and one that is back shall not be away for longer. A
-/// server that answers and refuses may count.
-const RECONNECT_UNANSWERED: Duration = Duration::from_secs(5);
-
-/// The stack of a thread; libssh2 and OpenSSL need a tenth of it.
+/// The stack size of the thread; libssh2 and OpenSSL need a tenth of it.
 const STACK: usize = 512 << 10;
 
 type Reply = Sender<Result<Output, RemoteError>>;
 
 enum Request {
     Run(Command, Reply),
-    Stream { id: u64, script: String, silence: Duration, on_event: OnStreamEvent },
+    Stream { id: u64, script: String, output_timeout: Duration, on_event: OnStreamEvent },
     EndStream(u64),
 }
 
-/// A connection that is made when it is needed and held until this is dropped.
+/// A connection that is made when it is first used and kept open until this is dropped.
 #[derive(Debug)]
 pub struct Connection {
     login: Login,
@@ -70,7 +68,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Starts the thread; `settings` are those that are read already.
+    /// Starts the thread. The first connection uses `settings`; later ones read them again.
     pub fn new(options: SshOptions, login: Login, settings: Settings) -> io::Result<Self> {
         let (inbox, requests) = mpsc::channel();
         let (wake, woken) = UnixStream::pair()?;
@@ -91,35 +89,34 @@ impl Connection {
         Ok(Self { login, inbox, wake, streams: AtomicU64::new(0) })
     }
 
-    /// Runs a command and waits for its end.
+    /// Runs a command and waits for its exit.
     pub fn run(&self, command: Command) -> Result<Output, RemoteError> {
         let (reply, answer) = mpsc::channel();
         let action = command.action.clone();
         let sent = self.send(Request::Run(command, reply));
-        // The thread answers every request; it is gone only if it panicked.
-        let gone = || RemoteError::ConnectionLost {
-            node: self.login.node.clone(),
-            action,
-            why: "its thread has ended".into(),
+        // The thread answers every request, so it has exited only if it panicked.
+        let exited = || {
+            let why = "the thread of the connection has exited".into();
+            RemoteError::ConnectionLost { node: self.login.node.clone(), action, why }
         };
-        if sent { answer.recv().unwrap_or_else(|_| Err(gone())) } else { Err(gone()) }
+        if sent { answer.recv().unwrap_or_else(|_| Err(exited())) } else { Err(exited()) }
     }
 
-    /// Runs a script that writes lines for as long as the returned number is not given back to [`Self::end_stream`].
-    pub fn stream(&self, script: String, silence: Duration, on_event: OnStreamEvent) -> u64 {
+    /// Runs a script that writes lines until the returned id is passed to [`Self::end_stream`].
+    pub fn stream(&self, script: String, output_timeout: Duration, on_event: OnStreamEvent) -> u64 {
         let id = self.streams.fetch_add(1, Ordering::Relaxed);
-        self.send(Request::Stream { id, script, silence, on_event });
+        self.send(Request::Stream { id, script, output_timeout, on_event });
         id
     }
 
-    /// Ends a stream and the script behind it.
+    /// Ends a stream and its script.
     pub fn end_stream(&self, id: u64) {
         self.send(Request::EndStream(id));
     }
 
     fn send(&self, request: Request) -> bool {
         let sent = self.inbox.send(request).is_ok();
-        // A full pipe wakes as well.
+        // Fails when the pipe is full; the thread is woken then anyway.
         let _ = (&self.wake).write(&[1]);
         sent
     }
@@ -138,14 +135,14 @@ struct Actor {
     backoff: Backoff,
 }
 
-/// Something to do in a channel of its own.
+/// Work that runs in its own channel.
 enum Work {
-    Command { command: Command, reply: Reply, asked: Instant },
-    Stream { id: u64, script: String, silence: Duration, on_event: OnStreamEvent, last_event: LastEvent },
+    Command { command: Command, reply: Reply, requested: Instant },
+    Stream { id: u64, script: String, output_timeout: Duration, on_event: OnStreamEvent, last_event: LastEvent },
     Heartbeat,
 }
 
-/// What a stream's reader was told last.
+/// The last connection event that was sent to the reader of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastEvent {
     None,
@@ -160,28 +157,31 @@ struct Running {
     last_received: Instant,
 }
 
-/// A server that allows no more channels, for now: it may count some that nobody uses any more.
+/// The limit of channels after the server refused one. It expires, because the server may still count closed channels.
 struct ChannelLimit {
     channels: usize,
     at: Instant,
 }
 
-/// Why a session is over.
+/// Why a session ended.
 enum SessionEnd {
-    /// Nobody wants it any more.
+    /// The [`Connection`] was dropped.
     Dropped,
+    /// The connection broke.
     Lost(String),
+    /// Nothing was received for this time, not even the reply to a heartbeat.
+    TimedOut(Duration),
 }
 
 impl Actor {
     fn live(mut self) {
-        let mut refused: Option<(ConnectionError, Instant)> = None;
+        let mut failed: Option<(ConnectionError, Instant)> = None;
         loop {
-            // A node that was just found out of reach is not asked again for a while.
-            let pause = refused.as_ref().map(|(_, until)| until.saturating_duration_since(Instant::now()));
-            if let Some((why, _)) = refused.as_ref().filter(|_| pause.is_some_and(|pause| !pause.is_zero())) {
-                let why = why.clone();
-                self.fail_waiting(&why);
+            // After a failed connection, requests fail with the same error until the pause is over.
+            let pause = failed.as_ref().map(|(_, until)| until.saturating_duration_since(Instant::now()));
+            if let Some((error, _)) = failed.as_ref().filter(|_| pause.is_some_and(|pause| !pause.is_zero())) {
+                let error = error.clone();
+                self.fail_waiting(&error);
             }
             let wait = if self.waiting.is_empty() { None } else { Some(pause.unwrap_or_default()) };
             match self.next_request(wait) {
@@ -193,22 +193,22 @@ impl Actor {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match self.connect() {
-                Err(why) => {
-                    self.fail_waiting(&why);
-                    let pause =
-                        self.backoff.next_within(if why.is_no_answer() { RECONNECT_UNANSWERED } else { RECONNECT.1 });
-                    refused = Some((why, Instant::now() + pause));
+                Err(error) => {
+                    self.fail_waiting(&error);
+                    let longest = if error.step == ConnectStep::Connect { RECONNECT_TCP } else { RECONNECT.1 };
+                    let pause = self.backoff.next_within(longest);
+                    failed = Some((error, Instant::now() + pause));
                 }
                 Ok(link) => {
-                    refused = None;
+                    failed = None;
                     self.backoff.reset();
-                    let over = self.serve(&link);
-                    // Whoever waits inside libssh2 is woken, and nothing after this can wait.
+                    let end = self.serve(&link);
+                    // After this, no call of libssh2 blocks.
                     let _ = link.socket.shutdown(Shutdown::Both);
-                    self.end_running(&over);
+                    self.end_running(&end);
                     link.session.set_blocking(true);
                     link.session.set_timeout(1);
-                    if let SessionEnd::Dropped = over {
+                    if let SessionEnd::Dropped = end {
                         return;
                     }
                 }
@@ -224,14 +224,11 @@ impl Actor {
     }
 
     fn connect(&mut self) -> Result<Connected, ConnectionError> {
-        // Read anew each time but the first: people mend the configuration while the console is open.
+        // Reads the configuration for every connection but the first, because the user may correct it while the console runs.
         let settings = self.settings.take().map_or_else(|| Settings::read(&self.options, &self.login), Ok)?;
         if let Some(why) = settings.unsupported {
-            return Err(ConnectionError::new(
-                "its SSH configuration",
-                format!("{why} since this program started"),
-                "start it again",
-            ));
+            let why = format!("{why}, which changed after vidtui started");
+            return Err(ConnectionError::new(ConnectStep::Config, why, "restart vidtui"));
         }
         connect(&settings, &self.login, &self.options)
     }
@@ -239,10 +236,11 @@ impl Actor {
     fn accept(&mut self, request: Request) {
         match request {
             Request::Run(command, reply) => {
-                self.waiting.push_back(Work::Command { command, reply, asked: Instant::now() });
+                self.waiting.push_back(Work::Command { command, reply, requested: Instant::now() });
             }
-            Request::Stream { id, script, silence, on_event } => {
-                self.waiting.push_back(Work::Stream { id, script, silence, on_event, last_event: LastEvent::None });
+            Request::Stream { id, script, output_timeout, on_event } => {
+                let last_event = LastEvent::None;
+                self.waiting.push_back(Work::Stream { id, script, output_timeout, on_event, last_event });
             }
             Request::EndStream(ended) => {
                 let is_it = |work: &Work| matches!(work, Work::Stream { id, .. } if *id == ended);
@@ -252,35 +250,33 @@ impl Actor {
         }
     }
 
-    /// Answers all commands that wait; streams go on waiting, and their readers know why.
-    fn fail_waiting(&mut self, refused: &ConnectionError) {
+    /// Returns the error to all waiting commands. Streams keep waiting, and their readers receive the error as an event.
+    fn fail_waiting(&mut self, error: &ConnectionError) {
         let node = self.login.node.clone();
         self.waiting = std::mem::take(&mut self.waiting)
             .into_iter()
-            .filter_map(|work| {
-                let error = RemoteError::Unreachable { node: node.clone(), error: refused.clone() };
-                end(work, error)
-            })
+            .filter_map(|work| fail(work, RemoteError::Unreachable { node: node.clone(), error: error.clone() }))
             .collect();
     }
 
-    /// Ends what was under way in a session that is over. A command may have been carried out, so it is not repeated.
-    fn end_running(&mut self, over: &SessionEnd) {
-        let why = match over {
-            SessionEnd::Lost(why) => why.clone(),
-            SessionEnd::Dropped => "it was given up".to_owned(),
-        };
-        let node = self.login.node.clone();
+    /// Ends the running work of a session that ended. Commands are not repeated, because they may have been carried out.
+    fn end_running(&mut self, end: &SessionEnd) {
         for running in std::mem::take(&mut self.running) {
-            let action = running.work.action();
-            let error = RemoteError::ConnectionLost { node: node.clone(), action, why: why.clone() };
-            self.waiting.extend(end(running.work, error));
+            let (node, action) = (self.login.node.clone(), running.work.action());
+            let error = match end {
+                SessionEnd::Lost(why) => RemoteError::ConnectionLost { node, action, why: why.clone() },
+                SessionEnd::TimedOut(after) => RemoteError::Timeout { node, action, after: *after },
+                SessionEnd::Dropped => {
+                    RemoteError::ConnectionLost { node, action, why: "this program closed it".into() }
+                }
+            };
+            self.waiting.extend(fail(running.work, error));
         }
         self.waiting.retain(|work| !matches!(work, Work::Heartbeat));
         self.opening = None;
     }
 
-    /// Serves requests until the session is over.
+    /// Serves requests until the session ends.
     fn serve(&mut self, link: &Connected) -> SessionEnd {
         link.session.set_blocking(false);
         let mut limit: Option<ChannelLimit> = None;
@@ -296,10 +292,10 @@ impl Actor {
             if last_received.elapsed() > HEARTBEAT_AFTER && !self.has_heartbeat() {
                 self.waiting.push_front(Work::Heartbeat);
             }
-            // Twice without a move: the first look at one channel may have read what belongs to another.
+            // Until two passes make no progress: reading one channel may receive the data of another.
             let mut idle = 0;
             while idle < 2 {
-                match self.look(link, &mut limit) {
+                match self.make_progress(link, &mut limit) {
                     Ok(true) => {
                         last_received = Instant::now();
                         idle = 0;
@@ -308,16 +304,16 @@ impl Actor {
                     Err(why) => return SessionEnd::Lost(why),
                 }
             }
-            if let Some(why) = self.expire(last_received) {
-                return SessionEnd::Lost(why);
+            if let Some(after) = self.expire(last_received) {
+                return SessionEnd::TimedOut(after);
             }
             self.sleep(link, last_received);
         }
     }
 
-    /// Opens what can be opened and moves what can be moved. Tells whether anything did.
-    fn look(&mut self, link: &Connected, limit: &mut Option<ChannelLimit>) -> Result<bool, String> {
-        let mut moved = false;
+    /// Opens channels for waiting work and advances the running work. Returns whether there was progress.
+    fn make_progress(&mut self, link: &Connected, limit: &mut Option<ChannelLimit>) -> Result<bool, String> {
+        let mut has_progress = false;
         if self.waiting.is_empty() {
             self.opening = None;
         }
@@ -331,16 +327,16 @@ impl Actor {
                     let Some(work) = self.waiting.pop_front() else { break };
                     let now = Instant::now();
                     self.running.push(Running { work, exchange, began: now, last_received: now });
-                    moved = true;
+                    has_progress = true;
                 }
-                Ok(Opened::NotYet) => {
+                Ok(Opened::Pending) => {
                     self.opening.get_or_insert_with(Instant::now);
                     break;
                 }
-                // The rest waits until a channel is free; with none of ours open, the next one may be refused for good.
+                // The remaining work waits for a free channel. If no channel is open, the server may never allow one.
                 Ok(Opened::TooMany) if !self.running.is_empty() => {
                     self.opening = None;
-                    // Where there is room for a stream alone, it makes way for what somebody waits for, and begins again after.
+                    // If streams use all channels, one of them is ended for the command and started again later.
                     let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
                     if !matches!(work, Work::Stream { .. }) && self.running.iter().all(is_stream) {
                         let stream = self.running.swap_remove(0);
@@ -357,34 +353,34 @@ impl Actor {
         while index < self.running.len() {
             let running = &mut self.running[index];
             let step = running.exchange.step(running.work.keeps_input_open());
-            if matches!(step, Ok(Step::Moved)) {
-                (moved, running.last_received) = (true, Instant::now());
+            if matches!(step, Ok(Step::Progress)) {
+                (has_progress, running.last_received) = (true, Instant::now());
             }
-            let wanted = running.pass_on_lines();
+            let continues = running.send_lines();
             match step {
-                Ok(Step::Idle | Step::Moved) if wanted => index += 1,
-                Ok(Step::Idle | Step::Moved) => drop(self.running.swap_remove(index)),
+                Ok(Step::Idle | Step::Progress) if continues => index += 1,
+                Ok(Step::Idle | Step::Progress) => drop(self.running.swap_remove(index)),
                 Ok(Step::Done(status)) => {
                     self.running.swap_remove(index).finish(status);
-                    moved = true;
+                    has_progress = true;
                 }
                 Err(ExchangeError::Refused(why)) => {
                     let Running { work, .. } = self.running.swap_remove(index);
                     let node = self.login.node.clone();
                     let action = work.action();
-                    end(work, RemoteError::CommandFailed { node, action, status: why, stderr: String::new() });
+                    fail(work, RemoteError::CommandFailed { node, action, status: why, stderr: String::new() });
                 }
                 Err(ExchangeError::Session(why)) => return Err(why),
             }
         }
-        Ok(moved)
+        Ok(has_progress)
     }
 
-    /// Answers commands whose time is over. Tells when the session itself is to be given up.
-    fn expire(&mut self, last_received: Instant) -> Option<String> {
+    /// Fails commands that exceeded their time limit. If the session itself timed out, returns how long nothing was received.
+    fn expire(&mut self, last_received: Instant) -> Option<Duration> {
         let node = self.login.node.clone();
         let mut expired = Vec::new();
-        let mut in_doubt = false;
+        let mut is_stream_silent = false;
         let mut index = 0;
         while index < self.running.len() {
             let running = &mut self.running[index];
@@ -395,29 +391,28 @@ impl Actor {
             }
             match running.work {
                 Work::Command { .. } => expired.push(self.running.swap_remove(index).work),
-                // Its script may hang by itself.
+                // The script may hang while the connection works.
                 Work::Stream { .. } => {
-                    (running.last_received, in_doubt) = (Instant::now(), true);
+                    (running.last_received, is_stream_silent) = (Instant::now(), true);
                     index += 1;
                 }
-                Work::Heartbeat => return Some(timed_out(last_received)),
+                Work::Heartbeat => return Some(last_received.elapsed()),
             }
         }
-        // Those that were never begun: a command's time runs from when it was asked for.
-        let is_expired =
-            |work: &Work| matches!(work, Work::Command { command, asked, .. } if asked.elapsed() >= command.deadline);
+        // Waiting commands expire too: the time limit of a command begins with its request.
+        let is_expired = |work: &Work| matches!(work, Work::Command { command, requested, .. } if requested.elapsed() >= command.deadline);
         while let Some(index) = self.waiting.iter().position(is_expired) {
             expired.extend(self.waiting.remove(index));
         }
-        // The command may simply be slow. Whether the node is there, a heartbeat finds out.
-        if (in_doubt || !expired.is_empty()) && !self.has_heartbeat() {
+        // The command may only be slow, so a heartbeat tests the connection.
+        if (is_stream_silent || !expired.is_empty()) && !self.has_heartbeat() {
             self.waiting.push_front(Work::Heartbeat);
         }
         for work in expired {
             let (action, after) = (work.action(), work.deadline());
-            end(work, RemoteError::Timeout { node: node.clone(), action, after });
+            fail(work, RemoteError::Timeout { node: node.clone(), action, after });
         }
-        self.opening.filter(|since| since.elapsed() > HEARTBEAT_TIMEOUT).map(|_| timed_out(last_received))
+        self.opening.filter(|since| since.elapsed() > HEARTBEAT_TIMEOUT).map(|_| last_received.elapsed())
     }
 
     fn has_heartbeat(&self) -> bool {
@@ -425,7 +420,7 @@ impl Actor {
         works.into_iter().any(|work| matches!(work, Work::Heartbeat))
     }
 
-    /// Sleeps until the socket or a message wakes, or something is due.
+    /// Sleeps until the socket or a request wakes the thread, or a time limit or heartbeat is due.
     fn sleep(&mut self, link: &Connected, last_received: Instant) {
         let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
         let busy = !self.waiting.is_empty() || !self.running.iter().all(is_stream);
@@ -446,7 +441,7 @@ impl Actor {
         }
         let mut sources =
             [PollFd::new(link.socket.as_fd(), wanted), PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
-        // Interrupted or not: the loop looks at everything again.
+        // The result does not matter: the loop checks all sources again.
         let _ = poll(&mut sources, PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX));
         let mut bytes = [0; 64];
         while matches!(self.woken.read(&mut bytes), Ok(64)) {}
@@ -457,7 +452,7 @@ impl Work {
     fn line(&self) -> String {
         match self {
             Self::Command { command, .. } => command.line(),
-            Self::Stream { script, .. } => watched(script),
+            Self::Stream { script, .. } => killed_on_disconnect(script),
             Self::Heartbeat => ":".into(),
         }
     }
@@ -473,37 +468,38 @@ impl Work {
         match self {
             Self::Command { command, .. } => command.action.clone(),
             Self::Stream { .. } => "watch it".into(),
-            Self::Heartbeat => "answer".into(),
+            Self::Heartbeat => "run a command".into(),
         }
     }
 
     fn deadline(&self) -> Duration {
         match self {
             Self::Command { command, .. } => command.deadline,
-            Self::Stream { silence, .. } => *silence,
+            Self::Stream { output_timeout, .. } => *output_timeout,
             Self::Heartbeat => HEARTBEAT_TIMEOUT,
         }
     }
 
-    /// A stream's script ends when its input does: that is how the node notices that we are gone.
+    /// Returns whether the standard input stays open. The script of a stream exits when its standard input closes, which ends
+    /// it when the connection is lost.
     fn keeps_input_open(&self) -> bool {
         matches!(self, Self::Stream { .. })
     }
 }
 
 impl Running {
-    /// When it is too late: so long after this.
+    /// Returns the time limit and the time from which it counts.
     fn limit(&self) -> (Instant, Duration) {
         let since = match &self.work {
-            Work::Command { asked, .. } => *asked,
+            Work::Command { requested, .. } => *requested,
             Work::Stream { .. } => self.last_received,
             Work::Heartbeat => self.began,
         };
         (since, self.work.deadline())
     }
 
-    /// Tells a stream's reader of whole lines. Tells whether more are wanted.
-    fn pass_on_lines(&mut self) -> bool {
+    /// Sends complete lines to the reader of a stream. Returns whether the reader continues.
+    fn send_lines(&mut self) -> bool {
         let Work::Stream { on_event, last_event, .. } = &mut self.work else { return true };
         let mut flow = ControlFlow::Continue(());
         if *last_event != LastEvent::Connected && !self.exchange.stdout.is_empty() {
@@ -511,8 +507,8 @@ impl Running {
             flow = on_event(StreamEvent::Connected);
         }
         let bytes = &mut self.exchange.stdout;
-        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        let text: Vec<u8> = bytes.drain(..whole).collect();
+        let complete = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let text: Vec<u8> = bytes.drain(..complete).collect();
         for line in String::from_utf8_lossy(&text).lines() {
             if flow.is_break() {
                 break;
@@ -525,28 +521,24 @@ impl Running {
     fn finish(self, status: crate::command::Status) {
         let output = self.exchange.output(status);
         match self.work {
-            // Who asked may have gone.
+            // Fails when the caller has gone.
             Work::Command { reply, .. } => _ = reply.send(Ok(output)),
-            Work::Stream { mut on_event, .. } => _ = on_event(StreamEvent::Ended(output)),
+            Work::Stream { mut on_event, .. } => _ = on_event(StreamEvent::Exited(output)),
             Work::Heartbeat => {}
         }
     }
 }
 
-fn timed_out(last_received: Instant) -> String {
-    format!("the node said nothing for {:.0} s", last_received.elapsed().as_secs_f64())
-}
-
-/// Answers a command with an error. A stream is given back, to be taken up again when the node is there.
-fn end(work: Work, error: RemoteError) -> Option<Work> {
+/// Returns the error to a command. A stream is returned, to be started again after a reconnect.
+fn fail(work: Work, error: RemoteError) -> Option<Work> {
     match work {
         Work::Command { reply, .. } => {
-            // Who asked may have gone.
+            // Fails when the caller has gone.
             let _ = reply.send(Err(error));
             None
         }
-        Work::Stream { id, script, silence, mut on_event, last_event } => {
-            // Said once, not at every attempt.
+        Work::Stream { id, script, output_timeout, mut on_event, last_event } => {
+            // Reported once, not at every retry.
             let flow = if last_event == LastEvent::Disconnected {
                 ControlFlow::Continue(())
             } else {
@@ -555,7 +547,7 @@ fn end(work: Work, error: RemoteError) -> Option<Work> {
             flow.is_continue().then_some(Work::Stream {
                 id,
                 script,
-                silence,
+                output_timeout,
                 on_event,
                 last_event: LastEvent::Disconnected,
             })

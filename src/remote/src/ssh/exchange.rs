@@ -1,4 +1,4 @@
-//! One command on its way through a session: opened, asked, fed, read, closed, without ever waiting.
+//! The exchange of one command over a session, as a state machine that never blocks.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -6,95 +6,96 @@ use ssh2::{Channel, ErrorCode, Session};
 
 use crate::command::{MAX_OUTPUT, Output, Status};
 
-/// libssh2's numbers for errors.
+/// Error codes of libssh2.
 const WOULD_BLOCK: i32 = -37;
 const CHANNEL_REFUSED: [i32; 2] = [-21, -22];
 
-/// Why an exchange cannot go on.
+/// Why an exchange failed.
 pub enum ExchangeError {
-    /// The session is of no use any more.
+    /// The session is broken.
     Session(String),
-    /// The node does not run this command; others may do.
+    /// The server refused this command. The session still works.
     Refused(String),
 }
 
-/// What a step of an exchange came to.
+/// The result of a step of an exchange.
 pub enum Step {
-    /// Nothing moved.
+    /// No data was sent or received.
     Idle,
-    /// Something did.
-    Moved,
-    /// The command has ended.
+    /// Data was sent or received.
+    Progress,
+    /// The command exited.
     Done(Status),
 }
 
-/// A command that runs.
+/// A running command.
 pub struct Exchange {
     channel: Channel,
     phase: Phase,
     line: String,
     input: Vec<u8>,
     written: usize,
-    /// What has arrived and was not taken.
+    /// The output that has arrived and was not yet taken.
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    Asking,
-    Feeding,
-    Ending,
+    Requesting,
+    Sending,
+    SendingEof,
     Reading,
     Closing,
     Waiting,
 }
 
-/// What `open` comes to: a session opens one channel at a time.
+/// The result of opening a channel. A session opens one channel at a time.
 pub enum Opened {
     Yes(Box<Exchange>),
-    NotYet,
+    /// The server has not replied; call again.
+    Pending,
     /// The server allows no more channels (MaxSessions).
     TooMany,
 }
 
 impl Exchange {
-    /// Opens a channel for a command. `input` is what it reads; without, its input stays open for as long as the channel.
+    /// Opens a channel for a command whose standard input is `input`.
     pub fn open(session: &Session, line: &str, input: &[u8]) -> Result<Opened, ExchangeError> {
         match session.channel_session() {
             Ok(channel) => Ok(Opened::Yes(Box::new(Self {
                 channel,
-                phase: Phase::Asking,
+                phase: Phase::Requesting,
                 line: line.to_owned(),
                 input: input.to_owned(),
                 written: 0,
                 stdout: Vec::new(),
                 stderr: Vec::new(),
             }))),
-            Err(error) if number(&error) == WOULD_BLOCK => Ok(Opened::NotYet),
+            Err(error) if number(&error) == WOULD_BLOCK => Ok(Opened::Pending),
             Err(error) if number(&error) == CHANNEL_REFUSED[0] => Ok(Opened::TooMany),
             Err(error) => Err(ExchangeError::Session(error.message().to_owned())),
         }
     }
 
-    /// Does what can be done without waiting. `keep_open` leaves the command's input open.
+    /// Does what is possible without blocking. `keep_open` keeps the standard input of the command open.
     pub fn step(&mut self, keep_open: bool) -> Result<Step, ExchangeError> {
-        let mut moved = false;
+        let mut has_progress = false;
         loop {
             let before = self.phase;
             match self.phase {
-                Phase::Asking => {
+                Phase::Requesting => {
                     if ready(self.channel.exec(&self.line))?.is_some() {
-                        self.phase = Phase::Feeding;
+                        self.phase = Phase::Sending;
                     }
                 }
-                Phase::Feeding => {
-                    moved |= self.feed()?;
+                Phase::Sending => {
+                    has_progress |= self.send()?;
                     if self.written == self.input.len() {
-                        self.phase = if keep_open { Phase::Reading } else { Phase::Ending };
+                        self.phase = if keep_open { Phase::Reading } else { Phase::SendingEof };
                     }
                 }
-                Phase::Ending => {
+                Phase::SendingEof => {
                     if ready(self.channel.send_eof())?.is_some() {
                         self.phase = Phase::Reading;
                     }
@@ -111,45 +112,45 @@ impl Exchange {
                     }
                 }
             }
-            // A command may talk before it has heard all, and wait until it is listened to.
-            if matches!(self.phase, Phase::Feeding | Phase::Ending | Phase::Reading) {
-                moved |= self.listen()?;
+            // The command may write before it has read all of its input, and block until its output is read.
+            if matches!(self.phase, Phase::Sending | Phase::SendingEof | Phase::Reading) {
+                has_progress |= self.receive()?;
                 if self.channel.eof() {
                     self.phase = Phase::Closing;
                 }
             }
             if self.phase == before {
-                return Ok(if moved { Step::Moved } else { Step::Idle });
+                return Ok(if has_progress { Step::Progress } else { Step::Idle });
             }
-            moved = true;
+            has_progress = true;
         }
     }
 
-    fn feed(&mut self) -> Result<bool, ExchangeError> {
-        let mut moved = false;
+    fn send(&mut self) -> Result<bool, ExchangeError> {
+        let mut has_progress = false;
         while self.written < self.input.len() {
             match self.channel.write(&self.input[self.written..]) {
                 Ok(0) => break,
                 Ok(bytes) => {
                     self.written += bytes;
-                    moved = true;
+                    has_progress = true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(ExchangeError::Session(error.to_string())),
             }
         }
-        Ok(moved)
+        Ok(has_progress)
     }
 
-    fn listen(&mut self) -> Result<bool, ExchangeError> {
-        let mut moved = false;
+    fn receive(&mut self) -> Result<bool, ExchangeError> {
+        let mut has_progress = false;
         let mut buffer = [0; 16 * 1024];
         for stream in [0, 1] {
             loop {
                 match self.channel.stream(stream).read(&mut buffer) {
                     Ok(0) => break,
                     Ok(bytes) => {
-                        moved = true;
+                        has_progress = true;
                         let kept = if stream == 0 { &mut self.stdout } else { &mut self.stderr };
                         let room = MAX_OUTPUT.saturating_sub(kept.len());
                         kept.extend_from_slice(&buffer[..bytes.min(room)]);
@@ -159,10 +160,10 @@ impl Exchange {
                 }
             }
         }
-        Ok(moved)
+        Ok(has_progress)
     }
 
-    /// The exit status alone would say 0 for a process that a signal ended.
+    /// Returns how the command exited. The exit status alone would be 0 for a process that was killed by a signal.
     fn status(&self) -> Status {
         match self.channel.exit_signal().ok().and_then(|signal| signal.exit_signal) {
             Some(name) => Status::Signal(name),
@@ -170,13 +171,13 @@ impl Exchange {
         }
     }
 
-    /// Takes what has arrived.
+    /// Returns the output that has arrived.
     pub fn output(self, status: Status) -> Output {
         Output { status, stdout: self.stdout, stderr: self.stderr }
     }
 }
 
-/// Nothing while the answer is not there.
+/// Returns `None` while the reply is pending.
 fn ready<T>(result: Result<T, ssh2::Error>) -> Result<Option<T>, ExchangeError> {
     match result {
         Ok(value) => Ok(Some(value)),

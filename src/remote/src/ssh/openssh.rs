@@ -1,8 +1,8 @@
-//! The same through OpenSSH's own program: for jump hosts, Kerberos, security devices and certificates, which libssh2 has
-//! not. One connection per node is shared by all commands (ControlMaster), so that a person is asked once at most.
+//! Connects through OpenSSH's program, for jump hosts, Kerberos, security devices and certificates, which libssh2 does not
+//! support. All commands share one connection per node (ControlMaster), so that the user is prompted at most once.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{self, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,49 +13,50 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use rundir::Login;
 
-use super::ConnectionError;
 use super::config::SshOptions;
-use super::stream::{OnStreamEvent, StreamEvent, watched};
+use super::stream::{OnStreamEvent, StreamEvent, killed_on_disconnect};
 use crate::RemoteError;
-use crate::child::{drain, wait};
+use crate::child::{self, drain, wait};
 use crate::command::{Command, Output, Status};
+use crate::error::{ConnectStep, ConnectionError};
 
-/// How long the program may take to make the connection that is shared.
-const CONNECT: Duration = Duration::from_secs(30);
-/// How long a node may take to say that it is there.
+/// The timeout of making the shared connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeout of a heartbeat.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long that connection stays when nobody uses it.
+/// How long the shared connection stays open without use.
 const PERSIST: &str = "ControlPersist=300";
-/// The status by which the program says that the failure is its own, and not the command's.
+/// The exit status of `ssh` for its own errors, as opposed to those of the command.
 const SSH_FAILED: i32 = 255;
 
-/// A node, reached by the program.
+/// A connection through OpenSSH's program.
 #[derive(Debug)]
 pub struct OpenSsh {
     options: SshOptions,
     login: Login,
     socket: Utf8PathBuf,
-    /// Whether the shared connection was made, and is believed to be there.
+    /// Whether the shared connection was made and no error of it is known.
     shared: Mutex<bool>,
     streams: Mutex<Vec<(u64, Arc<AtomicBool>)>>,
     last_stream: AtomicU64,
 }
 
-/// A stream that broke off, or did not come about.
+/// Why a stream broke or could not be opened.
 struct StreamFailure {
-    was_up: bool,
+    was_connected: bool,
     error: RemoteError,
 }
 
 impl From<RemoteError> for StreamFailure {
     fn from(error: RemoteError) -> Self {
-        Self { was_up: false, error }
+        Self { was_connected: false, error }
     }
 }
 
 impl OpenSsh {
     pub fn new(options: SshOptions, login: Login) -> std::io::Result<Self> {
-        // Sockets' paths are short; the folder is this user's alone, since who can use the socket can use the connection.
+        // The path of a socket must be short. Only this user may access the folder, because the socket gives access to the
+        // connection.
         let base = std::env::var("XDG_RUNTIME_DIR").unwrap_or_else(|_| "/tmp".into());
         let folder = Utf8PathBuf::from(format!("{base}/vidtui-ssh-{}", nix::unistd::getuid()));
         match fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -65,58 +66,52 @@ impl OpenSsh {
         use std::os::unix::fs::MetadataExt;
         let found = fs::symlink_metadata(&folder)?;
         if !found.is_dir() || found.uid() != nix::unistd::getuid().as_raw() || found.mode() & 0o077 != 0 {
-            return Err(std::io::Error::other(format!("{folder} is not a folder of this user alone")));
+            return Err(std::io::Error::other(format!(
+                "{folder} is accessible to other users; run chmod 700 {folder}"
+            )));
         }
         let (shared, streams, last_stream) = (Mutex::new(false), Mutex::default(), AtomicU64::new(0));
         // %C is a hash of user, node and port.
         Ok(Self { options, login, socket: folder.join("%C"), shared, streams, last_stream })
     }
 
-    /// Runs a command and waits for its end.
+    /// Runs a command and waits for its exit.
     pub fn run(&self, command: &Command) -> Result<Output, RemoteError> {
         let node = &self.login.node;
         self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
-        let mut child = self.command(&command.line()).stdin(Stdio::piped()).spawn().map_err(cannot)?;
-        let mut stdin = child.stdin.take();
-        let input = command.input.clone();
-        // In threads of their own: each of the three pipes may be full while another is waited for.
-        let feeder = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
-        let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
-        let status = wait(&mut child, command.deadline).map_err(cannot)?;
-        let Some(status) = status else {
+        let output =
+            child::run(&mut self.command(&command.line()), &command.input, command.deadline).map_err(cannot)?;
+        let Some(output) = output else {
             let (node, action) = (node.clone(), command.action.clone());
             return Err(RemoteError::Timeout { node, action, after: command.deadline });
         };
-        // A command that does not read its input leaves some of it.
-        let _ = feeder.join();
-        let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
-        let status = Status::from(status);
-        if status == Status::Code(SSH_FAILED) {
+        if output.status == Status::Code(SSH_FAILED) {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
-            let why = String::from_utf8_lossy(&stderr).trim().to_owned();
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(RemoteError::ConnectionLost { node: node.clone(), action: command.action.clone(), why });
         }
-        Ok(Output { status, stdout, stderr })
+        Ok(output)
     }
 
-    /// Runs a script that writes lines until the returned number is given to [`Self::end_stream`].
-    pub fn stream(self: &Arc<Self>, script: String, silence: Duration, mut on_event: OnStreamEvent) -> u64 {
+    /// Runs a script that writes lines until the returned id is passed to [`Self::end_stream`].
+    pub fn stream(self: &Arc<Self>, script: String, output_timeout: Duration, mut on_event: OnStreamEvent) -> u64 {
         let id = self.last_stream.fetch_add(1, Ordering::Relaxed);
         let ended = Arc::new(AtomicBool::new(false));
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).push((id, ended.clone()));
         let this = self.clone();
         thread::spawn(move || {
             let mut backoff = crate::backoff::Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-            let mut down = false;
+            let mut is_reported = false;
             while !ended.load(Ordering::Relaxed) {
-                let Err(failure) = this.stream_once(&script, silence, &mut on_event, &ended) else { return };
-                if failure.was_up {
-                    down = false;
+                let Err(failure) = this.stream_once(&script, output_timeout, &mut on_event, &ended) else { return };
+                if failure.was_connected {
+                    is_reported = false;
                     backoff.reset();
                 }
-                // Said once, not at every attempt.
-                if !std::mem::replace(&mut down, true) && on_event(StreamEvent::Disconnected(failure.error)).is_break()
+                // Reported once, not at every retry.
+                if !std::mem::replace(&mut is_reported, true)
+                    && on_event(StreamEvent::Disconnected(failure.error)).is_break()
                 {
                     return;
                 }
@@ -126,34 +121,34 @@ impl OpenSsh {
         id
     }
 
-    /// Ends a stream and the script behind it.
+    /// Ends a stream and its script.
     pub fn end_stream(&self, id: u64) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.iter().filter(|(known, _)| *known == id).for_each(|(_, ended)| ended.store(true, Ordering::Relaxed));
         streams.retain(|(known, _)| *known != id);
     }
 
-    /// Streams until nothing more is to come.
+    /// Streams until the script exits, the reader stops the stream or the connection is lost.
     fn stream_once(
         &self,
         script: &str,
-        silence: Duration,
+        output_timeout: Duration,
         on_event: &mut OnStreamEvent,
         ended: &AtomicBool,
     ) -> Result<(), StreamFailure> {
         let node = &self.login.node;
         self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
-        // Its input stays open for as long as the stream is wanted.
-        let mut child = self.command(&watched(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
+        // Its standard input stays open until the stream ends.
+        let mut child = self.command(&killed_on_disconnect(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
         let lines = lines(child.stdout.take());
         let stderr = drain(child.stderr.take());
-        let (mut last_received, mut up) = (Instant::now(), false);
-        let over = loop {
+        let (mut last_received, mut is_connected) = (Instant::now(), false);
+        let end = loop {
             match lines.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) => {
                     last_received = Instant::now();
-                    if !std::mem::replace(&mut up, true) && on_event(StreamEvent::Connected).is_break() {
+                    if !std::mem::replace(&mut is_connected, true) && on_event(StreamEvent::Connected).is_break() {
                         break None;
                     }
                     if on_event(StreamEvent::Line(line)).is_break() {
@@ -161,12 +156,12 @@ impl OpenSsh {
                     }
                 }
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-                    break Some(wait(&mut child, silence).map_err(cannot)?);
+                    break Some(wait(&mut child, output_timeout).map_err(cannot)?);
                 }
                 Err(_) if ended.load(Ordering::Relaxed) => break None,
-                // The script may hang by itself: another command tells whether the node is there.
-                Err(_) if last_received.elapsed() > silence => {
-                    match self.run(&Command::new("answer", ":", HEARTBEAT_TIMEOUT)) {
+                // The script may hang while the connection works, so another command tests the connection.
+                Err(_) if last_received.elapsed() > output_timeout => {
+                    match self.run(&Command::new("run a command", ":", HEARTBEAT_TIMEOUT)) {
                         Ok(_) => last_received = Instant::now(),
                         Err(_) => break Some(None),
                     }
@@ -176,19 +171,20 @@ impl OpenSsh {
         };
         let _ = child.kill();
         let _ = child.wait();
-        let lost = |why: String| {
+        let lost = |error: RemoteError| {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
-            let error = RemoteError::ConnectionLost { node: node.clone(), action: "watch it".into(), why };
-            Err(StreamFailure { was_up: up, error })
+            Err(StreamFailure { was_connected: is_connected, error })
         };
-        match over {
+        let action = "watch it".to_owned();
+        match end {
             None => Ok(()),
-            Some(None) => lost(format!("the node message nothing for {} s", silence.as_secs())),
+            Some(None) => lost(RemoteError::Timeout { node: node.clone(), action, after: output_timeout }),
             Some(Some(status)) if status.code() == Some(SSH_FAILED) => {
-                lost(String::from_utf8_lossy(&stderr.join().unwrap_or_default()).trim().to_owned())
+                let why = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).trim().to_owned();
+                lost(RemoteError::ConnectionLost { node: node.clone(), action, why })
             }
             Some(Some(status)) => {
-                let _ = on_event(StreamEvent::Ended(Output {
+                let _ = on_event(StreamEvent::Exited(Output {
                     status: status.into(),
                     stdout: Vec::new(),
                     stderr: stderr.join().unwrap_or_default(),
@@ -198,7 +194,7 @@ impl OpenSsh {
         }
     }
 
-    /// Makes the connection that all commands share, unless it is there.
+    /// Makes the connection that all commands share, unless it exists.
     fn share(&self) -> Result<(), ConnectionError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if *shared {
@@ -216,10 +212,10 @@ impl OpenSsh {
             "-E",
             log.as_str(),
         ]);
-        // What stays in the background must hold none of our pipes.
+        // The process that stays in the background must not inherit the pipes of this program.
         command.args(["--", self.login.node.as_str()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let refused = |why: String| explain(&why, &self.options.typed(&self.login));
-        let ended = command.spawn().and_then(|mut child| wait(&mut child, CONNECT));
+        let failed = |why: String| parse_error(&why, &self.options.command_line(&self.login));
+        let ended = command.spawn().and_then(|mut child| wait(&mut child, CONNECT_TIMEOUT));
         let message = fs::read_to_string(&log).unwrap_or_default();
         let _ = fs::remove_file(&log);
         match ended {
@@ -227,9 +223,9 @@ impl OpenSsh {
                 *shared = true;
                 Ok(())
             }
-            Ok(Some(_)) => Err(refused(message.trim().to_owned())),
-            Ok(None) => Err(refused(format!("Connection timed out after {} s", CONNECT.as_secs()))),
-            Err(error) => Err(refused(format!("{} cannot be started: {error}", self.options.program))),
+            Ok(Some(_)) => Err(failed(message.trim().to_owned())),
+            Ok(None) => Err(failed(format!("Connection timed out after {} s", CONNECT_TIMEOUT.as_secs()))),
+            Err(error) => Err(failed(format!("{} cannot be started: {error}", self.options.program))),
         }
     }
 
@@ -240,7 +236,7 @@ impl OpenSsh {
         command
     }
 
-    /// A new name beside the socket, where nobody else can have put a link.
+    /// Returns a new file name beside the socket. Other users cannot create a link there.
     fn new_log(&self) -> Utf8PathBuf {
         static UNIQUE: AtomicU64 = AtomicU64::new(0);
         let name = format!("{}-{}.log", process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
@@ -260,35 +256,38 @@ impl Drop for OpenSsh {
             let mut command = self.options.command(&self.login);
             command.args(self.base_options()).args(["-O", "exit", "--", self.login.node.as_str()]);
             let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            // It would end by itself after a while.
+            // Without this, the connection would close after `PERSIST`.
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
         }
     }
 }
 
-/// Sorts what the program says by the step at which it failed.
-fn explain(message: &str, typed: &str) -> ConnectionError {
-    const STEPS: [(&str, &str, &str); 9] = [
+/// Finds the step that failed in the messages of `ssh`.
+fn parse_error(message: &str, ssh: &str) -> ConnectionError {
+    use ConnectStep::{Connect, Handshake, HostKey, Login};
+    const CHECK_NETWORK: &str = "check that the node and its network are up";
+    const COMPARE_KEY: &str = "compare the key with that of the node, then accept it";
+    const STEPS: [(&str, ConnectStep, &str); 9] = [
         (
             "REMOTE HOST IDENTIFICATION HAS CHANGED",
-            "host key",
-            "if the node was set up anew, forget its old key (the lines above say how)",
+            HostKey,
+            "if the node was reinstalled, remove its old key with the command in the message",
         ),
-        ("host key is known", "host key", "compare the key with the node's own, then accept it"),
-        ("Host key verification failed", "host key", "compare the key with the node's own, then accept it"),
-        ("Permission denied", "login", "install a key on the node (`ssh-copy-id`), or get a ticket (`kinit`)"),
-        ("banner exchange", "handshake", "the node hangs or is overloaded: look at its own console"),
-        ("Connection refused", "connecting", "start sshd on the node, or correct the port"),
-        ("No route to host", "connecting", "see whether the node and its network are up"),
-        ("timed out", "connecting", "see whether the node and its network are up"),
-        ("Could not resolve", "connecting", "check the name"),
+        ("host key is known", HostKey, COMPARE_KEY),
+        ("Host key verification failed", HostKey, COMPARE_KEY),
+        ("Permission denied", Login, "install a key on the node (`ssh-copy-id`), or get a ticket (`kinit`)"),
+        ("banner exchange", Handshake, "the node hangs or is overloaded: log in at its console"),
+        ("Connection refused", Connect, "start sshd on the node, or correct the port"),
+        ("No route to host", Connect, CHECK_NETWORK),
+        ("timed out", Connect, CHECK_NETWORK),
+        ("Could not resolve", Connect, "check the name"),
     ];
-    let found = STEPS.iter().find(|(words, ..)| message.contains(words));
-    let (step, fix) = found.map_or(("connecting", "see what it says"), |(_, step, fix)| (*step, *fix));
-    ConnectionError::new(step, message, format!("{fix}; try `{typed}`"))
+    let found = STEPS.iter().find(|(part, ..)| message.contains(part));
+    let (step, fix) = found.map_or((Connect, "fix what the message reports"), |(_, step, fix)| (*step, *fix));
+    ConnectionError::new(step, message, format!("{fix}; try `{ssh}`"))
 }
 
-/// Whole lines as they arrive; the channel closes at the end.
+/// Reads complete lines as they arrive. The channel closes at the end of the pipe.
 fn lines<R: Read + Send + 'static>(pipe: Option<R>) -> std::sync::mpsc::Receiver<String> {
     let (send, lines) = std::sync::mpsc::channel();
     thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! Files by SFTP, in a session of their own.
+//! Sends files by SFTP, in a separate session.
 //!
-//! What waits in libssh2's SFTP cannot be put aside: its handles wait for the server once more when they are dropped. So it gets a
-//! session in which waiting holds up nobody else, neither commands nor streams, and which is hung up on when something fails.
+//! A blocking SFTP call of libssh2 cannot be interrupted, and its handles block again when they are dropped. In a separate
+//! session they delay neither commands nor streams. On an error the socket is shut down, which ends all blocking calls.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -14,12 +14,12 @@ use ssh2::{File, OpenFlags, OpenType};
 use super::config::{Settings, SshOptions};
 use super::connect::connect;
 use crate::RemoteError;
-use crate::transport::PIECE;
+use crate::transport::CHUNK_BYTES;
 
-/// How long a server may take for an answer.
-const ANSWER: Duration = Duration::from_secs(30);
+/// The timeout of a reply of the server.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Writes a file, readable by all as programs are, and tells how many of its bytes have arrived.
+/// Writes a file with mode 755 and reports how many of its bytes have arrived.
 pub fn send(
     options: &SshOptions,
     login: &Login,
@@ -32,7 +32,7 @@ pub fn send(
     let settings = Settings::read(options, login).map_err(unreachable)?;
     let link = connect(&settings, login, options).map_err(unreachable)?;
     link.session.set_blocking(true);
-    link.session.set_timeout(ANSWER.as_millis() as u32);
+    link.session.set_timeout(REPLY_TIMEOUT.as_millis() as u32);
     let sftp = link.session.sftp().map_err(|error| failed(error.into()))?;
     let flags = OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::TRUNCATE;
     let mut opened = sftp.open_mode(file.as_std_path(), flags, 0o755, OpenType::File).map_err(io::Error::from);
@@ -40,7 +40,7 @@ pub fn send(
         Ok(to) => write(to, bytes, arrived).map_err(failed),
         Err(_) => Ok(()),
     };
-    // Nothing waits for an answer from here on.
+    // After this, dropping the handles does not block.
     let _ = link.socket.shutdown(Shutdown::Both);
     opened.map_err(failed)?;
     written
@@ -48,9 +48,9 @@ pub fn send(
 
 fn write(to: &mut File, bytes: &[u8], arrived: &dyn Fn(usize)) -> io::Result<()> {
     let mut done = 0;
-    for piece in bytes.chunks(PIECE) {
-        to.write_all(piece)?;
-        done += piece.len();
+    for chunk in bytes.chunks(CHUNK_BYTES) {
+        to.write_all(chunk)?;
+        done += chunk.len();
         arrived(done);
     }
     Ok(to.close()?)

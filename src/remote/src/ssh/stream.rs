@@ -1,29 +1,30 @@
-//! Lines that a script on a node goes on writing.
+//! Streams: the output lines of a script that keeps running on a node.
 
 use crate::RemoteError;
 use crate::command::{Output, login_line};
 use plan::quote;
 use std::ops::ControlFlow;
 
-/// Something that a stream tells.
+/// An event of a stream.
 #[derive(Debug)]
 pub enum StreamEvent {
-    /// The first bytes have arrived, or are arriving again. A line that was cut off is not told; the script begins anew.
+    /// The first output arrived, after the start or after a reconnect, which starts the script again. An incomplete line from
+    /// before is dropped.
     Connected,
-    /// A whole line.
+    /// A complete line.
     Line(String),
-    /// The script has ended by itself, and is not started again.
-    Ended(Output),
-    /// The node is out of sight. It is tried again and again; this is told once.
+    /// The script exited by itself. It is not restarted.
+    Exited(Output),
+    /// The connection is lost. Reconnecting continues; this is sent once until it succeeds.
     Disconnected(RemoteError),
 }
 
-/// A stream's reader. It is called on the connection's thread, and must not wait.
+/// Receives the events of a stream. It is called on the thread of the connection and must not block.
 pub type OnStreamEvent = Box<dyn FnMut(StreamEvent) -> ControlFlow<()> + Send>;
 
-/// Writes a script for a login shell so that it ends, with all it has started, when the connection does. Without this, one
-/// that is silent at that moment would stay on the node for good.
-pub(super) fn watched(script: &str) -> String {
+/// Quotes a script for a login shell, so that it and its children are killed when the connection ends. Without this, a script
+/// that writes no output would keep running on the node.
+pub(super) fn killed_on_disconnect(script: &str) -> String {
     let watchdog = format!(
         "exec 3<&0
 setsid sh -c {} 3<&- </dev/null & p=$!
