@@ -133,8 +133,14 @@ pub enum ErrorCode {
     SlurmUnreachable,
     /// A job is not in the state that is needed.
     SlurmJobState,
+    /// A job reached its time limit or its deadline.
+    SlurmTimeLimit,
+    /// A job was preempted.
+    SlurmPreempted,
 
     // How attempts end.
+    /// Processes ended without recording why.
+    Crashed,
     /// A rank ended with an error.
     RankFailed,
     /// A rank was ended by a signal from outside.

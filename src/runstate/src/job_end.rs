@@ -1,79 +1,87 @@
-//! How a Slurm job ended, where its processes could not say.
+//! How an attempt ended by the state of its Slurm job, where its processes recorded nothing.
 
 use crate::{RunFacts, RunState};
 use cluster::slurm::{JobSeen, JobSight, JobState};
-use rundir::{Attempt, Failure};
+use rundir::{Attempt, ErrorCode, Failure};
 
-/// Whether the job has begun again, and its next attempt is not written yet.
+/// Returns whether the job has begun after a requeue and its next attempt is not written yet.
 pub fn is_about_to_begin(facts: &RunFacts) -> bool {
     let job = facts.job.as_ref().and_then(|sight| sight.job()).filter(|job| !job.state.is_over());
     let began_s = job.and_then(|job| job.start.as_ref()?.unix_s());
     let ended_s = facts.exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
-    // Clocks of two machines differ.
+    // The clocks of two machines differ.
     began_s.zip(ended_s).is_some_and(|(began_s, ended_s)| began_s > ended_s + 2.0)
 }
 
-/// How Slurm ended the job, if it did: then what processes say of it is a consequence.
+/// Returns how Slurm ended the job, if it did. The failures that its processes recorded are consequences.
 pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
     let sight = facts.job.as_ref()?;
     let (id, job) = (sight.id, sight.job()?);
-    let crashed = |what: &str, why: &str, fix: &str| {
+    let crashed = |code, what: &str, why: &str, fix: &str| {
         let reason = job.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
-        Some(RunState::Crashed(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("job {id} {what}{reason}"),
-            why,
-            fix,
-        )))
+        Some(RunState::Crashed(Failure::new(code, format!("job {id} {what}{reason}"), why, fix)))
     };
     let resume = "resume from the newest checkpoint";
     match job.state {
         JobState::Cancelled => Some(RunState::Stopped),
         JobState::Timeout => crashed(
-            "ran into its time limit",
-            "it was not put back into the queue in time: saving took longer than it had",
+            ErrorCode::SlurmTimeLimit,
+            "reached its time limit",
+            "saving took longer than save_before_s, so that it was not requeued before the limit",
             "raise save_before_s in the Slurm file, or time; then resume from the newest checkpoint",
         ),
-        JobState::NodeFail => crashed("lost a node", "Slurm says NODE_FAIL", resume),
-        JobState::Preempted => crashed("was preempted", "another job took its place", resume),
-        JobState::OutOfMemory => crashed(
-            "ran out of memory",
-            "a node had less memory for it than it used",
-            "ask for more (extra = [\"--mem=0\"]), use more ranks or a smaller model; then resume",
-        ),
-        JobState::BootFail => {
-            crashed("could not start its nodes", "Slurm says BOOT_FAIL", "resume: it is submitted again")
+        JobState::NodeFail => crashed(ErrorCode::NodeLost, "lost a node", "Slurm reports NODE_FAIL", resume),
+        JobState::Preempted => {
+            crashed(ErrorCode::SlurmPreempted, "was preempted", "a job of higher priority got its nodes", resume)
         }
-        JobState::Deadline => crashed("could not have ended by its deadline", "Slurm says DEADLINE", resume),
+        JobState::OutOfMemory => crashed(
+            ErrorCode::OutOfMemory,
+            "ran out of memory",
+            "it used more memory on a node than Slurm had allocated",
+            "request more memory (extra = [\"--mem=0\"]), use more ranks or a smaller model; then resume",
+        ),
+        JobState::BootFail => crashed(
+            ErrorCode::SlurmFailed,
+            "failed because its nodes did not boot",
+            "Slurm reports BOOT_FAIL",
+            "resume, which submits it again",
+        ),
+        JobState::Deadline => {
+            crashed(ErrorCode::SlurmTimeLimit, "could not end before its deadline", "Slurm reports DEADLINE", resume)
+        }
         _ => None,
     }
 }
 
-/// A job that ended by itself, and of whose processes there is no word.
+/// Returns how a job ended whose processes recorded nothing; none if it has not.
 pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
     let (id, number) = (sight.id, attempt.number);
-    let log = format!("read attempts/{number:04}/job.log in its folder");
+    let log = format!("read attempts/{number:04}/job.log in the run's folder");
     let crashed = |what: String, why: String, fix: &str| {
-        Some(RunState::Crashed(Failure::new(rundir::ErrorCode::Unclassified, what, why, fix)))
+        Some(RunState::Crashed(Failure::new(ErrorCode::SlurmFailed, what, why, fix)))
     };
     match &sight.seen {
-        // Its turn came, and there was nothing left to do.
+        // It began after the stop request, and ended without starting ranks.
         JobSeen::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
         JobSeen::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
             crashed(
                 format!("Slurm could not start job {id}"),
-                "JobLaunchFailure: most often its node does not see the run's folder".into(),
+                "JobLaunchFailure: the most frequent cause is that its node has no access to the run's folder".into(),
                 "put the runs on a file system that all nodes share: --runs DIR",
             )
         }
         JobSeen::Job(job) if job.state.is_over() => crashed(
             format!("job {id} has ended"),
-            format!("Slurm says {}{}", job.state, job.reason.as_ref().map_or(String::new(), |why| format!(", {why}"))),
+            format!(
+                "Slurm reports {}{}",
+                job.state,
+                job.reason.as_ref().map_or(String::new(), |why| format!(", {why}"))
+            ),
             &format!("{log}, then resume"),
         ),
         JobSeen::Forgotten if attempt.placement.ranks.is_empty() => crashed(
             format!("job {id} never began"),
-            "Slurm knows no such job any more: it was cancelled while it waited, or could not start".into(),
+            "Slurm has no such job any more: it was cancelled in the queue, or could not start".into(),
             &format!("{log}, then resume"),
         ),
         _ => None,
@@ -114,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_is_queued_however_the_attempt_before_ended() {
+    fn a_job_that_is_pending_is_queued_however_the_attempt_before_ended() {
         let waiting = RunFacts { exits: exits(ExitReason::Stopped), ..facts(job("PENDING", "BeginTime")) };
         assert_eq!(derive(&waiting, 9e9), RunState::Queued);
         let over = RunFacts { job: job("COMPLETED", "None"), ..waiting };
@@ -122,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_has_begun_again_is_starting_before_its_next_attempt_is_written() {
+    fn a_requeued_job_that_has_begun_is_starting_before_its_attempt_is_written() {
         let begun = |reason, start: f64| {
             let line = format!("42|RUNNING|None|0:05|10:00|2|ml-[1-2]|{start}|9000|ada|train|gres:gpu:1|demo");
             let job = read_queue(&line).rows.remove(0);
@@ -134,53 +142,57 @@ mod tests {
     }
 
     #[test]
-    fn what_slurm_did_comes_before_what_it_led_to() {
+    fn the_state_of_the_job_counts_more_than_what_its_processes_recorded() {
         let of = |state| {
-            let left_a_word = derive(&RunFacts { exits: exits(ExitReason::Failed), ..facts(job(state, "None")) }, 9e9);
-            assert_eq!(left_a_word, derive(&facts(job(state, "None")), 9e9), "{state}");
+            let recorded = derive(&RunFacts { exits: exits(ExitReason::Failed), ..facts(job(state, "None")) }, 9e9);
+            assert_eq!(recorded, derive(&facts(job(state, "None")), 9e9), "{state}");
             let mut lost_a_peer = facts(job(state, "None"));
             let failed = EventKind::Failed { failure: Failure::peer_lost(None, "connection reset", "") };
             lost_a_peer.see_event(&Event::new(1104.0, 2, Some(40), failed));
-            assert_eq!(left_a_word, derive(&lost_a_peer, 9e9), "{state}");
-            match left_a_word {
-                RunState::Crashed(failure) => failure.what,
-                state => format!("{state:?}"),
+            assert_eq!(recorded, derive(&lost_a_peer, 9e9), "{state}");
+            match recorded {
+                RunState::Crashed(failure) => Some(failure.code),
+                state => {
+                    assert_eq!(state, RunState::Stopped);
+                    None
+                }
             }
         };
         assert_eq!(
             ["CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"].map(of),
             [
-                "Stopped",
-                "job 42 ran into its time limit",
-                "job 42 lost a node",
-                "job 42 was preempted",
-                "job 42 ran out of memory"
+                None,
+                Some(ErrorCode::SlurmTimeLimit),
+                Some(ErrorCode::NodeLost),
+                Some(ErrorCode::SlurmPreempted),
+                Some(ErrorCode::OutOfMemory)
             ]
         );
     }
 
     #[test]
-    fn a_job_that_could_not_start_says_why() {
+    fn a_job_that_could_not_start_has_slurms_reason() {
         let failure = |job| match derive(&RunFacts { last_metric: None, ..facts(job) }, 9e9) {
-            RunState::Crashed(failure) => failure.to_string(),
+            RunState::Crashed(failure) => failure,
             state => panic!("{state:?}"),
         };
-        assert!(
-            failure(job("FAILED", "JobLaunchFailure")).contains("most often its node does not see the run's folder")
-        );
-        assert!(failure(job("FAILED", "NonZeroExitCode")).contains("Slurm says FAILED, NonZeroExitCode"));
+        for reason in ["JobLaunchFailure", "NonZeroExitCode"] {
+            let failure = failure(job("FAILED", reason));
+            assert_eq!(failure.code, ErrorCode::SlurmFailed);
+            assert!(failure.why.contains(reason), "{failure}");
+        }
     }
 
     #[test]
-    fn a_job_whose_turn_came_after_a_stop_was_asked_for_is_stopped() {
-        let asked = RunFacts { stopping: true, stops_for_good: true, ..facts(job("COMPLETED", "None")) };
-        assert_eq!(derive(&asked, 9e9), RunState::Stopped);
-        let warned = RunFacts { stops_for_good: false, ..asked };
+    fn a_job_that_began_after_a_stop_request_is_stopped() {
+        let requested = RunFacts { stopping: true, stops_for_good: true, ..facts(job("COMPLETED", "None")) };
+        assert_eq!(derive(&requested, 9e9), RunState::Stopped);
+        let warned = RunFacts { stops_for_good: false, ..requested };
         assert!(matches!(derive(&warned, 9e9), RunState::Crashed(_)));
     }
 
     #[test]
-    fn a_job_that_is_halted_for_now_is_not_stalled() {
+    fn a_suspended_job_is_not_stalled() {
         let silent = |state| RunFacts { alive: Liveness::Alive, median_step_s: Some(1.0), ..facts(job(state, "None")) };
         assert!(matches!(derive(&silent("RUNNING"), 9e9), RunState::Stalled { .. }));
         for halted in ["SUSPENDED", "STOPPED"] {
@@ -189,9 +201,9 @@ mod tests {
     }
 
     #[test]
-    fn a_slurm_that_never_answered_makes_no_run_dead() {
+    fn a_run_is_not_dead_while_slurm_does_not_answer() {
         let silent = RunFacts { alive: Liveness::Unknown, ..facts(Some(JobSight::unseen(42))) };
-        assert_eq!(derive(&silent, 1101.0), RunState::Running, "its files still tell of steps");
+        assert_eq!(derive(&silent, 1101.0), RunState::Running, "its files show steps");
         assert_eq!(derive(&silent, 9e9), RunState::Unknown);
     }
 }

@@ -1,4 +1,4 @@
-//! The newest lines of runs, followed: what was read once is not read again.
+//! The newest lines of many runs. Each line is read once.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -8,17 +8,17 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many logged steps tell what happens now: more than any rule compares, however many ranks a line tells of.
+/// How many logged steps are kept: more than any rule compares.
 const LINES: usize = 128;
-/// The end of `metrics.jsonl` that is read at first: about a hundred lines of eight ranks.
+/// How much of the end of `metrics.jsonl` is read at first: about a hundred lines of eight ranks.
 const FIRST_BYTES: u64 = 64 * 1024;
-/// The most that is read of it: as many lines of 4096 ranks.
+/// The most that is read of it: a hundred lines of 4096 ranks.
 const MOST_BYTES: u64 = 16 << 20;
-/// How much of the end of a file of events is read at first.
+/// How much of the end of an `events.jsonl` is read at first.
 const EVENT_BYTES: u64 = 64 * 1024;
-/// So many events are kept.
+/// How many events are kept.
 const EVENTS: usize = 4096;
-/// A run that nobody has asked about for so long is forgotten.
+/// A run that was not requested for this long is dropped.
 const FORGET: Duration = Duration::from_secs(60);
 
 /// The newest lines of a run.
@@ -30,16 +30,16 @@ pub struct Newest {
     pub events: Vec<Event>,
 }
 
-/// Follows the newest lines of many runs, for whoever asks.
+/// Follows the newest lines of many runs; threads can share it.
 #[derive(Debug, Default)]
 pub struct Following {
-    runs: Mutex<BTreeMap<RunDir, Known>>,
+    runs: Mutex<BTreeMap<RunDir, RunEntry>>,
 }
 
 #[derive(Debug)]
-struct Known {
-    asked: Instant,
-    /// With a lock of its own: a file system that hangs holds up its runs alone.
+struct RunEntry {
+    requested: Instant,
+    /// Has a lock of its own, so that a file system that hangs blocks only its own runs.
     followed: Arc<Mutex<Followed>>,
 }
 
@@ -54,7 +54,7 @@ impl Following {
     /// Returns the newest lines of a run, with the events of these nodes.
     ///
     /// # Errors
-    /// [`Error::Io`]; missing files are empty, bad lines are passed over.
+    /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
     pub fn newest<'a>(&self, run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Arc<Newest>, Error> {
         let followed = self.followed(run);
         let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,11 +67,11 @@ impl Following {
 
     fn followed(&self, run: &RunDir) -> Arc<Mutex<Followed>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        runs.retain(|_, known| known.asked.elapsed() < FORGET);
-        let asked = Instant::now();
-        let known = runs.entry(run.clone()).or_insert_with(|| Known { asked, followed: Arc::default() });
-        known.asked = asked;
-        known.followed.clone()
+        runs.retain(|_, entry| entry.requested.elapsed() < FORGET);
+        let requested = Instant::now();
+        let entry = runs.entry(run.clone()).or_insert_with(|| RunEntry { requested, followed: Arc::default() });
+        entry.requested = requested;
+        entry.followed.clone()
     }
 }
 
@@ -117,7 +117,7 @@ impl Followed {
 /// Reads the last samples of a run, oldest first, without reading the whole file.
 ///
 /// # Errors
-/// [`Error::Io`]; a missing file is an empty list, a bad line is passed over.
+/// [`Error::Io`]; a missing file is an empty list, and bad lines are skipped.
 pub fn recent_metrics(run: &RunDir) -> Result<Vec<MetricSample>, Error> {
     let path = run.metrics();
     Ok(recent(&path).map_err(|error| Error::io("read", &path, error))?.1)
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recent_samples_are_the_last_ones_however_many_ranks_they_tell_of() {
+    fn the_recent_samples_are_the_last_ones_for_any_number_of_ranks() {
         for ranks in [1, 512] {
             let (_keep, run) = temp();
             assert!(recent_metrics(&run).unwrap().is_empty());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_followed_and_what_is_old_is_dropped() {
+    fn new_lines_are_added_and_old_ones_are_dropped() {
         let (_keep, run) = temp();
         let following = Following::default();
         let newest = || following.newest(&run, [&node("ml-1")]).unwrap();
@@ -188,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_disk_hangs_holds_up_no_other() {
+    fn a_run_whose_disk_hangs_does_not_block_another() {
         let ((_keep, hangs), (_too, other)) = (temp(), temp());
-        // Opening it waits for somebody who writes.
+        // Opening it blocks until a writer opens it too.
         let made = std::process::Command::new("mkfifo").arg(hangs.metrics()).status().unwrap();
         assert!(made.success());
         let following = Following::default();

@@ -4,70 +4,70 @@ use crate::Newest;
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use cluster::NodeId;
 use cluster::slurm::JobSight;
-use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
+use rundir::{Attempt, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Silence that is never alarming. Shorter pauses are normal: a page cache warming up, a disk waking, a busy machine.
+/// A run is never stalled before so many seconds without activity. Shorter pauses are normal: a cold page cache, a sleeping disk, a
+/// busy machine.
 const STALL_MIN_S: f64 = 30.0;
-/// A step may take this many times the usual before the run counts as stalled; a collective that hangs takes forever.
+/// A run is stalled when a step takes this many times the median; a collective that hangs never ends.
 const STALL_STEPS: f64 = 5.0;
-/// A run whose GPUs draw less than this share of what they drew while it made steps has nothing to compute. A collective
-/// that hangs keeps utilization at 100 %, but power falls to a third and less.
+/// A run computes nothing when its GPUs draw less than this share of their power during steps. A collective that hangs keeps
+/// utilization at 100 %, but power falls to a third or less.
 const POWER_COLLAPSED: f64 = 0.5;
-/// An evaluation computes less than training: a video is made for one prompt after the other, decoded and written. With less
-/// than this share, nothing does.
+/// The same share during an evaluation, which computes less than training: it samples, decodes and writes one video after the other.
 const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
-/// An evaluation that was announced may take this long without a look at its power.
+/// An evaluation is not stalled before so many seconds, whatever its power.
 const EVALUATION_S: f64 = 600.0;
-/// A rank that uses less of a processor than this waits for something. One that computes uses all of it.
+/// A rank that uses less than this share of a CPU core waits for something. A rank that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
-/// How long a new attempt may take until all its processes are there, and their files: between `attempt.toml` and those lie connections to
-/// hundreds of nodes, libtorch from a cold disk that all of them share (minutes, for 2 GB), and that disk's caches of
-/// what is in a folder (up to a minute with NFS). A supervisor that ends sooner leaves word, and nobody waits for it.
+/// How long a new attempt may take until all its process files exist. After `attempt.toml` is written, the console connects to hundreds
+/// of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the disk caches what is in a folder (NFS: up to a
+/// minute). A supervisor that ends within this time writes an exit file, which ends the wait.
 pub const START_GRACE: Duration = Duration::from_secs(180);
 
-/// How long after the last word of the others a node that is cut off has ended its ranks: its supervisor hears nobody for ten seconds,
-/// and then gives them two.
+/// How long after the exit files of the other nodes a node without a network has ended its ranks: its supervisor misses heartbeats for
+/// ten seconds, and then gives the ranks two.
 const CUT_OFF_S: f64 = 15.0;
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Liveness {
-    /// They do.
+    /// They exist.
     Alive,
-    /// They do not, or are somebody else's by now.
+    /// They do not exist, or their ids now belong to other processes.
     Dead,
-    /// Nobody could look: the node cannot be reached.
+    /// The node cannot be reached.
     #[default]
     Unknown,
 }
 
-/// Whether a run that says nothing still computes, as its machines tell it.
+/// What a run that logs nothing uses of its nodes: whether it still computes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
-    /// Nobody could look.
+    /// Not measured.
     #[default]
     Unknown,
-    /// What its GPUs draw, all together.
+    /// The power of all its GPUs together.
     Power {
         /// Now.
         now_w: f64,
-        /// While it made steps.
+        /// During steps.
         before_w: f64,
     },
-    /// Processors in use by the rank that uses most, where there are no GPUs that tell their power.
+    /// The CPU use of the busiest rank, where no GPU reports its power.
     Cpu {
-        /// 1 is all of one processor.
+        /// In CPU cores.
         most: f64,
     },
 }
 
 impl Load {
-    /// Tells whether there is work going on, if power may fall to a share of what it was; nothing if that is not known.
+    /// Returns whether the run computes, if power may fall to a share of what it was; none if that was not measured.
     fn works(self, power_share: f64) -> Option<bool> {
         match self {
             Self::Unknown => None,
@@ -77,48 +77,48 @@ impl Load {
     }
 }
 
-/// Everything from which the state of a run follows. All but `steps_total` is about the newest attempt.
+/// Everything from which the state of a run is derived. All but `steps_total` is about the newest attempt.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFacts {
     /// The newest attempt.
     pub attempt: Option<Attempt>,
-    /// Whether its processes exist. Look before reading `exits`: a process may end between the two.
+    /// Whether its processes exist. Determine this before reading `exits`: a process may end between the two.
     pub alive: Liveness,
-    /// Whether a node has no process file yet: nothing was started there, or nothing can be seen of it so far.
+    /// Whether a node has no process file yet: nothing was started there, or the file is not visible yet.
     pub is_incomplete: bool,
-    /// Whether it was asked to stop.
+    /// Whether a stop was requested.
     pub stopping: bool,
-    /// Whether that was by file and for good ([`rundir::Stop::ForGood`]): its job has no further turn.
+    /// Whether the stop was requested by file and for good ([`rundir::Stop::ForGood`]), so that its job is not requeued.
     pub stops_for_good: bool,
     /// Its last logged step and the time of that.
     pub last_metric: Option<(u64, f64)>,
-    /// When the first of its steps was logged, of those that were looked at.
+    /// When the first of the steps that were read was logged.
     pub first_metric_s: Option<f64>,
-    /// The usual seconds of a step.
+    /// The median seconds of a step.
     pub median_step_s: Option<f64>,
-    /// Steps from one logged step to the next; 0 and 1 are the same.
+    /// Steps from one logged step to the next; 0 means 1.
     pub steps_per_line: u64,
-    /// What its machines do.
+    /// What it uses of its nodes.
     pub load: Load,
-    /// How it ended, on each node where it has.
+    /// The exit files of the nodes where it has ended.
     pub exits: Vec<ExitFile>,
-    /// The last thing that happened.
+    /// The newest event.
     pub last_event: Option<Event>,
-    /// The step that its newest attempt said it goes on from, which is not the planned one where that was damaged.
+    /// The step that it resumed from, which differs from the planned one where that checkpoint was damaged.
     pub resumed_from: Option<u64>,
     /// The steps of the recipe.
     pub steps_total: u64,
-    /// Whether a program of the user's own trains.
+    /// Whether a command of the user's own trains.
     pub is_command: bool,
-    /// Whether nobody hears of its steps ([`rundir::Run::is_stepless`]).
+    /// Whether its steps are not logged ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
-    /// Since when it has been saving.
+    /// When the save began that has not ended.
     pub checkpointing_since: Option<f64>,
-    /// Since when it has been evaluating.
+    /// When the evaluation began that has not ended.
     pub evaluating_since: Option<f64>,
-    /// What Slurm says of its job, if it is one.
+    /// The state of its Slurm job, if it has one.
     pub job: Option<JobSight>,
-    /// The newest lines of all its attempts, from which much of this was read.
+    /// The newest lines of all its attempts, from which most of this was read.
     pub newest: Arc<Newest>,
 }
 
@@ -126,44 +126,44 @@ pub struct RunFacts {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum RunState {
-    /// It was never started.
+    /// It was not started yet.
     New,
-    /// It waits in Slurm's queue, for the first time or again.
+    /// Its job waits in Slurm's queue, for the first time or after a requeue.
     Queued,
-    /// Its processes start, connect and load; no step is done yet, as far as steps are told.
+    /// Its processes start, connect and load. No step was logged yet.
     Starting,
     /// It trains.
     Running,
-    /// It writes a checkpoint.
+    /// It saves a checkpoint.
     Saving,
-    /// It was asked to stop and has not ended yet.
+    /// A stop was requested and it has not ended yet.
     Stopping,
-    /// Its processes exist but nothing happens, and nothing is computed either as far as that is known.
+    /// Its processes exist but log nothing, and compute nothing as far as that was measured.
     Stalled {
-        /// When the last thing happened, Unix seconds.
+        /// The time of the last step or event, Unix seconds.
         since_s: f64,
     },
     /// All steps are done.
     Finished,
-    /// It was stopped or killed by a person.
+    /// A user stopped or killed it.
     Stopped,
-    /// It gave up, and said why.
+    /// It ended with an error, which it recorded.
     Failed(Failure),
-    /// It ended without a word.
+    /// It ended without recording why.
     Crashed(Failure),
-    /// Its node cannot be reached.
+    /// Its nodes cannot be reached and its files show no activity.
     Unknown,
 }
 
 impl RunState {
-    /// Says whether it has come to an end: nothing more happens unless somebody resumes it.
+    /// Returns whether it has ended: nothing more happens unless a user resumes it.
     pub fn is_end(&self) -> bool {
         matches!(self, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
     }
 }
 
 impl RunFacts {
-    /// Takes in an event. Events of older attempts say nothing about now.
+    /// Updates the facts with an event. Events of older attempts are ignored.
     pub fn see_event(&mut self, event: &Event) {
         if self.attempt.as_ref().is_some_and(|a| a.number != event.attempt) {
             return;
@@ -187,7 +187,7 @@ impl RunFacts {
         }
     }
 
-    /// Takes in a sample. Samples of older attempts say nothing about now.
+    /// Updates the facts with a sample. Samples of older attempts are ignored.
     pub fn see_metric(&mut self, sample: &MetricSample) {
         if self.attempt.as_ref().is_some_and(|a| a.number != sample.attempt) {
             return;
@@ -202,21 +202,20 @@ impl RunFacts {
         }
     }
 
-    /// The steps done when its newest attempt began: what it said itself, else what was planned.
+    /// Returns the step that its newest attempt began from: the one that it logged, or else the planned one.
     pub fn start_step(&self) -> u64 {
         self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)
     }
 
-    /// How long it may say nothing before that is alarming, in seconds.
-    ///
-    /// Five usual steps, more where not every step is logged, and never less than half a minute.
+    /// Returns after how many seconds without a step or event it is stalled: five median steps, more where not every step is logged,
+    /// and never less than half a minute.
     pub fn stall_after_s(&self) -> f64 {
         let steps = STALL_STEPS + self.steps_per_line.saturating_sub(1) as f64;
         STALL_MIN_S.max(steps * self.median_step_s.unwrap_or(0.0))
     }
 
-    /// Since when nothing has happened, if that is alarmingly long ago at `now`: no step, and no other phase that it is
-    /// known to be in. Whether work goes on nevertheless is another question.
+    /// Returns the time of the last step or event if that is too long ago at `now` and no save or evaluation explains it. The run may
+    /// compute nevertheless: see [`Load`].
     pub fn silent_since_s(&self, now: f64) -> Option<f64> {
         let attempt = self.attempt.as_ref()?;
         let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
@@ -225,7 +224,7 @@ impl RunFacts {
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
-    /// Whether silence is idleness, too. In an evaluation that was announced this takes proof; without one, work does.
+    /// Returns whether it computes nothing. During an evaluation that must be measured; otherwise it is assumed unless measured.
     fn idles(&self) -> bool {
         match self.evaluating_since {
             Some(_) => self.load.works(POWER_COLLAPSED_EVALUATING) == Some(false),
@@ -233,16 +232,16 @@ impl RunFacts {
         }
     }
 
-    /// Until when a run counts as starting whose attempt is there and of which nothing runs or was heard, Unix seconds: who
-    /// starts it may be slow, or have ended in between.
+    /// Returns until when an attempt counts as starting that has no process, step or event yet, in Unix seconds: the console that
+    /// starts it may be slow, or may have ended.
     pub fn start_awaited_until_s(&self) -> Option<f64> {
         let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
         let is_silent = self.last_event.is_none() && self.last_metric.is_none();
         is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
     }
 
-    /// The nodes that have left no word of how the attempt ended, long after it failed on the others: whoever waits for them may wait
-    /// forever. What was left of the attempt there has ended by itself, or can train no more.
+    /// Returns the nodes that have written no exit file long after the attempt failed on the others. They may never write one. The
+    /// attempt's processes there have ended, or cannot train any more.
     pub fn lost_nodes(&self, now: f64) -> Vec<NodeId> {
         let Some(attempt) = &self.attempt else { return Vec::new() };
         let exits = || self.exits.iter().filter(|exit| exit.attempt == attempt.number);
@@ -255,7 +254,7 @@ impl RunFacts {
         nodes.filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect()
     }
 
-    /// When something last happened, Unix seconds; nothing before the first attempt.
+    /// Returns the time of the last step or event, in Unix seconds; none before the first attempt.
     pub fn sign_s(&self) -> Option<f64> {
         self.attempt.as_ref().map(|attempt| self.last_sign_s(attempt))
     }
@@ -269,7 +268,7 @@ impl RunFacts {
 
 /// Derives the state of a run at `now`, Unix seconds.
 ///
-/// What a supervisor wrote about the end counts most, then what the trainer said, then whether processes exist.
+/// An exit file of a supervisor counts most, then the trainer's events, then whether processes exist.
 pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     let Some(attempt) = &facts.attempt else { return RunState::New };
     if facts.job.as_ref().is_some_and(JobSight::is_waiting) {
@@ -279,7 +278,7 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
         return RunState::Starting;
     }
     if let Some(ended) = ended_by_exit_files(facts, attempt) {
-        // Supervisors that Slurm ends see others go first, and cannot know why.
+        // Slurm ends the supervisors one by one, and the later ones record the loss of the earlier ones.
         let outside = matches!(ended, RunState::Failed(_)).then(|| ended_by_queue(facts)).flatten();
         return outside.unwrap_or(ended);
     }
@@ -290,7 +289,7 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     }
 }
 
-/// Nobody can look, but files tell: a shared disk shows steps of a node that cannot be reached.
+/// Derives the state where nodes cannot be reached. Their files are on a shared disk and may show steps nevertheless.
 fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= facts.stall_after_s()) {
         (Some(ended), _) => ended,
@@ -299,10 +298,10 @@ fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     }
 }
 
-/// One failed node fails the run at once; any other end needs all nodes.
+/// Derives how the attempt ended from its exit files. One failed node fails the run at once; any other end needs all nodes.
 fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
-    // Others fail because the first one did: the earliest failure that names no other node is the reason.
+    // The other nodes fail because of the first: the earliest failure that is not a consequence is the reason.
     let failed = exits().filter(|e| e.reason == ExitReason::Failed);
     let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(Failure::is_consequence);
     if let Some(exit) = failed.min_by(|a, b| follows(a).cmp(&follows(b)).then(a.ended_s.total_cmp(&b.ended_s))) {
@@ -316,24 +315,25 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
     Some(if finished { RunState::Finished } else { RunState::Stopped })
 }
 
+/// Makes a failure of an exit file that has none.
 fn unexplained(exit: &ExitFile) -> Failure {
     let first = exit.ranks.iter().find(|r| Some(r.rank) == exit.first_failure).or(exit.ranks.first());
     let Some(rank) = first else {
         return Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RankFailed,
             "the run failed",
-            format!("node {} says no more", exit.node),
-            "read its logs",
+            format!("node {} recorded no reason", exit.node),
+            format!("read nodes/{}/logs in the run's folder", exit.node),
         );
     };
     let how = match (rank.code, rank.signal) {
-        (_, Some(signal)) => format!("was ended by signal {signal}"),
+        (_, Some(signal)) => format!("ended by signal {signal}"),
         (Some(code), None) => format!("ended with exit code {code}"),
         (None, None) => "ended".into(),
     };
-    let last = rank.stderr_tail.last().map_or(String::new(), |line| format!("; its last line: {line}"));
+    let last = rank.stderr_tail.last().map_or(String::new(), |line| format!("; the last line of its log: {line}"));
     Failure::new(
-        rundir::ErrorCode::Unclassified,
+        if rank.signal.is_some() { ErrorCode::RankKilled } else { ErrorCode::RankFailed },
         format!("rank {} failed", rank.rank),
         format!("it {how} on node {}{last}", exit.node),
         format!("read the log of rank {}, then resume", rank.rank),
@@ -362,14 +362,14 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
         return RunState::Starting;
     }
     let why = match facts.last_metric {
-        Some((step, _)) => format!("its processes are gone since step {step} and left no word"),
-        None => "its processes are gone before the first step and left no word".into(),
+        Some((step, _)) => format!("its processes ended after step {step} without recording why"),
+        None => "its processes ended before the first step without recording why".into(),
     };
     RunState::Crashed(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::Crashed,
         format!("attempt {} crashed", attempt.number),
         why,
-        "read its logs (was the machine restarted, or out of memory?), then resume",
+        "check whether the node restarted or ran out of memory, read the logs in nodes/*/logs, then resume",
     ))
 }
 
@@ -389,7 +389,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
     }
 }
 
-/// Whether Slurm has halted its job for now, which nothing is to be done about.
+/// Returns whether Slurm has suspended its job.
 fn is_suspended(facts: &RunFacts) -> bool {
     let job = facts.job.as_ref().and_then(JobSight::job);
     job.is_some_and(|job| job.state.is_halted())
@@ -432,12 +432,12 @@ mod tests {
     }
 
     fn failed(name: &str, ended_s: f64, why: &str) -> ExitFile {
-        let failure = Some(Failure::new(rundir::ErrorCode::Unclassified, "the run failed", why, "read the log"));
+        let failure = Some(Failure::new(ErrorCode::RankFailed, "the run failed", why, "read the log"));
         ExitFile { ended_s, failure, ..exit(name, ExitReason::Failed) }
     }
 
     #[test]
-    fn a_command_whose_steps_are_not_told_runs_from_the_moment_that_its_processes_exist() {
+    fn a_command_whose_steps_are_not_logged_is_running_once_its_processes_exist() {
         let silent = RunFacts { is_stepless: true, last_metric: None, median_step_s: None, ..running() };
         assert_eq!(derive(&silent, 100_000.0), RunState::Running);
         let dead = RunFacts { alive: Liveness::Dead, ..silent.clone() };
@@ -454,11 +454,11 @@ mod tests {
     fn a_run_whose_processes_exist_is_starting_until_the_first_step() {
         let facts = RunFacts { last_metric: None, median_step_s: None, ..running() };
         assert_eq!(derive(&facts, 1001.0), RunState::Starting);
-        assert_eq!(derive(&facts, 5000.0), RunState::Starting, "loading a large model takes its time");
+        assert_eq!(derive(&facts, 5000.0), RunState::Starting, "loading a large model takes minutes");
     }
 
     #[test]
-    fn a_run_whose_supervisors_are_not_all_up_is_starting_for_minutes() {
+    fn a_run_whose_supervisors_have_not_all_started_is_starting_for_three_minutes() {
         let facts = |alive| RunFacts { alive, is_incomplete: true, last_metric: None, ..running() };
         for now in [1009.0, 1060.0, 1170.0] {
             assert_eq!(derive(&facts(Liveness::Dead), now), RunState::Starting);
@@ -470,10 +470,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_supervisors_were_all_up_and_are_gone_crashed_however_young_it_is() {
+    fn a_run_whose_supervisors_all_started_and_ended_crashed_at_once() {
         let facts = RunFacts { alive: Liveness::Dead, last_metric: None, ..running() };
-        let RunState::Crashed(failure) = derive(&facts, 1001.0) else { panic!() };
-        assert_eq!(failure.why, "its processes are gone before the first step and left no word");
+        assert!(matches!(derive(&facts, 1001.0), RunState::Crashed(_)));
     }
 
     #[test]
@@ -483,20 +482,20 @@ mod tests {
     }
 
     #[test]
-    fn silence_of_more_than_thirty_seconds_is_a_stall_when_steps_are_short() {
+    fn short_steps_are_stalled_after_thirty_seconds_without_activity() {
         assert_eq!(derive(&running(), 1130.0), RunState::Running);
         assert_eq!(derive(&running(), 1130.1), RunState::Stalled { since_s: 1100.0 });
     }
 
     #[test]
-    fn silence_of_more_than_five_steps_is_a_stall_when_steps_are_long() {
+    fn long_steps_are_stalled_after_five_median_steps_without_activity() {
         let facts = RunFacts { median_step_s: Some(60.0), ..running() };
         assert_eq!(derive(&facts, 1400.0), RunState::Running);
         assert_eq!(derive(&facts, 1400.1), RunState::Stalled { since_s: 1100.0 });
     }
 
     #[test]
-    fn silence_is_no_stall_while_power_or_processors_show_work() {
+    fn a_run_that_logs_nothing_is_not_stalled_while_power_or_cpu_use_show_work() {
         let at_work = [Load::Power { now_w: 350.0, before_w: 600.0 }, Load::Cpu { most: 0.9 }];
         let idle = [Load::Power { now_w: 75.0, before_w: 600.0 }, Load::Cpu { most: 0.02 }, Load::Unknown];
         let state = |load| derive(&RunFacts { load, ..running() }, 1200.0);
@@ -505,28 +504,28 @@ mod tests {
     }
 
     #[test]
-    fn silence_between_lines_is_longer_where_not_every_step_is_logged() {
+    fn a_run_that_logs_every_tenth_step_is_stalled_later() {
         let facts = RunFacts { median_step_s: Some(20.0), steps_per_line: 10, ..running() };
         assert_eq!(derive(&facts, 1100.0 + 280.0), RunState::Running);
         assert_eq!(derive(&facts, 1100.0 + 280.1), RunState::Stalled { since_s: 1100.0 });
     }
 
     #[test]
-    fn an_evaluation_is_a_stall_once_it_is_long_and_nothing_computes() {
+    fn an_evaluation_is_stalled_after_ten_minutes_without_gpu_power() {
         let mut facts = running();
         facts.see_event(&event(1101.0, EventKind::EvaluationStarted));
         let drawing = |now_w| RunFacts { load: Load::Power { now_w, before_w: 650.0 }, ..facts.clone() };
         assert_eq!(derive(&drawing(120.0), 1700.0), RunState::Running, "it may be reading its prompts");
         assert_eq!(derive(&drawing(120.0), 1702.0), RunState::Stalled { since_s: 1101.0 });
         assert_eq!(derive(&drawing(260.0), 5000.0), RunState::Running, "it decodes");
-        assert_eq!(derive(&facts, 5000.0), RunState::Running, "nobody knows what its GPUs draw");
+        assert_eq!(derive(&facts, 5000.0), RunState::Running, "the power of its GPUs was not measured");
         facts.see_event(&event(5001.0, EventKind::EvaluationEnded));
         assert_eq!(derive(&facts, 5030.0), RunState::Running);
         assert_eq!(derive(&facts, 5032.0), RunState::Stalled { since_s: 5001.0 });
     }
 
     #[test]
-    fn an_event_breaks_the_silence() {
+    fn an_event_counts_as_activity() {
         let mut facts = running();
         facts.see_event(&event(1120.0, EventKind::LossNotFinite));
         assert_eq!(derive(&facts, 1140.0), RunState::Running);
@@ -544,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_after_a_save_that_said_no_more_ends_the_saving() {
+    fn a_step_ends_a_save_that_logged_no_end() {
         let mut facts = running();
         facts.see_event(&event(1101.0, EventKind::CheckpointStarted));
         facts.see_metric(&MetricSample { attempt: 2, step: 41, t: 1110.0, ..MetricSample::default() });
@@ -552,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_asked_to_stop_is_stopping_even_while_it_saves() {
+    fn a_run_with_a_stop_request_is_stopping_even_while_it_saves() {
         let mut facts = running();
         facts.see_event(&event(1101.0, EventKind::Stopping { why: "SIGTERM".into() }));
         facts.see_event(&event(1102.0, EventKind::CheckpointStarted));
@@ -562,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_finished_or_stopped_when_every_node_says_so() {
+    fn a_run_is_finished_or_stopped_once_every_node_has_an_exit_file() {
         let one = RunFacts { exits: vec![exit("ml-1", ExitReason::Finished)], ..running() };
         assert_eq!(derive(&one, 1106.0), RunState::Running);
         let both = |reason| RunFacts {
@@ -583,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_without_a_word_is_told_from_how_the_rank_ended() {
+    fn a_failure_without_a_record_is_derived_from_how_the_rank_ended() {
         let rank = |rank, code, signal, line: &str| RankExit {
             rank,
             code,
@@ -599,24 +598,24 @@ mod tests {
         };
         let facts = RunFacts { exits: vec![exit], ..running() };
         let RunState::Failed(failure) = derive(&facts, 1106.0) else { panic!() };
-        assert_eq!(failure.what, "rank 1 failed");
-        assert_eq!(failure.why, "it was ended by signal 9 on node ml-1; its last line: step 40");
+        assert_eq!((failure.code, &failure.what[..]), (ErrorCode::RankKilled, "rank 1 failed"));
+        assert!(["signal 9", "ml-1", "step 40"].iter().all(|part| failure.why.contains(part)), "{failure}");
     }
 
     #[test]
-    fn a_node_is_lost_that_leaves_no_word_long_after_the_others_failed() {
+    fn a_node_is_lost_that_writes_no_exit_file_after_the_others_failed() {
         let lost = |exits: Vec<ExitFile>, now| RunFacts { exits, ..running() }.lost_nodes(now);
         let failed = || failed("ml-1", 1105.0, "node ml-2 was lost");
         assert_eq!(lost(vec![failed()], 1120.1), [node("ml-2")]);
         assert_eq!(lost(vec![failed()], 1119.0), [], "it may still end its ranks");
         assert_eq!(lost(vec![failed(), exit("ml-2", ExitReason::Failed)], 2000.0), []);
-        assert_eq!(lost(vec![exit("ml-1", ExitReason::Killed)], 2000.0), [], "somebody ends it, node by node");
+        assert_eq!(lost(vec![exit("ml-1", ExitReason::Killed)], 2000.0), [], "a kill ends it, node by node");
         assert_eq!(lost(vec![ExitFile { attempt: 1, ..failed() }], 2000.0), []);
         assert_eq!(lost(Vec::new(), 2000.0), []);
     }
 
     #[test]
-    fn exit_files_and_events_of_an_earlier_attempt_say_nothing_about_now() {
+    fn exit_files_and_events_of_an_earlier_attempt_are_ignored() {
         let mut facts = running();
         facts.exits = ["ml-1", "ml-2"].map(|name| ExitFile { attempt: 1, ..exit(name, ExitReason::Stopped) }).into();
         facts.see_event(&Event::new(1100.5, 1, None, EventKind::Stopping { why: "SIGTERM".into() }));
@@ -626,21 +625,21 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_are_gone_without_a_word_mean_a_crash() {
+    fn a_run_whose_processes_ended_without_an_exit_file_crashed() {
         let facts = RunFacts { alive: Liveness::Dead, ..running() };
         let RunState::Crashed(failure) = derive(&facts, 1101.0) else { panic!() };
-        assert_eq!(failure.why, "its processes are gone since step 40 and left no word");
-        assert!(failure.fix.contains("resume"));
+        assert_eq!(failure.code, ErrorCode::Crashed);
+        assert!(failure.why.contains("step 40"), "{failure}");
     }
 
     #[test]
-    fn the_last_word_of_the_trainer_counts_when_its_supervisor_left_none() {
+    fn the_last_event_of_the_trainer_counts_when_there_is_no_exit_file() {
         let end = |kind, alive| {
             let mut facts = RunFacts { alive, ..running() };
             facts.see_event(&event(1101.0, kind));
             derive(&facts, 2000.0)
         };
-        let failure = Failure::new(rundir::ErrorCode::Unclassified, "a", "b", "c");
+        let failure = Failure::new(ErrorCode::SaveFailed, "a", "b", "c");
         for alive in [Liveness::Dead, Liveness::Unknown] {
             assert_eq!(end(EventKind::Finished, alive), RunState::Finished);
             assert_eq!(end(EventKind::Stopped { why: "x".into() }, alive), RunState::Stopped);
@@ -650,25 +649,25 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_reached_hides_the_state_only_once_its_files_are_silent() {
+    fn the_state_is_unknown_only_when_nodes_are_unreachable_and_files_show_no_activity() {
         let facts = RunFacts { alive: Liveness::Unknown, ..running() };
         assert_eq!(derive(&facts, 1101.0), RunState::Running);
         assert_eq!(derive(&facts, 1131.0), RunState::Unknown);
     }
 
     #[test]
-    fn a_state_is_one_json_object_that_names_itself() {
+    fn a_state_is_a_json_object_with_its_name() {
         let json = |state: &RunState| serde_json::to_string(state).unwrap();
         assert_eq!(json(&RunState::Running), r#"{"state":"running"}"#);
         assert_eq!(json(&RunState::Stalled { since_s: 5.0 }), r#"{"state":"stalled","since_s":5.0}"#);
-        let failed = RunState::Failed(Failure::new(rundir::ErrorCode::Unclassified, "a", "b", "c"));
-        assert_eq!(json(&failed), r#"{"state":"failed","code":"unclassified","what":"a","why":"b","fix":"c"}"#);
+        let failed = RunState::Failed(Failure::new(ErrorCode::SaveFailed, "a", "b", "c"));
+        assert_eq!(json(&failed), r#"{"state":"failed","code":"save-failed","what":"a","why":"b","fix":"c"}"#);
         assert_eq!(serde_json::from_str::<RunState>(&json(&failed)).unwrap(), failed);
     }
 
     proptest! {
         #[test]
-        fn a_run_with_an_exit_file_on_every_node_is_over_whatever_else_is_known(
+        fn a_run_with_an_exit_file_on_every_node_has_ended(
             reasons in prop::array::uniform2(0usize..4), alive in 0usize..3, stopping: bool, saving: bool, now in 0.0..1e10f64,
         ) {
             let reason = [ExitReason::Finished, ExitReason::Stopped, ExitReason::Failed, ExitReason::Killed];

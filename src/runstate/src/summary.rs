@@ -1,27 +1,27 @@
-//! The runs of a folder, and a run in one line.
+//! The runs of a folder, and the summary of a run.
 
 use crate::{RunFacts, RunState, derive};
 use camino::Utf8Path;
 use cluster::NodeId;
 use cluster::slurm::JobSight;
 use rundir::median_step_s;
-use rundir::{Attempt, CheckpointSummary, Error, ExitFile, Failure, MetricSample, Run, RunDir, RunId};
+use rundir::{Attempt, CheckpointSummary, Error, ErrorCode, ExitFile, Failure, MetricSample, Run, RunDir, RunId};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
-/// A run in one line.
+/// The summary of a run: one line of a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunSummary {
-    /// What it is.
+    /// Its `run.toml`.
     pub run: Run,
-    /// Where it is.
+    /// Its folder.
     pub dir: RunDir,
     /// Its newest attempt.
     pub attempt: Option<Attempt>,
-    /// What it does.
+    /// Its state.
     pub state: RunState,
-    /// Where it failed, the nodes that had to end with it, by name.
+    /// If it failed, the nodes that ended only because another one failed, sorted by name.
     pub consequences: Vec<NodeId>,
     /// Steps done.
     pub step: u64,
@@ -29,16 +29,16 @@ pub struct RunSummary {
     pub steps_total: u64,
     /// Its last logged step.
     pub last: Option<MetricSample>,
-    /// Seconds until it is finished, if it goes on like this; only while it trains.
+    /// Seconds until it is finished at the median of its last steps; only while it trains.
     pub eta_s: Option<f64>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
-    /// What is known of its Slurm job, if it is one.
+    /// The state of its Slurm job, if it has one.
     pub job: Option<JobSight>,
 }
 
 impl RunSummary {
-    /// Sums up a run from its checkpoints and what is known about it.
+    /// Makes the summary of a run from its facts and its checkpoints.
     pub fn new(run: Run, dir: RunDir, facts: &RunFacts, now: f64) -> Self {
         let recent = &facts.newest.metrics;
         let state = derive(facts, now);
@@ -46,7 +46,7 @@ impl RunSummary {
         let current = last.as_ref().filter(|l| facts.attempt.as_ref().is_none_or(|a| a.number == l.attempt));
         let step = match current {
             Some(last) => last.step,
-            // It ended without an error: whatever it did, it did all of it.
+            // Its steps are not logged, and it ended without an error.
             None if facts.is_stepless && state == RunState::Finished => facts.steps_total,
             None => facts.start_step(),
         };
@@ -72,7 +72,7 @@ impl RunSummary {
         }
     }
 
-    /// Why it failed or crashed.
+    /// Returns why it failed or crashed.
     pub fn failure(&self) -> Option<&Failure> {
         match &self.state {
             RunState::Failed(failure) | RunState::Crashed(failure) => Some(failure),
@@ -83,8 +83,8 @@ impl RunSummary {
 
 /// Lists the runs in a folder, oldest first.
 ///
-/// Nothing is skipped silently: a folder that is named like a run or holds a `run.toml`, but cannot be read as one, is
-/// an entry that says why. A missing folder has no runs.
+/// A folder that is named like a run or contains a `run.toml`, but cannot be read as a run, is listed as a failure. A missing folder
+/// has no runs.
 pub fn list_runs(root: &Utf8Path) -> Vec<Result<RunDir, Failure>> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
@@ -115,7 +115,7 @@ fn readable(dir: RunDir) -> Result<RunDir, Failure> {
     match dir.read_run() {
         Ok(_) => Ok(dir),
         Err(e) if e.is_not_found() => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunNotFound,
             format!("{} is not a run", dir.root),
             "it has no run.toml: its launch was interrupted",
             "remove the folder, then launch again",
@@ -132,7 +132,7 @@ mod tests {
     use rundir::fixtures::{attempt, run, save, temp};
 
     #[test]
-    fn every_folder_that_should_be_a_run_is_listed_in_order() {
+    fn every_folder_that_should_be_a_run_is_listed_sorted_by_name() {
         let (_keep, root) = temp();
         let root = &root.root;
         assert!(list_runs(&root.join("none")).is_empty());
@@ -149,34 +149,34 @@ mod tests {
         fs::create_dir_all(root.join("notes")).unwrap();
         fs::write(root.join("2026-11-20T0340-a-file"), "").unwrap();
 
-        let listed: Vec<String> = list_runs(root)
+        let listed: Vec<Result<String, ErrorCode>> = list_runs(root)
             .into_iter()
-            .map(|entry| entry.map_or_else(|failure| failure.why, |dir| dir.name().to_owned()))
+            .map(|entry| entry.map(|dir| dir.name().to_owned()).map_err(|failure| failure.code))
             .collect();
         assert_eq!(
             listed,
             [
-                ids[1],
-                ids[0],
-                "written by a newer vidtui (schema 2; this one reads 1)",
-                "it has no run.toml: its launch was interrupted",
-                "renamed",
+                Ok(ids[1].to_owned()),
+                Ok(ids[0].to_owned()),
+                Err(ErrorCode::NewerFormat),
+                Err(ErrorCode::RunNotFound),
+                Ok("renamed".to_owned()),
             ]
         );
     }
 
     #[test]
-    fn a_folder_of_runs_that_cannot_be_read_is_one_failure() {
+    fn a_folder_of_runs_that_cannot_be_listed_is_one_failure() {
         let (_keep, root) = temp();
         let file = root.root.join("file");
         fs::write(&file, "").unwrap();
         let listed = list_runs(&file);
-        assert_eq!(listed.len(), 1);
-        assert!(listed[0].as_ref().unwrap_err().what.starts_with("cannot list "));
+        let [Err(failure)] = &listed[..] else { panic!("{listed:?}") };
+        assert!(failure.what.contains(file.as_str()), "{failure}");
     }
 
     #[test]
-    fn a_run_in_one_line_has_its_step_and_when_it_will_be_finished() {
+    fn a_summary_has_the_newest_step_and_the_remaining_time() {
         let (_keep, dir) = temp();
         let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
         for step in 1..=40 {
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Running, 40, Some(120.0)));
         assert_eq!(summary.checkpoint.unwrap().step, 30);
 
-        // Resumed, and no step of the new attempt yet.
+        // After a resume, before the first step of the new attempt.
         facts.attempt = Some(attempt(2, 30, &["ml-1"]));
         facts.last_metric = None;
         let summary = RunSummary::new(run(), dir, &facts, 1081.0);
