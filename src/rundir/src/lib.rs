@@ -1,15 +1,15 @@
 //! The run directory: the contract between console and trainer.
 //!
-//! A run is a directory that the trainer appends to and the console reads, possibly on another machine and
-//! possibly while it grows. Four rules hold for every file in it:
+//! A run is a directory that the trainer appends to and the console reads, possibly from another machine and while it grows. Four rules
+//! hold for every file in it:
 //!
 //! 1. **One writer per file.** Rank 0 writes the run's files, each node's supervisor only those under `nodes/<node>/`.
 //! 2. **Whole lines, one write each.** Readers take only what lies before the last newline and remember a byte offset.
 //! 3. **Completion is a rename.** A checkpoint is complete when its manifest exists, and the manifest is written last.
 //! 4. **Never edited.** A correction is a later line or a later attempt; where two disagree, the later one wins.
 //!
-//! State is derived from these files by the crate `runstate`, never stored. Unknown fields and events of a newer writer are
-//! tolerated; a newer *schema* is refused, because it may mean something else by the same name.
+//! The crate `runstate` derives the state of a run from these files; it is never stored. Unknown fields and events of a newer version
+//! are ignored. A newer *schema* is refused, because the same name may mean something else there.
 
 mod append;
 mod attempt;
@@ -28,7 +28,6 @@ mod lines;
 mod listing;
 mod metric_table;
 mod metrics;
-mod metrics_line;
 mod node_sample;
 mod node_series;
 mod peer_token;
@@ -77,8 +76,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
 ///
-/// Adding an optional field does not raise it. Renaming, removing or changing a unit does, together with a reader
-/// for the old one.
+/// Adding an optional field does not raise it. Renaming or removing a field or changing a unit does, together with a reader
+/// for the old format.
 pub const SCHEMA: u32 = 1;
 
 /// Returns the time of this machine's clock, in Unix seconds.

@@ -1,13 +1,13 @@
-//! One line of `metrics.jsonl`: what a logged step measured.
+//! One line of `metrics.jsonl`: the metrics of a logged step.
 
 use crate::SCHEMA;
 use crate::lines::{LogLine, json_line};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// What a logged step measured. Names end in their unit.
+/// The metrics of a logged step. Names end in their unit.
 ///
-/// JSON has no NaN: a loss or gradient norm that is not finite is `None` here, `null` on disk, and an event besides.
-/// Lines are kept short, because a long run has many: seconds are written to the microsecond, rates and GiB to a
+/// JSON has no NaN: a loss or gradient norm that is not finite is `None` here and `null` on disk, and an event reports it.
+/// Lines are short, because a long run has many: seconds are written to the microsecond, rates and GiB to a
 /// thousandth, and loss, gradient norm and learning rates as the shortest decimal that is the same `f32`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricSample {
@@ -29,26 +29,26 @@ pub struct MetricSample {
     /// Learning rate of everything but TTT layers.
     #[serde(serialize_with = "single")]
     pub lr: f64,
-    /// Learning rate of TTT layers, where there are any.
+    /// Learning rate of TTT layers, if the model has any.
     #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "maybe_single")]
     pub lr_ttt: Option<f64>,
     /// Seconds of the whole step.
     #[serde(serialize_with = "millionth")]
     pub step_s: f64,
-    /// Seconds waited for data.
+    /// Seconds of waiting for data.
     #[serde(default, serialize_with = "millionth")]
     pub data_s: f64,
     /// Seconds of the forward pass.
     #[serde(default, serialize_with = "millionth")]
     pub forward_s: f64,
-    /// Seconds of the backward pass with recomputation, without the waiting for reductions.
+    /// Seconds of the backward pass, with recomputation and without waiting for reductions.
     #[serde(default, serialize_with = "millionth")]
     pub backward_s: f64,
-    /// Seconds of clipping and the optimizer.
+    /// Seconds of gradient clipping and the optimizer.
     #[serde(default, serialize_with = "millionth")]
     pub optimizer_s: f64,
-    /// Seconds that saving held training up, after the step before and in this one, whose `step_s` is without them; copying
-    /// and writing go on beside the training.
+    /// Seconds that saving stalled training since the step before. `step_s` does not contain them; copying and writing overlap with
+    /// training.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub checkpoint_s: f64,
     /// Samples per second, all ranks together.
@@ -60,28 +60,28 @@ pub struct MetricSample {
     /// Memory in use now, GiB, by rank.
     #[serde(default, serialize_with = "thousandths")]
     pub mem_gib_by_rank: Vec<f64>,
-    /// Most memory in use so far, GiB, by rank.
+    /// Peak of memory in use so far, GiB, by rank.
     #[serde(default, serialize_with = "thousandths")]
     pub mem_peak_gib_by_rank: Vec<f64>,
-    /// Seconds of the step, by rank, with the waiting for each other.
+    /// Seconds of the step, by rank, with waiting for other ranks.
     #[serde(default, serialize_with = "thousandths")]
     pub step_s_by_rank: Vec<f64>,
-    /// Seconds of the step that a rank did not spend waiting for others, by rank: who is waited for.
+    /// Seconds of the step without waiting for other ranks, by rank: the highest is the straggler.
     #[serde(default, serialize_with = "thousandths", skip_serializing_if = "Vec::is_empty")]
     pub busy_s_by_rank: Vec<f64>,
-    /// Seconds that the first rank waited for gathered weights and reduced gradients.
+    /// Seconds that rank 0 waited for gathered weights and reduced gradients.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub reduce_s: f64,
     /// Norm of all trained weights.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub weight_norm: Option<f64>,
-    /// Model TFLOP per second and rank: forward and backward once, whatever is computed again.
+    /// Model TFLOP per second and rank: one forward and one backward pass, without recomputation.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub tflops: f64,
-    /// The share of the device's peak that this is; none where the peak is not known.
+    /// `tflops` as a share of the device's peak (model FLOPs utilization); none where the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Whether it was read from another trainer's log: what is zero or `None` there was not told, but for the loss.
+    /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adapted: bool,
 }
@@ -144,16 +144,17 @@ fn thousandths<S: Serializer>(xs: &[f64], s: S) -> Result<S::Ok, S::Error> {
 
 impl LogLine for MetricSample {
     fn parse(line: &[u8]) -> Result<Self, String> {
-        crate::metrics_line::parse(line).map_or_else(|| json_line(line), Ok)
+        json_line(line)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
-    fn what_is_not_finite_is_null_on_disk_and_none_when_read() {
+    fn a_number_that_is_not_finite_is_null_on_disk_and_none_when_read() {
         let nan = MetricSample { loss: Some(f64::NAN), grad_norm: Some(f64::INFINITY), ..MetricSample::default() };
         let line = serde_json::to_string(&nan).unwrap();
         assert!(line.contains("\"loss\":null,\"grad_norm\":null"), "{line}");
@@ -161,17 +162,50 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_first_version_with_few_fields_is_read() {
+    fn a_line_of_an_early_version_with_few_fields_is_read() {
         let line = br#"{"v":1,"attempt":1,"step":120,"t":1763612345.1,"loss":0.1123,"grad_norm":0.08,"lr":1e-5,"step_s":3.41}"#;
         let sample = MetricSample::parse(line).unwrap();
         assert_eq!((sample.step, sample.lr_ttt, sample.mem_gib_by_rank.len()), (120, None, 0));
     }
 
     #[test]
-    fn the_loss_keeps_all_that_a_single_precision_number_holds() {
+    fn the_loss_is_written_with_single_precision() {
         let loss = f64::from(0.112_345_67_f32);
         let line = serde_json::to_string(&MetricSample { loss: Some(loss), ..MetricSample::default() }).unwrap();
         let read = MetricSample::parse(line.as_bytes()).unwrap().loss.unwrap();
         assert_eq!(read as f32, loss as f32);
+    }
+
+    proptest! {
+        #[test]
+        fn a_sample_that_is_read_and_written_again_gives_the_same_line(
+            numbers in prop::collection::vec(prop::num::f64::NORMAL | prop::num::f64::ZERO | prop::num::f64::SUBNORMAL, 8),
+            usual in prop::collection::vec(-1e6..2e9f64, 8),
+            ranks in prop::collection::vec(0.0..500.0f64, 0..9),
+            step in 0..1u64 << 60, attempt: u32, finite: bool, ttt: bool,
+        ) {
+            let single = |x: f64| f64::from(x.clamp(f32::MIN.into(), f32::MAX.into()) as f32);
+            let sample = MetricSample {
+                v: 1, attempt, step, t: usual[0],
+                loss: finite.then_some(single(numbers[0])),
+                grad_norm: finite.then_some(single(usual[7])),
+                lr: single(numbers[1]),
+                lr_ttt: ttt.then_some(single(numbers[2])),
+                step_s: usual[1], data_s: usual[2], forward_s: numbers[3].clamp(-1e200, 1e200), backward_s: usual[3],
+                optimizer_s: usual[4], checkpoint_s: if ttt { usual[5] } else { 0.0 }, samples_per_s: usual[5], tokens_per_s: usual[6],
+                mem_gib_by_rank: ranks.clone(), mem_peak_gib_by_rank: vec![], step_s_by_rank: ranks.clone(),
+                busy_s_by_rank: if finite { ranks } else { vec![] },
+                reduce_s: if ttt { usual[2].abs() } else { 0.0 },
+                weight_norm: finite.then_some(single(numbers[4])),
+                tflops: if finite { usual[6].abs() } else { 0.0 },
+                mfu: ttt.then_some(single(numbers[5])),
+                adapted: !finite,
+            };
+            let line = serde_json::to_string(&sample).unwrap();
+            let read = MetricSample::parse(line.as_bytes()).unwrap();
+            prop_assert_eq!(serde_json::to_string(&read).unwrap(), line);
+            prop_assert_eq!(read.loss.map(|x| x as f32), sample.loss.map(|x| x as f32));
+            prop_assert!((read.step_s - sample.step_s).abs() <= 1e-6);
+        }
     }
 }
