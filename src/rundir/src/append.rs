@@ -1,4 +1,4 @@
-//! Writing lines: one whole line, one write.
+//! Appends lines to a file, each with one write.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-/// Appends whole lines to a file, each with one write, so that a reader never sees half of one for longer than that.
+/// Appends whole lines to a file, each with one write, so that a reader never sees half a line for longer than a write takes.
 ///
 /// A writer that was killed in the middle of a line leaves a torn one; the next writer ends it with a newline, and
 /// readers report it as a [`crate::BadLine`].
@@ -33,7 +33,7 @@ impl LineAppender {
         Ok(Self { path: path.to_owned(), file, buffer: Vec::new(), torn: last != [b'\n'] })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Utf8Path {
         &self.path
     }
@@ -41,7 +41,7 @@ impl LineAppender {
     /// Appends a value as one line of JSON.
     ///
     /// # Errors
-    /// When writing fails, for instance on a full disk. The next line that fits is whole again.
+    /// When writing fails, for instance on a full disk. The next line begins on a line of its own.
     pub fn append<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         self.buffer.clear();
         if self.torn {
@@ -93,6 +93,6 @@ mod tests {
         let Ok(mut full) = LineAppender::open("/dev/full".into()) else { return };
         let error = full.append(&1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert!(full.torn, "the next line must not be glued to what was written of this one");
+        assert!(full.torn, "the next line must begin on a line of its own");
     }
 }

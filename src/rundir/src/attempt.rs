@@ -1,4 +1,4 @@
-//! One launch or resume of a run: `attempts/NNNN/attempt.toml`.
+//! `attempts/NNNN/attempt.toml`: one launch or resume of a run, and its Slurm job.
 
 use crate::files::{Versioned, present, read_toml, write_toml};
 use crate::{Error, RunDir, StartFrom};
@@ -23,12 +23,12 @@ pub struct Attempt {
     pub by: String,
     /// When, Unix seconds.
     pub started_s: f64,
-    /// The step it continues from; its first logged step is later. If that checkpoint turns out to be damaged, an event tells
-    /// of the one before it, which is taken instead.
+    /// The step it continues from; its first logged step is later. If that checkpoint is damaged, the trainer takes the one before it
+    /// and records an event.
     pub start_step: u64,
     /// Where its weights come from.
     pub start: StartFrom,
-    /// The step that a person asked to continue from; then no other is taken in its place.
+    /// The step that the user chose to continue from. If it is damaged, no other step is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_step: Option<u64>,
     /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
@@ -37,33 +37,33 @@ pub struct Attempt {
     /// The folder from which another trainer's command continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Utf8PathBuf>,
-    /// The checks that may fail, by name: somebody has said so.
+    /// The names of the checks that the user allowed to fail.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waived: Vec<String>,
     /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
-    /// Where its ranks run; no rank is placed as long as a queue has not chosen the nodes.
+    /// Where its ranks run; empty until Slurm has allocated the nodes.
     pub placement: Placement,
-    /// How its nodes are reached by SSH; empty when it was started on this machine alone.
+    /// How its nodes are reached by SSH; empty when it was started only on this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
-    /// The Slurm job that it is, when it was submitted as one.
+    /// Its Slurm job, if it was submitted as one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmJob>,
 }
 
-/// What was asked of Slurm, and the job that came of it.
+/// The request to Slurm and the job that Slurm made of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlurmJob {
-    /// The job's number, once it has one.
+    /// The job's number, once Slurm has assigned it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<u64>,
-    /// What was asked for.
+    /// The request.
     pub spec: SlurmSpec,
 }
 
-/// `job.toml`: that an attempt was submitted. It is written after `attempt.toml`, which has to be there before the job begins.
+/// `job.toml`: the job of an attempt. It is a file of its own because `attempt.toml` must exist before the job can begin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submitted {
     /// [`crate::SCHEMA`].
@@ -80,7 +80,7 @@ impl Versioned for Submitted {
     }
 }
 
-/// `allocation.toml`: where a job's ranks run. The job itself writes it when it begins: nobody knows before.
+/// `allocation.toml`: where a job's ranks run. The job writes it when it begins, because Slurm chooses the nodes only then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     /// [`crate::SCHEMA`].
@@ -99,12 +99,12 @@ impl Versioned for Allocation {
     }
 }
 
-/// How a node is reached by SSH. What is not said here, the user's SSH configuration says.
+/// How a node is reached by SSH. The user's SSH configuration supplies what is none here.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Login {
-    /// The node, by the name that SSH is asked for.
+    /// The node, by the host name that is passed to SSH.
     pub node: NodeId,
-    /// Who logs in.
+    /// The user name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The port of its SSH server.
@@ -113,14 +113,14 @@ pub struct Login {
 }
 
 impl Login {
-    /// How a node is reached of which only the name is known.
+    /// Makes the login of a node of which only the name is known.
     pub fn by_name(node: NodeId) -> Self {
         Self { node, user: None, port: None }
     }
 }
 
 impl Attempt {
-    /// How its nodes are reached by SSH, where they are not this machine: as its hostfile said, or by the names that Slurm has for them.
+    /// Returns how its nodes are reached by SSH: as its hostfile defines, or by the names that Slurm has for them.
     pub fn ways(&self) -> Vec<Login> {
         match self.slurm {
             None => self.logins.clone(),
@@ -135,7 +135,7 @@ impl Versioned for Attempt {
     }
 }
 
-/// Reads a mesh of which a newer writer may know more axes. A recipe refuses them, because there they are wishes.
+/// Reads a mesh and ignores axes that only a newer version knows. A recipe refuses them instead, because a user wrote them.
 pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mesh, D::Error> {
     #[derive(Deserialize)]
     struct Known {
@@ -157,14 +157,14 @@ pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<M
 pub enum AttemptWhy {
     /// The first one.
     Launch,
-    /// A person asked for it.
+    /// A user resumed the run.
     Resume,
-    /// A queue started it again.
+    /// Slurm requeued its job.
     Requeue,
 }
 
 impl RunDir {
-    /// The numbers of all attempts, ascending; a half-created one counts, because its folder is the lock.
+    /// Returns the numbers of all attempts, ascending. An attempt without `attempt.toml` counts, because its folder is the lock.
     ///
     /// # Errors
     /// [`Error::Io`]; a missing folder is an empty list.
@@ -188,7 +188,7 @@ impl RunDir {
         Ok(numbers)
     }
 
-    /// Reads one attempt, with what has become known of its job since it was written.
+    /// Reads an attempt, completed from `job.toml` and `allocation.toml`.
     ///
     /// # Errors
     /// As [`read_toml`].
@@ -205,7 +205,7 @@ impl RunDir {
         Ok(attempt)
     }
 
-    /// Records that an attempt was submitted as a job.
+    /// Writes `job.toml`.
     ///
     /// # Errors
     /// As [`write_toml`].
@@ -213,7 +213,7 @@ impl RunDir {
         write_toml(&self.job_toml(attempt), submitted)
     }
 
-    /// Records where an attempt's job runs.
+    /// Writes `allocation.toml`.
     ///
     /// # Errors
     /// As [`write_toml`].
@@ -221,7 +221,7 @@ impl RunDir {
         write_toml(&self.allocation_toml(attempt), allocation)
     }
 
-    /// Writes one attempt; its folder must exist.
+    /// Writes an attempt; its folder must exist.
     ///
     /// # Errors
     /// As [`write_toml`].
@@ -229,7 +229,7 @@ impl RunDir {
         write_toml(&self.attempt_toml(attempt.number), attempt)
     }
 
-    /// The newest attempt that says what it is; one whose launch was interrupted before that is passed over.
+    /// Reads the newest attempt. One whose launch was interrupted before `attempt.toml` was written is skipped.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_learns_its_job_and_then_its_nodes() {
+    fn an_attempt_is_read_with_its_job_and_then_with_its_nodes() {
         let (_keep, run) = temp();
         let spec = SlurmSpec::parse("nodes = 2\ngpus_per_node = 1\ntime = '10:00'").unwrap();
         let placed = attempt(1, 0, &["ml-1", "ml-2"]);
@@ -278,12 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_attempt_is_the_last_one_that_says_what_it_is() {
+    fn the_latest_attempt_is_the_last_one_with_an_attempt_file() {
         let (_keep, run) = temp();
         assert_eq!(run.latest_attempt().unwrap(), None);
         write_attempt(&run, 9, 0);
         write_attempt(&run, 10, 40);
-        // A console that died between taking the lock and writing the file.
+        // A console that ended between creating the folder and writing the file.
         fs::create_dir_all(run.attempt_dir(11)).unwrap();
         fs::create_dir_all(run.attempts().join("notes")).unwrap();
         assert_eq!(run.attempt_numbers().unwrap(), [9, 10, 11]);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_of_a_newer_mesh_does_not_hide_the_attempt() {
+    fn an_attempt_with_an_unknown_axis_of_the_mesh_is_read() {
         let (_keep, run) = temp();
         write_attempt(&run, 1, 0);
         let text = fs::read_to_string(run.attempt_toml(1)).unwrap();

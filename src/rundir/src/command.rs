@@ -1,4 +1,4 @@
-//! The command of a run that another program trains: its words on each node.
+//! The command of a run that another program trains: its arguments on each node.
 
 use crate::{Attempt, Run, RunDir};
 use camino::Utf8PathBuf;
@@ -10,13 +10,13 @@ use recipe::{Per, Recipe};
 pub struct CommandPlace<'a> {
     /// The node.
     pub node: &'a NodeId,
-    /// The rank, when it is started for each.
+    /// The rank, if the command is started for each rank.
     pub rank: Option<&'a RankPlace>,
-    /// Where the first node can be reached by the others, when that is known yet.
+    /// The address and port of the first node, once they are known.
     pub master: Option<(&'a str, u16)>,
 }
 
-/// Returns what a command is started once for, on a node: each of its ranks, or the node itself.
+/// Returns the ranks of a node for which a command is started, or a single none if it is started once for the node.
 pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -> Vec<Option<&'a RankPlace>> {
     match recipe.command.per {
         Per::Node => vec![None],
@@ -24,7 +24,7 @@ pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -
     }
 }
 
-/// Returns the words of a command: the program and its arguments, every placeholder filled in that is known.
+/// Returns the program and its arguments with every placeholder filled in that is known.
 pub fn command_words(
     dir: &RunDir,
     run: &Run,
@@ -60,12 +60,12 @@ pub fn command_words(
 
 /// Returns the folder below which a command saves its checkpoints.
 pub fn command_output(dir: &RunDir, run: &Run, recipe: &Recipe) -> Utf8PathBuf {
-    // A relative one starts where the command does.
+    // A relative path starts at the command's working directory.
     let folder = command_folder(dir, recipe);
     folder.join(recipe::fill(&recipe.command.output, |name| of_run(dir, run, name)))
 }
 
-/// Returns the folder in which a command is started.
+/// Returns the working directory of a command.
 pub fn command_folder(dir: &RunDir, recipe: &Recipe) -> Utf8PathBuf {
     if recipe.command.folder.as_str().is_empty() { dir.root.clone() } else { recipe.command.folder.clone() }
 }
@@ -85,7 +85,7 @@ mod tests {
     use crate::fixtures::{attempt, node, run, temp};
 
     #[test]
-    fn every_placeholder_is_filled_in_and_a_resume_adds_its_words() {
+    fn every_placeholder_is_filled_in_and_a_resume_adds_its_arguments() {
         let (_keep, dir) = temp();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/command.toml");
         let mut recipe = recipe::load(path.into(), &[]).unwrap().recipe;
@@ -104,8 +104,8 @@ mod tests {
         let first = command_words(&dir, &run(), &recipe, &attempt, &place);
         assert_eq!(first[..5], want);
         assert_eq!(first[5..], [format!("{} demo-2s 2 1000 0", run().id)]);
-        let going_on = Attempt { checkpoint: Some("/out/finetrainers_step_40".into()), ..attempt.clone() };
-        let resumed = command_words(&dir, &run(), &recipe, &going_on, &place);
+        let resuming = Attempt { checkpoint: Some("/out/finetrainers_step_40".into()), ..attempt.clone() };
+        let resumed = command_words(&dir, &run(), &recipe, &resuming, &place);
         assert_eq!(resumed[6..], ["--load", "/out/finetrainers_step_40@40"]);
         let unknown = CommandPlace { master: None, ..place };
         assert_eq!(command_words(&dir, &run(), &recipe, &attempt, &unknown)[3], "{master_addr}:{master_port}");

@@ -1,4 +1,4 @@
-//! One line of an `events.jsonl`: what happened, for people and for deriving the state.
+//! One line of an `events.jsonl`: an event of a run, for users and for deriving the state.
 
 use crate::lines::{LogLine, json_line};
 use crate::{Cause, Error, Failure, RunDir, RunId, SCHEMA, Tail};
@@ -16,10 +16,10 @@ pub struct Event {
     pub t: f64,
     /// The attempt.
     pub attempt: u32,
-    /// The rank that tells it; none if a supervisor does.
+    /// The rank that recorded it; none if a supervisor did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// The node that tells it.
+    /// The node whose supervisor recorded it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The last finished step.
@@ -30,13 +30,13 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened. Two fields have longer names on disk, where they would meet `rank` and `step` of the event itself.
+/// What happened. Some fields have other names on disk, where they would clash with `rank` and `step` of the event itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
-    /// All ranks are connected and begin.
+    /// All ranks are connected and training begins.
     Started {
-        /// How many ranks.
+        /// The number of ranks.
         world: usize,
     },
     /// A checkpoint was loaded.
@@ -46,14 +46,14 @@ pub enum EventKind {
         /// The run that saved it.
         of_run: RunId,
     },
-    /// The checkpoint that was to be loaded is damaged: the start goes back to one before it.
+    /// The checkpoint to load is damaged, and the one before it is loaded instead.
     CheckpointDamaged {
         /// Its step.
         #[serde(rename = "damaged_step")]
         step: u64,
         /// What is wrong with it.
         why: String,
-        /// The step that the start goes back to.
+        /// The step that is loaded instead.
         back_to: u64,
     },
     /// Weights were loaded for a new stage.
@@ -61,20 +61,20 @@ pub enum EventKind {
         /// The step directory.
         from: Utf8PathBuf,
     },
-    /// What a start took from where it began, and what it begins anew.
+    /// What was restored from a checkpoint and what was not.
     Restored {
-        /// What was taken over.
+        /// What was restored.
         restored: String,
-        /// What was not; empty when everything was.
+        /// What begins new; empty when everything was restored.
         #[serde(rename = "anew")]
         not_restored: String,
-        /// How long reading it took, checksums and all.
+        /// Seconds that reading took, with checksums.
         seconds: f64,
     },
-    /// Somebody asked for a checkpoint beyond those at the interval.
+    /// A checkpoint was requested beyond those at the interval.
     #[serde(rename = "save_asked")]
     SaveRequested {
-        /// Who or what asked.
+        /// What requested it.
         why: String,
     },
     /// Saving began.
@@ -85,53 +85,53 @@ pub enum EventKind {
         path: Utf8PathBuf,
         /// Its size.
         bytes: u64,
-        /// How long saving took.
+        /// Seconds that saving took.
         seconds: f64,
     },
-    /// A checkpoint could not be saved; training goes on, and the earlier ones are untouched.
+    /// A checkpoint could not be saved. Training continues, and earlier checkpoints are untouched.
     CheckpointFailed {
-        /// What is wrong, and what to do.
+        /// Why.
         failure: Failure,
     },
-    /// An old checkpoint was removed to keep the newest few.
+    /// An old checkpoint was removed, because only the newest few are kept.
     CheckpointPruned {
         /// Its step.
         #[serde(rename = "pruned_step")]
         step: u64,
     },
-    /// An evaluation began: steps wait until it has ended.
+    /// An evaluation began. No steps are made until it ends.
     EvaluationStarted,
-    /// It ended.
+    /// The evaluation ended.
     EvaluationEnded,
     /// The loss or the gradient was not finite.
     LossNotFinite,
-    /// The loss was far above those before it.
+    /// The loss was far above that of the steps before.
     LossSpike {
         /// The loss.
         loss: f64,
-        /// The median of the steps before.
+        /// The median loss of the steps before.
         usual: f64,
     },
-    /// The optimizer did not apply a step.
+    /// The optimizer skipped a step.
     StepSkipped,
     /// The run will stop at the end of this step.
     Stopping {
-        /// Who or what asked.
+        /// What requested it.
         why: String,
     },
     /// The run saved and stopped.
     Stopped {
-        /// Who or what asked.
+        /// What requested it.
         why: String,
     },
     /// All steps are done.
     Finished,
-    /// A rank gave up.
+    /// A rank ended with an error.
     Failed {
-        /// What to tell people.
+        /// The error.
         failure: Failure,
     },
-    /// A supervisor saw a rank end that should not have.
+    /// A rank ended unexpectedly; its supervisor records it.
     RankDied {
         /// The rank.
         #[serde(rename = "dead_rank")]
@@ -140,18 +140,18 @@ pub enum EventKind {
         code: Option<i32>,
         /// The signal that ended it, when one did.
         signal: Option<i32>,
-        /// Why: what it reported, or the last line of its log.
+        /// The error that it reported, or else the last line of its log.
         message: String,
         /// Where the trouble began.
         #[serde(default, skip_serializing_if = "Cause::is_root")]
         cause: Cause,
     },
-    /// A process was asked to do something by signal.
+    /// A process received a signal.
     SignalReceived {
         /// The signal's number.
         signal: i32,
     },
-    /// An event of a newer writer, kept as text.
+    /// An event of a newer version, kept as text.
     #[serde(untagged)]
     Other {
         /// Its name.
@@ -164,17 +164,17 @@ pub enum EventKind {
 }
 
 impl Event {
-    /// Makes an event of now-known parts; who tells it is added by [`Event::by_rank`] or [`Event::by_node`].
+    /// Makes an event. [`Event::by_rank`] and [`Event::by_node`] add what recorded it.
     pub fn new(t: f64, attempt: u32, step: Option<u64>, kind: EventKind) -> Self {
         Self { v: SCHEMA, t, attempt, rank: None, node: None, step, kind }
     }
 
-    /// Says that a rank tells it.
+    /// Sets the rank that recorded it.
     pub fn by_rank(self, rank: usize) -> Self {
         Self { rank: Some(rank), ..self }
     }
 
-    /// Says that a node's supervisor tells it.
+    /// Sets the node whose supervisor recorded it.
     pub fn by_node(self, node: NodeId) -> Self {
         Self { node: Some(node), ..self }
     }
@@ -212,7 +212,7 @@ impl<'de> Deserialize<'de> for Event {
     }
 }
 
-/// What an unknown event says beyond the fields that every event has.
+/// Returns the fields of an unknown event that not every event has, as text.
 fn fields_as_text(event: &Value) -> String {
     const COMMON: [&str; 7] = ["v", "t", "attempt", "rank", "node", "step", "event"];
     let fields = event.as_object().into_iter().flatten().filter(|(key, _)| !COMMON.contains(&key.as_str()));
@@ -232,7 +232,7 @@ impl LogLine for Event {
 /// Reads all events of a run, those of rank 0 and those of every node, in the order of their time.
 ///
 /// # Errors
-/// [`Error::Io`]; missing files are empty, bad lines are passed over.
+/// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
 pub fn read_events(run: &RunDir) -> Result<Vec<Event>, Error> {
     let mut files = vec![run.events()];
     for node in run.node_ids()? {
@@ -283,12 +283,7 @@ mod tests {
             EventKind::Stopped { why: "SIGTERM".into() },
             EventKind::Finished,
             EventKind::Failed {
-                failure: Failure::new(
-                    crate::ErrorCode::Unclassified,
-                    "cannot save",
-                    "the disk is full",
-                    "free some space",
-                ),
+                failure: Failure::new(crate::ErrorCode::DiskFull, "cannot save", "the disk is full", "free some space"),
             },
             EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into(), cause: Cause::Root },
             EventKind::SignalReceived { signal: 15 },
@@ -317,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_event_is_shown_as_text() {
+    fn an_unknown_event_is_read_as_text() {
         let line = br#"{"v":1,"t":1.0,"attempt":1,"event":"node_replaced","old":"ml-1","spares":[3,4]}"#;
         let EventKind::Other { name, text } = Event::parse(line).unwrap().kind else { panic!("it is known") };
         assert_eq!((&name[..], &text[..]), ("node_replaced", "old: ml-1, spares: [3,4]"));
     }
 
     #[test]
-    fn a_known_event_whose_fields_changed_is_shown_as_text() {
+    fn a_known_event_with_changed_fields_is_read_as_text() {
         let line = br#"{"v":1,"t":1.0,"attempt":1,"event":"started","ranks":"many"}"#;
         let kind = Event::parse(line).unwrap().kind;
         assert_eq!(kind, EventKind::Other { name: "started".into(), text: "ranks: many".into() });
@@ -334,12 +329,11 @@ mod tests {
     fn an_event_without_a_name_or_of_a_newer_version_is_a_bad_line() {
         assert!(Event::parse(br#"{"v":1,"t":1.0,"attempt":1}"#).is_err());
         assert!(Event::parse(br#"[]"#).is_err());
-        let newer = Event::parse(br#"{"v":9,"t":1.0,"attempt":1,"event":"started","world":2}"#);
-        assert!(newer.unwrap_err().contains("newer vidtui"));
+        assert!(Event::parse(br#"{"v":9,"t":1.0,"attempt":1,"event":"started","world":2}"#).is_err());
     }
 
     #[test]
-    fn events_of_all_nodes_are_told_in_the_order_of_their_time() {
+    fn events_of_all_nodes_are_read_in_the_order_of_their_time() {
         let (_keep, run) = temp();
         assert!(read_events(&run).unwrap().is_empty());
         std::fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();

@@ -1,14 +1,14 @@
-//! The samples of a run over all its attempts, in one line.
+//! The samples of a run, merged over its attempts.
 
 use crate::MetricSample;
 
-/// How many of the last steps tell the usual step time: enough to ignore a checkpoint, few enough to follow a change.
+/// How many steps the median step time covers: enough to ignore a checkpoint, few enough to follow a change.
 const MEDIAN_OVER: usize = 51;
 
 /// The samples of a run, merged over its attempts.
 ///
-/// After a resume from step 500, steps 501… appear again: **the higher attempt wins**. What it does again, and what the
-/// earlier attempt did beyond the point of resuming, is kept apart, so that a chart can draw it dimmed.
+/// After a resume from step 500, steps 501… appear again: **the higher attempt wins**. The samples that it replaces are kept apart, so
+/// that a chart can draw them dimmed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     effective: Vec<MetricSample>,
@@ -16,7 +16,7 @@ pub struct History {
 }
 
 impl History {
-    /// An empty history.
+    /// Makes an empty history.
     pub fn new() -> Self {
         Self::default()
     }
@@ -35,7 +35,7 @@ impl History {
         samples.into_iter().for_each(|sample| self.push(sample));
     }
 
-    /// The rare case: a step that is there already, or a line of an attempt that was overtaken.
+    /// Adds a sample in the rare cases: its step exists already, or a later attempt has begun.
     fn merge(&mut self, sample: MetricSample) {
         if self.effective.last().is_some_and(|newest| newest.attempt > sample.attempt) {
             self.superseded.push(sample);
@@ -45,39 +45,39 @@ impl History {
         let overtaken = self.effective[at..].partition_point(|s| s.attempt < sample.attempt);
         self.superseded.extend(self.effective.drain(at..at + overtaken));
         match self.effective.get_mut(at).filter(|s| s.step == sample.step) {
-            // The same attempt again: a correction is a later line.
+            // A later line of the same attempt is a correction.
             Some(same) => self.superseded.push(std::mem::replace(same, sample)),
             None => self.effective.insert(at, sample),
         }
     }
 
-    /// The samples that count, by ascending step, each step once.
+    /// Returns the samples that count, by ascending step, each step once.
     pub fn effective(&self) -> &[MetricSample] {
         &self.effective
     }
 
-    /// The samples that a later attempt did again or went back behind, in the order in which that happened.
+    /// Returns the samples that a later attempt replaced, in the order in which that happened.
     pub fn superseded(&self) -> &[MetricSample] {
         &self.superseded
     }
 
-    /// The newest sample that counts.
+    /// Returns the newest sample that counts.
     pub fn last(&self) -> Option<&MetricSample> {
         self.effective.last()
     }
 
-    /// Whether there are no samples.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.effective.is_empty()
     }
 
-    /// The usual seconds of a step now: the median over the last 51 logged steps.
+    /// Returns the median seconds of the last 51 logged steps.
     pub fn median_step_s(&self) -> Option<f64> {
         median_step_s(&self.effective)
     }
 }
 
-/// The median of `step_s` over the last 51 of `samples`; none without samples.
+/// Returns the median of `step_s` over the last 51 samples; none without samples.
 pub fn median_step_s(samples: &[MetricSample]) -> Option<f64> {
     let mut last: Vec<f64> = samples.iter().rev().take(MEDIAN_OVER).map(|s| s.step_s).collect();
     last.sort_by(f64::total_cmp);
@@ -104,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn the_higher_attempt_wins_and_the_older_is_kept_apart() {
+    fn the_higher_attempt_wins_and_the_samples_it_replaces_are_kept() {
         let history = history([(1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (2, 5)]);
         assert_eq!(keys(history.effective()), [(1, 1), (1, 2), (2, 3), (2, 4), (2, 5)]);
         assert_eq!(keys(history.superseded()), [(1, 3), (1, 4)]);
     }
 
     #[test]
-    fn what_lies_beyond_the_point_of_resuming_no_longer_counts_at_once() {
+    fn steps_beyond_a_resume_stop_counting_with_its_first_sample() {
         let history = history([(1, 10), (1, 20), (1, 30), (1, 40), (2, 20)]);
         assert_eq!(keys(history.effective()), [(1, 10), (2, 20)]);
         assert_eq!(keys(history.superseded()), [(1, 20), (1, 30), (1, 40)]);
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_late_line_of_an_overtaken_attempt_does_not_count() {
+    fn a_late_line_of_an_earlier_attempt_does_not_count() {
         let history = history([(1, 1), (2, 1), (1, 2), (2, 2)]);
         assert_eq!(keys(history.effective()), [(2, 1), (2, 2)]);
         assert_eq!(keys(history.superseded()), [(1, 1), (1, 2)]);
     }
 
     #[test]
-    fn the_usual_step_time_ignores_one_slow_step() {
+    fn the_median_step_time_ignores_one_slow_step() {
         let mut history = History::new();
         assert_eq!(history.median_step_s(), None);
         for step in 1..=60 {

@@ -1,4 +1,4 @@
-//! Which checkpoints a run has, which one is the newest, and which ones to remove.
+//! The step directories of a run; the newest checkpoint of a list, and those to remove.
 
 use crate::failure::is_no_answer;
 use crate::layout::parse_step_dir;
@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
 use std::io;
 
-/// A step directory, complete or not.
+/// A checkpoint in a list, complete or not.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum CheckpointEntry {
     /// It can be loaded.
@@ -21,13 +21,13 @@ pub enum CheckpointEntry {
         /// The first thing that is missing or wrong.
         why: String,
     },
-    /// Nobody knows: the file system did not answer, or did not let us look.
+    /// Not known: the file system did not answer or refused access.
     Unreadable {
         /// The step in its name.
         step: u64,
         /// The folder.
         dir: Utf8PathBuf,
-        /// What it said.
+        /// The file system's error.
         why: String,
     },
 }
@@ -48,7 +48,7 @@ pub struct CheckpointSummary {
 }
 
 impl CheckpointEntry {
-    /// The step in the name of the folder.
+    /// Returns the step in the name of the folder.
     pub fn step(&self) -> u64 {
         match self {
             Self::Complete(summary) => summary.step,
@@ -56,7 +56,7 @@ impl CheckpointEntry {
         }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn dir(&self) -> &Utf8Path {
         match self {
             Self::Complete(summary) => &summary.dir,
@@ -64,15 +64,15 @@ impl CheckpointEntry {
         }
     }
 
-    /// The summary, if it is complete.
+    /// Returns the summary, if it is complete.
     pub fn complete(&self) -> Option<&CheckpointSummary> {
         self.summary().ok()
     }
 
-    /// The summary; or what it is instead, in a word, and why.
+    /// Returns the summary.
     ///
     /// # Errors
-    /// When it cannot be loaded.
+    /// If it cannot be loaded: `incomplete` or `unreadable`, and why.
     pub fn summary(&self) -> Result<&CheckpointSummary, (&'static str, &str)> {
         match self {
             Self::Complete(summary) => Ok(summary),
@@ -107,6 +107,7 @@ pub fn step_checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     Ok(entries)
 }
 
+/// Opens a step directory.
 fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
     match Checkpoint::open(&dir) {
         Ok(Checkpoint { step, dir, manifest, bytes }) => CheckpointEntry::Complete(CheckpointSummary {
@@ -162,8 +163,8 @@ pub fn latest_for_sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Resul
     }
 }
 
-/// The folder of a checkpoint that may be newer than the newest complete one, and cannot be read; and why. To go on from the
-/// older one unasked would lose what was trained in between.
+/// Returns the folder of a checkpoint that cannot be read and may be newer than the newest complete one, and why. Continuing from the
+/// older one without the user's consent would lose the steps in between.
 pub fn unreadable_after<'a>(
     entries: &'a [CheckpointEntry],
     latest: Option<&CheckpointSummary>,
@@ -176,11 +177,11 @@ pub fn unreadable_after<'a>(
     })
 }
 
-/// The steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay, and those at multiples
-/// of `keep_every`; a `keep_last` of 0 keeps all, a `keep_every` of 0 none for good.
+/// Returns the steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay, and those at multiples
+/// of `keep_every`. A `keep_last` of 0 keeps all; a `keep_every` of 0 keeps no multiples.
 ///
-/// Call it after saving. The newest complete one is never among them. Incomplete ones are not either: one of those may
-/// be in the making, or be complete to a newer vidtui.
+/// Called after saving. The newest complete checkpoint is never removed. An incomplete one is not removed either: it may be being
+/// saved, or be complete to a newer version.
 pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) -> Vec<u64> {
     if keep_last == 0 {
         return Vec::new();
@@ -192,7 +193,7 @@ pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) ->
     complete[..remove].iter().map(|c| c.step).filter(|step| !for_good(*step)).collect()
 }
 
-/// Newer means a later attempt, then a later step.
+/// Returns what checkpoints are ordered by: the attempt, then the step.
 fn age(checkpoint: &CheckpointSummary) -> (u32, u64) {
     (checkpoint.attempt, checkpoint.step)
 }
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_are_listed_by_step_with_what_is_missing() {
+    fn checkpoints_are_listed_by_step_and_incomplete_ones_are_marked() {
         let (_keep, run) = temp();
         for step in [9, 100, 20] {
             save(&run, step, 1);
@@ -229,13 +230,12 @@ mod tests {
         fs::write(run.step_dir(7), "a file in place of a folder").unwrap();
         let entries = step_checkpoints(&run).unwrap();
         assert_eq!(steps(&entries), [(7, false), (9, true), (20, true), (100, false)]);
-        let CheckpointEntry::Incomplete { why, .. } = &entries[3] else { panic!() };
-        assert_eq!(why, "it has no manifest.toml: saving it did not end");
+        assert!(entries[3].summary().unwrap_err().1.contains("manifest.toml"));
         assert_eq!(latest(&run).unwrap().step, 20);
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_reason_to_go_on_from_an_older_one() {
+    fn an_older_checkpoint_is_not_used_while_a_newer_one_cannot_be_read() {
         let (_keep, run) = temp();
         for step in [10, 20, 30] {
             save(&run, step, 1);
@@ -247,36 +247,35 @@ mod tests {
             std::os::unix::fs::symlink(&path, &path).unwrap();
         };
         no_answer(10, "manifest.toml");
-        assert_eq!(latest_for_sure(&run).unwrap().unwrap().step, 30, "an older one is of no interest");
+        assert_eq!(latest_for_sure(&run).unwrap().unwrap().step, 30, "an older one does not matter");
         assert_eq!(latest_before(&run, 30).unwrap().unwrap().step, 20);
-        assert!(matches!(latest_before(&run, 20), Err(Error::Unreadable { .. })), "nor is one gone back beyond it");
+        assert!(matches!(latest_before(&run, 20), Err(Error::Unreadable { .. })), "an older one is not used either");
         for name in ["state.toml", "manifest.toml", "damaged"] {
             no_answer(30, name);
             let entries = step_checkpoints(&run).unwrap();
             let CheckpointEntry::Unreadable { step: 30, why, .. } = &entries[2] else { panic!("{name}: {entries:?}") };
-            assert!(why.starts_with(&format!("{name}: ")) && why.contains("symbolic link"), "{why}");
-            let failure = crate::Failure::from(latest_for_sure(&run).unwrap_err());
-            assert_eq!(failure.what, format!("cannot read checkpoint {}", run.step_dir(30)));
-            assert_eq!(latest(&run).unwrap().step, 20, "it is shown");
+            assert!(why.starts_with(&format!("{name}: ")), "{why}");
+            let error = latest_for_sure(&run).unwrap_err();
+            assert!(matches!(&error, Error::Unreadable { dir, .. } if *dir == run.step_dir(30)), "{error}");
+            assert_eq!(latest(&run).unwrap().step, 20, "for display");
             fs::remove_dir_all(run.step_dir(30)).unwrap();
             save(&run, 30, 1);
         }
     }
 
     #[test]
-    fn a_checkpoint_of_a_newer_format_is_listed_with_that_reason() {
+    fn a_checkpoint_of_a_newer_format_is_incomplete_and_never_removed() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         let path = run.step_dir(40).join("manifest.toml");
         fs::write(&path, "format = 3\n").unwrap();
         let entries = step_checkpoints(&run).unwrap();
-        let CheckpointEntry::Incomplete { why, .. } = &entries[0] else { panic!() };
-        assert!(why.contains("written by a newer vidtui (format 3; this one reads 1)"), "{why}");
+        assert!(matches!(&entries[0], CheckpointEntry::Incomplete { step: 40, .. }), "{entries:?}");
         assert!(to_prune(&entries, 1, 0).is_empty());
     }
 
     #[test]
-    fn after_going_back_the_line_that_was_left_is_passed_over() {
+    fn after_going_back_later_steps_of_earlier_attempts_are_passed_over() {
         let (_keep, run) = temp();
         for step in [10, 20, 30] {
             save(&run, step, 1);
@@ -287,13 +286,13 @@ mod tests {
         assert_eq!(latest(&run).unwrap().step, 10);
         save(&run, 20, 2);
         assert_eq!(latest(&run).unwrap(), *step_checkpoints(&run).unwrap()[1].complete().unwrap());
-        // All of them left: better an old one than none.
+        // If all are passed over, the newest of them counts.
         write_attempt(&run, 3, 0);
         assert_eq!(latest(&run).unwrap().step, 20);
     }
 
     #[test]
-    fn before_a_damaged_one_is_the_newest_on_the_same_line_and_never_one_ahead() {
+    fn before_a_damaged_checkpoint_is_an_earlier_step_of_the_same_history() {
         let (_keep, run) = temp();
         for step in [10, 20, 40] {
             save(&run, step, 1);
@@ -303,12 +302,12 @@ mod tests {
         write_attempt(&run, 3, 30);
         assert_eq!(latest(&run).unwrap().step, 30);
         let before = |damaged| latest_before(&run, damaged).unwrap().map(|c| c.step);
-        // 40 is of the line that was left.
+        // Step 40 is of an attempt that the user went back from.
         assert_eq!((before(30), before(20), before(10)), (Some(20), Some(10), None));
     }
 
     #[test]
-    fn the_newest_few_are_kept_and_incomplete_ones_are_not_touched() {
+    fn the_newest_few_are_kept_and_incomplete_ones_are_never_removed() {
         let (_keep, run) = temp();
         for step in [10, 20, 30, 40] {
             save(&run, step, 1);
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_at_some_steps_are_kept_for_good() {
+    fn checkpoints_at_multiples_of_keep_every_are_kept() {
         let (_keep, run) = temp();
         for step in [10, 20, 30, 40, 50] {
             save(&run, step, 1);
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn after_going_back_the_line_that_was_left_is_removed_first() {
+    fn after_going_back_checkpoints_of_earlier_attempts_are_removed_first() {
         let (_keep, run) = temp();
         for step in [10, 30, 40] {
             save(&run, step, 1);
@@ -344,7 +343,7 @@ mod tests {
         assert_eq!(to_prune(&step_checkpoints(&run).unwrap(), 1, 0), [10, 30, 40]);
     }
 
-    /// What can happen to a step directory.
+    /// Damage to a step directory.
     #[derive(Debug, Clone)]
     enum Harm {
         None,

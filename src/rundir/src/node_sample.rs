@@ -1,4 +1,4 @@
-//! One line of a node's `gpu.jsonl`: what the node and its GPUs did at one moment.
+//! One line of a node's `gpu.jsonl`: a sample of the node and its GPUs.
 
 use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
@@ -8,64 +8,64 @@ use cluster::probe::{CpuTicks, Frame};
 use cluster::{GpuSample, NodeId, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
 
-/// Seconds from one sample to the next, beside the time that nvidia-smi takes: a day of eight GPUs takes 8 MB.
+/// Seconds from one sample to the next, plus the time that nvidia-smi takes. A day of eight GPUs takes 8 MB.
 pub const SAMPLE_EVERY_S: f64 = 5.0;
 
-/// What a node did at one moment of a run, as its supervisor saw it.
+/// A sample of a node during a run, written by the node's supervisor.
 ///
-/// The console may be away for days, so this is kept for every few seconds of a run; a line of eight GPUs takes about 400
-/// bytes, because their readings stand in columns and names, limits and processes are left to the console's own stream.
+/// The console may be closed for days, so a run keeps a sample for every few seconds. A line of eight GPUs takes about 400 bytes:
+/// readings are in columns, and names, limits and processes are only in the console's own stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeSample {
     /// [`SCHEMA`].
     pub v: u32,
-    /// The attempt that ran.
+    /// The attempt that was running.
     pub attempt: u32,
-    /// When, Unix seconds of the node's clock.
+    /// When, Unix seconds by the node's clock.
     #[serde(serialize_with = "thousandth")]
     pub t: f64,
-    /// Seconds until all of it was known; most of them are nvidia-smi's.
+    /// Seconds that sampling took; nvidia-smi takes most of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_s: Option<f64>,
-    /// How busy its processors were since the line before, all of them together.
+    /// CPU utilization since the line before, over all cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_pct: Option<f64>,
-    /// Memory of the machine that is in use.
+    /// Memory of the node in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_used_mib: Option<u64>,
-    /// Memory of the machine.
+    /// Memory of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_total_mib: Option<u64>,
     /// Its GPUs; empty where there are none.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
-    /// What was wrong with them, in words; not said where there are none.
+    /// What was wrong with the GPUs, as text; empty where there are no GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
-    /// Errors of its GPUs in the kernel's log; each kind is told once.
+    /// Xid errors of its GPUs in the kernel's log, each number once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<XidAt>,
 }
 
-/// Readings of the GPUs of a node, each a column with a place per GPU.
+/// Readings of the GPUs of a node. Each field is a column with one entry per GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuColumns {
     /// Their numbers on the node.
     pub index: Vec<u32>,
-    /// What they draw.
+    /// Power.
     pub power_w: Vec<Reading<f64>>,
-    /// Memory in use by everyone.
+    /// Memory in use by all processes.
     pub mem_used_mib: Vec<Reading<u64>>,
-    /// The share of time in which a kernel ran.
+    /// Utilization: the share of time in which a kernel ran.
     pub util_pct: Vec<Reading<f64>>,
     /// Temperatures.
     pub temp_c: Vec<Reading<f64>>,
     /// Clocks of the multiprocessors.
     pub sm_clock_mhz: Vec<Reading<f64>>,
-    /// Memory errors that could not be corrected.
+    /// Uncorrected memory errors.
     pub ecc_uncorrected: Vec<Reading<u64>>,
-    /// Why clocks are not at their highest.
+    /// Why clocks are throttled.
     pub throttle_reasons: Vec<Reading<ThrottleReasons>>,
 }
 
@@ -77,7 +77,7 @@ impl GpuColumns {
 }
 
 impl NodeSample {
-    /// Keeps what a frame of a node's stream says; `before` is the CPU of the frame before.
+    /// Makes a sample from a frame of a node's stream; `before` is the CPU reading of the frame before.
     pub fn new(attempt: u32, frame: &Frame, before: Option<CpuTicks>) -> Self {
         let host = &frame.host;
         let cpu_pct = host.cpu.zip(before).and_then(|(now, before)| now.busy_pct_since(before));
@@ -107,14 +107,13 @@ impl NodeSample {
         }
     }
 
-    /// When it was written, by the node's clock. An earlier version waited for nvidia-smi and did not say how long: if that
-    /// hung, nobody knows.
+    /// Returns when it was written, by the node's clock; none if nvidia-smi hung in an earlier version, which did not record `took_s`.
     pub fn written_s(&self) -> Option<f64> {
         let hung = self.troubles.contains(&SmiTrouble::TimedOut.to_string());
         self.took_s.or((!hung).then_some(0.0)).map(|took_s| self.t + took_s)
     }
 
-    /// Returns the GPUs one by one, as the console's own stream has them; what is not kept is "not asked".
+    /// Returns the GPUs one by one, like the console's own stream; fields that are not kept are [`cluster::Absent::NotAsked`].
     pub fn gpus(&self) -> Vec<GpuSample> {
         let columns = &self.gpus;
         let one = |(at, index): (usize, &u32)| GpuSample {
@@ -161,7 +160,7 @@ impl LogLine for NodeSample {
 }
 
 impl RunDir {
-    /// Follows what a node's supervisor samples, from the beginning.
+    /// Follows the samples of a node from the beginning.
     pub fn tail_gpu_samples(&self, node: &NodeId) -> Tail<NodeSample> {
         Tail::new(self.gpu_samples(node))
     }
@@ -177,7 +176,7 @@ pub mod tests {
     use cluster::probe::Frames;
     use std::fs;
 
-    /// A frame of as many GPUs, of which the last does not say its power.
+    /// Makes a frame of some GPUs, of which the last does not report its power.
     pub fn frame(t: f64, gpus: usize) -> Frame {
         let row = |i: usize| {
             let power = if i + 1 == gpus { "[Unknown Error]".to_owned() } else { format!("{}.17", 600 + i) };
@@ -192,7 +191,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_line_of_eight_gpus_is_short_and_says_the_same_when_it_is_read() {
+    fn a_line_of_eight_gpus_is_short_and_is_read_as_it_was_written() {
         let before = CpuTicks { busy: 0, total: 0 };
         let sample = NodeSample::new(2, &frame(1_763_612_345.123_456, 8), Some(before));
         let line = serde_json::to_string(&sample).unwrap();
@@ -208,7 +207,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_node_without_gpus_has_its_processors_and_memory_and_nothing_wrong() {
+    fn a_sample_of_a_node_without_gpus_has_no_troubles() {
         let mut frame = frame(5.0, 0);
         frame.troubles = vec![SmiTrouble::NotFound];
         let line = serde_json::to_string(&NodeSample::new(1, &frame, None)).unwrap();

@@ -1,4 +1,4 @@
-//! What all nodes of a run did together: their samples, joined point by point.
+//! The samples of all nodes of a run, joined into one series over time.
 
 use crate::NodeSample;
 use cluster::{NodeId, Reading};
@@ -7,25 +7,25 @@ use std::collections::BTreeMap;
 
 /// Seconds that one point spans: every node samples about once within it.
 const SPAN_S: f64 = 5.0;
-/// A node that is so far behind the others is not waited for: it may be gone.
+/// A node that is so far behind the others may be lost, and no point waits for it.
 const BEHIND_S: f64 = 30.0;
 
-/// What the nodes of a run did within some seconds. Where nobody measured something there is none of it.
+/// The samples of all nodes within some seconds. A quantity that no node measured is none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodePoint {
-    /// The middle of it, Unix seconds.
+    /// The middle of those seconds, Unix seconds.
     pub t: f64,
-    /// What GPUs drew.
+    /// GPU power.
     pub power_w: Option<Spread>,
-    /// Memory in use on GPUs.
+    /// GPU memory in use.
     pub gpu_mem_gib: Option<Spread>,
-    /// How busy the nodes' processors were.
+    /// CPU utilization of the nodes.
     pub cpu_pct: Option<Spread>,
     /// Memory in use on the nodes.
     pub mem_gib: Option<Spread>,
 }
 
-/// Several values of the same kind.
+/// The mean and the extremes of several values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Their mean.
@@ -34,11 +34,11 @@ pub struct Spread {
     pub min: f64,
     /// The highest.
     pub max: f64,
-    /// Whether they are of several GPUs or nodes: of one alone the mean says it all.
+    /// Whether they come from several GPUs or nodes. Extremes are shown only then.
     pub of_several: bool,
 }
 
-/// Joins the samples of several nodes into points, in the order of time, however the nodes' files are read.
+/// Joins the samples of several nodes into points, in the order of time, in whatever order the nodes' files are read.
 #[derive(Debug, Clone, Default)]
 pub struct NodeSeries {
     open: BTreeMap<i64, [Sum; 4]>,
@@ -77,7 +77,7 @@ impl Sum {
 }
 
 impl NodeSeries {
-    /// Adds a sample. One that comes after its point was taken is left out.
+    /// Adds a sample. A sample whose point was taken already is ignored.
     pub fn push(&mut self, node: &NodeId, sample: &NodeSample) {
         let newest = self.newest.entry(node.clone()).or_insert(sample.t);
         *newest = newest.max(sample.t);
@@ -95,8 +95,7 @@ impl NodeSeries {
         sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib), nodes));
     }
 
-    /// Takes the points to which no node will add any more, as far as can be told: all nodes are past them, or far ahead
-    /// of those that are not.
+    /// Takes the points that are complete: every node has a later sample, or is more than 30 s behind the others.
     pub fn take(&mut self) -> Vec<NodePoint> {
         let newest = self.newest.values().copied().fold(f64::NEG_INFINITY, f64::max);
         let waited_for = self.newest.values().copied().filter(|t| *t > newest - BEHIND_S);
@@ -108,7 +107,7 @@ impl NodeSeries {
         self.close(later)
     }
 
-    /// Takes all that are left.
+    /// Takes all points that are left.
     pub fn take_rest(&mut self) -> Vec<NodePoint> {
         self.close(BTreeMap::new())
     }
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_of_one_moment_are_joined_and_gpus_without_a_number_left_out() {
+    fn samples_of_several_nodes_are_joined_without_gpus_that_have_no_reading() {
         let mut points = NodeSeries::default();
         points.push(&node("a"), &sample(101.0, 3));
         points.push(&node("b"), &sample(103.0, 2));
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_of_one_node_has_no_extremes_however_often_it_is_sampled() {
+    fn one_gpu_of_one_node_has_no_extremes() {
         let of_several = |samples: &[(&str, f64, usize)]| {
             let mut points = NodeSeries::default();
             samples.iter().for_each(|(name, t, gpus)| points.push(&node(name), &sample(*t, *gpus)));
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_waits_until_every_node_is_past_it_whatever_order_files_are_read_in() {
+    fn a_point_is_complete_once_every_node_has_a_later_sample() {
         let mut points = NodeSeries::default();
         for t in [100.0, 105.0, 110.0, 115.0] {
             points.push(&node("a"), &sample(t, 2));
@@ -175,11 +174,11 @@ mod tests {
         let times = |points: Vec<NodePoint>| points.iter().map(|point| point.t).collect::<Vec<_>>();
         assert_eq!(times(points.take()), [102.5]);
         points.push(&node("b"), &sample(102.0, 2));
-        assert_eq!(times(points.take_rest()), [107.5, 112.5, 117.5], "what comes too late changes nothing");
+        assert_eq!(times(points.take_rest()), [107.5, 112.5, 117.5], "a sample that comes too late changes nothing");
     }
 
     #[test]
-    fn a_node_that_fell_silent_does_not_hold_the_others_up() {
+    fn a_node_without_samples_does_not_delay_the_others() {
         let mut points = NodeSeries::default();
         points.push(&node("lost"), &sample(100.0, 2));
         for i in 0..20 {

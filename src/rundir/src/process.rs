@@ -1,4 +1,4 @@
-//! What a node's supervisor writes about its processes: who they are, and how they ended.
+//! Files that a node's supervisor writes about its processes: their ids, and how they ended.
 
 use crate::files::{Versioned, present, read_toml, write_atomic, write_toml};
 use crate::{Error, Failure, RunDir};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 
-/// `NNNN.pid.toml`: what is checked before anything is signalled.
+/// `NNNN.pid.toml`: the processes of an attempt on a node. They are compared with it before any is signalled.
 ///
-/// A process id alone may by now belong to somebody else; with boot id and start time it names one process forever.
+/// A process id may be used again by another process; with boot id and start time it is unique.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PidFile {
     /// [`crate::SCHEMA`].
@@ -39,7 +39,7 @@ impl Versioned for PidFile {
     }
 }
 
-/// One rank's process.
+/// The process of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPid {
     /// The rank.
@@ -63,10 +63,10 @@ pub struct ExitFile {
     pub ended_s: f64,
     /// Why it ended.
     pub reason: ExitReason,
-    /// The rank that died first, of which the others' deaths are a consequence.
+    /// The rank that failed first, if one of this node did. The others failed because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<usize>,
-    /// What to tell people.
+    /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
     /// Each rank of this node.
@@ -86,11 +86,11 @@ impl Versioned for ExitFile {
 pub enum ExitReason {
     /// All steps are done.
     Finished,
-    /// It was asked to stop, saved and stopped.
+    /// It saved and stopped on request.
     Stopped,
     /// A rank failed.
     Failed,
-    /// It was killed by a person before it could save.
+    /// A user killed it before it could save.
     Killed,
 }
 
@@ -105,18 +105,18 @@ pub struct RankExit {
     /// The signal that ended it, when one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// The last step it is known to have finished.
+    /// The last step that it logged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
     /// When it ended, Unix seconds.
     pub ended_s: f64,
-    /// The last lines it wrote to standard error.
+    /// The last lines of its standard error.
     #[serde(default)]
     pub stderr_tail: Vec<String>,
 }
 
 impl RunDir {
-    /// The nodes that have written something, in the order of their names.
+    /// Returns the nodes that have a folder, sorted by name.
     ///
     /// # Errors
     /// [`Error::Io`]; a missing folder is an empty list.
@@ -138,7 +138,7 @@ impl RunDir {
         Ok(nodes)
     }
 
-    /// Reads a node's process file; `None` while there is none.
+    /// Reads a node's process file; none while it does not exist.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -154,7 +154,7 @@ impl RunDir {
         write_toml(&self.pid_toml(&pid.node, pid.attempt), pid)
     }
 
-    /// Reads how an attempt ended on a node; `None` while it has not.
+    /// Reads how an attempt ended on a node; none while it has not ended.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -162,12 +162,12 @@ impl RunDir {
         present(read_toml(&self.exit_toml(node, attempt)))
     }
 
-    /// Reads why a rank gave up, where the rank itself recorded it; `None` where it did not, or not readably.
+    /// Reads the error that a rank recorded; none if there is none or it cannot be read.
     pub fn read_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<Failure> {
         serde_json::from_slice(&fs::read(self.rank_failure(node, attempt, rank)).ok()?).ok()
     }
 
-    /// Records why a rank gave up, for the supervisor of its node.
+    /// Records the error of a rank for the supervisor of its node.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -187,10 +187,10 @@ impl RunDir {
 }
 
 impl ExitFile {
-    /// Whether the node's ranks had to end because another rank failed, or another node was lost.
+    /// Returns whether the node's ranks ended only because another rank failed or another node was lost.
     pub fn is_consequence(&self) -> bool {
         let follows = self.failure.as_ref().is_some_and(Failure::is_consequence);
-        // None of its own failed first, and it had some.
+        // It had ranks, and none of them failed first.
         let was_ended = self.first_failure.is_none() && !self.ranks.is_empty();
         self.reason == ExitReason::Failed && (follows || was_ended)
     }
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_supervisor_wrote_is_read_as_it_was_written() {
+    fn process_and_exit_files_are_read_as_they_were_written() {
         let (_keep, run) = temp();
         fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
         run.write_pid(&pid()).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_own_rank_failed_first_is_no_consequence_and_one_that_had_to_end_is() {
+    fn a_node_is_a_consequence_unless_one_of_its_ranks_failed_first() {
         assert!(!exit().is_consequence());
         let lost = Some(Failure::new(ErrorCode::NodeLost, "node ml-3 was lost", "no heartbeat for 10 s", ""));
         let ended = ExitFile { first_failure: None, failure: lost, ..exit() };
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_failure_that_a_rank_recorded_is_read_and_a_missing_or_torn_one_is_none() {
+    fn a_missing_or_torn_failure_of_a_rank_is_none() {
         let (_keep, run) = temp();
         let ml_1 = node("ml-1");
         fs::create_dir_all(run.node_dir(&ml_1)).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_yet_is_no_error() {
+    fn a_file_that_does_not_exist_yet_is_none() {
         let (_keep, run) = temp();
         assert_eq!(run.read_pid(&node("ml-1"), 1).unwrap(), None);
         assert_eq!(run.read_exit(&node("ml-1"), 1).unwrap(), None);
@@ -291,16 +291,16 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_is_an_error_that_names_it() {
+    fn an_error_names_the_file_that_cannot_be_read() {
         let (_keep, run) = temp();
         fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
         fs::write(run.pid_toml(&node("ml-1"), 1), "schema = 1\npid = 'x'").unwrap();
         let error = run.read_pid(&node("ml-1"), 1).unwrap_err();
-        assert!(error.to_string().contains("0001.pid.toml"), "{error}");
+        assert!(matches!(&error, Error::Malformed { path, .. } if *path == run.pid_toml(&node("ml-1"), 1)), "{error}");
     }
 
     #[test]
-    fn nodes_are_the_folders_that_are_named_like_one() {
+    fn only_folders_with_the_name_of_a_node_are_nodes() {
         let (_keep, run) = temp();
         for name in ["ml-2", "ml-1", ".hidden", "not a node"] {
             fs::create_dir_all(run.nodes().join(name)).unwrap();

@@ -1,4 +1,4 @@
-//! What is trained: `run.toml`, written once by whoever launches.
+//! `run.toml`: what is trained. A launch writes it once.
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir, RunId, SCHEMA};
@@ -13,7 +13,7 @@ pub struct Run {
     pub schema: u32,
     /// The run's name among all runs.
     pub id: RunId,
-    /// The name people gave it.
+    /// The name that its user gave it.
     pub name: String,
     /// The curriculum file that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,12 +35,12 @@ pub struct Run {
     /// Version of libtorch.
     #[serde(default)]
     pub libtorch: String,
-    /// Where the weights of the first attempt come from.
+    /// Where the weights of its first attempt come from.
     pub start: StartFrom,
-    /// The run that those weights were trained by.
+    /// The run that trained those weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
-    /// The resolved recipe, every key; [`Run::recipe`] gives it checked.
+    /// The resolved recipe with every key; [`Run::recipe`] checks it.
     pub recipe: toml::Table,
 }
 
@@ -50,7 +50,7 @@ impl Versioned for Run {
     }
 }
 
-/// The parent of a run: the stage before it.
+/// The parent of a run: the run of the stage before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lineage {
     /// The parent.
@@ -65,19 +65,19 @@ pub struct Lineage {
 pub enum StartFrom {
     /// New weights from the recipe's seed.
     Random,
-    /// A new stage: weights only.
+    /// The weights of another stage; optimizer and data begin new.
     Weights {
         /// A step directory.
         path: Utf8PathBuf,
     },
-    /// Resume: weights, optimizer and data position.
+    /// A resume: weights, optimizer and data position.
     Checkpoint {
         /// The run that saved it.
         run: RunId,
         /// The step it was saved at.
         step: u64,
     },
-    /// Weights and optimizer, but the data begin anew: data or number of ranks changed.
+    /// Weights and optimizer; the data begin from the start, because they or the global batch changed.
     CheckpointFreshData {
         /// The run that saved it.
         run: RunId,
@@ -87,22 +87,22 @@ pub enum StartFrom {
 }
 
 impl Run {
-    /// Tells whether a program of the user's own trains.
+    /// Returns whether a command of the user's own trains.
     pub fn is_command(&self) -> bool {
-        // Asked for each run in a list, so the recipe is not read as a whole.
+        // Called for each run of a list, so the recipe is not parsed.
         self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
     }
 
-    /// Tells whether nobody hears of its steps: it is a command's, whose log is not understood.
+    /// Returns whether its steps are not logged: a command trains, and no adapter reads the command's log.
     pub fn is_stepless(&self) -> bool {
         let adapter = self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str());
         self.is_command() && adapter.is_none_or(|adapter| adapter == "none")
     }
 
-    /// The recipe, with every rule checked again.
+    /// Returns the recipe after checking every rule again.
     ///
     /// # Errors
-    /// [`Error::Recipe`] with what the recipe's check said.
+    /// [`Error::Recipe`] with the rule that is broken.
     pub fn recipe(&self) -> Result<Recipe, Error> {
         Recipe::from_table(&self.recipe).map_err(|e| Error::Recipe {
             path: Utf8PathBuf::from(self.id.as_str()).join("run.toml"),
@@ -134,8 +134,8 @@ impl RunDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Failure;
     use crate::fixtures::{run, run_id, temp};
+    use crate::{ErrorCode, Failure};
 
     #[test]
     fn a_run_is_read_as_it_was_written() {
@@ -162,7 +162,8 @@ mod tests {
         let mut broken = run();
         broken.recipe["train"]["steps"] = toml::Value::String("many".into());
         let failure = Failure::from(broken.recipe().unwrap_err());
-        assert_eq!(failure.what, "the recipe in 2026-11-20T0340-demo-2s-k7f2/run.toml is not valid");
+        assert_eq!(failure.code, ErrorCode::InvalidRecipe);
+        assert!(failure.what.contains("2026-11-20T0340-demo-2s-k7f2/run.toml"), "{failure}");
         assert!(failure.why.contains("train.steps"), "{failure}");
     }
 }

@@ -1,33 +1,33 @@
-//! The stop file: a stop that is asked for where no signal reaches.
+//! The stop file: a stop request for a run that signals cannot reach.
 
 use std::fs;
 
 use crate::{Error, RunDir, write_atomic};
 
-/// What is in the file when the stop is for good.
+/// The content of the file when the stop is for good.
 const FOR_GOOD: &str = "for good";
 
-/// For how long a run is asked to stop by file.
+/// How long a stop request by file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Until its Slurm job begins again, if it is one: the job's own script asks, when its time is nearly over.
+    /// Until its Slurm job is requeued. The job's own script requests it shortly before the time limit.
     ForNow,
-    /// Until somebody resumes it.
+    /// Until a user resumes the run.
     ForGood,
 }
 
 impl RunDir {
-    /// Tells whether the newest attempt is asked to stop by file. Whoever makes the next attempt removes the file.
+    /// Returns the stop request for the newest attempt, if any. The next attempt removes the file.
     pub fn stop_request(&self) -> Option<Stop> {
         let file = self.stop_file();
         match fs::read(&file) {
             Ok(bytes) if bytes == FOR_GOOD.as_bytes() => Some(Stop::ForGood),
-            // Empty, as `touch` makes it. Somebody else's may not be readable.
+            // Empty, as `touch` makes it, or not readable because another user made it.
             _ => file.exists().then_some(Stop::ForNow),
         }
     }
 
-    /// Asks the newest attempt to stop for good.
+    /// Requests that the newest attempt stops for good.
     ///
     /// # Errors
     /// As [`write_atomic`].
@@ -42,7 +42,7 @@ mod tests {
     use crate::fixtures::temp;
 
     #[test]
-    fn a_stop_that_a_person_asks_for_is_for_good_whatever_a_jobs_script_asks_before_or_after() {
+    fn the_stop_request_of_a_user_is_for_good_whatever_a_jobs_script_requests() {
         let (_keep, run) = temp();
         let touch = || fs::OpenOptions::new().create(true).append(true).open(run.stop_file()).map(drop).unwrap();
         assert_eq!(run.stop_request(), None);
@@ -54,6 +54,6 @@ mod tests {
         assert_eq!(run.stop_request(), Some(Stop::ForGood));
         fs::remove_file(run.stop_file()).unwrap();
         fs::create_dir(run.stop_file()).unwrap();
-        assert_eq!(run.stop_request(), Some(Stop::ForNow), "whatever it is, it is there");
+        assert_eq!(run.stop_request(), Some(Stop::ForNow), "anything with this name is a request");
     }
 }

@@ -1,4 +1,4 @@
-//! A file of a checkpoint whose checksum is known when it is written, so that nobody has to read it again.
+//! A file of a checkpoint whose checksum is computed while it is written, so that it need not be read again.
 
 use crate::FileSum;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use xxhash_rust::xxh3::Xxh3;
 
-/// A new file that sums up what is written to it.
+/// A new file that computes the checksum of what is written to it.
 ///
 /// It does not buffer: write large pieces.
 pub struct SummedFile {
@@ -17,7 +17,7 @@ pub struct SummedFile {
 }
 
 impl SummedFile {
-    /// Creates a file that is not there yet.
+    /// Creates a file that does not exist yet.
     ///
     /// # Errors
     /// As [`File::create_new`].
@@ -25,10 +25,10 @@ impl SummedFile {
         Ok(Self { path: path.to_owned(), file: File::create_new(path)?, sum: Xxh3::new(), bytes: 0 })
     }
 
-    /// Waits until the disk has it, and gives its manifest entry.
+    /// Syncs the file to disk and returns its manifest entry.
     ///
     /// # Errors
-    /// When the disk does not take it.
+    /// When syncing fails.
     pub fn finish(self) -> io::Result<FileSum> {
         self.file.sync_all()?;
         let name = self.path.file_name().unwrap_or_default().to_owned();
@@ -56,7 +56,7 @@ mod tests {
     use crate::fixtures::temp;
 
     #[test]
-    fn a_file_has_the_checksum_that_reading_it_gives() {
+    fn the_checksum_is_the_same_as_that_of_reading_the_file() {
         let (_keep, run) = temp();
         let path = run.root.join("a");
         let mut file = SummedFile::create(&path).unwrap();
@@ -64,6 +64,6 @@ mod tests {
             file.write_all(piece).unwrap();
         }
         assert_eq!(file.finish().unwrap(), file_sum(&path).unwrap());
-        assert!(SummedFile::create(&path).is_err(), "what is there is not written over");
+        assert!(SummedFile::create(&path).is_err(), "an existing file is not overwritten");
     }
 }
