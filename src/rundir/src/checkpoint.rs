@@ -1,7 +1,7 @@
 //! A checkpoint: logical tensors, the slices of files that hold them, and the state of training.
 //!
-//! A checkpoint describes tensors, never a mesh. Each tensor, or box of it, is flattened row by row, and its slices say
-//! which range lies in which file, so ranks in any number, sharding in any way, read what any others wrote.
+//! A checkpoint describes tensors, never a mesh. Each tensor, or box of it, is flattened row by row, and its slices record
+//! which range is in which file, so that any number of ranks with any sharding can read it.
 
 use crate::attempt::known_axes;
 use crate::failure::is_no_answer;
@@ -16,7 +16,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// `manifest.toml`: what is in a checkpoint. It is written last, and its existence makes the checkpoint complete.
+/// `manifest.toml`: the contents of a checkpoint. It is written last, and its existence makes the checkpoint complete.
 ///
 /// Its first line is a comment with the checksum of all that follows ([`Manifest::write`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,10 +33,10 @@ pub struct Manifest {
     pub saved_s: f64,
     /// The number of parameters.
     pub params: u64,
-    /// The mesh that saved it; for people, loading does not depend on it.
+    /// The mesh that saved it, for users; loading does not depend on it.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
-    /// Every file but the manifest.
+    /// Every file except the manifest.
     pub files: Vec<FileSum>,
     /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`.
     pub tensors: Vec<LogicalTensor>,
@@ -50,7 +50,7 @@ impl Versioned for Manifest {
     }
 }
 
-/// A file of a checkpoint, as it was written.
+/// A file of a checkpoint, with its size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSum {
     /// Its name in the step directory.
@@ -61,48 +61,48 @@ pub struct FileSum {
     pub xxh3: String,
 }
 
-/// A tensor, whole, whatever its slices.
+/// A whole tensor, independent of its slices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogicalTensor {
     /// Its name in the table of parameters.
     pub name: String,
-    /// Its element type, in the words of safetensors: `F32`.
+    /// Its element type, as safetensors names it: `F32`.
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// The ranges that make it up.
+    /// The ranges that it consists of.
     pub slices: Vec<Slice>,
 }
 
-/// A range of a flattened tensor or of a flattened box of it, and where it lies.
+/// A range of a flattened tensor or of a flattened box of it, and where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     /// The file.
     pub file: String,
-    /// The tensor of that file that holds the range, and nothing else.
+    /// The tensor of that file that contains exactly the range.
     pub key: String,
     /// The first element.
     pub start: u64,
     /// The number of elements.
     pub len: u64,
-    /// The box of the tensor that the range is of; all of it when there is none.
+    /// The box of the tensor that the range belongs to; none for the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<TensorBox>,
 }
 
 impl Slice {
-    /// The box of a tensor of this shape that the range is of.
+    /// Returns the box that the range belongs to, in a tensor of this shape.
     pub fn within(&self, shape: &[usize]) -> TensorBox {
         self.within.clone().unwrap_or_else(|| TensorBox::whole(shape))
     }
 
-    /// The range, counted in the box.
+    /// Returns the range, counted in the box.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.start..self.start.saturating_add(self.len)
     }
 }
 
-/// `state.toml`: what training needs besides tensors to go on bit for bit.
+/// `state.toml`: the state of training besides tensors. With it, training continues bit for bit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainState {
     /// The steps done.
@@ -119,9 +119,9 @@ pub struct TrainState {
     pub adam_step: u64,
     /// Samples per step.
     pub global_batch: usize,
-    /// Identity of the data set: a resume with other data must say so.
+    /// Identity of the data set. A resume with other data needs the user's consent.
     pub data_fingerprint: String,
-    /// Steps in a row that were not finite.
+    /// The number of consecutive steps that were not finite.
     #[serde(default)]
     pub bad_steps: u64,
 }
@@ -129,13 +129,13 @@ pub struct TrainState {
 impl Versioned for TrainState {
     const KEY: &'static str = "format";
 
-    /// The manifest beside it says which format both have.
+    /// The manifest records the format of both files.
     fn version(&self) -> u32 {
         crate::SCHEMA
     }
 }
 
-/// A complete checkpoint. There is no other way to get one than [`Checkpoint::open`].
+/// A complete checkpoint. Only [`Checkpoint::open`] makes one.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Checkpoint {
@@ -143,7 +143,7 @@ pub struct Checkpoint {
     pub step: u64,
     /// Its step directory.
     pub dir: Utf8PathBuf,
-    /// What is in it.
+    /// Its contents.
     pub manifest: Manifest,
     /// Its size, without the manifest.
     pub bytes: u64,
@@ -156,13 +156,13 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format, and
-    /// [`Error::Io`] when the file system did not answer, which says nothing about the checkpoint.
+    /// [`Error::Io`] when the file system did not answer, so that the state of the checkpoint is not known.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
         let manifest = match Manifest::read(dir) {
             Ok(manifest) => manifest,
             Err(e) if e.is_not_found() => {
-                return Err(incomplete("it has no manifest.toml: saving it did not end".into()));
+                return Err(incomplete("it has no manifest.toml: saving was interrupted".into()));
             }
             Err(e @ Error::Newer { .. }) => return Err(e),
             Err(Error::Malformed { why, .. }) => {
@@ -174,13 +174,13 @@ impl Checkpoint {
         match fs::read(&mark) {
             Ok(why) => return Err(incomplete(String::from_utf8_lossy(&why).trim_end().to_owned())),
             Err(error) if is_no_answer(&error) => return Err(Error::io("read", &mark, error)),
-            // There is none; what else may be in its place is no mark.
+            // There is no mark; a folder of its name is not one.
             Err(_) => {}
         }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)
             && step != manifest.step
         {
-            return Err(incomplete(format!("its manifest is that of step {}", manifest.step)));
+            return Err(incomplete(format!("its manifest belongs to step {}", manifest.step)));
         }
         if !manifest.files.iter().any(|f| f.name == step_files::STATE) {
             return Err(incomplete("its manifest does not list state.toml".into()));
@@ -209,8 +209,8 @@ impl Checkpoint {
         self.manifest.files.iter().try_for_each(|file| self.verify_file(file))
     }
 
-    /// Reads one file and compares its checksum with the manifest. If it has changed, the checkpoint is marked as damaged,
-    /// so that nobody takes it for complete again.
+    /// Reads one file and compares its checksum with the manifest. If it has changed, the checkpoint is marked as damaged and
+    /// is never complete again.
     ///
     /// # Errors
     /// [`Error::Checksum`] when it has changed, or [`Error::Io`].
@@ -220,20 +220,21 @@ impl Checkpoint {
         if found == wanted.xxh3 {
             return Ok(());
         }
-        let why = format!("{} is damaged: its checksum is {found}, the manifest says {}\n", wanted.name, wanted.xxh3);
-        // Where the mark cannot be written, the error still says it.
+        let why =
+            format!("{} is damaged: its checksum is {found}, expected {} by the manifest\n", wanted.name, wanted.xxh3);
+        // If the mark cannot be written, the caller still gets the error.
         let _ = write_atomic(&self.dir.join(step_files::DAMAGED), why.as_bytes());
         Err(Error::Checksum { path, found, wanted: wanted.xxh3.clone() })
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&LogicalTensor> {
         self.manifest.tensors.iter().find(|t| t.name == name)
     }
 }
 
-/// Finds the `config.json` that the weights in a checkpoint came with, where they came from a diffusers model: beside them,
-/// or in the run around them.
+/// Returns the path of the `config.json` of the diffusers model that the weights in a checkpoint come from, if they do: beside them,
+/// or in the run that contains them.
 pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
     let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
     let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
@@ -241,7 +242,7 @@ pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
     places.into_iter().flatten().find(|path| path.is_file())
 }
 
-/// Writes a box as the range of each dimension: `0..4 × 8..16`.
+/// Formats a box as the range of each dimension: `0..4 × 8..16`.
 fn shown(within: &TensorBox) -> String {
     let ranges = within.offset.iter().zip(&within.size).map(|(at, size)| format!("{at}..{}", at.saturating_add(*size)));
     ranges.collect::<Vec<_>>().join(" × ")
@@ -251,7 +252,7 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
     let name = &file.name;
     let incomplete = |why: String| Err(Error::Incomplete { dir: dir.to_owned(), why });
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
-        return incomplete(format!("its manifest names a file outside of it: '{name}'"));
+        return incomplete(format!("its manifest names a file outside its folder: '{name}'"));
     }
     let path = dir.join(name);
     match fs::metadata(&path) {
@@ -261,15 +262,15 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
         }
         Ok(_) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => incomplete(format!("{name} is missing")),
-        Err(e) => Err(Error::io("look at", &path, e)),
+        Err(e) => Err(Error::io("inspect", &path, e)),
     }
 }
 
-/// How a manifest begins that has a checksum. It comes first, because what is cut off is the end.
+/// How a manifest with a checksum begins. The checksum is in the first line because a cut removes the end.
 const SUM: &str = "# XXH3 of what follows: ";
 
 impl Manifest {
-    /// Writes it into a step directory, which is a complete checkpoint from then on.
+    /// Writes it into a step directory, which makes that a complete checkpoint.
     ///
     /// # Errors
     /// As [`crate::write_toml`].
@@ -282,28 +283,28 @@ impl Manifest {
     fn read(dir: &Utf8Path) -> Result<Self, Error> {
         let path = dir.join(step_files::MANIFEST);
         let text = read_text(&path)?;
-        // Those written before there were checksums begin with what they say.
+        // Earlier versions wrote no checksum.
         if text.starts_with('#') {
             let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
             let wanted = format!("{SUM}{}", xxh3_hex(rest.as_bytes()));
             if first != wanted {
-                return Err(Error::malformed(&path, format!("it begins with '{first}', and should with '{wanted}'")));
+                return Err(Error::malformed(&path, format!("its first line is '{first}', expected '{wanted}'")));
             }
         }
         parse_toml(&path, &text)
     }
 
-    /// Checks that the slices of each tensor cover it once, without gaps, and lie in files that the manifest lists.
+    /// Checks that the slices of each tensor cover it once, without gaps, and are in files that the manifest lists.
     ///
     /// # Errors
-    /// The first tensor of which that is not so, and why.
+    /// The first tensor that fails this check, and why.
     pub fn check_slices(&self) -> Result<(), String> {
         let files: std::collections::BTreeSet<&str> = self.files.iter().map(|f| f.name.as_str()).collect();
         for tensor in &self.tensors {
             let name = &tensor.name;
             let elements = tensor.elements().ok_or_else(|| format!("tensor {name}: its shape overflows"))?;
             if let Some(slice) = tensor.slices.iter().find(|s| !files.contains(s.file.as_str())) {
-                return Err(format!("tensor {name} lies in {}, which the manifest does not list", slice.file));
+                return Err(format!("tensor {name} is in {}, which the manifest does not list", slice.file));
             }
             let mut boxes: BTreeMap<TensorBox, Vec<&Slice>> = BTreeMap::new();
             for slice in &tensor.slices {
@@ -312,13 +313,13 @@ impl Manifest {
             let mut covered = 0u64;
             for (within, slices) in &mut boxes {
                 if !within.fits(&tensor.shape) {
-                    return Err(format!("tensor {name} of {:?}: it has no box {}", tensor.shape, shown(within)));
+                    return Err(format!("tensor {name} of shape {:?} has no box {}", tensor.shape, shown(within)));
                 }
                 slices.sort_by_key(|s| s.start);
                 let mut end = 0u64;
                 for slice in slices {
                     if slice.start != end {
-                        return Err(format!("tensor {name}: a slice begins at {}, not at {end}", slice.start));
+                        return Err(format!("tensor {name}: a slice begins at {}, expected {end}", slice.start));
                     }
                     end = end.saturating_add(slice.len);
                 }
@@ -333,7 +334,7 @@ impl Manifest {
             let boxes: Vec<&TensorBox> = boxes.keys().collect();
             for (i, one) in boxes.iter().enumerate() {
                 if let Some(other) = boxes[..i].iter().find(|other| other.meets(one)) {
-                    return Err(format!("tensor {name}: the boxes {} and {} meet", shown(other), shown(one)));
+                    return Err(format!("tensor {name}: the boxes {} and {} overlap", shown(other), shown(one)));
                 }
             }
         }
@@ -342,18 +343,18 @@ impl Manifest {
 }
 
 impl LogicalTensor {
-    /// The number of elements; none if that overflows.
+    /// Returns the number of elements; none if it overflows.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
     }
 }
 
-/// The checksum of some bytes, as a manifest holds it.
+/// Returns the checksum of some bytes in the form of a manifest.
 pub fn xxh3_hex(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
 
-/// Reads a file and gives its manifest entry.
+/// Reads a file and returns its manifest entry.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -383,8 +384,9 @@ pub fn file_sum(path: &Utf8Path) -> Result<FileSum, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Failure;
     use crate::fixtures::{latest, save, state, temp};
+    use crate::{ErrorCode, Failure};
+    use insta::assert_snapshot;
 
     fn why(run: &RunDir, step: u64) -> String {
         match Checkpoint::open(&run.step_dir(step)) {
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_checkpoint_is_opened_with_all_that_is_in_it() {
+    fn a_complete_checkpoint_is_opened() {
         let (_keep, run) = temp();
         let manifest = save(&run, 40, 1);
         let checkpoint = Checkpoint::open(&run.step_dir(40)).unwrap();
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_that_weights_came_with_lies_beside_them_or_in_their_run() {
+    fn the_configuration_of_the_model_is_beside_the_weights_or_in_their_run() {
         let (_keep, run) = temp();
         let step = run.step_dir(40);
         fs::create_dir_all(&step).unwrap();
@@ -418,53 +420,52 @@ mod tests {
         fs::remove_file(step.join("config.json")).unwrap();
         let elsewhere = run.root.join("weights/converted");
         fs::create_dir_all(&elsewhere).unwrap();
-        assert_eq!(model_config(&elsewhere), None, "a folder two levels up is not always a run");
+        assert_eq!(model_config(&elsewhere), None, "the folder two levels up is not a run");
     }
 
     #[test]
-    fn what_is_missing_or_cut_is_named() {
+    fn the_missing_or_cut_file_is_named() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         let file = run.step_dir(40).join("rank-00001.safetensors");
         fs::write(&file, [2; 59]).unwrap();
-        assert_eq!(why(&run, 40), "rank-00001.safetensors has 59 of 60 bytes");
+        assert!(why(&run, 40).contains("rank-00001.safetensors has 59 of 60 bytes"));
         fs::remove_file(&file).unwrap();
-        assert_eq!(why(&run, 40), "rank-00001.safetensors is missing");
+        assert!(why(&run, 40).contains("rank-00001.safetensors"));
         fs::remove_file(run.step_dir(40).join("manifest.toml")).unwrap();
-        assert_eq!(why(&run, 40), "it has no manifest.toml: saving it did not end");
-        assert_eq!(why(&run, 41), "it has no manifest.toml: saving it did not end");
+        assert!([40, 41].iter().all(|step| why(&run, *step).contains("manifest.toml")));
     }
 
     #[test]
-    fn a_file_system_that_does_not_answer_is_no_damage() {
+    fn a_file_that_cannot_be_inspected_is_an_io_error_and_not_damage() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         let file = run.step_dir(40).join("rank-00001.safetensors");
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
         let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
-        assert!(matches!(&error, Error::Io { action: "look at", path, .. } if *path == file), "{error}");
+        assert!(matches!(&error, Error::Io { action: "inspect", path, .. } if *path == file), "{error}");
     }
 
     #[test]
-    fn a_manifest_that_does_not_fit_its_folder_is_refused() {
+    fn a_manifest_of_another_step_is_refused() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         fs::rename(run.step_dir(40), run.step_dir(50)).unwrap();
-        assert_eq!(why(&run, 50), "its manifest is that of step 40");
+        assert!(why(&run, 50).contains("step 40"));
     }
 
     #[test]
-    fn a_manifest_cannot_name_files_elsewhere() {
+    fn a_manifest_cannot_name_files_outside_its_folder() {
         let (_keep, run) = temp();
         let mut manifest = save(&run, 40, 1);
         manifest.files[0].name = "../../run.toml".into();
         manifest.write(&run.step_dir(40)).unwrap();
-        assert_eq!(why(&run, 40), "its manifest names a file outside of it: '../../run.toml'");
+        assert!(why(&run, 40).contains("../../run.toml"));
     }
 
     #[test]
-    fn a_newer_format_is_refused_and_not_called_incomplete() {
+    fn a_newer_format_is_an_error_of_its_own() {
         let (_keep, run) = temp();
         let manifest = Manifest { format: 2, ..save(&run, 40, 1) };
         manifest.write(&run.step_dir(40)).unwrap();
@@ -473,30 +474,30 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_that_was_cut_or_changed_anywhere_is_never_complete() {
+    fn a_cut_or_changed_manifest_is_never_complete() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         let path = run.step_dir(40).join("manifest.toml");
         let whole = fs::read(&path).unwrap();
         for len in 0..whole.len() {
             fs::write(&path, &whole[..len]).unwrap();
-            Checkpoint::open(&run.step_dir(40)).expect_err(&format!("the first {len} bytes are taken for all"));
+            Checkpoint::open(&run.step_dir(40)).expect_err(&format!("the first {len} bytes are accepted"));
         }
         for at in 0..whole.len() {
             for bit in 0..8 {
                 let mut changed = whole.clone();
                 changed[at] ^= 1 << bit;
                 fs::write(&path, &changed).unwrap();
-                Checkpoint::open(&run.step_dir(40)).expect_err(&format!("bit {bit} of byte {at} is not missed"));
+                Checkpoint::open(&run.step_dir(40))
+                    .expect_err(&format!("a change of bit {bit} of byte {at} is accepted"));
             }
         }
         fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-        let said = why(&run, 40);
-        assert!(said.starts_with("its manifest.toml is damaged: it begins with '# XXH3 of what follows: "), "{said}");
+        assert!(why(&run, 40).contains(SUM));
     }
 
     #[test]
-    fn a_manifest_of_before_there_were_checksums_is_read() {
+    fn a_manifest_without_a_checksum_is_read() {
         let (_keep, run) = temp();
         let manifest = save(&run, 40, 1);
         crate::write_toml(&run.step_dir(40).join("manifest.toml"), &manifest).unwrap();
@@ -513,13 +514,13 @@ mod tests {
             manifest.check_slices().unwrap_err()
         };
         assert_eq!(good.check_slices(), Ok(()));
-        assert_eq!(broken(|s| s[0].start = 5), "tensor patch_embed.video.bias: a slice begins at 5, not at 4");
-        assert_eq!(broken(|s| s[0].len = 1), "tensor patch_embed.video.bias: its slices hold 5 of 6 elements");
-        assert_eq!(broken(Vec::clear), "tensor patch_embed.video.bias: its slices hold 0 of 6 elements");
-        assert_eq!(
+        let broken = [
+            broken(|s| s[0].start = 5),
+            broken(|s| s[0].len = 1),
+            broken(Vec::clear),
             broken(|s| s[0].file = "x".into()),
-            "tensor patch_embed.video.bias lies in x, which the manifest does not list"
-        );
+        ];
+        assert_snapshot!(broken.join("\n"));
     }
 
     #[test]
@@ -538,30 +539,19 @@ mod tests {
             manifest.check_slices()
         };
         assert_eq!(check([(0, 1, 1, 1), (0, 1, 0, 1), (1, 2, 0, 4)]), Ok(()));
-        let broken = |boxes| check(boxes).unwrap_err();
-        let name = "tensor patch_embed.video.bias";
-        assert_eq!(
-            broken([(0, 1, 1, 1), (0, 1, 0, 1), (1, 2, 0, 3)]),
-            format!("{name}: its slices hold 3 elements of the box 0..2 × 1..3")
-        );
-        assert_eq!(
-            broken([(0, 1, 1, 1), (0, 1, 0, 1), (1, 3, 0, 4)]),
-            format!("{name} of [2, 3]: it has no box 0..2 × 1..4")
-        );
-        assert_eq!(
-            broken([(0, 1, 0, 2), (0, 0, 0, 0), (1, 1, 0, 2)]),
-            format!("{name}: its slices hold 4 of 6 elements")
-        );
-        assert_eq!(
-            broken([(0, 2, 0, 4), (1, 1, 0, 2), (2, 0, 0, 0)]),
-            format!("{name}: the boxes 0..2 × 0..2 and 0..2 × 1..2 meet")
-        );
+        let broken = [
+            [(0, 1, 1, 1), (0, 1, 0, 1), (1, 2, 0, 3)],
+            [(0, 1, 1, 1), (0, 1, 0, 1), (1, 3, 0, 4)],
+            [(0, 1, 0, 2), (0, 0, 0, 0), (1, 1, 0, 2)],
+            [(0, 2, 0, 4), (1, 1, 0, 2), (2, 0, 0, 0)],
+        ];
+        assert_snapshot!(broken.map(|boxes| check(boxes).unwrap_err()).join("\n"));
         let text = toml::to_string(&good).unwrap();
         assert!(!text.contains("within"), "{text}");
     }
 
     #[test]
-    fn a_changed_byte_is_found_by_its_checksum() {
+    fn a_changed_byte_is_found_by_the_checksum() {
         let (_keep, run) = temp();
         save(&run, 40, 1);
         let path = run.step_dir(40).join("rank-00000.safetensors");
@@ -569,26 +559,25 @@ mod tests {
         bytes[50] ^= 1;
         fs::write(&path, bytes).unwrap();
         let error = Checkpoint::open(&run.step_dir(40)).unwrap().verify_checksums().unwrap_err();
-        let failure = Failure::from(error);
-        assert!(failure.what.contains("rank-00000.safetensors is damaged"), "{failure}");
-        assert!(failure.fix.contains("resume again"), "{failure}");
-        assert!(why(&run, 40).starts_with("rank-00000.safetensors is damaged: its checksum is "));
+        assert!(matches!(&error, Error::Checksum { path: damaged, .. } if *damaged == path), "{error}");
+        assert_eq!(Failure::from(error).code, ErrorCode::CheckpointDamaged);
+        assert!(why(&run, 40).contains("rank-00000.safetensors"));
     }
 
     #[test]
-    fn a_damaged_checkpoint_is_passed_over_from_then_on() {
+    fn a_checkpoint_that_was_found_damaged_is_passed_over() {
         let (_keep, run) = temp();
         save(&run, 20, 1);
         save(&run, 40, 1);
         fs::write(run.step_dir(40).join("rank-00001.safetensors"), [7; 60]).unwrap();
         let newest = latest(&run).unwrap();
-        assert_eq!(newest.step, 40, "sizes alone do not tell");
+        assert_eq!(newest.step, 40, "its sizes are right");
         Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap_err();
         assert_eq!(latest(&run).unwrap().step, 20);
     }
 
     #[test]
-    fn a_checksum_is_the_same_for_a_file_and_its_bytes() {
+    fn the_checksums_of_a_file_and_of_its_bytes_are_equal() {
         let (_keep, run) = temp();
         let bytes: Vec<u8> = (0..3_000_000u32).map(|n| n as u8).collect();
         let path = run.root.join("a");

@@ -5,7 +5,7 @@ use std::io;
 
 /// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
 ///
-/// A code names what a reader can act on, not the place where it was found. Sentences are for people and may change.
+/// A code names what a reader can act on, not the place in the code. Sentences are for users and may change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Errors: what this crate returns, and the one shape that people see.
+//! Errors: what this crate returns, and the form in which users see every error.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -9,7 +9,7 @@ use std::io;
 
 use crate::ErrorCode;
 
-/// An error as a person reads it: what failed, why, and what to do now.
+/// An error as users read it: what failed, why, and what to do now.
 ///
 /// It is part of the contract because files of a run carry it from a rank to the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ use crate::ErrorCode;
 pub struct Failure {
     /// The kind of error, for programs.
     pub code: ErrorCode,
-    /// Where the trouble began.
+    /// Where the cause lies.
     #[serde(skip_serializing_if = "Cause::is_root")]
     pub cause: Cause,
     /// What failed: `cannot resume demo-2s`.
@@ -46,19 +46,19 @@ impl Failure {
     }
 }
 
-/// What the failure of a rank or node is called that lost another one.
+/// The `what` of [`Failure::peer_lost`].
 const PEER_LOST: &str = "lost contact with another rank";
 
-/// Where the trouble began that a failure reports. On disk: `root`, `peer`, `peer:NODE` or `stop`.
+/// Where the cause of a failure lies. On disk: `root`, `peer`, `peer:NODE` or `stop`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Cause {
-    /// Here.
+    /// In the rank or node that reports it.
     #[default]
     Root,
-    /// On another rank or node: this one could not continue without it. The node, where it is known.
+    /// In another rank or node, without which this one could not continue. The node, where it is known.
     Peer(Option<NodeId>),
-    /// A stop that was requested.
+    /// In a stop request.
     Stop,
 }
 
@@ -67,12 +67,12 @@ impl Cause {
         *self == Self::Root
     }
 
-    /// Returns true if the trouble began on another rank or node.
+    /// Returns true if the cause lies in another rank or node.
     pub fn is_peer(&self) -> bool {
         matches!(self, Self::Peer(_))
     }
 
-    /// Returns the cause of a failure that was written without one: before there were causes, the text was the only sign.
+    /// Returns the cause of a failure by its text. Earlier versions wrote no cause.
     pub(crate) fn of_text(text: &str) -> Self {
         if text.starts_with(PEER_LOST) { Self::Peer(None) } else { Self::Root }
     }
@@ -132,25 +132,25 @@ impl std::error::Error for Failure {}
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was attempted: `read`, `write`, `list`…
+        /// The operation: `read`, `write`, `list`…
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: Utf8PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file does not have its format.
     #[error("cannot read {path}: {why}")]
     Malformed {
         /// The file.
         path: Utf8PathBuf,
-        /// What is wrong with it, with the line where known.
+        /// What is wrong with it, with the line where it is known.
         why: String,
     },
-    /// A file was written by a newer vidtui.
+    /// A newer version wrote the file.
     #[error("cannot read {path}: written by a newer vidtui ({key} {found}; this one reads {known})")]
     Newer {
         /// The file.
@@ -162,7 +162,7 @@ pub enum Error {
         /// The newest version this build reads.
         known: u32,
     },
-    /// A run id is not one.
+    /// A text is not a run id.
     #[error("'{id}' is not a run id: {why}")]
     BadRunId {
         /// The text that was given.
@@ -170,7 +170,7 @@ pub enum Error {
         /// The rule it breaks.
         why: &'static str,
     },
-    /// A checkpoint cannot be used.
+    /// A checkpoint is not complete.
     #[error("checkpoint {dir} is incomplete: {why}")]
     Incomplete {
         /// The step directory.
@@ -178,16 +178,16 @@ pub enum Error {
         /// The first thing that is missing or wrong.
         why: String,
     },
-    /// A checkpoint cannot be read, which says nothing about it.
+    /// A checkpoint cannot be read, so that it is not known whether it is complete.
     #[error("checkpoint {dir} cannot be read: {why}")]
     Unreadable {
         /// The step directory.
         dir: Utf8PathBuf,
-        /// What the file system said.
+        /// The file system's error.
         why: String,
     },
     /// A file of a checkpoint changed after it was written.
-    #[error("checkpoint file {path} is damaged: checksum {found}, its manifest says {wanted}")]
+    #[error("checkpoint file {path} is damaged: checksum {found}, expected {wanted} by its manifest")]
     Checksum {
         /// The file.
         path: Utf8PathBuf,
@@ -196,14 +196,14 @@ pub enum Error {
         /// The checksum in the manifest.
         wanted: String,
     },
-    /// The recipe inside a run does not hold.
+    /// The recipe in a run is not valid.
     #[error("the recipe in {path} is not valid: {why}")]
     Recipe {
-        /// The file that embeds the recipe.
+        /// The file that contains the recipe.
         path: Utf8PathBuf,
-        /// What the recipe's own check said.
+        /// The rule that it breaks.
         why: String,
-        /// What the recipe's own check advises.
+        /// How to correct it.
         fix: String,
     },
 }
@@ -218,13 +218,13 @@ impl Error {
         Self::Malformed { path: path.to_owned(), why: why.into() }
     }
 
-    /// Whether the reason is that the file does not exist.
+    /// Returns whether the reason is that the file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Whether an error leaves open what a file is: the file system did not answer, or refused access.
+/// Returns whether an error leaves the state of a file unknown, because the file system did not answer or refused access.
 pub fn is_no_answer(error: &io::Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     ![NotFound, NotADirectory, IsADirectory, UnexpectedEof].contains(&error.kind())
@@ -263,12 +263,12 @@ impl From<Error> for Failure {
                         format!("free some space on the disk that holds {path}")
                     }
                     io::ErrorKind::PermissionDenied => {
-                        format!("check who owns {path} and its permissions: ls -ld {path}")
+                        format!("check the owner and permissions of {path}: ls -ld {path}")
                     }
                     io::ErrorKind::NotFound => {
-                        format!("check the path: is {path} spelled right, and is its disk mounted?")
+                        format!("check the spelling of {path}, and whether its disk is mounted")
                     }
-                    _ => format!("look at {path} and its disk, then try again"),
+                    _ => format!("check {path} and its disk, then try again"),
                 };
                 split(code, format!("cannot {action} {path}"), source.to_string(), fix)
             }
@@ -276,7 +276,8 @@ impl From<Error> for Failure {
                 ErrorCode::Malformed,
                 format!("cannot read {path}"),
                 why,
-                "vidtui never edits this file after writing it: restore it, or remove the folder that holds it".into(),
+                "restore the file, which vidtui never edits after writing it, or remove the folder that contains it"
+                    .into(),
             ),
             Error::Newer { path, key, found, known } => split(
                 ErrorCode::NewerFormat,
@@ -288,13 +289,13 @@ impl From<Error> for Failure {
                 ErrorCode::InvalidRunId,
                 format!("'{id}' is not a run id"),
                 why.into(),
-                "`vidtui runs` lists the runs there are; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
+                "list the runs with `vidtui runs`; an id looks like 2026-11-20T0340-demo-2s-k7f2".into(),
             ),
             Error::Incomplete { dir, why } => {
                 let run =
                     dir.parent().filter(|parent| parent.file_name() == Some("checkpoints")).and_then(Utf8Path::parent);
                 let fix = match run.and_then(Utf8Path::file_name) {
-                    Some(run) => format!("choose another step: `vidtui checkpoints {run}` lists the complete ones"),
+                    Some(run) => format!("choose another step: `vidtui checkpoints {run}` lists them"),
                     None => "choose another checkpoint".into(),
                 };
                 split(ErrorCode::CheckpointIncomplete, format!("cannot use checkpoint {dir}"), why, fix)
@@ -303,13 +304,13 @@ impl From<Error> for Failure {
                 ErrorCode::CheckpointUnreadable,
                 format!("cannot read checkpoint {dir}"),
                 why,
-                "it may be the newest: mend the access to it, or name an older one".into(),
+                "it may be the newest: restore access to it, or choose an older one by its step".into(),
             ),
             Error::Checksum { path, found, wanted } => split(
                 ErrorCode::CheckpointDamaged,
                 format!("checkpoint file {path} is damaged"),
-                format!("its checksum is {found}, its manifest says {wanted}"),
-                "check the disk and resume again: the newest checkpoint before it is taken then".into(),
+                format!("its checksum is {found}, expected {wanted} by its manifest"),
+                "check the disk, then resume again, which takes the newest checkpoint before it".into(),
             ),
             Error::Recipe { path, why, fix } => {
                 split(ErrorCode::InvalidRecipe, format!("the recipe in {path} is not valid"), why, fix)

@@ -1,4 +1,4 @@
-//! Small whole files: written atomically, read with their version checked first.
+//! Small files that are written atomically, and read only if their version is known.
 
 use crate::{Error, SCHEMA};
 use camino::Utf8Path;
@@ -42,7 +42,7 @@ pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T,
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    // A newer format may well not fit our type; then "newer" is the reason worth saying.
+    // A newer format may not fit the type. The version is then the better explanation.
     if let Ok(head) = toml::from_str::<Head>(text)
         && let Some(found) = if T::KEY == "format" { head.format } else { head.schema }
         && found > u64::from(SCHEMA)
@@ -65,14 +65,14 @@ pub fn write_toml<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error>
     write_atomic(path, toml_text(path, value)?.as_bytes())
 }
 
-/// The text of a value that is to be written to `path`.
+/// Formats a value as TOML; `path` is for the error.
 pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<String, Error> {
     toml::to_string(value).map_err(|e| Error::malformed(path, format!("the value has no TOML form: {e}")))
 }
 
-/// Writes a whole file so that a reader, or a reader after a crash, sees the old content or the new, never a part.
+/// Writes a file so that a reader sees the old content or the new one, also after a crash, and never a part.
 ///
-/// A temporary file in the same folder is written, synced and renamed over `path`; then the folder is synced.
+/// It writes and syncs a temporary file in the same folder, renames it over `path`, and syncs the folder.
 ///
 /// # Errors
 /// [`Error::Io`]; the temporary file is removed.
@@ -94,7 +94,7 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     })
 }
 
-/// Takes a missing file for none.
+/// Returns none for a missing file.
 pub(crate) fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -107,7 +107,7 @@ pub(crate) fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
 mod tests {
     use super::*;
     use crate::fixtures::{attempt, temp};
-    use crate::{Attempt, Failure};
+    use crate::{Attempt, ErrorCode, Failure};
 
     fn text() -> String {
         toml::to_string(&attempt(1, 0, &["ml-1"])).unwrap()
@@ -124,20 +124,20 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_schema_is_refused_with_both_versions() {
+    fn a_newer_schema_is_refused() {
         let newer = text().replace("schema = 1", "schema = 2");
-        let failure = Failure::from(read(&newer).unwrap_err());
-        assert_eq!(failure.why, "written by a newer vidtui (schema 2; this one reads 1)");
-        assert_eq!(failure.fix, "upgrade vidtui on this machine");
+        let error = read(&newer).unwrap_err();
+        assert!(matches!(error, Error::Newer { key: "schema", found: 2, known: 1, .. }), "{error}");
+        assert_eq!(Failure::from(error).code, ErrorCode::NewerFormat);
     }
 
     #[test]
-    fn a_newer_schema_that_no_longer_fits_is_refused_for_being_newer() {
+    fn a_newer_schema_that_does_not_parse_is_refused_as_newer() {
         assert!(matches!(read("schema = 7\nnumber = \"three\"\n"), Err(Error::Newer { found: 7, .. })));
     }
 
     #[test]
-    fn a_wrong_value_is_named_with_its_line() {
+    fn a_wrong_value_is_reported_with_its_line() {
         let wrong = text().replace("number = 1", "number = \"one\"");
         let Err(Error::Malformed { why, .. }) = read(&wrong) else { panic!("it was read") };
         assert!(why.starts_with("line 2: "), "{why}");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_nothing_else_is_left() {
+    fn a_file_is_replaced_and_no_temporary_file_is_left() {
         let (_keep, run) = temp();
         let path = run.root.join("a.toml");
         write_atomic(&path, b"old").unwrap();
@@ -156,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn writing_where_nothing_can_be_written_names_the_path_and_leaves_nothing() {
+    fn a_failed_write_names_the_path_and_leaves_no_temporary_file() {
         let (_keep, run) = temp();
         let missing = run.root.join("no/such/a.toml");
-        let failure = Failure::from(write_atomic(&missing, b"x").unwrap_err());
-        assert_eq!(failure.what, format!("cannot write {missing}"));
-        // A folder in the way: the rename fails after the temporary file was written.
+        let error = write_atomic(&missing, b"x").unwrap_err();
+        assert!(matches!(&error, Error::Io { action: "write", path, .. } if *path == missing), "{error}");
+        // The destination is a folder: the rename fails after the temporary file was written.
         let blocked = run.root.join("folder");
         fs::create_dir_all(blocked.join("full")).unwrap();
         assert!(write_atomic(&blocked, b"x").is_err());
@@ -169,10 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_text_are_refused() {
+    fn a_file_that_is_not_utf_8_is_refused() {
         let (_keep, run) = temp();
         fs::write(run.root.join("a.toml"), [0xff, 0xfe, 0x00]).unwrap();
         let error = read_toml::<Attempt>(&run.root.join("a.toml")).unwrap_err();
-        assert!(error.to_string().contains("not UTF-8"), "{error}");
+        assert!(matches!(error, Error::Malformed { .. }), "{error}");
     }
 }

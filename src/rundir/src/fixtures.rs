@@ -10,7 +10,7 @@ use cluster::{NodeId, Placement, RankPlace};
 use recipe::Mesh;
 use std::fs;
 
-/// Makes an empty run directory that is removed with the first value.
+/// Makes an empty run directory, which is removed when the first value is dropped.
 pub fn temp() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().unwrap();
     let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap());
@@ -22,7 +22,7 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
     latest_among(run, &step_checkpoints(run).unwrap())
 }
 
-/// The id of the run of these fixtures.
+/// Returns the id of the run of these fixtures.
 pub fn run_id() -> RunId {
     RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap()
 }
@@ -32,7 +32,7 @@ pub fn node(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-/// The run of the smallest recipe.
+/// Returns a run of the smallest recipe.
 pub fn run() -> Run {
     let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     Run {
@@ -52,7 +52,7 @@ pub fn run() -> Run {
     }
 }
 
-/// An attempt started at second 1000 with one rank on each of `nodes`.
+/// Returns an attempt that started at second 1000 with one rank on each of `nodes`.
 pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
     let place = |(rank, name): (usize, &&str)| RankPlace { rank, node: node(name), local_rank: 0 };
     Attempt {
@@ -93,7 +93,7 @@ pub fn save(run: &RunDir, step: u64, attempt: u32) -> Manifest {
     manifest
 }
 
-/// The state of training after a step.
+/// Returns the state of training after a step.
 pub fn state(step: u64) -> TrainState {
     TrainState {
         step,

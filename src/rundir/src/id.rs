@@ -1,18 +1,19 @@
-//! Names of runs: they sort by time and are safe in any file name.
+//! Ids of runs: they sort by time and are valid file names.
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest name part that [`RunId::new`] keeps; a folder name stays readable in 80 columns.
+/// The longest name that [`RunId::new`] keeps, so that a folder name is readable in 80 columns.
 const MAX_NAME: usize = 40;
-/// The longest id that [`RunId::parse`] takes; ids become folder names, which end at 255 bytes.
+/// The longest id that [`RunId::parse`] accepts. Ids are names of folders, which have at most 255 bytes.
 const MAX_ID: usize = 128;
 
-/// The name of a run and of its folder: `2026-11-20T0340-demo-2s-k7f2`.
+/// The id of a run and the name of its folder: `2026-11-20T0340-demo-2s-k7f2`.
 ///
-/// UTC minutes, the name, and a random tail. Only letters, digits and `-`, so it needs quoting nowhere.
+/// It consists of the UTC time to the minute, the name and a random tail. It has only letters, digits and `-`, so that it never needs
+/// quoting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunId(String);
@@ -44,38 +45,38 @@ impl RunId {
         if !id.ends_with('-') {
             id.push('-');
         }
-        // Crockford's alphabet: no letter that reads like a digit.
+        // Crockford's alphabet has no letter that looks like a digit.
         const TAIL: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
         id.extend((0..4).map(|i| TAIL[(random >> (5 * i)) as usize & 31] as char));
         Self(id)
     }
 
-    /// Checks a text that should be a run id.
+    /// Parses a run id.
     ///
     /// # Errors
-    /// [`Error::BadRunId`] naming the rule that is broken.
+    /// [`Error::BadRunId`] with the rule that is broken.
     pub fn parse(id: &str) -> Result<Self, Error> {
         let bad = |why| Err(Error::BadRunId { id: id.chars().take(MAX_ID).collect(), why });
         if id.len() > MAX_ID {
             return bad("it is longer than 128 characters");
         }
         if let Some(_other) = id.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '-') {
-            return bad("only letters, digits and '-' can be in one");
+            return bad("it may contain only letters, digits and '-'");
         }
         let shape = b"dddd-dd-ddTdddd-";
         let matches = |(b, s): (&u8, &u8)| if *s == b'd' { b.is_ascii_digit() } else { b == s };
         if id.len() <= shape.len() || !id.as_bytes().iter().zip(shape).all(matches) {
-            return bad("it must begin with its time, like 2026-11-20T0340-");
+            return bad("it must begin with a time and have a name, like 2026-11-20T0340-demo");
         }
         Ok(Self(id.to_owned()))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The part between time and random tail: `demo-2s`.
+    /// Returns the part between time and random tail: `demo-2s`.
     pub fn name(&self) -> &str {
         let rest = self.0.get(16..).unwrap_or_default();
         rest.rsplit_once('-').map_or(rest, |(name, _tail)| name)
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_makes_an_id_that_parses() {
+    fn an_id_of_any_name_parses() {
         for name in ["", "../../etc", "Größe 2s", "--", "a b", &"x".repeat(500), "TTT mlp/3s"] {
             let id = RunId::new(NOW, name, u32::MAX);
             assert_eq!(RunId::parse(id.as_str()).unwrap(), id, "{name:?}");
@@ -140,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_id_is_refused() {
+    fn a_text_that_is_not_an_id_is_refused() {
         for bad in ["", "demo", "2026-11-20T0340-", "2026-11-20T0340-../x", "2026-11-20 0340-a", "x026-11-20T0340-a-b"]
         {
             assert!(RunId::parse(bad).is_err(), "{bad}");
         }
         assert!(RunId::parse(&format!("2026-11-20T0340-{}", "a".repeat(200))).is_err());
         let failure = crate::Failure::from(RunId::parse("demo").unwrap_err());
-        assert!(failure.fix.contains("vidtui runs"));
+        assert_eq!(failure.code, crate::ErrorCode::InvalidRunId);
     }
 }

@@ -1,4 +1,4 @@
-//! Where everything in a run lies. Only this file builds paths inside a run.
+//! The paths of all files in a run. Only this file builds them.
 
 use crate::RunId;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -8,18 +8,18 @@ use cluster::NodeId;
 ///
 /// ```text
 /// 2026-11-20T0340-demo-2s-k7f2/
-/// ├── run.toml  config.json            what is trained; written once, by whoever launches. The latter is that of the
-/// │                                    diffusers model that the weights come from, where they come from one
+/// ├── run.toml  config.json            what is trained, written once by the launch; the configuration of the diffusers
+/// │                                    model that the weights come from, if they do
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
-/// ├── stop  save                       their existence asks the run to save and stop, or only to save
+/// ├── stop  save                       requests: save and stop, or only save
 /// ├── attempts/0001/attempt.toml       one launch or resume
-/// │   ├── launch/<node>.sh             exactly what was run there
-/// │   ├── stacks/1795146012/<node>.txt where its processes were at that second, if somebody asked
-/// │   └── job.sbatch  job.toml  allocation.toml  job.log     what was submitted, as which job, where it runs, what it says
+/// │   ├── launch/<node>.sh             the script that was run there
+/// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
+/// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   └── logs/0001-rank-00000.log
-/// └── checkpoints/step-00000500/       complete when manifest.toml is in it
+/// └── checkpoints/step-00000500/       complete once it has a manifest.toml
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct RunDir {
@@ -28,186 +28,186 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Names the folder of a run; touches nothing.
+    /// Makes the paths of a run in a folder, which need not exist.
     pub fn new(root: impl Into<Utf8PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The folder of the run `id` under `runs`.
+    /// Makes the paths of the run `id` under `runs`.
     pub fn of(runs: &Utf8Path, id: &RunId) -> Self {
         Self { root: runs.join(id.as_str()) }
     }
 
-    /// The last part of the path: the run's id, unless somebody renamed the folder.
+    /// Returns the last part of the path: the run's id, unless a user renamed the folder.
     pub fn name(&self) -> &str {
         self.root.file_name().unwrap_or(self.root.as_str())
     }
 
-    /// What is trained ([`crate::Run`]).
+    /// Returns the file that describes what is trained ([`crate::Run`]).
     pub fn run_toml(&self) -> Utf8PathBuf {
         self.root.join("run.toml")
     }
 
-    /// What the weights that the run starts from came with: see [`crate::model_config`].
+    /// Returns the configuration of the model that the weights come from; see [`crate::model_config`].
     pub fn model_config(&self) -> Utf8PathBuf {
         self.root.join(MODEL_CONFIG)
     }
 
-    /// One [`crate::MetricSample`] per logged step.
+    /// Returns the file with one [`crate::MetricSample`] per logged step.
     pub fn metrics(&self) -> Utf8PathBuf {
         self.root.join("metrics.jsonl")
     }
 
-    /// One [`crate::Event`] per line, by rank 0.
+    /// Returns the file with one [`crate::Event`] per line, by rank 0.
     pub fn events(&self) -> Utf8PathBuf {
         self.root.join("events.jsonl")
     }
 
-    /// Its existence asks every rank to save and stop, where no signal reaches; see [`RunDir::stop_request`].
+    /// Returns the file whose existence requests that all ranks save and stop; see [`RunDir::stop_request`].
     pub fn stop_file(&self) -> Utf8PathBuf {
         self.root.join("stop")
     }
 
-    /// Its existence asks every rank to save and go on; rank 0 removes it.
+    /// Returns the file whose existence requests that all ranks save and continue; rank 0 removes it.
     pub fn save_file(&self) -> Utf8PathBuf {
         self.root.join("save")
     }
 
-    /// The folder of all attempts.
+    /// Returns the folder of all attempts.
     pub fn attempts(&self) -> Utf8PathBuf {
         self.root.join("attempts")
     }
 
-    /// One attempt. Creating this folder is the lock: of two consoles that resume at once, one fails.
+    /// Returns the folder of an attempt. Creating it is the lock: if two consoles resume at once, one of them fails.
     pub fn attempt_dir(&self, attempt: u32) -> Utf8PathBuf {
         self.attempts().join(format!("{attempt:04}"))
     }
 
-    /// What was started ([`crate::Attempt`]).
+    /// Returns the file that describes an attempt ([`crate::Attempt`]).
     pub fn attempt_toml(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("attempt.toml")
     }
 
-    /// The token by which the supervisors of an attempt recognize each other ([`crate::PeerToken`]).
+    /// Returns the file of the token with which supervisors authenticate each other ([`crate::PeerToken`]).
     pub fn peer_token(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("peer-token")
     }
 
-    /// The script that started a node.
+    /// Returns the script that started an attempt on a node.
     pub fn launch_script(&self, attempt: u32, node: &NodeId) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("launch").join(format!("{node}.sh"))
     }
 
-    /// Where the processes of an attempt were at one moment, in Unix seconds; whoever asks writes it.
+    /// Returns the folder of the stacks that were collected at a time, in Unix seconds.
     pub fn stacks_dir(&self, attempt: u32, at_s: f64) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("stacks").join(format!("{at_s:.0}"))
     }
 
-    /// Where those of one node were.
+    /// Returns the stacks of one node.
     pub fn stacks_file(&self, attempt: u32, at_s: f64, node: &NodeId) -> Utf8PathBuf {
         self.stacks_dir(attempt, at_s).join(format!("{node}.txt"))
     }
 
-    /// The batch script of a Slurm job.
+    /// Returns the batch script of a Slurm job.
     pub fn job_script(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("job.sbatch")
     }
 
-    /// What the batch script printed.
+    /// Returns the output of the batch script.
     pub fn job_log(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("job.log")
     }
 
-    /// The job's number ([`crate::Submitted`]).
+    /// Returns the file with the job's number ([`crate::Submitted`]).
     pub fn job_toml(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("job.toml")
     }
 
-    /// The job's nodes ([`crate::Allocation`]).
+    /// Returns the file with the job's nodes ([`crate::Allocation`]).
     pub fn allocation_toml(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("allocation.toml")
     }
 
-    /// The folder of all nodes.
+    /// Returns the folder of all nodes.
     pub fn nodes(&self) -> Utf8PathBuf {
         self.root.join("nodes")
     }
 
-    /// Everything a node's supervisor knows.
+    /// Returns the folder to which a node's supervisor writes.
     pub fn node_dir(&self, node: &NodeId) -> Utf8PathBuf {
         self.nodes().join(node.as_str())
     }
 
-    /// The node's processes ([`crate::PidFile`]).
+    /// Returns the file with the ids of the node's processes ([`crate::PidFile`]).
     pub fn pid_toml(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}.pid.toml"))
     }
 
-    /// How the node's processes ended ([`crate::ExitFile`]).
+    /// Returns the file that records how the node's processes ended ([`crate::ExitFile`]).
     pub fn exit_toml(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}.exit.toml"))
     }
 
-    /// Where the ranks of an attempt find each other when all of them are on this node; gone when they are.
+    /// Returns the file store for the rendezvous of ranks that are all on this node; removed when they end.
     pub fn store_file(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}.store"))
     }
 
-    /// One [`crate::Event`] per line, by the node's supervisor.
+    /// Returns the file with one [`crate::Event`] per line, by the node's supervisor.
     pub fn node_events(&self, node: &NodeId) -> Utf8PathBuf {
         self.node_dir(node).join("events.jsonl")
     }
 
-    /// One [`crate::NodeSample`] per line, by the node's supervisor.
+    /// Returns the file with one [`crate::NodeSample`] per line, by the node's supervisor.
     pub fn gpu_samples(&self, node: &NodeId) -> Utf8PathBuf {
         self.node_dir(node).join("gpu.jsonl")
     }
 
-    /// The folder of the node's logs.
+    /// Returns the folder of the node's logs.
     pub fn log_dir(&self, node: &NodeId) -> Utf8PathBuf {
         self.node_dir(node).join("logs")
     }
 
-    /// What a rank printed.
+    /// Returns the log of a rank.
     pub fn rank_log(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
         self.log_dir(node).join(format!("{attempt:04}-rank-{rank:05}.log"))
     }
 
-    /// Why a rank gave up; the rank writes it ([`crate::Failure`]).
+    /// Returns the file in which a rank records its error ([`crate::Failure`]).
     pub fn rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.failure.json"))
     }
 
-    /// What the node's supervisor printed.
+    /// Returns the log of the node's supervisor.
     pub fn supervisor_log(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.log_dir(node).join(format!("{attempt:04}-supervisor.log"))
     }
 
-    /// The folder of all checkpoints.
+    /// Returns the folder of all checkpoints.
     pub fn checkpoints(&self) -> Utf8PathBuf {
         self.root.join("checkpoints")
     }
 
-    /// The checkpoint of one step.
+    /// Returns the step directory of a step.
     pub fn step_dir(&self, step: u64) -> Utf8PathBuf {
         self.checkpoints().join(format!("step-{step:08}"))
     }
 }
 
-/// How diffusers names the configuration of a model.
+/// The name that diffusers gives to the configuration of a model.
 pub(crate) const MODEL_CONFIG: &str = "config.json";
 
 /// The files of a step directory.
 pub(crate) mod step_files {
-    /// Written last; its existence is what makes a checkpoint complete.
+    /// Written last; its existence makes a checkpoint complete.
     pub const MANIFEST: &str = "manifest.toml";
     /// [`crate::TrainState`].
     pub const STATE: &str = "state.toml";
-    /// Why it must not be used, in words: somebody read it and found a file changed.
+    /// Why it must not be used, as text: a file did not match its checksum.
     pub const DAMAGED: &str = "damaged";
 }
 
-/// Reads the step out of `step-00000500`.
+/// Parses the step in `step-00000500`.
 pub(crate) fn parse_step_dir(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;
     let plain = digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit());
@@ -220,7 +220,7 @@ mod tests {
     use crate::fixtures::{node, run_id};
 
     #[test]
-    fn every_path_is_where_the_tree_says() {
+    fn paths_are_those_of_the_documented_tree() {
         let (run, node) = (RunDir::of("runs".into(), &run_id()), node("ml-1"));
         let inside = |path: Utf8PathBuf| path.strip_prefix(&run.root).unwrap().to_string();
         let paths = [
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn only_step_directories_are_read_as_steps() {
+    fn only_names_of_step_directories_parse_as_steps() {
         assert_eq!(parse_step_dir("step-00000500"), Some(500));
         assert_eq!(parse_step_dir("step-123456789012"), Some(123_456_789_012));
         for other in

@@ -1,4 +1,4 @@
-//! The secret by which the supervisors of one attempt recognize each other.
+//! The secret with which the supervisors of an attempt authenticate each other.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -6,23 +6,23 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 use crate::{Error, RunDir};
 
-/// A random 256-bit token of one attempt. Only its owner can read the file that it is in, so that other users of a cluster
-/// cannot take part in a run. It is never printed, logged or handed over in an environment.
+/// A random 256-bit token of an attempt. Only its owner can read its file, so that other users of a cluster cannot join a run. It is
+/// never printed, logged or passed in an environment variable.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PeerToken([u8; 32]);
 
 impl PeerToken {
-    /// Makes a token that nothing predicts.
+    /// Makes a token from the system's random numbers.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// When they cannot be read.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Returns the key that it is.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for PeerToken {
 }
 
 impl RunDir {
-    /// Makes the token of an attempt. A token that exists stays.
+    /// Writes the token of an attempt. An existing token is kept.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -68,7 +68,7 @@ impl RunDir {
     /// Reads the token of an attempt.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Malformed`] where the file holds none.
+    /// [`Error::Io`], or [`Error::Malformed`] if the file is not a token.
     pub fn read_peer_token(&self, attempt: u32) -> Result<PeerToken, Error> {
         let path = self.peer_token(attempt);
         let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
@@ -87,7 +87,7 @@ mod tests {
     use crate::fixtures::temp;
 
     #[test]
-    fn a_token_is_random_readable_by_its_owner_alone_and_made_once() {
+    fn a_token_is_random_private_to_its_owner_and_written_once() {
         let (_keep, run) = temp();
         for attempt in [1, 2] {
             fs::create_dir_all(run.attempt_dir(attempt)).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_no_token_is_refused() {
+    fn a_file_that_is_not_a_token_is_refused() {
         let (_keep, run) = temp();
         fs::create_dir_all(run.attempt_dir(1)).unwrap();
         assert!(run.read_peer_token(1).unwrap_err().is_not_found());

@@ -1,14 +1,14 @@
-//! Saving a checkpoint so that it is there whole or not at all.
+//! Saves a checkpoint so that it exists completely or not at all.
 
 use crate::files::write_toml;
 use crate::layout::step_files;
 use crate::{Error, FileSum, Manifest, RunDir, TrainState, WholeFolder, file_sum};
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// A checkpoint being saved, in a folder of its own beside the finished ones.
+/// A checkpoint that is being saved, in a folder of its own beside the complete ones.
 ///
 /// Every rank writes its files into [`Staging::dir`]; one of them calls [`Staging::prepare`] before and
-/// [`Staging::seal`] and [`Staging::publish`] after. Until it is published the finished checkpoints are untouched, also
+/// [`Staging::seal`] and [`Staging::publish`] after. Until it is published, the complete checkpoints are untouched, even
 /// one of the same step.
 #[derive(Debug, Clone)]
 pub struct Staging {
@@ -16,23 +16,23 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Names the staging folder of a step; touches nothing.
+    /// Returns the staging folder of a step; does not create it.
     pub fn new(run: &RunDir, step: u64) -> Self {
         let dir = run.checkpoints().join(format!("saving-{step:08}"));
         Staging { folder: WholeFolder::new(dir, run.step_dir(step)) }
     }
 
-    /// Names the staging folder of a checkpoint outside of any run, such as converted weights; touches nothing.
+    /// Returns the staging folder of a checkpoint outside of any run, such as converted weights; does not create it.
     pub fn alone(place: &Utf8Path) -> Self {
         Staging { folder: WholeFolder::beside(place) }
     }
 
-    /// Where the ranks write.
+    /// Returns the folder that the ranks write to.
     pub fn dir(&self) -> Utf8PathBuf {
         self.folder.dir().to_owned()
     }
 
-    /// Makes an empty staging folder, removing what an interrupted save left.
+    /// Creates the staging folder and removes the files of an interrupted save.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -61,7 +61,7 @@ impl Staging {
         Ok(manifest.files.iter().map(|f: &FileSum| f.bytes).sum())
     }
 
-    /// Puts a sealed checkpoint in its place, and returns that place.
+    /// Renames a sealed checkpoint to its final path, and returns that path.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -70,7 +70,7 @@ impl Staging {
         Ok(self.folder.place().to_owned())
     }
 
-    /// Seals and publishes; returns the finished folder and its size in bytes.
+    /// Seals and publishes the checkpoint; returns its folder and its size in bytes.
     ///
     /// # Errors
     /// As both.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_not_there_until_it_is_committed() {
+    fn a_checkpoint_does_not_exist_until_it_is_committed() {
         let (_keep, run) = run();
         let staging = Staging::new(&run, 40);
         staging.prepare().unwrap();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn saving_a_step_again_replaces_it_only_when_the_new_one_is_whole() {
+    fn saving_a_step_twice_replaces_the_first_checkpoint_only_when_the_second_is_complete() {
         let (_keep, run) = run();
         let staging = Staging::new(&run, 40);
         staging.prepare().unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_save_left_does_not_disturb_the_next() {
+    fn files_of_an_interrupted_save_are_removed_before_the_next() {
         let (_keep, run) = run();
         let staging = Staging::new(&run, 40);
         staging.prepare().unwrap();

@@ -1,4 +1,4 @@
-//! Boxes within tensors, and where the elements of one piece of a tensor lie in another.
+//! Boxes within tensors, and which elements two pieces of a tensor have in common.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -8,33 +8,33 @@ use std::ops::Range;
 pub struct TensorBox {
     /// Where it begins, in each dimension.
     pub offset: Vec<usize>,
-    /// How far it goes, in each dimension.
+    /// Its size in each dimension.
     pub size: Vec<usize>,
 }
 
-/// Elements that follow each other in two pieces of a tensor, counted from the beginning of each.
+/// A run of elements that two pieces of a tensor have in common, counted from the beginning of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Common {
-    /// The first one in one piece.
+    /// The index of the first one in this piece.
     pub here: u64,
-    /// The first one in the other.
+    /// The index of the first one in the other piece.
     pub there: u64,
-    /// How many they are.
+    /// The number of elements.
     pub len: u64,
 }
 
 impl TensorBox {
-    /// All of a tensor.
+    /// Returns the box of a whole tensor.
     pub fn whole(shape: &[usize]) -> Self {
         Self { offset: vec![0; shape.len()], size: shape.to_vec() }
     }
 
-    /// The number of elements; none if that overflows.
+    /// Returns the number of elements; none if it overflows.
     pub fn elements(&self) -> Option<u64> {
         self.size.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
     }
 
-    /// Whether a tensor of this shape has such a part.
+    /// Returns whether it is inside a tensor of this shape.
     pub(crate) fn fits(&self, shape: &[usize]) -> bool {
         self.offset.len() == shape.len()
             && self.size.len() == shape.len()
@@ -42,7 +42,7 @@ impl TensorBox {
                 .all(|((offset, size), all)| offset.checked_add(*size).is_some_and(|end| end <= *all))
     }
 
-    /// Whether two boxes of a tensor have an element in common.
+    /// Returns whether two boxes of a tensor have an element in common.
     pub(crate) fn meets(&self, other: &Self) -> bool {
         self.ranges().zip(other.ranges()).all(|(a, b)| a.start.max(b.start) < a.end.min(b.end))
     }
@@ -51,12 +51,12 @@ impl TensorBox {
         self.offset.iter().zip(&self.size).map(|(offset, size)| *offset..offset + size)
     }
 
-    /// Finds what two pieces of a tensor have in common. A piece is a range of the elements of a box, row by row.
+    /// Returns the elements that two pieces of a tensor have in common. A piece is a range of the elements of a box, row by row.
     ///
-    /// The runs come in the order in which they lie; there are as many as rows that both have, or fewer.
+    /// The runs are in ascending order; there is at most one for each row that both pieces have.
     pub fn common(&self, range: Range<u64>, other: &Self, other_range: Range<u64>) -> Vec<Common> {
         let mut dims: Vec<(Range<usize>, Range<usize>)> = self.ranges().zip(other.ranges()).collect();
-        // Where both have the same part of the last dimension, it and the one before are one dimension to both.
+        // If both have the same part of the last dimension, it is merged with the dimension before.
         while dims.len() > 1
             && let Some((same, _)) = dims.pop_if(|(a, b)| a == b)
             && let Some((a, b)) = dims.last_mut()
@@ -78,7 +78,7 @@ impl TensorBox {
         let mut found: Vec<Common> = Vec::new();
         loop {
             let (here, there) = (flat(&at, &a), flat(&at, &b));
-            // How much of the row comes before the ranges, and how much of it is before their ends.
+            // `skip..end` is the part of the row that is in both ranges.
             let skip = range.start.saturating_sub(here).max(other_range.start.saturating_sub(there));
             let row = (last.end - last.start) as u64;
             let end = row.min(range.end.saturating_sub(here)).min(other_range.end.saturating_sub(there));
@@ -93,7 +93,7 @@ impl TensorBox {
                     _ => found.push(run),
                 }
             }
-            // The next row: the last dimension but one that has a next.
+            // Advances to the next row.
             let Some(dim) = (0..both.len() - 1).rev().find(|&dim| at[dim] + 1 < both[dim].end) else {
                 return found;
             };
@@ -105,7 +105,7 @@ impl TensorBox {
     }
 }
 
-/// The place of an element among those of a box, row by row.
+/// Returns the index of an element in a box, counted row by row.
 fn flat(at: &[usize], within: &[Range<usize>]) -> u64 {
     at.iter().zip(within).fold(0, |n, (at, range)| n * (range.end - range.start) as u64 + (at - range.start) as u64)
 }
@@ -114,7 +114,7 @@ fn flat(at: &[usize], within: &[Range<usize>]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Every element of a piece by its place in the whole tensor.
+    /// Returns the index in the whole tensor of every element of a piece.
     fn elements(shape: &[usize], within: &TensorBox, range: Range<u64>) -> Vec<u64> {
         let whole: Vec<Range<usize>> = shape.iter().map(|&d| 0..d).collect();
         let place = |mut n: u64| {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pieces_have_in_common_exactly_the_elements_that_are_in_both() {
+    fn common_finds_exactly_the_elements_that_are_in_both_pieces() {
         let shape = [4, 6, 3];
         let boxes = [
             TensorBox::whole(&shape),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_rows_are_one_run_and_columns_one_for_each_row() {
+    fn whole_rows_are_one_run_and_columns_have_one_run_for_each_row() {
         let whole = TensorBox::whole(&[8, 4]);
         let rows = TensorBox { offset: vec![2, 0], size: vec![3, 4] };
         assert_eq!(whole.common(0..32, &rows, 0..12), [Common { here: 8, there: 0, len: 12 }]);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_that_stick_out_or_have_other_dimensions_do_not_fit() {
+    fn a_box_larger_than_the_tensor_or_of_other_dimensions_does_not_fit() {
         let at = |offset: usize, size: usize| TensorBox { offset: vec![offset, 0], size: vec![size, 1] };
         assert!(at(2, 2).fits(&[4, 1]));
         assert!(!at(3, 2).fits(&[4, 1]));

@@ -1,4 +1,4 @@
-//! A folder that is there whole or not at all.
+//! A folder that exists completely or not at all.
 
 use crate::Error;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -6,9 +6,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// A folder that is filled under another name beside its place, then renamed.
+/// A folder that is filled under a temporary name, then renamed.
 ///
-/// Until [`WholeFolder::commit`] whatever is in its place is untouched.
+/// Until [`WholeFolder::commit`] a folder at the final path is untouched.
 #[derive(Debug, Clone)]
 pub struct WholeFolder {
     dir: Utf8PathBuf,
@@ -16,31 +16,31 @@ pub struct WholeFolder {
 }
 
 impl WholeFolder {
-    /// A folder that is filled as `dir` and ends up as `place`, in the same parent. Touches nothing.
+    /// Returns a folder that is filled as `dir` and renamed to `place`, in the same parent. Creates nothing.
     pub fn new(dir: Utf8PathBuf, place: Utf8PathBuf) -> Self {
         Self { dir, place }
     }
 
-    /// A folder that is filled under a hidden name beside its place. Touches nothing.
+    /// Returns a folder that is filled under a hidden name beside `place`. Creates nothing.
     pub fn beside(place: &Utf8Path) -> Self {
         let name = place.file_name().unwrap_or("folder");
         Self { dir: parent(place).join(format!(".{name}.part")), place: place.to_owned() }
     }
 
-    /// Where to write.
+    /// Returns the folder to write to.
     pub fn dir(&self) -> &Utf8Path {
         &self.dir
     }
 
-    /// Where it ends up.
+    /// Returns the final path.
     pub fn place(&self) -> &Utf8Path {
         &self.place
     }
 
-    /// Makes the folder to write to, and empties it of what an interrupted attempt left.
+    /// Creates the folder to write to, and removes the files of an interrupted attempt.
     ///
-    /// If that attempt ended while it replaced a folder, the old one is put back, or removed where the new one is in its
-    /// place already.
+    /// If that attempt was interrupted while it replaced a folder, the old folder is restored, or removed if the new one is at
+    /// the final path already.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -61,13 +61,13 @@ impl WholeFolder {
         Ok(())
     }
 
-    /// The space that [`WholeFolder::prepare`] frees: what an interrupted attempt left.
+    /// Returns the space that [`WholeFolder::prepare`] frees by removing the files of an interrupted attempt, in bytes.
     pub fn left_over(&self) -> u64 {
         let aside = if self.place.exists() { held(&self.aside()) } else { 0 };
         held(&self.dir) + aside
     }
 
-    /// Removes what was written so far.
+    /// Removes the files that were written so far.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -75,9 +75,9 @@ impl WholeFolder {
         remove(&self.dir)
     }
 
-    /// Puts the folder in its place, instead of what is there. Its files must have been synced.
+    /// Renames the folder to its final path and replaces a folder there. Its files must have been synced.
     ///
-    /// What was there is moved aside first and removed last: at no time is there less than one whole folder on the disk.
+    /// The old folder is renamed first and removed last, so that there is always a complete folder on the disk.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -91,7 +91,7 @@ impl WholeFolder {
         remove(&aside)
     }
 
-    /// Where a folder waits that is being replaced.
+    /// Returns the temporary name of a folder that is being replaced.
     fn aside(&self) -> Utf8PathBuf {
         parent(&self.place).join(format!(".{}.replaced", self.place.file_name().unwrap_or("folder")))
     }
@@ -115,8 +115,8 @@ fn remove(dir: &Utf8Path) -> Result<(), Error> {
     }
 }
 
-/// The space that the files of a folder take, those left out that have another name elsewhere. What cannot be looked at
-/// counts as nothing.
+/// Returns the disk space of the files of a folder. Files with another hard link elsewhere and files that cannot be inspected do not
+/// count.
 fn held(dir: &Utf8Path) -> u64 {
     let files = dir.read_dir_utf8().into_iter().flatten().filter_map(|entry| entry.ok()?.metadata().ok());
     files.filter(|meta| meta.is_file() && meta.nlink() == 1).map(|meta| meta.blocks() * 512).sum()
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_appears_with_all_that_is_in_it_and_replaces_what_was_there() {
+    fn a_folder_replaces_the_one_before_with_all_its_files() {
         let keep = tempfile::tempdir().unwrap();
         let place = Utf8Path::from_path(keep.path()).unwrap().join("out");
         for text in ["old", "new"] {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_that_was_interrupted_between_its_renames_is_undone() {
+    fn a_replacement_that_was_interrupted_between_its_renames_is_reverted() {
         let keep = tempfile::tempdir().unwrap();
         let folder = WholeFolder::beside(&Utf8Path::from_path(keep.path()).unwrap().join("out"));
         fs::create_dir_all(folder.aside().join("old")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_beside_a_folder_that_was_replaced_is_removed_and_counts_as_free_space() {
+    fn a_replaced_folder_that_was_not_removed_counts_as_free_space_and_is_removed() {
         let keep = tempfile::tempdir().unwrap();
         let folder = WholeFolder::beside(&Utf8Path::from_path(keep.path()).unwrap().join("out"));
         for dir in [folder.aside(), folder.dir().to_owned()] {
@@ -164,7 +164,7 @@ mod tests {
             File::open(dir.join("half")).and_then(|file| file.sync_all()).unwrap();
         }
         fs::hard_link(folder.dir().join("half"), keep.path().join("elsewhere")).unwrap();
-        assert_eq!(folder.left_over(), 0, "one would be put back, the other has a name that stays");
+        assert_eq!(folder.left_over(), 0, "one would be restored, the other has another hard link");
         fs::create_dir(folder.place()).unwrap();
         assert!((1 << 20..3 << 19).contains(&folder.left_over()), "{}", folder.left_over());
         folder.prepare().unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_attempt_left_is_cleared_without_following_links() {
+    fn files_of_an_interrupted_attempt_are_removed_without_following_links() {
         let keep = tempfile::tempdir().unwrap();
         let root = Utf8Path::from_path(keep.path()).unwrap();
         fs::create_dir_all(root.join("precious/inner")).unwrap();
