@@ -1,13 +1,13 @@
-//! Joins the pure plans with this machine: the runs folder, the clock, dice, the user, the trainer.
+//! Connects the plans, which do no IO, with this machine: runs folder, clock, random numbers, user, trainer.
 //!
-//! Keys of the console and commands of the shell both come through here, so that they cannot differ.
+//! Keys of the console and commands of the shell both use it, so that they do the same.
 
 use crate::args::NodesArgs;
 use crate::node_samples::NodeSamples;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use remote::{Fleet, SshOptions, Transport};
-use rundir::{Failure, Login, RunDir, RunId};
+use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
 use std::time::Duration;
 
 mod context;
@@ -27,41 +27,41 @@ pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
 pub use weights::Init;
 
-/// Where we are: every path of a request is relative to this.
+/// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {
-    /// The working folder, absolute.
+    /// The working folder, absolute. Paths of a request are relative to it.
     pub here: Utf8PathBuf,
     /// The folder of all runs, absolute.
     pub runs: Utf8PathBuf,
-    /// The folder that curricula are looked for in, absolute.
+    /// The folder of the curricula, absolute.
     pub configs: Utf8PathBuf,
-    /// The nodes on which the console trains; none for this machine.
+    /// The nodes to train on by default. Empty for this machine.
     pub nodes: NodesArgs,
-    /// The nodes that we have to do with.
+    /// The connections to nodes and to Slurm.
     pub fleet: Fleet,
-    /// What nodes wrote of their GPUs.
+    /// The GPU samples of the nodes of watched runs.
     pub samples: NodeSamples,
-    /// How many nodes are made up, instead of those that there are.
+    /// The number of simulated nodes, if they replace the real ones.
     pub simulate: Option<usize>,
-    /// How long nodes may take to say whether a run's processes are there. Those that need longer count as unknown.
+    /// The time that nodes have to report the processes of a run. The state of a slower node is unknown.
     pub patience: Duration,
 }
 
 impl Workspace {
-    /// Sets up the workspace in the working folder.
+    /// Opens the workspace in the working folder.
     pub fn new(runs: &Utf8Path, configs: &Utf8Path, nodes: NodesArgs, patience: Duration) -> Result<Self, Refusal> {
         let here = std::env::current_dir().map_err(|error| error.to_string());
         let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
         let here = here.map_err(|why| {
             Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Io,
                 "cannot use the working folder",
                 why,
-                "change into a folder that exists: cd",
+                "change to an existing folder with cd",
             ))
         })?;
         let fleet =
-            Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot tell which machine this is"))?;
+            Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot identify this machine"))?;
         Ok(Self {
             runs: here.join(runs),
             configs: here.join(configs),
@@ -74,12 +74,12 @@ impl Workspace {
         })
     }
 
-    /// The folder of a run.
+    /// Returns the folder of a run.
     pub fn dir(&self, run: &RunId) -> RunDir {
         RunDir::of(&self.runs, run)
     }
 
-    /// The ways to this machine's processes and to those of nodes.
+    /// Returns a transport to this machine and one to each node.
     pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, Failure> {
         self.fleet.transports(logins).map_err(|error| error.failure("cannot reach this machine"))
     }

@@ -1,4 +1,4 @@
-//! What a plan needs to know from outside: the time, dice, the user, the commit, the programs.
+//! The context of a plan: time, random number, user, commit, programs.
 
 use super::Workspace;
 use crate::args::NodesArgs;
@@ -6,15 +6,15 @@ use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::{Uid, User};
 use plan::{Context, StartOptions, Target};
 use recipe::{Recipe, TrainerKind};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::hash::{BuildHasher, RandomState};
 
 impl Workspace {
-    /// What a plan needs from outside.
+    /// Returns the context of a plan.
     ///
-    /// * `recipe` — what will be trained, where that is known.
-    /// * `nodes` — the user's choices about nodes; those before the command when there are none.
-    /// * `warnings` — what the preparation of the request found.
+    /// * `recipe` — the recipe to train, if it is known.
+    /// * `nodes` — the node flags of the command. Without any, those before the command apply.
+    /// * `warnings` — warnings from preparing the request.
     pub fn context(
         &self,
         target: Target,
@@ -30,7 +30,7 @@ impl Workspace {
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
             now_s: rundir::now_s(),
-            // Seeded by the system for every hasher; eight hexadecimal digits are plenty for the tail of an id.
+            // The system seeds every hasher. Eight hexadecimal digits are enough for the end of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
             by: format!("{user}@{}", self.fleet.this_node().node),
             runs_root: self.runs.clone(),
@@ -43,7 +43,7 @@ impl Workspace {
     }
 }
 
-/// The program that supervises: the trainer itself, or this one where the trainer is a command.
+/// Returns the program that supervises the ranks: the trainer, or this program if the recipe trains with a command.
 pub fn program(trainer: TrainerKind) -> Result<plan::TrainerBinary, Failure> {
     match trainer {
         TrainerKind::Embedded => remote::find_trainer(),
@@ -51,21 +51,16 @@ pub fn program(trainer: TrainerKind) -> Result<plan::TrainerBinary, Failure> {
     }
 }
 
-/// This program's file, which the scripts of Slurm jobs call.
+/// Returns the path of this program. The scripts of Slurm jobs call it.
 fn own_file() -> Result<Utf8PathBuf, Failure> {
     let path = std::env::current_exe().map_err(|error| error.to_string());
     let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
     path.map_err(|why| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot tell where this program is",
-            why,
-            "check that /proc is mounted",
-        )
+        Failure::new(ErrorCode::Io, "cannot find the path of this program", why, "check that /proc is mounted")
     })
 }
 
-/// The commit that the folder, or one above it, has checked out; read from git's files, so that git need not exist.
+/// Returns the commit that is checked out in the folder or in one above it. Reads the files of git, so that git is not needed.
 fn git_commit(folder: &Utf8Path) -> Option<String> {
     let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.is_dir())?;
     let head = std::fs::read_to_string(git.join("HEAD")).ok()?;

@@ -1,29 +1,29 @@
-//! Launches, resumes and next stages: planned with what is known here, and done as planned.
+//! Plans and starts launches, resumes and next stages.
 
 use super::{Fitting, Init, Subject, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
-use rundir::{Attempt, Failure, Login, RunDir};
+use rundir::{Attempt, ErrorCode, Failure, Login, RunDir};
 
-/// A launch as it is wished for.
+/// The options of a launch.
 pub struct LaunchOptions<'a> {
     /// What to train.
     pub subject: &'a Subject,
-    /// Number of ranks on this machine; as many as the mesh has, when nobody said.
+    /// Number of ranks on this machine. By default, the size of the mesh.
     pub ranks: Option<usize>,
-    /// The nodes, when it is not this machine.
+    /// The node flags. Without any, this machine.
     pub nodes: &'a NodesArgs,
-    /// The name of the run; the recipe's, when nobody said.
+    /// The name of the run. By default, the name in the recipe.
     pub name: Option<&'a str>,
-    /// Where the weights come from; as the stage says, when nobody said.
+    /// The source of the weights.
     pub init: Init<'a>,
-    /// What [`Workspace::fit`] changed, for people.
+    /// The changes of [`Workspace::fit`], as a warning.
     pub fitted: Option<String>,
 }
 
 impl Workspace {
-    /// Plans a launch; starts nothing.
+    /// Plans a launch. Starts nothing.
     pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, Refusal> {
         let recipe = &options.subject.resolved().recipe;
         let stage = options.subject.stage();
@@ -34,7 +34,7 @@ impl Workspace {
         plan::launch(&request, &context).map_err(Refusal::request)
     }
 
-    /// Plans to continue a run; starts nothing.
+    /// Plans to continue a run. Starts nothing.
     pub fn plan_resume(
         &self,
         dir: &RunDir,
@@ -46,26 +46,26 @@ impl Workspace {
         let checkpoints = adapters::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
-        let is_elsewhere = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
-        let (target, away) = match summary.attempt.as_ref().filter(|_| is_elsewhere) {
+        let is_same_target = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
+        let (target, left_out) = match summary.attempt.as_ref().filter(|_| is_same_target) {
             Some(Attempt { number, slurm: Some(slurm), .. }) => {
                 (Target::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
             }
             Some(last) if !last.logins.is_empty() => self.target_of_attempt(last, nodes)?,
             _ => (self.target(ranks, nodes, world)?, Vec::new()),
         };
-        let context = self.context(target, Some(&summary.run.recipe()?), nodes, away.clone())?;
+        let context = self.context(target, Some(&summary.run.recipe()?), nodes, left_out.clone())?;
         let latest = rundir::latest_among(dir, &checkpoints);
         let latest = latest.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
-        plan::resume(&request, &context).map_err(|failure| match &away[..] {
+        plan::resume(&request, &context).map_err(|failure| match &left_out[..] {
             [] => failure.into(),
-            away => Failure { why: format!("{} ({})", failure.why, away.join("; ")), ..failure }.into(),
+            left_out => Failure { why: format!("{} ({})", failure.why, left_out.join("; ")), ..failure }.into(),
         })
     }
 
-    /// Plans the stage after a run's; starts nothing.
+    /// Plans the stage that follows the stage of a run. Starts nothing.
     pub fn plan_next(
         &self,
         dir: &RunDir,
@@ -77,10 +77,10 @@ impl Workspace {
         let (summary, facts) = self.summary(dir)?;
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
-            let fix = format!("launch what is to follow with --init {}", dir.root);
+            let fix = format!("launch a recipe with its weights: vidtui launch RECIPE --init {}", summary.run.id);
             return Err(Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("nothing follows {}", summary.run.id),
+                ErrorCode::UnknownStage,
+                format!("{} has no next stage", summary.run.id),
                 why,
                 fix,
             )));
@@ -102,22 +102,22 @@ impl Workspace {
         plan::next(&request, &context).map_err(refuse)
     }
 
-    /// Starts what a plan says, after every check that has to do with files.
+    /// Executes a launch plan, after the checks of the data set.
     pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
         if !plan.is_command() {
             crate::dataset::check(&plan.run.recipe()?)?;
         }
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
-        let logins = with_those_left_out(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
+        let logins = with_previous_logins(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
         remote::execute_launch(plan, &mut self.transports(&logins)?, progress)
     }
 }
 
-/// The logins of an attempt, and those of the attempt before to nodes that this one leaves out: whether it has ended there is
-/// asked once more.
-fn with_those_left_out(logins: &[Login], before: Vec<Login>) -> Vec<Login> {
-    let is_left_out = |old: &Login| logins.iter().all(|login| login.node != old.node);
-    logins.iter().cloned().chain(before.into_iter().filter(is_left_out)).collect()
+/// Returns the logins of an attempt, and those of the previous attempt for nodes that this one leaves out: the launch checks
+/// again that the previous attempt has ended there.
+fn with_previous_logins(logins: &[Login], previous: Vec<Login>) -> Vec<Login> {
+    let is_left_out = |previous: &Login| logins.iter().all(|login| login.node != previous.node);
+    logins.iter().cloned().chain(previous.into_iter().filter(is_left_out)).collect()
 }
 
 #[cfg(test)]
@@ -126,14 +126,14 @@ mod tests {
     use cluster::NodeId;
 
     #[test]
-    fn a_node_of_the_attempt_before_is_logged_in_to_as_this_one_says() {
+    fn a_node_of_both_attempts_keeps_the_login_of_the_newer_one() {
         let login = |node, user: Option<&str>| Login {
             node: NodeId::new(node).unwrap(),
             user: user.map(ToOwned::to_owned),
             port: None,
         };
-        let before = vec![login("ml-1", None), login("ml-2", None)];
-        let ways = with_those_left_out(&[login("ml-1", Some("ada"))], before);
-        assert_eq!(ways, [login("ml-1", Some("ada")), login("ml-2", None)]);
+        let previous = vec![login("ml-1", None), login("ml-2", None)];
+        let logins = with_previous_logins(&[login("ml-1", Some("ada"))], previous);
+        assert_eq!(logins, [login("ml-1", Some("ada")), login("ml-2", None)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Which nodes there are to watch, and what nvidia-smi says on one.
+//! The nodes to watch, and the output of nvidia-smi on a node.
 
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
@@ -7,23 +7,23 @@ use cluster::Node;
 use cluster::slurm::SlurmNode;
 use plan::Target;
 use remote::{Command, Local, Shell, Status};
-use rundir::{Failure, Login, RunDir};
+use rundir::{ErrorCode, Failure, Login, RunDir};
 use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 
-/// nvidia-smi is ended before this, unless it cannot be.
+/// Time limit of the whole script. `timeout` ends nvidia-smi before, unless the driver blocks it.
 const SMI: Duration = Duration::from_secs(30);
 
-/// Asks unless one of before hangs, for they would pile up: the kernel does not let go of it, so that nobody can end it.
+/// Runs nvidia-smi, unless an earlier one hangs in the kernel: those cannot be killed and would accumulate.
 const SMI_SCRIPT: &str = "ps -C nvidia-smi -o stat=,etimes= |
 while read -r state age; do case $state in D*) [ $age -lt 30 ] || exit 124 ;; esac; done || exit
 timeout -k 2 20 nvidia-smi 2>&1";
 
 impl Workspace {
-    /// The nodes to watch, and how each is reached.
+    /// Returns the nodes to watch, each with its login.
     ///
     /// # Errors
-    /// When the hostfile, or the run's attempt, cannot be read.
+    /// When the hostfile, or the attempt of the run, cannot be read.
     pub fn nodes_of(&self, of: &FleetSource) -> Result<Vec<(ListedNode, Login)>, Failure> {
         match of {
             FleetSource::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
@@ -31,7 +31,7 @@ impl Workspace {
         }
     }
 
-    /// The nodes that a command names: those of a hostfile, those of the partition that a Slurm file names, or this machine.
+    /// Returns the nodes that a command names: those of a hostfile, those of the partition in a Slurm file, or this machine.
     ///
     /// # Errors
     /// When the file cannot be used, or Slurm does not answer.
@@ -53,30 +53,25 @@ impl Workspace {
         Ok(with_logins(Target::hostfile(&chosen, chosen.entries.len(), "")))
     }
 
-    /// This machine, as a list of nodes.
+    /// Returns this machine as a list of nodes.
     pub fn this_machine(&self) -> Vec<(ListedNode, Login)> {
         let here = self.fleet.this_node().node.clone();
         vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
 
-    /// The nodes that the newest attempt of a run is on; those of its allocation, when it is a Slurm job.
+    /// Returns the nodes of the newest attempt of a run, for a Slurm job those of its allocation.
     ///
     /// # Errors
-    /// When the run cannot be read, or Slurm has not chosen its nodes yet.
+    /// When the run cannot be read, or Slurm has not allocated its nodes yet.
     pub fn nodes_of_run(&self, dir: &RunDir) -> Result<Vec<(ListedNode, Login)>, Failure> {
         let Some(attempt) = dir.latest_attempt()? else { return Ok(Vec::new()) };
         let mut listed = with_logins(Target::of(&attempt));
         let Some(slurm) = &attempt.slurm else { return Ok(listed) };
         if listed.is_empty() {
             let job = slurm.job.map_or_else(|| "its job".into(), |job| format!("job {job}"));
-            let why = format!("{job} has not begun to train, and Slurm chooses its nodes before it does");
-            let fix = format!("see what it waits for: vidtui status {}", dir.name());
-            return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("{} has no nodes yet", dir.name()),
-                why,
-                fix,
-            ));
+            let why = format!("{job} has not started, and Slurm allocates its nodes when it does");
+            let fix = format!("see why it is pending: vidtui status {}", dir.name());
+            return Err(Failure::new(ErrorCode::SlurmJobState, format!("{} has no nodes yet", dir.name()), why, fix));
         }
         let known = self.fleet.slurm_nodes(self.patience);
         for (listed, _) in &mut listed {
@@ -88,17 +83,17 @@ impl Workspace {
         Ok(listed)
     }
 
-    /// Where the nodes of [`FleetSource::Given`] come from, for people to read.
+    /// Returns the source of the nodes of [`FleetSource::Given`], in words.
     pub fn nodes_from(&self) -> String {
         match (&self.simulate, &self.nodes) {
-            (Some(nodes), _) => format!("{nodes} made-up nodes"),
+            (Some(nodes), _) => format!("{nodes} simulated nodes"),
             (None, NodesArgs { slurm: Some(path), .. }) => format!("Slurm file {path}"),
             (None, NodesArgs { hostfile: Some(path), .. }) => format!("hostfile {path}"),
             (None, _) => "this machine".into(),
         }
     }
 
-    /// What nvidia-smi prints on a node.
+    /// Returns the output of nvidia-smi on a node.
     ///
     /// # Errors
     /// When the node cannot be reached, or nvidia-smi fails there.
@@ -110,22 +105,22 @@ impl Workspace {
             false => self.fleet.ssh(login).run(&command),
         };
         let output = output.map_err(|error| error.failure(&*what))?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
         match output.status {
-            Status::Code(0) => Ok(said),
+            Status::Code(0) => Ok(text),
             Status::Code(127) => Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::ProgramMissing,
                 what,
-                "it is not installed there",
-                "install the driver's utilities, if it has GPUs",
+                "it is not installed",
+                "install the utilities of the NVIDIA driver, if the node has GPUs",
             )),
             Status::Code(124 | 137) => {
-                let fix = "see `dmesg` on the node for Xid errors; a hung driver takes a reboot";
-                Err(Failure::new(rundir::ErrorCode::Unclassified, what, "it hangs", fix))
+                let fix = "look for Xid errors with `dmesg` on the node; a hanging driver needs a reboot";
+                Err(Failure::new(ErrorCode::NoAnswer, what, "it hangs", fix))
             }
-            // A part of its table with an error among it is worth more than the error alone.
-            _ if said.contains("NVIDIA-SMI ") && said.contains("|==") => Ok(said),
-            _ => Err(Failure::new(rundir::ErrorCode::Unclassified, what, said.trim(), "run it on the node by hand")),
+            // A table with an error in it has more information than the error alone.
+            _ if text.contains("NVIDIA-SMI ") && text.contains("|==") => Ok(text),
+            _ => Err(Failure::new(ErrorCode::CommandFailed, what, text.trim(), "run nvidia-smi on the node")),
         }
     }
 }
@@ -143,30 +138,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn while_an_nvidia_smi_hangs_no_other_is_started() {
+    fn while_one_nvidia_smi_hangs_no_other_is_started() {
         let bin = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
-            // Written by another process: one that another test starts meanwhile would hold a file open that this one writes,
-            // and what is open for writing cannot be executed.
+            // Another process writes the file: a process that another test starts at the same time could inherit the open
+            // file, and a file that is open for writing cannot be executed.
             let write = std::process::Command::new("sh")
                 .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
                 .args([bin.path().join(name).as_os_str(), text.as_ref()])
                 .status();
             assert!(write.unwrap().success());
         };
-        let asked = |seen: &str| {
-            write("ps", &format!("printf '{seen}'"));
+        let run_with = |processes: &str| {
+            write("ps", &format!("printf '{processes}'"));
             let mut sh = std::process::Command::new("sh");
             sh.args(["-c", SMI_SCRIPT]).env("PATH", format!("{}:/usr/bin:/bin", bin.path().display()));
             let output = sh.output().unwrap();
             (output.status.code(), String::from_utf8(output.stdout).unwrap())
         };
         write("nvidia-smi", "echo a table");
-        let answers = (Some(0), "a table\n".to_owned());
-        // Somebody watches GPUs all day; another one waits for the driver, as each does for a moment.
-        for seen in ["", "S    90000\\n", "D    3\\nS 40\\n"] {
-            assert_eq!(asked(seen), answers, "{seen}");
+        let table = (Some(0), "a table\n".to_owned());
+        // No other one, one that loops all day, and one that waits for the driver for a moment.
+        for processes in ["", "S    90000\\n", "D    3\\nS 40\\n"] {
+            assert_eq!(run_with(processes), table, "{processes}");
         }
-        assert_eq!(asked("S    90000\\nD    31\\n"), (Some(124), String::new()));
+        assert_eq!(run_with("S    90000\\nD    31\\n"), (Some(124), String::new()));
     }
 }

@@ -1,24 +1,24 @@
-//! The runs of the folder: found by name, summed up, and what is wrong with them.
+//! The runs of the folder: look-up by name, summaries and findings.
 
 use super::Workspace;
 use crate::refusal::Refusal;
 use health::{Disk, Evidence, Finding};
 use remote::{Local, Transport};
-use rundir::{Failure, RunDir};
+use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, Load, RunFacts, RunSummary};
 
 impl Workspace {
-    /// Finds the run that a person means: its id, the unique beginning or end of one, or `latest`.
+    /// Finds a run by its id, by a unique prefix or suffix of its id, or as `latest`.
     pub fn find(&self, name: &str) -> Result<RunDir, Refusal> {
         let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
-        let unknown = |why: String, fix: String| {
-            Err(Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, format!("no run '{name}'"), why, fix)))
+        let not_found = |code, why: String, fix: String| {
+            Err(Refusal::request(Failure::new(code, format!("there is no run '{name}'"), why, fix)))
         };
         if runs.is_empty() {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
-            return unknown(format!("{} has no runs", self.runs), fix.into());
+            return not_found(ErrorCode::RunNotFound, format!("{} has no runs", self.runs), fix.into());
         }
-        // Ids sort by the minute only, so that the file is asked.
+        // Ids sort by the minute only. The file has the exact time.
         let created_s = |dir: &RunDir| dir.read_run().map_or(0.0, |run| run.created_s);
         if name == "latest"
             && let Some(latest) = runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
@@ -28,31 +28,32 @@ impl Workspace {
         if let Some(exact) = runs.iter().find(|run| run.name() == name) {
             return Ok(exact.clone());
         }
-        let meant: Vec<&RunDir> =
+        let matching: Vec<&RunDir> =
             runs.iter().filter(|run| run.name().starts_with(name) || run.name().ends_with(name)).collect();
-        match meant[..] {
+        match matching[..] {
             [one] => Ok(one.clone()),
             [] => {
                 let last: Vec<&str> = runs.iter().rev().take(3).map(RunDir::name).collect();
-                unknown(
-                    format!("no id in {} begins or ends so", self.runs),
+                not_found(
+                    ErrorCode::RunNotFound,
+                    format!("no id in {} starts or ends with it", self.runs),
                     format!("the newest are {}", last.join(", ")),
                 )
             }
             _ => {
-                let some: Vec<&str> = meant.iter().rev().take(3).map(|run| run.name()).collect();
+                let some: Vec<&str> = matching.iter().rev().take(3).map(|run| run.name()).collect();
                 let why = format!(
-                    "{} ids begin or end so: {}{}",
-                    meant.len(),
+                    "{} ids start or end with it: {}{}",
+                    matching.len(),
                     some.join(", "),
-                    more(meant.len() - some.len())
+                    more(matching.len() - some.len())
                 );
-                unknown(why, "write more of the id".into())
+                not_found(ErrorCode::AmbiguousName, why, "write more of the id".into())
             }
         }
     }
 
-    /// Sums up a run: its files, and what its processes do.
+    /// Summarizes a run from its files and processes.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
         let mut facts = self.fleet.read_facts(dir, &run, self.patience)?;
@@ -61,7 +62,7 @@ impl Workspace {
             Liveness::Alive => self.samples.now_s(dir, &facts, own_s),
             Liveness::Dead | Liveness::Unknown => own_s,
         };
-        // GPUs tell more than processors, if they tell anything: a collective that hangs keeps a processor busy.
+        // GPU power is preferred to CPU load, because a hanging collective keeps a CPU busy.
         if facts.silent_since_s(now_s).is_some()
             && let Some(power @ Load::Power { .. }) = health::power(&self.samples.of(dir, &facts, own_s), &facts, now_s)
         {
@@ -70,7 +71,7 @@ impl Workspace {
         Ok((RunSummary::new(run, dir.clone(), &facts, now_s), facts))
     }
 
-    /// What a person should know of about a run, the most urgent first.
+    /// Returns the findings about a run, the most urgent first.
     pub fn findings(&self, summary: &RunSummary, facts: &RunFacts) -> Vec<Finding> {
         let Some(attempt) = facts.attempt.as_ref().filter(|_| !summary.state.is_end()) else { return Vec::new() };
         let own_s = rundir::now_s();
@@ -84,7 +85,7 @@ impl Workspace {
         }
         let recipe = summary.run.recipe().ok();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
-        // What a command saves is known once it has saved.
+        // The size of a command's checkpoint is known after the first one.
         let checkpoint_bytes = match summary.run.is_command() {
             true => summary.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),
             false => recipe.as_ref().map(|recipe| recipe.cost().checkpoint_bytes),
@@ -107,7 +108,7 @@ impl Workspace {
         found
     }
 
-    /// Sums up all runs, oldest first; then why others cannot be read.
+    /// Summarizes all runs, oldest first. Also returns why others cannot be read.
     pub fn summaries(&self) -> (Vec<RunSummary>, Vec<Failure>) {
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for dir in runstate::list_runs(&self.runs) {

@@ -1,12 +1,12 @@
-//! The stacks of a run's processes, collected into its folder.
+//! Collects the stacks of the processes of a run.
 
 use super::Workspace;
 use camino::Utf8Path;
 use remote::NodeStacks;
-use rundir::{Failure, RunDir};
+use rundir::{ErrorCode, Failure, RunDir};
 
 impl Workspace {
-    /// Writes where the processes of a run are into its folder.
+    /// Writes the stacks of the processes of a run into the folder of the run.
     pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
         let run = dir.read_run()?.id;
         let attempt = dir.latest_attempt()?;
@@ -19,10 +19,10 @@ impl Workspace {
         match stacks.iter().all(|node| node.result.is_err()) {
             true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
                 Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::RunNotStarted,
                     format!("cannot collect the stacks of {run}"),
-                    "it has no nodes",
-                    "look at its attempt.toml",
+                    "its newest attempt has no nodes",
+                    "see the state of the run: vidtui status RUN",
                 )
             })),
             false => Ok(stacks),
@@ -30,13 +30,13 @@ impl Workspace {
     }
 }
 
-/// What became of collecting stacks, in one line.
+/// Returns the result of collecting stacks, in one line.
 pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
     let written: Vec<_> = stacks.iter().filter_map(|node| node.result.as_ref().ok()).collect();
     let processes = units::counted(written.iter().map(|(_, count)| count).sum(), "process");
     let folder = written.first().and_then(|(path, _)| path.parent()).map_or("", Utf8Path::as_str);
-    let away: Vec<String> =
+    let failed: Vec<String> =
         stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
-    let without = if away.is_empty() { String::new() } else { format!("; nothing from {}", away.join(", ")) };
+    let without = if failed.is_empty() { String::new() } else { format!("; failed on {}", failed.join(", ")) };
     format!("stacks of {processes} are in {folder}{without}")
 }

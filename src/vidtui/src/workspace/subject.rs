@@ -1,14 +1,14 @@
-//! What to train, read from what a command names: recipes, stages of curricula, and meshes fitted to a place.
+//! What to train: a recipe or a stage of a curriculum, with its mesh fitted to the target.
 
 use super::Workspace;
 use crate::args::NodesArgs;
 use crate::refusal::Refusal;
 use camino::Utf8Path;
 use recipe::{Curriculum, Resolved, StageSpec, TrainerKind};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use ui::StageView;
 
-/// What to train, as a command names it.
+/// What to train.
 pub enum Subject {
     /// A recipe file.
     Recipe(Box<Resolved>),
@@ -17,7 +17,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The recipe, with where its values come from.
+    /// Returns the recipe and the origins of its values.
     pub fn resolved(&self) -> &Resolved {
         match self {
             Self::Recipe(resolved) => resolved,
@@ -27,7 +27,7 @@ impl Subject {
         }
     }
 
-    /// The recipe, to be changed.
+    /// Returns the recipe for changes.
     pub fn resolved_mut(&mut self) -> &mut Resolved {
         match self {
             Self::Recipe(resolved) => resolved,
@@ -38,7 +38,7 @@ impl Subject {
         }
     }
 
-    /// The stage, when it is one.
+    /// Returns the stage, if it is one.
     pub fn stage(&self) -> Option<(&Curriculum, &StageSpec)> {
         match self {
             Self::Recipe(_) => None,
@@ -47,25 +47,25 @@ impl Subject {
     }
 }
 
-/// How a recipe's mesh comes to the number of ranks that there are.
+/// How the mesh of a recipe is fitted to the number of ranks.
 #[derive(Debug, Clone, Copy)]
 pub enum Fitting {
-    /// Not at all: a number that it was not written for is a mistake.
-    AsItIs,
-    /// It is fitted to so many.
+    /// Not at all. Another number of ranks is an error.
+    Off,
+    /// To this number of ranks.
     To(usize),
-    /// It is fitted to what the nodes give.
+    /// To the slots of the nodes.
     ToNodes,
 }
 
 impl From<Option<usize>> for Fitting {
     fn from(given: Option<usize>) -> Self {
-        given.map_or(Self::AsItIs, Self::To)
+        given.map_or(Self::Off, Self::To)
     }
 }
 
 impl Workspace {
-    /// Reads what a command names: a recipe file, or CURRICULUM:STAGE.
+    /// Reads a recipe file, or CURRICULUM:STAGE.
     pub fn subject(&self, text: &str, sets: &[String]) -> Result<Subject, Refusal> {
         if let Some((path, stage)) = text.rsplit_once(':')
             && !Utf8Path::new(text).exists()
@@ -78,9 +78,9 @@ impl Workspace {
         if path.is_dir() || path.file_name() == Some("curriculum.toml") {
             let curriculum = curriculum(path, sets)?;
             let first = curriculum.stages.first().map_or("STAGE", |stage| stage.name.as_str());
-            let why = "it is a curriculum, and one stage is trained at a time";
+            let why = "it is a curriculum, and a run trains one stage";
             return Err(Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnknownStage,
                 format!("cannot use {text}"),
                 why,
                 format!("name the stage: {text}:{first}"),
@@ -89,25 +89,25 @@ impl Workspace {
         Ok(Subject::Recipe(Box::new(recipe::load(path, sets).map_err(recipe_failure)?)))
     }
 
-    /// Fits a recipe's mesh and accumulation to a number of ranks; says what changed.
+    /// Fits mesh and gradient accumulation of a recipe to a number of ranks. Returns a description of the changes.
     pub fn fit(&self, resolved: &mut Resolved, fitting: Fitting, nodes: &NodesArgs) -> Result<Option<String>, Refusal> {
         let ranks = match fitting {
-            Fitting::AsItIs => return Ok(None),
-            // It is started on as many ranks as there are.
+            Fitting::Off => return Ok(None),
+            // A command starts on as many ranks as there are.
             Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
             Fitting::To(ranks) => ranks,
             Fitting::ToNodes => self.target(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };
         let fit = resolved.fit(ranks).map_err(recipe_failure)?;
         let batch = units::counted(resolved.recipe.train.global_batch, "sample");
-        Ok((!fit.is_none()).then(|| format!("fitted to this place: {fit}; a step still takes {batch}")))
+        Ok((!fit.is_none()).then(|| format!("fitted to the ranks: {fit}; a step still takes {batch}")))
     }
 }
 
 /// Reads a curriculum from its file, or from the `curriculum.toml` of its folder.
 pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusal> {
     let file = if path.is_dir() { path.join("curriculum.toml") } else { path.to_owned() };
-    // Its absolute path is what runs remember, and by which a stage finds its runs.
+    // Runs store the absolute path. A stage finds its runs by it.
     let file = file.canonicalize_utf8().unwrap_or(file);
     Curriculum::load(&file, sets).map_err(recipe_failure)
 }
@@ -118,19 +118,19 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
         let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
         let what = format!("{} has no stage '{name}'", curriculum.path);
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::UnknownStage,
             what,
             format!("its stages are {}", names.join(", ")),
-            "name one of them",
+            "choose one of them",
         ))
     })
 }
 
-/// A stage as the screen shows it.
+/// Returns a stage as the screen shows it.
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
     if recipe.trainer == TrainerKind::Command {
-        // Of what a command trains, nothing is known but how long.
+        // Only the number of steps is known of a model that a command trains.
         return StageView {
             name: stage.name.clone(),
             command: Some(plan::command_line(&recipe.command.run)),
@@ -158,7 +158,7 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
     }
 }
 
-/// A recipe that cannot be used is a wrong request, whatever the state of the machine.
+/// Returns the error of an invalid recipe. It is an invalid request, whatever the state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
     Refusal::request(Failure::from(error))
 }

@@ -1,4 +1,4 @@
-//! Where a run goes: this machine, the nodes of a hostfile, those that Slurm chooses, or those where it was.
+//! The target of a run: this machine, the nodes of a hostfile, a Slurm allocation, or the nodes of the last attempt.
 
 use super::Workspace;
 use crate::args::NodesArgs;
@@ -8,10 +8,10 @@ use cluster::Hostfile;
 use cluster::hostfile::Filter;
 use cluster::slurm::SlurmSpec;
 use plan::Target;
-use rundir::{Attempt, Failure};
+use rundir::{Attempt, ErrorCode, Failure};
 
 impl Workspace {
-    /// Where a run of `world` ranks goes: to the nodes of a hostfile or those that Slurm chooses, or to this machine.
+    /// Returns the target of a run of `world` ranks: the nodes of a hostfile, a Slurm allocation, or this machine.
     pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
         let here = self.fleet.this_node().node.as_str();
         let nodes = self.wanted(nodes);
@@ -20,12 +20,12 @@ impl Workspace {
         }
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
-                let why = "there is no hostfile from which to choose nodes";
+                let why = "--include and --exclude select from a hostfile, and there is none";
                 return Err(Refusal::request(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::InvalidArgument,
                     "cannot choose nodes",
                     why,
-                    "name it: --hostfile FILE",
+                    "name the hostfile: --hostfile FILE",
                 )));
             }
             return Ok(Target::local(here, ranks.unwrap_or(world)));
@@ -34,17 +34,18 @@ impl Workspace {
         Ok(self.with_address(Target::hostfile(&chosen, world, format!("hostfile {path}")))?)
     }
 
-    /// Reads a hostfile, and keeps the nodes that are wanted.
+    /// Reads a hostfile and keeps the selected nodes.
     pub fn hostfile(&self, path: &Utf8Path, nodes: &NodesArgs) -> Result<Hostfile, Refusal> {
         let what = format!("cannot use hostfile {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
-            let fix = "write one with a node to each line, such as `gpu01 slots=8`, or train here: --local N";
-            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), fix))
+            let fix =
+                "write a hostfile with one node per line, such as `gpu01 slots=8`, or train on this machine: --local N";
+            Refusal::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
         chosen.map_err(|error| {
-            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), &*error.fix))
+            Refusal::request(Failure::new(ErrorCode::InvalidHostfile, &*what, error.to_string(), &*error.fix))
         })
     }
 
@@ -52,23 +53,23 @@ impl Workspace {
         Ok(Target::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
     }
 
-    /// Reads what is asked of Slurm.
+    /// Reads a Slurm file.
     pub fn slurm_spec(&self, path: &Utf8Path) -> Result<SlurmSpec, Refusal> {
         let what = format!("cannot use Slurm file {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
-            let fix = "write one like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
-            Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, error.to_string(), fix))
+            let fix = "write a file like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
+            Refusal::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
         SlurmSpec::parse(&text)
-            .map_err(|e| Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, &*what, e.why, e.fix)))
+            .map_err(|e| Refusal::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))
     }
 
-    /// The nodes that a command names; those named before the command, when it names none.
+    /// Returns the node flags of a command. Without any, those before the command apply.
     pub fn wanted<'a>(&'a self, nodes: &'a NodesArgs) -> &'a NodesArgs {
         if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
     }
 
-    /// The nodes of an attempt, less those that are not wanted or cannot be reached. Says which of the latter there are.
+    /// Returns the nodes of an attempt without those that are deselected or unreachable, and a warning for each of the latter.
     pub(super) fn target_of_attempt(
         &self,
         last: &Attempt,
@@ -80,10 +81,10 @@ impl Workspace {
             let Some(list) = list else { continue };
             let names = cluster::hostlist::expand(list).map_err(|error| {
                 Refusal::request(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::InvalidArgument,
                     what,
                     format!("{flag} {list}: {error}"),
-                    "write names as in gpu[001-024]",
+                    "write node names like gpu[001-024]",
                 ))
             })?;
             let named: Vec<bool> =
@@ -92,34 +93,37 @@ impl Workspace {
             let mut keep = named.into_iter().map(|named| named == wanted);
             target.nodes.retain(|_| keep.next().unwrap_or(false));
         }
-        let reached = self.fleet.reach(&target.logins);
-        let away: Vec<_> = reached.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
+        let results = self.fleet.reach(&target.logins);
+        let unreachable: Vec<_> =
+            results.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
         let mut warnings = Vec::new();
-        for (node, error) in away {
+        for (node, error) in unreachable {
             if target.nodes.iter().any(|other| other.id == node) {
                 target.without(&node);
                 warnings.push(format!("{node} is left out: {error}"));
             }
         }
         if target.nodes.is_empty() {
-            let why = if warnings.is_empty() { "none of its nodes is left".into() } else { warnings.join("; ") };
+            let why = if warnings.is_empty() { "no node is selected".into() } else { warnings.join("; ") };
+            let code = if warnings.is_empty() { ErrorCode::InvalidArgument } else { ErrorCode::NodeUnreachable };
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                code,
                 "cannot resume on the same nodes",
                 why,
-                "name others: --hostfile FILE",
+                "name other nodes: --hostfile FILE",
             )
             .into());
         }
         Ok((self.with_address(target)?, warnings))
     }
 
-    /// Looks up where the ranks of several nodes meet.
+    /// Adds the address of the first node, which the ranks of several nodes connect to.
     fn with_address(&self, mut target: Target) -> Result<Target, Failure> {
         let first = target.nodes.first().and_then(|node| target.logins.iter().find(|login| login.node == node.id));
         if let (Some(first), [_, _, ..]) = (first, &target.nodes[..]) {
             let address = self.fleet.ssh(first).address();
-            target.address = Some(address.map_err(|error| error.failure("cannot plan on these nodes"))?);
+            target.address =
+                Some(address.map_err(|error| error.failure("cannot look up the address of the first node"))?);
         }
         Ok(target)
     }

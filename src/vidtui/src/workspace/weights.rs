@@ -1,18 +1,18 @@
-//! Where the weights of a launch come from.
+//! Finds the weights that a launch starts from.
 
 use super::{LaunchOptions, Workspace};
 use crate::refusal::Refusal;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
-use rundir::{Failure, Lineage, RunDir, RunId};
+use rundir::{ErrorCode, Failure, Lineage, RunDir, RunId};
 
-/// Where the weights of a launch come from.
+/// The source of the weights of a launch.
 pub enum Init<'a> {
-    /// As the stage says; random without a stage.
+    /// The source that the stage names. Without a stage, random weights.
     ByStage,
-    /// From a step folder, or the newest checkpoint of a run.
+    /// A checkpoint folder, or the newest checkpoint of a run.
     Given(&'a str),
-    /// From the newest checkpoint of this run.
+    /// The newest checkpoint of this run.
     Run(&'a RunId),
 }
 
@@ -23,7 +23,7 @@ impl<'a> From<Option<&'a str>> for Init<'a> {
 }
 
 impl Workspace {
-    /// Finds the weights that a launch begins from; none when they are random.
+    /// Finds the weights that a launch starts from. `None` for random weights.
     pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, Refusal> {
         Ok(match (&options.init, options.subject.stage()) {
             (Init::Given(given), _) => Some(remote::find_weights(given, &self.runs)?),
@@ -31,32 +31,35 @@ impl Workspace {
             (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
                 StageStart::Random => None,
                 StageStart::Path(path) => Some(remote::find_weights(path.as_str(), &self.runs)?),
-                StageStart::Previous => Some(self.weights_of_stage_before(curriculum, stage)?),
+                StageStart::Previous => Some(self.weights_of_previous_stage(curriculum, stage)?),
             },
             (Init::ByStage, None) => None,
         })
     }
 
-    /// The newest complete checkpoint of a run, as weights for another.
+    /// Returns the newest complete checkpoint of a run as weights for another run.
     fn newest_weights(&self, dir: &RunDir) -> Result<Weights, Failure> {
         let run = dir.read_run()?;
         let Some(checkpoint) = adapters::latest_for_sure(dir)? else {
             let what = format!("cannot start from {}", run.id);
-            let fix = format!("let it reach a checkpoint: vidtui resume {}", run.id);
-            return Err(Failure::new(rundir::ErrorCode::Unclassified, what, "it has no complete checkpoint", fix));
+            let fix = format!("resume it until it saves a checkpoint: vidtui resume {}", run.id);
+            return Err(Failure::new(ErrorCode::NoCheckpoint, what, "it has no complete checkpoint", fix));
         };
         Ok(Weights { path: checkpoint.dir, lineage: Some(Lineage { run: run.id, step: checkpoint.step }) })
     }
 
-    fn weights_of_stage_before(&self, curriculum: &Curriculum, spec: &StageSpec) -> Result<Weights, Failure> {
+    fn weights_of_previous_stage(&self, curriculum: &Curriculum, spec: &StageSpec) -> Result<Weights, Failure> {
         let (runs, _) = self.summaries();
         match plan::parent_of(curriculum, &spec.name, &runs) {
             Some(parent) => self.newest_weights(&parent.dir),
             None => Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::NoCheckpoint,
                 format!("cannot launch stage {}", spec.name),
-                format!("it starts from the stage before it, and no run in {} has a checkpoint of that", self.runs),
-                "train the stage before it first, or name a checkpoint: --init PATH",
+                format!(
+                    "it starts from the previous stage, and no run in {} has a checkpoint of that stage",
+                    self.runs
+                ),
+                "train the previous stage first, or name a checkpoint: --init PATH",
             )),
         }
     }
