@@ -1,25 +1,25 @@
-//! Draws charts into files with plotters: SVG and PNG, one panel per metric.
+//! Draws charts into SVG and PNG files with plotters, one panel per group of curves.
 //!
-//! A chart is plain data made by the caller; nothing here knows what a run is.
+//! A chart is plain data from the caller. This file has no types of runs.
 
 use camino::Utf8Path;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Once;
 use units::{Unit, ticks};
 
-/// Pixels of one panel; charts grow downwards with the number of panels.
+/// Pixels of one panel. The height of a chart grows with the number of panels.
 const PANEL: (u32, u32) = (1200, 420);
 /// Pixels above the first panel for the title.
 const HEADER: u32 = 76;
 /// Pixels above the axes of a panel for its legend.
 const LEGEND: u32 = 34;
-/// Points kept per curve: the extremes of each of this many columns, which is finer than the pixels.
+/// Columns of a thinned curve. Each keeps its extremes, and there are more columns than pixels.
 const COLUMNS: usize = 1600;
 
 const FONT: &str = "sans-serif";
@@ -27,7 +27,7 @@ const INK: RGBColor = RGBColor(0x22, 0x2b, 0x38);
 const FAINT: RGBColor = RGBColor(0x6b, 0x75, 0x85);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xee);
 const BAD: RGBColor = RGBColor(0xd5, 0x2b, 0x1e);
-/// Distinguishable with any colour vision (Okabe and Ito), darkest first for white paper.
+/// The palette of Okabe and Ito, which is distinguishable with any colour vision. Darkest first, for a white background.
 const PALETTE: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -40,76 +40,78 @@ const PALETTE: [RGBColor; 6] = [
 /// What to draw.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// The first line: the run.
+    /// The first line: run and stage.
     pub title: String,
-    /// The second line: what was trained and how far.
+    /// The second line: id, progress and ranks.
     pub subtitle: String,
-    /// The x axis.
+    /// The label of the x axis.
     pub x_label: String,
-    /// What is along it.
+    /// The unit of the axis.
     pub x_unit: Unit,
-    /// One above the other, sharing the x axis.
+    /// The panels from top to bottom. They share the x axis.
     pub panels: Vec<Panel>,
 }
 
 /// One pair of axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
-    /// The y axis.
+    /// The label of the y axis.
     pub label: String,
-    /// What is along it.
+    /// The unit of the axis.
     pub unit: Unit,
-    /// How values become heights.
+    /// The scale of the y axis.
     pub scale: Scale,
-    /// What is drawn in it.
+    /// The curves, the first one below the others.
     pub curves: Vec<Curve>,
 }
 
 /// One line of a panel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
-    /// Its name in the legend.
+    /// The name in the legend.
     pub label: String,
-    /// In the order of x.
+    /// The points in order of x.
     pub points: Vec<Point>,
-    /// How it is drawn.
+    /// The drawing style.
     pub weight: Weight,
 }
 
-/// x and value; a missing value is a gap.
+/// x and value. A missing value is a gap.
 pub type Point = (f64, Option<f64>);
 
-/// How values become heights.
+/// The scale of a y axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// In proportion.
+    /// Linear.
     Linear,
-    /// By their logarithm; values that have none are left out.
+    /// Logarithmic. Values that are not positive are left out.
     Log,
 }
 
-/// How much a curve stands out.
+/// The style of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// What counts.
+    /// The values, or their average.
     Full,
     /// The values under a smoothed curve.
     Raw,
-    /// What a later attempt replaced.
+    /// Values that a later attempt repeated.
     Superseded,
 }
 
-/// Draws `chart` to `to`, as its ending says; the file appears complete or not at all.
+/// Draws `chart` into the file `to` in the format of its extension. The file is written atomically.
 ///
 /// # Errors
-/// When the ending is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
+/// When the extension is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
 pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
-    let cannot = |why: String, fix: &str| {
-        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot export to {to}"), why, fix)
-    };
+    let cannot = |code, why: String, fix: &str| Failure::new(code, format!("cannot export to {to}"), why, fix);
     let drawable = |curve: &Curve| curve.points.iter().any(|(_, value)| value.is_some());
     if !chart.panels.iter().any(|panel| panel.curves.iter().any(drawable)) {
-        return Err(cannot("no step has been logged yet".into(), "wait for the first step and export again"));
+        return Err(cannot(
+            ErrorCode::RunNotStarted,
+            "there is no logged step to draw".into(),
+            "wait for the first step, or choose other steps with --from and --to",
+        ));
     }
     let height = HEADER + PANEL.1 * chart.panels.len() as u32;
     let size = (PANEL.0, height);
@@ -117,11 +119,11 @@ pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
         Some("svg") => svg(chart, size),
         Some("png") => png(chart, size),
         other => {
-            let why = format!("'{}' is not a format of pictures", other.unwrap_or_default());
-            return Err(cannot(why, "end the file name in .svg or .png"));
+            let why = format!("'{}' is not a picture format", other.unwrap_or_default());
+            return Err(cannot(ErrorCode::InvalidArgument, why, "end the file name in .svg or .png"));
         }
     }
-    .map_err(|error| cannot(format!("drawing failed: {error}"), "export as .csv and draw it elsewhere"))?;
+    .map_err(|error| cannot(ErrorCode::Internal, format!("drawing failed: {error}"), "export a .csv table instead"))?;
     rundir::write_atomic(to, &bytes).map_err(Failure::from)
 }
 
@@ -209,7 +211,7 @@ where
     if legend.len() > 1 { draw_legend(&legend, area) } else { Ok(()) }
 }
 
-/// Names the curves in one line above them, where it hides nothing.
+/// Draws the legend in one line above the axes.
 fn draw_legend<B: DrawingBackend>(entries: &[(&str, ShapeStyle)], area: &DrawingArea<B, Shift>) -> Drawn
 where
     B::ErrorType: 'static,
@@ -236,7 +238,7 @@ where
     B::ErrorType: 'static,
 {
     for piece in thinned(&curve.points).split(|(_, value)| value.is_none()) {
-        // Only superseded points lie outside, since the others make the range.
+        // Only superseded points can lie outside, because the others define the range.
         let inside = |value: f64| value.clamp(heights.start, heights.end);
         let piece: Vec<(f64, f64)> = piece.iter().filter_map(|&(step, value)| Some((step, inside(value?)))).collect();
         match piece[..] {
@@ -245,13 +247,13 @@ where
             _ => drop(axes.draw_series(LineSeries::new(piece, style))?),
         }
     }
-    // A loss that is not a number leaves a gap; the mark on the upper edge says that the gap is not a missing line.
+    // A loss that is not finite is a gap. The mark on the upper edge distinguishes it from a missing line.
     let lost = curve.points.iter().filter(|(_, value)| value.is_none()).map(|&(step, _)| (step, heights.end));
     axes.draw_series(lost.map(|at| TriangleMarker::new(at, 6, BAD.filled())))?;
     Ok(())
 }
 
-/// An axis with the round values and the labels that the screen would choose.
+/// An axis with the same tick values and labels as on the screen.
 #[derive(Clone)]
 struct Axis {
     range: Range<f64>,
@@ -264,7 +266,7 @@ impl Axis {
         ticks(self.range.start, self.range.end, 7, self.unit, self.scale == Scale::Log).marks
     }
 
-    /// How far along the axis a value lies, from 0 to 1.
+    /// Returns the position of a value on the axis, from 0 to 1.
     fn along(&self, value: f64) -> f64 {
         let Range { start, end } = self.range;
         match self.scale {
@@ -297,7 +299,7 @@ fn label_at(labels: &[(f64, String)], value: f64) -> String {
     labels.iter().find(|(at, _)| *at == value).map(|(_, label)| label.clone()).unwrap_or_default()
 }
 
-/// Keeps the first, lowest, highest and last point of each column, and every gap, so that spikes survive.
+/// Keeps the first, lowest, highest and last point of each column, and every gap, so that spikes stay visible.
 fn thinned(points: &[Point]) -> Vec<Point> {
     if points.len() <= 4 * COLUMNS {
         return points.to_vec();
@@ -326,7 +328,7 @@ fn x_range(chart: &Chart) -> Range<f64> {
 }
 
 fn y_range(panel: &Panel) -> Range<f64> {
-    // Superseded points may lie far off; they do not decide the scale unless there is nothing else.
+    // Superseded points can be outliers. They define the range only if there are no others.
     let values = |counts: fn(Weight) -> bool| {
         let curves = panel.curves.iter().filter(move |curve| counts(curve.weight));
         let values = curves.flat_map(|curve| &curve.points).filter_map(|&(_, value)| value);
@@ -336,9 +338,9 @@ fn y_range(panel: &Panel) -> Range<f64> {
     if panel.scale == Scale::Log {
         return low / 1.15..high * 1.15;
     }
-    // A constant has room above and below, so that its axis has labels that differ.
+    // A margin above and below a constant, so that the labels of the axis differ.
     let room = if low == high { low.abs().max(1e-9) * 0.5 } else { (high - low) * 0.06 };
-    // Nothing drawn here can be negative, so the room below never shows a negative axis.
+    // The margin does not extend below zero, because no metric is negative.
     let floor = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
     floor..high + room
 }
@@ -353,7 +355,7 @@ fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 fn install_font() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // It can only fail when the bytes are no font, and the tests draw with it.
+        // This fails only if the bytes are not a font, and the tests draw with it.
         let _ = register_font(FONT, FontStyle::Normal, include_bytes!("../../../assets/DejaVuSans.ttf"));
     });
 }
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn thinning_a_long_curve_keeps_its_spike_and_its_gap() {
+    fn a_thinned_curve_keeps_its_spike_and_its_gap() {
         let mut points: Vec<_> = (0..100_000).map(|i| (i as f64, Some(1.0))).collect();
         points[54_321].1 = Some(99.0);
         points[77_777].1 = None;
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_svg_holds_title_axes_and_legend_as_text() {
+    fn an_svg_has_title_axes_and_legend_as_text() {
         let mut chart = one_curve((0..50).map(|i| (f64::from(i), Some(1.0 / f64::from(i + 1)))).collect());
         let old = Curve { label: "attempt 1".into(), points: vec![(3.0, Some(0.2))], weight: Weight::Superseded };
         chart.panels[0].curves.push(old);
@@ -400,13 +402,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_curve_is_refused_with_a_hint() {
+    fn a_chart_without_points_is_not_written() {
         let failure = write(&one_curve(vec![]), "/nowhere/x.svg".into()).unwrap_err();
-        assert_eq!(failure.why, "no step has been logged yet");
+        assert_eq!(failure.code, ErrorCode::RunNotStarted);
     }
 
     #[test]
-    fn a_constant_curve_and_a_single_point_have_axes_too() {
+    fn a_constant_curve_and_a_single_point_have_axes() {
         for points in [vec![(1.0, Some(0.0))], vec![(1.0, Some(2.0)), (2.0, Some(2.0))]] {
             assert!(svg(&one_curve(points), (1200, 504)).is_ok());
         }
@@ -416,6 +418,6 @@ mod tests {
     fn a_logarithmic_axis_has_labels_even_within_one_decade() {
         let axis = Axis { range: 0.2..0.8, unit: Unit::Plain, scale: Scale::Log };
         assert_eq!(axis.labels().len(), 2);
-        assert!((axis.along(0.4) - 0.5).abs() < 1e-12, "0.4 is as far from 0.2 as from 0.8");
+        assert!((axis.along(0.4) - 0.5).abs() < 1e-12, "0.4 is in the middle of 0.2 and 0.8");
     }
 }

@@ -1,8 +1,8 @@
-//! Conversions that the console asks for: planned to be shown, and carried out as they were shown.
+//! The conversions of the console: previews, and conversions exactly as previewed.
 
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Failure, now_s};
+use rundir::{ErrorCode, Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ui::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, Outcome, WeightType};
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm, Report};
 
-/// How often the screen hears how far the work is.
-const TELL: Duration = Duration::from_millis(200);
+/// How often progress is sent to the screen.
+const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Looks what a options would do.
+/// Plans a conversion for the preview.
 pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
     let plan = planned(options)?;
     let refusal = plan.check(options.replace).err();
@@ -29,29 +29,33 @@ pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
     })
 }
 
-/// Carries out what was shown.
+/// Converts as previewed.
 ///
 /// # Errors
-/// When the plan is another one by now, or cannot be carried out; nothing is left of it then.
+/// When the plan has changed since, or the conversion fails. A failed conversion leaves no files.
 pub fn convert(
     shown: &ConvertPreview,
     stop: &AtomicBool,
-    tell: &dyn Fn(weights::Progress),
+    send: &dyn Fn(weights::Progress),
 ) -> Result<Outcome, Refusal> {
     let plan = planned(&shown.options)?;
     if plan.fingerprint() != shown.fingerprint {
         let what = format!("cannot convert {}", shown.options.source);
-        let fix = "look at the preview again, and convert then";
-        return Err(
-            Failure::new(rundir::ErrorCode::Unclassified, what, "it has changed since it was shown", fix).into()
-        );
+        let fix = "read the new preview, then convert";
+        return Err(Failure::new(
+            ErrorCode::InvalidArgument,
+            what,
+            "source, target or options have changed since the preview",
+            fix,
+        )
+        .into());
     }
     let random = RandomState::new().hash_one(std::process::id()) as u32;
-    let mut told = Instant::now();
+    let mut sent = Instant::now();
     let done = plan.execute(shown.options.replace, now_s(), random, &mut |progress| {
-        if told.elapsed() >= TELL {
-            told = Instant::now();
-            tell(progress);
+        if sent.elapsed() >= PROGRESS {
+            sent = Instant::now();
+            send(progress);
         }
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -62,7 +66,7 @@ pub fn convert(
     }
 }
 
-/// The conversion that makes weights fit to start a stage from; none when they are not of a kind that can be converted.
+/// Returns the conversion of weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
 pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
     let kind = weights::identify(path).ok()?.kind;
     if !matches!(kind, Kind::Diffusers | Kind::Pipeline | Kind::Torch | Kind::Dcp) {
@@ -73,7 +77,7 @@ pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOption
     Some(ConvertOptions { source: path.to_owned(), target: target.into(), layer, ..ConvertOptions::default() })
 }
 
-/// What a conversion is about, in names and values.
+/// Returns the properties of a conversion as names and values.
 pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
     let Report { mapped, unused, waived, initialized, missing, notes } = &plan.report;
     let source = &plan.source;
@@ -99,7 +103,7 @@ pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
     facts
 }
 
-/// What becomes of the tensors, blocks taken together; those for which it would be refused come first.
+/// Returns the result for each tensor, with blocks combined. Tensors that make the conversion fail come first.
 pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
     let Report { unused, waived, missing, .. } = &plan.report;
     let lists = [("(missing)", missing, true), ("(unused)", unused, true), ("(waived)", waived, false)];
@@ -137,7 +141,7 @@ fn planned(options: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
     Ok(weights::plan_conversion(&request)?)
 }
 
-/// A path as a shell would read it: people type `~`.
+/// Expands `~`, which users type as in a shell.
 fn from_home(path: &Utf8Path) -> Utf8PathBuf {
     match (path.strip_prefix("~"), std::env::var("HOME")) {
         (Ok(rest), Ok(home)) => Utf8PathBuf::from(home).join(rest),
@@ -145,7 +149,7 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
     }
 }
 
-/// The same on the command line.
+/// Returns the command line of the conversion.
 fn command(options: &ConvertOptions) -> String {
     let mut words = vec!["vidtui convert".to_owned(), options.source.to_string(), options.target.to_string()];
     words.push(format!("--to {}", options.to.word()));

@@ -1,5 +1,4 @@
-//! The JSON that scripts read: its field names are a promise, so they are written down here and not derived from
-//! whatever the types inside are called.
+//! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of inner types.
 
 use camino::Utf8PathBuf;
 use cluster::slurm::JobSight;
@@ -16,9 +15,9 @@ pub struct RunDocument {
     name: String,
     dir: Utf8PathBuf,
     state: &'static str,
-    /// Why it failed or crashed.
+    /// Why the run failed or crashed.
     failure: Option<Failure>,
-    /// The nodes that had to end with it.
+    /// The nodes that ended because of that failure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consequences: Vec<String>,
     step: u64,
@@ -34,12 +33,12 @@ pub struct RunDocument {
     checkpoint: Option<CheckpointDocument>,
     /// Its Slurm job.
     job: Option<JobDocument>,
-    /// What a person should know of, the most urgent first; only in `status`.
+    /// The findings, the most urgent first. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     findings: Option<Vec<FindingDocument>>,
 }
 
-/// Something that a person should know of.
+/// A finding about a run.
 #[derive(Debug, Serialize)]
 pub struct FindingDocument {
     rule: health::Rule,
@@ -51,26 +50,26 @@ pub struct FindingDocument {
     fix: String,
 }
 
-/// A Slurm job, as it was last seen.
+/// The last known state of a Slurm job.
 #[derive(Debug, Serialize)]
 struct JobDocument {
     id: u64,
-    /// Slurm's word.
+    /// The state in the words of Slurm.
     state: Option<String>,
-    /// Slurm's reason to let it wait, or for its end.
+    /// The reason for waiting or for the end, in the words of Slurm.
     reason: Option<String>,
-    /// When it began, or is expected to.
+    /// The start time, or the expected one.
     start_s: Option<f64>,
-    /// Its nodes, as Slurm lists them.
+    /// The nodes, in the notation of Slurm.
     nodes: Option<String>,
     cancelled_by: Option<String>,
-    /// Since when Slurm has not answered.
+    /// The time since which Slurm has not answered.
     silent_since_s: Option<f64>,
-    /// All of it in words.
+    /// The state as a sentence.
     text: String,
 }
 
-/// The run whose weights another began from.
+/// The run that the weights come from.
 #[derive(Debug, Serialize)]
 struct ParentDocument {
     run: String,
@@ -93,7 +92,7 @@ pub struct CheckpointDocument {
     step: u64,
     dir: Utf8PathBuf,
     complete: bool,
-    /// Whether its files answered: one that is not complete may be the newest if they did not.
+    /// Whether its files can be read at present. If not, it can still be the newest complete checkpoint.
     readable: bool,
     bytes: Option<u64>,
     saved_s: Option<f64>,
@@ -135,7 +134,7 @@ impl RunDocument {
         }
     }
 
-    /// Adds what was found.
+    /// Adds the findings.
     pub fn with_findings(self, findings: &[Finding]) -> Self {
         Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
     }

@@ -1,4 +1,4 @@
-//! Does what the screen asks for: one thread per effect, one answer per job.
+//! Executes the effects that the screen requests: one thread per effect, one answer per job.
 
 use crate::chart_export;
 use crate::conversions;
@@ -21,21 +21,21 @@ use weights::{Doing, Progress};
 pub struct Runner {
     workspace: Arc<Workspace>,
     queue: Sender,
-    /// What changes something outside, and must not be cut off in the middle.
-    begun: Vec<JoinHandle<()>>,
+    /// The effects that change something and must not be interrupted.
+    running: Vec<JoinHandle<()>>,
     /// Conversions that can be stopped, and kills that can be given up.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,
-    /// Of these, those that are given up when the console closes: a node may stay away for days.
+    /// The flags of the kills. They are set when the console closes, because a node can be unreachable for days.
     kills: Vec<Arc<AtomicBool>>,
 }
 
 impl Runner {
-    /// A runner that answers through `queue`.
+    /// Makes a runner that answers through `queue`.
     pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
-        Self { workspace, queue, begun: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
+        Self { workspace, queue, running: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
-    /// Starts an effect that answers a job; the others are the console's own.
+    /// Starts an effect that answers a job. The console handles the others itself.
     pub fn start(&mut self, effect: Effect) {
         if let Effect::StopConvert { job } | Effect::GiveUpKill { job } = effect {
             if let Some(stop) = self.stops.remove(&job) {
@@ -51,7 +51,7 @@ impl Runner {
         if matches!(effect, Effect::Kill { .. }) {
             self.kills.push(stop.clone());
         }
-        let only_looks = matches!(
+        let is_read_only = matches!(
             effect,
             Effect::PlanLaunch { .. }
                 | Effect::PlanResume { .. }
@@ -61,26 +61,26 @@ impl Runner {
         );
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
         let thread = thread::spawn(move || {
-            // Once the console has closed, nobody asks for answers.
-            let tell = |what| drop(queue.urgent(Item::Msg(Msg::Job { job, what })));
-            let answer = run(&workspace, effect, &tell, &stop);
-            tell(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
+            // After the console has closed, the answer is dropped.
+            let send = |what| drop(queue.urgent(Item::Msg(Msg::Job { job, what })));
+            let answer = run(&workspace, effect, &send, &stop);
+            send(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
         });
-        self.begun.retain(|thread| !thread.is_finished());
-        if !only_looks {
-            self.begun.push(thread);
+        self.running.retain(|thread| !thread.is_finished());
+        if !is_read_only {
+            self.running.push(thread);
         }
     }
 
-    /// Waits for what was begun: a launch needs a moment, a kill some seconds.
+    /// Waits for effects in progress. A launch takes about a second, a kill some seconds.
     pub fn finish(self) {
         self.kills.iter().for_each(|given_up| given_up.store(true, Ordering::Relaxed));
-        let unfinished: Vec<_> = self.begun.into_iter().filter(|thread| !thread.is_finished()).collect();
+        let unfinished: Vec<_> = self.running.into_iter().filter(|thread| !thread.is_finished()).collect();
         if !unfinished.is_empty() {
-            eprintln!("finishing what was begun (Ctrl-C leaves it)");
+            eprintln!("waiting for launches and kills in progress (Ctrl-C quits now)");
         }
         for thread in unfinished {
-            // A thread that panicked has ended the program by now.
+            // A panic in a thread has already ended the program.
             let _ = thread.join();
         }
     }
@@ -105,8 +105,8 @@ fn job_of(effect: &Effect) -> Option<JobId> {
     }
 }
 
-fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
-    let progress: &(dyn Fn(String) + Sync) = &|line| tell(JobMsg::Progress(line));
+fn run(at: &Workspace, effect: Effect, send: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
+    let progress: &(dyn Fn(String) + Sync) = &|line| send(JobMsg::Progress(line));
     Ok(match effect {
         Effect::PlanLaunch { curriculum, stage, from, .. } => {
             let curriculum = workspace::curriculum(&curriculum, &[])?;
@@ -117,7 +117,7 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
             let options = LaunchOptions { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
             match at.plan_launch(&options) {
                 Ok(plan) => JobMsg::LaunchPlanned(Box::new(plan)),
-                Err(refusal) => match helping_conversion(&options) {
+                Err(refusal) => match conversion_for(&options) {
                     Some(options) => {
                         JobMsg::ConvertFirst { failure: refusal.into_failure(), options: Box::new(options) }
                     }
@@ -129,7 +129,7 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
         Effect::Convert { preview, .. } => {
             let moved = |progress: Progress| {
                 let Progress { doing, done, total } = progress;
-                tell(match doing {
+                send(match doing {
                     Doing::Writing => JobMsg::Converting { done, total },
                     doing => {
                         JobMsg::Progress(format!("{} the source, {} of {}", doing.word(), bytes(done), bytes(total)))
@@ -162,7 +162,7 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
             })
         }
         Effect::Kill { plan, confirmed: _, .. } => {
-            let waits = &mut |text| tell(JobMsg::Waiting(text));
+            let waits = &mut |text| send(JobMsg::Waiting(text));
             let report = at.kill(&plan, waits, &mut |step| progress(step.text), &|| stop.load(Ordering::Relaxed))?;
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
         }
@@ -183,8 +183,8 @@ fn run(at: &Workspace, effect: Effect, tell: &(dyn Fn(JobMsg) + Sync), stop: &At
     })
 }
 
-/// The conversion after which a stage can start, when it is the form of its weights that keeps it from that.
-fn helping_conversion(options: &LaunchOptions<'_>) -> Option<ConvertOptions> {
+/// Returns the conversion that lets a stage start, if its weights have a format that can be converted.
+fn conversion_for(options: &LaunchOptions<'_>) -> Option<ConvertOptions> {
     let (_, stage) = options.subject.stage()?;
     match &stage.start {
         StageStart::Path(path) => conversions::that_helps(path, options.subject.resolved().recipe.model.layer),

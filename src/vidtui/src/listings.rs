@@ -1,7 +1,7 @@
-//! What the screen is told of runs and curricula: made anew only when the files behind it have changed.
+//! The lists of runs and curricula for the screen, cached until their files change.
 //!
-//! The console stamps every second or two, at folders that may hold hundreds of old runs. What has not changed costs
-//! a few `stat` calls; only a run that lives is read.
+//! The console lists every second or two, and a folder can hold hundreds of old runs. An ended run costs a few `stat` calls;
+//! only a run that has not ended is read.
 
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use ui::{CurriculumView, RunList, RunRow, RunStatus};
 
-/// When a file was last written and how long it is; none when it does not exist.
+/// Modification time and size of a file. `None` if the file does not exist.
 pub type FileStamp = Option<(SystemTime, u64)>;
 
-/// Lists the runs, again and again.
+/// Lists the runs repeatedly.
 pub struct RunLister {
     workspace: Arc<Workspace>,
     folders: BTreeMap<Utf8PathBuf, FileStamp>,
@@ -24,7 +24,7 @@ pub struct RunLister {
     known: BTreeMap<RunDir, CachedRun>,
 }
 
-/// One run as it was when something about it last changed.
+/// The status of one run, with the stamps of the files that it was read from.
 #[derive(Default)]
 pub struct CachedRun {
     stamps: Vec<FileStamp>,
@@ -32,10 +32,10 @@ pub struct CachedRun {
 }
 
 impl CachedRun {
-    /// The run as it is now.
+    /// Returns the current status of the run.
     pub fn status(&mut self, workspace: &Workspace, dir: &RunDir) -> &Result<RunStatus, Failure> {
         let stamps = files_of(dir);
-        // Nothing but its files can change a run that has ended: no process, no clock.
+        // The status of an ended run depends on its files alone, not on processes or the clock.
         let kept = self.status.take().filter(|status| self.stamps == stamps && is_settled(status));
         self.stamps = stamps;
         self.status.insert(kept.unwrap_or_else(|| status(workspace, dir)))
@@ -43,12 +43,12 @@ impl CachedRun {
 }
 
 impl RunLister {
-    /// A lister that knows nothing yet.
+    /// Makes a lister with an empty cache.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace, folders: BTreeMap::new(), runs: Vec::new(), known: BTreeMap::new() }
     }
 
-    /// All runs as they are now.
+    /// Returns the current list of runs.
     pub fn list(&mut self) -> RunList {
         let folders = folders(&self.workspace.runs);
         if folders != self.folders || self.runs.is_empty() {
@@ -117,7 +117,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
 
 fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
     let is_over = |status: &RunStatus| {
-        // A job that is not over may be about to begin again.
+        // A job that is not over may start another attempt.
         status.row.state.is_end() && status.row.job.as_ref().is_none_or(JobSight::is_over)
     };
     status.as_ref().is_ok_and(is_over)
@@ -128,12 +128,12 @@ fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
     folders.map(|folder| (folder.clone(), stamp_of(&RunDir::new(folder).run_toml()))).collect()
 }
 
-/// When a run's checkpoints last changed: a folder changes when its manifest appears in it.
+/// Returns the stamps of the checkpoint folders of a run. The stamp changes when a manifest is written.
 pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
     adapters::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
-/// Everything that is written when something happens to a run.
+/// Returns the stamps of all files and folders that change when the status of a run changes.
 fn files_of(dir: &RunDir) -> Vec<FileStamp> {
     let mut files = vec![dir.run_toml(), dir.metrics(), dir.events(), dir.attempts(), dir.checkpoints()];
     for node in dir.node_ids().unwrap_or_default() {
@@ -147,7 +147,7 @@ fn stamp_of(file: &Utf8Path) -> FileStamp {
     Some((found.modified().ok()?, found.len()))
 }
 
-/// Lists the curricula, again and again.
+/// Lists the curricula repeatedly.
 #[derive(Default)]
 pub struct CurriculumLister {
     files: BTreeMap<Utf8PathBuf, FileStamp>,
@@ -155,9 +155,9 @@ pub struct CurriculumLister {
 }
 
 impl CurriculumLister {
-    /// All curricula under a folder as they are now: `curriculum.toml` in it or in a folder of it.
+    /// Returns the current curricula: each `curriculum.toml` in the folder or in one of its folders.
     pub fn list(&mut self, configs: &Utf8Path) -> Vec<CurriculumView> {
-        // Recipes build on each other, so that any file may change any stage.
+        // A recipe can be the base of others, so any file can change any stage.
         let files = toml_files(configs);
         if files != self.files {
             let curricula = files.keys().filter(|file| file.file_name() == Some("curriculum.toml"));

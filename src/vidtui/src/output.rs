@@ -1,7 +1,7 @@
-//! Standard output: text for people, JSON for scripts, and no complaint when the reader of a pipe has had enough.
+//! Standard output: text, JSON and tables. A closed pipe is not an error.
 
 use crate::refusal::Refusal;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -28,13 +28,13 @@ pub fn json_line(object: &impl Serialize) -> Result<(), Refusal> {
 
 fn written(result: io::Result<()>) -> Result<(), Refusal> {
     match result {
-        // `vidtui logs RUN | head` has got what it wanted.
+        // For example `vidtui logs RUN | head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::of_io(&error),
             "cannot write to standard output",
             error.to_string(),
-            "is the disk full?",
+            "check that the disk is not full",
         )
         .into()),
         Ok(()) => Ok(()),
@@ -43,24 +43,24 @@ fn written(result: io::Result<()>) -> Result<(), Refusal> {
 
 fn unserializable(error: serde_json::Error) -> Refusal {
     Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::Internal,
         "cannot print JSON",
         error.to_string(),
-        "this is a bug; leave out --json",
+        "this is a bug in vidtui: report it; without --json the command works",
     )
     .into()
 }
 
-/// On which side a column is aligned.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// Lines up cells in columns, two spaces apart, under a title for each.
+/// Aligns cells in columns, two spaces apart, under their titles.
 pub fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     let width = |column: usize| {
@@ -83,7 +83,7 @@ pub fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Lines up names and values, for one thing shown alone.
+/// Aligns names and values, one pair per line.
 pub fn facts(facts: &[(String, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     facts.iter().map(|(name, value)| format!("{name:<width$}  {value}").trim_end().to_owned() + "\n").collect()
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_line_up_on_the_right_and_words_on_the_left() {
+    fn numbers_are_aligned_right_and_words_left() {
         let rows = [vec!["a".into(), "7".into()], vec!["longer".into(), "1200".into()]];
         let text = table(&[("run", Side::Left), ("step", Side::Right)], &rows);
         assert_eq!(text, "run     step\na          7\nlonger  1200\n");

@@ -1,18 +1,18 @@
-//! Recordings of a session: every message in its order, one JSON object per line, for `vidtui replay`.
+//! Recordings of a console session: every message in order, one JSON object per line, for `vidtui replay`.
 //!
-//! A recording is for the build that made it: no promise beyond that, which is why its first line says which.
+//! A recording can be replayed by the version that made it. The first line has that version.
 
 use crate::appearance;
 use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Failure, RunId};
+use rundir::{ErrorCode, Failure, RunId};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::time::Instant;
 use ui::{Msg, Setup, Size};
 
-/// The first line: what was recorded, and the surroundings of the session.
+/// The first line: the version and the setup of the session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Header {
     vidtui: String,
@@ -22,16 +22,16 @@ pub struct Header {
     pub now: f64,
     /// The runs folder.
     pub runs_dir: Utf8PathBuf,
-    /// The folder of exported charts.
+    /// The folder for exported charts.
     pub export_dir: Utf8PathBuf,
-    /// Where the nodes came from that no run named.
+    /// The source of the nodes when no run is selected, in words.
     pub nodes_from: String,
-    /// The run that the console was opened on.
+    /// The run that the console opened with.
     pub open: Option<RunId>,
 }
 
 impl Header {
-    /// The surroundings of the recorded session, in a window of another size and a terminal of another kind.
+    /// Returns the recorded setup with the size and the colours of this terminal.
     pub fn setup(&self, size: Size) -> Setup {
         Setup {
             size,
@@ -46,12 +46,12 @@ impl Header {
     }
 }
 
-/// One line: what happened, and when.
+/// One line: a message and its time.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RecordedMsg {
     /// Seconds since the start.
     pub at_s: f64,
-    /// What happened.
+    /// The message.
     pub msg: Msg,
 }
 
@@ -63,15 +63,15 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording; an existing file is not overwritten.
+    /// Starts a recording in a new file.
     pub fn create(path: &Utf8Path, setup: &Setup) -> Result<Self, Refusal> {
         let file = File::create_new(path).map_err(|error| {
             let what = format!("cannot record to {path}");
             Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::of_io(&error),
                 what,
                 error.to_string(),
-                "name a new file in a folder you may write to",
+                "name a new file in a folder that you can write to",
             ))
         })?;
         let mut recorder = Self { path: path.to_owned(), file, started: Instant::now() };
@@ -87,7 +87,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Adds a message.
+    /// Appends a message.
     pub fn push(&mut self, msg: &Msg) -> Result<(), Refusal> {
         #[derive(Serialize)]
         struct Borrowed<'a> {
@@ -99,55 +99,51 @@ impl Recorder {
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<(), Refusal> {
-        let failed = |path: &Utf8Path, error: String| {
+        let failed = |path: &Utf8Path, code, error: String| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                code,
                 format!("cannot record to {path}"),
                 error,
                 "free some space, or open the console without --record",
             )
         };
-        let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error.to_string()))?;
+        let mut bytes =
+            serde_json::to_vec(line).map_err(|error| failed(&self.path, ErrorCode::Internal, error.to_string()))?;
         bytes.push(b'\n');
-        self.file.write_all(&bytes).map_err(|error| failed(&self.path, error.to_string()))?;
+        self.file.write_all(&bytes).map_err(|error| failed(&self.path, ErrorCode::of_io(&error), error.to_string()))?;
         Ok(())
     }
 }
 
-/// Opens a recording: its header, and its moments one by one.
+/// Opens a recording: its header, and an iterator over its messages.
 pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<RecordedMsg, Refusal>> + use<>), Refusal> {
-    let unreadable = |why: String| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot replay {path}"),
-            why,
-            "record one with `vidtui --record FILE`",
-        )
+    let unreadable = |code, why: String| {
+        Failure::new(code, format!("cannot replay {path}"), why, "record a session with `vidtui --record FILE`")
     };
-    let file = File::open(path).map_err(|error| Refusal::request(unreadable(error.to_string())))?;
+    let file =
+        File::open(path).map_err(|error| Refusal::request(unreadable(ErrorCode::of_io(&error), error.to_string())))?;
     let mut lines = BufReader::new(file).lines();
-    let first = lines.next().transpose().map_err(|error| unreadable(error.to_string()))?.unwrap_or_default();
+    let first = lines
+        .next()
+        .transpose()
+        .map_err(|error| unreadable(ErrorCode::of_io(&error), error.to_string()))?
+        .unwrap_or_default();
     let header: Header = serde_json::from_str(&first)
-        .map_err(|_| Refusal::request(unreadable("it is not a recording of vidtui".into())))?;
+        .map_err(|_| Refusal::request(unreadable(ErrorCode::Malformed, "it is not a recording of vidtui".into())))?;
     let ours = env!("CARGO_PKG_VERSION");
     if header.vidtui != ours {
-        let why = format!("vidtui {} recorded it, and this is {ours}", header.vidtui);
-        let fix = format!("use vidtui {}: recordings are for the build that made them", header.vidtui);
-        return Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot replay {path}"),
-            why,
-            fix,
-        )));
+        let why = format!("it was recorded by vidtui {}, and this is vidtui {ours}", header.vidtui);
+        let fix = format!("replay it with vidtui {}", header.vidtui);
+        return Err(Refusal::request(Failure::new(ErrorCode::Malformed, format!("cannot replay {path}"), why, fix)));
     }
     let path = path.to_owned();
     let moments = lines.enumerate().map(move |(i, line)| {
-        let bad = |why: String| {
-            let fix = "the rest cannot be replayed; was the disk full, or was it recorded by another build?";
-            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot replay line {} of {path}", i + 2), why, fix)
+        let bad = |code, why: String| {
+            let fix = "remove this line and all lines after it, then replay the rest";
+            Failure::new(code, format!("cannot replay line {} of {path}", i + 2), why, fix)
         };
-        let line = line.map_err(|error| bad(error.to_string()))?;
-        Ok(serde_json::from_str(&line).map_err(|error| bad(error.to_string()))?)
+        let line = line.map_err(|error| bad(ErrorCode::of_io(&error), error.to_string()))?;
+        Ok(serde_json::from_str(&line).map_err(|error| bad(ErrorCode::Malformed, error.to_string()))?)
     });
     Ok((header, moments))
 }

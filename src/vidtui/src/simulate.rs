@@ -1,6 +1,6 @@
-//! Made-up nodes, to see the screens without a cluster, and to measure what a thousand of them cost.
+//! Simulated nodes, to try the screens without a cluster and to measure the cost of a thousand nodes.
 //!
-//! They say what real ones do, letter by letter, so that everything behind the wire is at work.
+//! They send the same text as real nodes, so that the parsers are tested too.
 
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
@@ -8,54 +8,54 @@ use cluster::{Node, NodeId};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// GPUs of each.
+/// GPUs per node.
 const GPUS: usize = 8;
 
-/// What nvidia-smi prints on all of them.
-pub const TABLE: &str = "These nodes are made up, and have no nvidia-smi.\n";
+/// The table of nvidia-smi on every simulated node.
+pub const TABLE: &str = "Simulated nodes have no nvidia-smi.\n";
 
-/// Their names.
+/// Returns the simulated nodes.
 pub fn nodes(count: usize) -> Vec<Node> {
     (1..=count).map(|i| Node { id: NodeId::from_hostname(&format!("sim{i:04}")), slots: GPUS }).collect()
 }
 
-/// Nodes that say something in turn.
+/// Simulated nodes that send frames in turn.
 pub struct Nodes {
     nodes: Vec<(NodeId, Frames)>,
     every: Duration,
     began: Instant,
-    said: u64,
+    sent: u64,
 }
 
 impl Nodes {
-    /// Each says something once in `every`, at a time of its own.
+    /// Makes nodes that each send one frame per `every`, spread over that time.
     pub fn new(count: usize, every: Duration) -> Self {
         let nodes = nodes(count).into_iter().map(|node| (node.id, Frames::new(GpuQuery::default()))).collect();
-        Self { nodes, every, began: Instant::now(), said: 0 }
+        Self { nodes, every, began: Instant::now(), sent: 0 }
     }
 
-    /// How long until somebody says something; at least a moment, in which several do.
+    /// Returns the time until the next frame, at least 20 ms.
     pub fn pause(&self) -> Duration {
         (self.every / self.nodes.len().max(1) as u32).max(Duration::from_millis(20))
     }
 
-    /// What was said since the last call.
+    /// Returns the frames since the last call.
     pub fn due(&mut self) -> Vec<(NodeId, Box<Frame>)> {
         let count = self.nodes.len() as u64;
         let due = (self.began.elapsed().as_secs_f64() / self.every.as_secs_f64() * count as f64) as u64;
         let mut frames = Vec::new();
-        for turn in self.said..due {
+        for turn in self.sent..due {
             let at = (turn % count) as usize;
             let text = text(at, turn / count + 1, rundir::now_s());
             let (node, stream) = &mut self.nodes[at];
             frames.extend(stream.push(text.as_bytes()).into_iter().map(|frame| (node.clone(), Box::new(frame))));
         }
-        self.said = due;
+        self.sent = due;
         frames
     }
 }
 
-/// A frame of one node: most train, some idle, and a few have a fault.
+/// Returns the text of one frame. Most nodes train, some are idle, and a few have a fault.
 fn text(node: usize, number: u64, t: f64) -> String {
     let busy = node % 16 != 15;
     let wave = |gpu: usize| ((number as f64 / 7.0 + (node * 3 + gpu) as f64).sin() * 30.0) + 30.0;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_made_up_nodes_say_is_read_as_what_real_ones_say() {
+    fn a_frame_of_a_simulated_node_is_parsed_like_a_real_one() {
         let frame = Frames::new(GpuQuery::default()).push(text(5, 3, 1_763_612_345.5).as_bytes()).remove(0);
         assert_eq!((frame.gpus.len(), frame.troubles.len()), (GPUS, 0));
         let owner = frame.gpus[2].processes[0].owner.as_ref().unwrap();

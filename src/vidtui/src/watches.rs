@@ -1,14 +1,14 @@
-//! The streams that the screen wants: one thread each, started and stopped by comparing wanted with running.
+//! The streams that the screen needs, one thread each. The loop compares the needed with the running ones.
 //!
-//! Files are polled by size rather than watched: it costs a few system calls a second, and works on every file system,
-//! NFS too.
+//! Files are polled by size rather than watched with inotify: this costs a few system calls per second, and works on every
+//! file system, NFS included.
 
 use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
 use crate::queue::{Item, Sender, StopFlag};
 use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
+use rundir::{ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
@@ -17,15 +17,15 @@ use ui::{LogChunk, Msg, RunMsg, Watch};
 
 mod node_streams;
 
-/// How often a growing file is looked at: new lines are on screen before one wonders where they are.
+/// How often a growing file is read.
 const FOLLOW: Duration = Duration::from_millis(300);
-/// How often folders are listed anew.
+/// How often folders are listed.
 const LIST: Duration = Duration::from_secs(1);
-/// How often recipes are read again; people edit them while the console is open.
+/// How often recipes are read again. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
-/// Samples in one message: large enough to open a long run fast, small enough that keys get through between two.
+/// Samples in one message: enough to open a long run fast, few enough that keys are handled in between.
 const SAMPLES: usize = 10_000;
-/// The end of a log that is read when it is opened: more than the screen keeps.
+/// How much of the end of a log is read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
 /// The running streams.
@@ -36,12 +36,12 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// A watcher with nothing running.
+    /// Makes a watcher without running streams.
     pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
         Self { workspace, queue, running: BTreeMap::new() }
     }
 
-    /// Starts what is wanted and not running, stops what is running and not wanted.
+    /// Starts the wanted streams that are not running, and stops the running ones that are not wanted.
     pub fn reconcile(&mut self, wanted: &BTreeSet<Watch>) {
         self.running.retain(|watch, stop| {
             let keep = wanted.contains(watch);
@@ -69,10 +69,10 @@ impl Drop for Watcher {
     }
 }
 
-/// What a stream says when it is to end; the reader has gone or does not want it any more.
+/// The stream was stopped, or the console has ended.
 struct Ended;
 
-/// One stream's end of the queue.
+/// One stream: its sources and its end of the queue.
 struct Stream {
     workspace: Arc<Workspace>,
     queue: Sender,
@@ -81,7 +81,7 @@ struct Stream {
 
 impl Stream {
     fn run(self, watch: Watch) {
-        // Every stream ends by being told to, so there is nothing to report.
+        // Every stream ends because it was stopped, so there is nothing to report.
         let Err(Ended) = match watch {
             Watch::Runs => self.runs(),
             Watch::Curricula => self.curricula(),
@@ -102,19 +102,19 @@ impl Stream {
         self.repeat(CURRICULA, || curricula.list(&self.workspace.configs), Msg::Curricula)
     }
 
-    /// Looks again and again, and tells what changed.
+    /// Reads a value repeatedly and sends it when it changes.
     fn repeat<T: PartialEq + Clone>(
         &self,
         every: Duration,
-        mut look: impl FnMut() -> T,
-        tell: impl Fn(T) -> Msg,
+        mut read: impl FnMut() -> T,
+        message: impl Fn(T) -> Msg,
     ) -> Result<std::convert::Infallible, Ended> {
-        let mut told = None;
+        let mut sent = None;
         loop {
-            let now = look();
-            if told.as_ref() != Some(&now) {
-                self.send(tell(now.clone()))?;
-                told = Some(now);
+            let now = read();
+            if sent.as_ref() != Some(&now) {
+                self.send(message(now.clone()))?;
+                sent = Some(now);
             }
             self.pause(every)?;
         }
@@ -122,22 +122,22 @@ impl Stream {
 
     fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
-        let tell = |what| self.send(Msg::Run { run: run.clone(), what });
-        tell(RunMsg::Opened)?;
-        let (mut known, mut told, mut lost) = (CachedRun::default(), None, false);
+        let send = |what| self.send(Msg::Run { run: run.clone(), what });
+        send(RunMsg::Opened)?;
+        let (mut known, mut sent, mut lost) = (CachedRun::default(), None, false);
         let mut folders = None;
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
         loop {
             match known.status(&self.workspace, &dir) {
-                Ok(status) if told.as_ref() != Some(status) => {
-                    tell(RunMsg::State(Box::new(told.insert(status.clone()).clone())))?;
+                Ok(status) if sent.as_ref() != Some(status) => {
+                    send(RunMsg::State(Box::new(sent.insert(status.clone()).clone())))?;
                     lost = false;
                 }
-                // Said once, not once a second.
+                // Sent once, not once a second.
                 Err(failure) if !lost => {
-                    tell(RunMsg::Lost(failure.clone()))?;
+                    send(RunMsg::Lost(failure.clone()))?;
                     lost = true;
                 }
                 _ => {}
@@ -146,24 +146,24 @@ impl Stream {
             if folders.as_ref() != Some(&found)
                 && let Ok(checkpoints) = adapters::checkpoints(&dir)
             {
-                tell(RunMsg::Checkpoints(checkpoints))?;
+                send(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);
             }
             for points in nodes.poll(&dir).chunks(SAMPLES) {
-                tell(RunMsg::NodePoints(points.to_vec()))?;
+                send(RunMsg::NodePoints(points.to_vec()))?;
             }
-            // Files grow faster than states change: several looks at the files for one at the state.
+            // Files grow faster than states change, so they are read several times for each time that the state is read.
             for _ in 0..3 {
                 loop {
                     let batch = self.or_lost(run, metrics.poll())?;
                     let Some(batch) = batch else { break };
                     if batch.restarted {
-                        tell(RunMsg::Opened)?;
-                        (told, folders, events) = (None, None, EventFiles::default());
+                        send(RunMsg::Opened)?;
+                        (sent, folders, events) = (None, None, EventFiles::default());
                         nodes = NodeFiles::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
-                        tell(RunMsg::Metrics(samples.to_vec()))?;
+                        send(RunMsg::Metrics(samples.to_vec()))?;
                     }
                     if !batch.more {
                         break;
@@ -172,11 +172,11 @@ impl Stream {
                 let new = events.poll(&dir);
                 let eventful = !new.is_empty();
                 if eventful {
-                    tell(RunMsg::Events(new))?;
+                    send(RunMsg::Events(new))?;
                 }
                 self.pause(FOLLOW)?;
                 if eventful {
-                    // The state is likely to have changed with it.
+                    // The state has probably changed with the event.
                     break;
                 }
             }
@@ -214,17 +214,17 @@ impl Stream {
         }
     }
 
-    /// Reports an error of reading as news of the run.
+    /// Sends a read error as a message about the run.
     fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
         match read {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
                 let what = format!("cannot read {run}");
                 let failure = Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::of_io(&error),
                     what,
                     error.to_string(),
-                    "check that the runs folder is still mounted",
+                    "check that the runs folder is mounted",
                 );
                 self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) })?;
                 Ok(None)
@@ -244,7 +244,7 @@ impl Stream {
     }
 }
 
-/// What the nodes of a run sampled; nodes appear while it runs.
+/// The sample files of the nodes of a run. Nodes appear while it runs.
 #[derive(Default)]
 struct NodeFiles {
     tails: BTreeMap<NodeId, Tail<NodeSample>>,
@@ -255,7 +255,7 @@ impl NodeFiles {
     fn poll(&mut self, dir: &RunDir) -> Vec<NodePoint> {
         for node in dir.node_ids().unwrap_or_default() {
             let tail = self.tails.entry(node.clone()).or_insert_with(|| dir.tail_gpu_samples(&node));
-            // A file that cannot be read now may be readable the next time.
+            // A file that cannot be read now may be readable next time.
             while let Ok(batch) = tail.poll() {
                 batch.items.iter().for_each(|sample| self.points.push(&node, sample));
                 if !batch.more {
@@ -267,7 +267,7 @@ impl NodeFiles {
     }
 }
 
-/// The event files of a run: rank 0's and each node's; nodes appear while it runs.
+/// The event files of a run: that of rank 0 and one per node. Nodes appear while it runs.
 #[derive(Default)]
 struct EventFiles {
     tails: BTreeMap<Utf8PathBuf, Tail<Event>>,
@@ -279,7 +279,7 @@ impl EventFiles {
         for path in nodes.iter().map(|node| dir.node_events(node)).chain([dir.events()]) {
             self.tails.entry(path.clone()).or_insert_with(|| Tail::new(path));
         }
-        // A file that cannot be read now may be readable the next time; the state says when the run is lost.
+        // A file that cannot be read now may be readable next time. If the run cannot be read, its state is an error.
         let mut new: Vec<Event> =
             self.tails.values_mut().filter_map(|tail| tail.poll().ok()).flat_map(|b| b.items).collect();
         new.sort_by(|a, b| a.t.total_cmp(&b.t));

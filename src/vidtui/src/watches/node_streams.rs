@@ -1,11 +1,11 @@
-//! The streams of nodes: which there are, what each does, and what nvidia-smi says there.
+//! The streams of nodes: their list, the samples of each, and the output of nvidia-smi.
 
 use super::{Ended, LIST, Stream};
 use crate::queue::Item;
 use crate::simulate;
 use cluster::NodeId;
 use remote::{NodeUpdate, NodeWatch, OnUpdate};
-use rundir::{Failure, Login};
+use rundir::{ErrorCode, Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -13,28 +13,28 @@ use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 use ui::{Msg, NodeMsg};
 
-/// How often a node says what it does.
+/// How often a node sends a sample.
 pub const EVERY: Duration = Duration::from_secs(2);
-/// How often nvidia-smi is asked for its own table.
+/// How often the table of nvidia-smi is read.
 const SMI_EVERY: Duration = Duration::from_secs(4);
 
 impl Stream {
-    /// Watches nodes. Their list may change meanwhile: a hostfile is edited, a run goes on elsewhere, Slurm drains one.
+    /// Watches nodes. The list can change: the user edits a hostfile, a run resumes on other nodes, Slurm drains a node.
     pub(super) fn nodes(&self, of: &FleetSource) -> Result<Infallible, Ended> {
         if let (FleetSource::Given, Some(nodes)) = (of, self.workspace.simulate) {
             return self.simulated(nodes);
         }
-        let mut told: Option<Result<Vec<ListedNode>, Failure>> = None;
+        let mut sent: Option<Result<Vec<ListedNode>, Failure>> = None;
         let mut watching: BTreeMap<Login, NodeWatch> = BTreeMap::new();
         loop {
             let listed = self.workspace.nodes_of(of);
             let nodes = listed.as_ref().map(|all| all.iter().map(|(node, _)| node.clone()).collect::<Vec<_>>());
             let nodes = nodes.map_err(Clone::clone);
-            if told.as_ref() != Some(&nodes) {
+            if sent.as_ref() != Some(&nodes) {
                 self.send(Msg::Nodes { of: of.clone(), nodes: nodes.clone() })?;
-                told = Some(nodes);
+                sent = Some(nodes);
             }
-            // A file that cannot be read for a moment takes no node out of sight.
+            // If the list cannot be read for a moment, the known nodes are still watched.
             if let Ok(listed) = listed {
                 watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
                 for (_, login) in listed {
@@ -46,7 +46,7 @@ impl Stream {
         }
     }
 
-    /// Who is told of a node: the queue.
+    /// Returns the callback that sends the updates of a node into the queue.
     fn see(&self, node: NodeId) -> OnUpdate {
         let (queue, stop) = (self.queue.clone(), self.stop.clone());
         Box::new(move |sight| {
@@ -77,27 +77,27 @@ impl Stream {
         }
     }
 
-    /// Asks nvidia-smi of one node again and again.
+    /// Runs nvidia-smi on one node repeatedly.
     pub(super) fn smi(&self, of: &FleetSource, node: &NodeId) -> Result<Infallible, Ended> {
         loop {
-            let said = match self.workspace.nodes_of(of) {
+            let table = match self.workspace.nodes_of(of) {
                 _ if self.workspace.simulate.is_some() && *of == FleetSource::Given => Ok(simulate::TABLE.to_owned()),
                 Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
                     Some((_, login)) => self.workspace.smi(&login),
                     None => Err(Failure::new(
-                        rundir::ErrorCode::Unclassified,
-                        format!("cannot ask {node}"),
-                        "it is no longer listed",
-                        "",
+                        ErrorCode::UnknownName,
+                        format!("cannot run nvidia-smi on {node}"),
+                        "it is no longer in the list of nodes",
+                        "press Esc and choose another node",
                     )),
                 },
-                // Slurm's nodes have no other names: they need not be listed to be asked.
+                // Slurm nodes have no other names, so they can be reached without the list.
                 Err(_) if *of == FleetSource::Given && self.workspace.nodes.slurm.is_some() => {
                     self.workspace.smi(&Login::by_name(node.clone()))
                 }
                 Err(failure) => Err(failure),
             };
-            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(said) })?;
+            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(table) })?;
             self.pause(SMI_EVERY)?;
         }
     }
