@@ -1,7 +1,7 @@
 //! Saving and loading sharded parameters as logical tensors.
 //!
-//! Each rank of the first replica writes the pieces it owns; rank 0 writes the manifest that says which piece lies
-//! where. Loading asks the manifest for the pieces that this rank owns now, so any mesh reads what any other wrote.
+//! Each rank of the first replica writes the pieces that it owns; rank 0 writes the manifest with the place of every piece.
+//! Loading looks up the pieces that this rank owns now, so a checkpoint can be loaded on any mesh.
 
 use crate::data::kind;
 use crate::exchange::{agree, agree_on};
@@ -39,19 +39,19 @@ pub struct TrainingState<'a> {
     pub tables: &'a [Vec<ParamSpec>],
 }
 
-/// Which checkpoint is saved.
+/// The identity of a checkpoint to save.
 pub struct SaveInfo<'a> {
-    /// Its id.
+    /// The run.
     pub id: &'a RunId,
-    /// The attempt that saves.
+    /// The attempt.
     pub attempt: u32,
-    /// The mesh that saves.
+    /// The mesh.
     pub mesh: Mesh,
-    /// Now, Unix seconds.
+    /// The time, Unix seconds.
     pub saved_s: f64,
 }
 
-/// What a loader restores.
+/// What is restored from a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restore {
     /// Parameters only: a new stage.
@@ -60,10 +60,10 @@ pub enum Restore {
     Everything,
 }
 
-/// One tensor as this rank holds it.
+/// This rank's piece of a tensor.
 struct Piece {
     name: String,
-    /// Whether a start from weights may lack it.
+    /// Whether it may be missing in weights to start from.
     addable: bool,
     shape: Vec<usize>,
     /// The box of the tensor that the ranks of this rank's shard group hold.
@@ -71,7 +71,7 @@ struct Piece {
     /// The first element, counted in the box.
     start: i64,
     values: Tensor,
-    /// Whether this rank saves it: of a TP group that holds it alike, only the first does.
+    /// Whether this rank saves it: only the first rank of a TP group saves a replicated tensor.
     saved: bool,
 }
 
@@ -86,85 +86,89 @@ impl Piece {
     }
 }
 
-/// What one rank wrote.
+/// The files and tensors that one rank wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct RankPart {
     files: Vec<FileSum>,
     tensors: Vec<LogicalTensor>,
 }
 
-/// The memory that saves copy to, over and over: new memory would take longer to come by than the copying itself.
+/// The host memory that every save copies to: allocating it would take longer than the copy.
 #[derive(Debug, Default)]
 pub struct StagingMemory {
     ready: VecDeque<Tensor>,
-    making: Option<JoinHandle<c10d::Result<VecDeque<Tensor>>>>,
+    allocating: Option<JoinHandle<c10d::Result<VecDeque<Tensor>>>>,
 }
 
 impl StagingMemory {
-    /// Begins to make it, so that the first save finds it as later ones do.
-    pub fn ahead(sharded: &TrainingState<'_>) -> Self {
+    /// Starts to allocate it in a thread, so that the first save is as fast as later ones.
+    pub fn allocate_ahead(sharded: &TrainingState<'_>) -> Self {
         let device = sharded.fsdp.groups().device;
         let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
         let make = move || {
-            on(device)?;
-            like.iter().map(memory_like).collect()
+            set_device(device)?;
+            like.iter().map(host_like).collect()
         };
-        StagingMemory { ready: VecDeque::new(), making: Some(std::thread::spawn(make)) }
+        StagingMemory { ready: VecDeque::new(), allocating: Some(std::thread::spawn(make)) }
     }
 
-    /// Waits for what is being made.
+    /// Waits for the allocation.
     fn get(&mut self) -> c10d::Result<&mut VecDeque<Tensor>> {
-        if let Some(making) = self.making.take() {
-            let panicked =
-                |_| Err(c10d::Error::Torch { doing: "get memory for saving".into(), why: "it panicked".into() });
-            self.ready = making.join().unwrap_or_else(panicked)?;
+        if let Some(allocating) = self.allocating.take() {
+            let panicked = |_| {
+                Err(c10d::Error::Torch {
+                    doing: "allocate memory for saving".into(),
+                    why: "the thread panicked".into(),
+                })
+            };
+            self.ready = allocating.join().unwrap_or_else(panicked)?;
         }
         Ok(&mut self.ready)
     }
 }
 
 impl Drop for StagingMemory {
-    /// A process that ends while a thread of it is in libtorch may crash.
+    /// Waits for the thread: a process that exits while a thread is in libtorch may crash.
     fn drop(&mut self) {
-        if let Some(making) = self.making.take() {
-            let _ = making.join();
+        if let Some(allocating) = self.allocating.take() {
+            let _ = allocating.join();
         }
     }
 }
 
-/// Lets this thread use a device.
-fn on(device: Device) -> c10d::Result<()> {
+/// Makes a device current in this thread.
+fn set_device(device: Device) -> c10d::Result<()> {
     if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
-/// Elements that libtorch sets or copies at a time without helpers: they would take the cores that train.
-const WITHOUT_HELPERS: i64 = 16 * 1024;
+/// Number of elements below which libtorch uses one thread. More threads would take the cores that train.
+const ONE_THREAD: i64 = 16 * 1024;
 
-/// Memory on the host for a tensor's values; of what is on a GPU, page-locked.
-fn memory_like(values: &Tensor) -> c10d::Result<Tensor> {
+/// Allocates host memory like a tensor; page-locked if the tensor is on a GPU.
+fn host_like(values: &Tensor) -> c10d::Result<Tensor> {
     if values.device() != Device::Cpu {
         return cuda::pinned(values);
     }
     let make = || {
         let memory = values.f_empty_like()?;
-        // The system gives a page when it is first written to.
-        memory.f_split(WITHOUT_HELPERS, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
+        // The kernel allocates a page when it is first written.
+        memory.f_split(ONE_THREAD, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
         Ok(memory)
     };
     make().map_err(|error: tch::TchError| c10d::Error::Torch {
-        doing: format!("get memory for {:?}", values.size()),
+        doing: format!("allocate memory for {:?}", values.size()),
         why: error.to_string(),
     })
 }
 
-/// Copies a tensor to the next memory: tensors come in the same order every time.
+/// Copies a tensor to the next buffer: tensors come in the same order in every save.
 ///
-/// What is on a GPU is on its way when this returns.
+/// A copy from a GPU is asynchronous.
 fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> {
     let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-    let to = memory.pop_front().filter(fits).map_or_else(|| memory_like(values), Ok)?;
+    let to = memory.pop_front().filter(fits).map_or_else(|| host_like(values), Ok)?;
     if values.device() == Device::Cpu {
-        let parts = |of: &Tensor| of.split(WITHOUT_HELPERS, 0).into_iter();
+        let parts = |of: &Tensor| of.split(ONE_THREAD, 0).into_iter();
         tch::no_grad(|| parts(&to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
     } else {
         cuda::copy(&to, values)?;
@@ -172,34 +176,33 @@ fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> 
     Ok(to)
 }
 
-/// A checkpoint that is being copied and written while training goes on.
+/// A checkpoint that is being copied and written while training continues.
 pub struct PendingSave {
-    /// The state that it saves.
+    /// The training state that it saves.
     pub state: TrainState,
     staging: Staging,
     thread: JoinHandle<(Result<RankPart, Failure>, StagingMemory)>,
 }
 
 impl PendingSave {
-    /// Whether this rank has written its part.
+    /// Returns whether this rank has written its part.
     pub fn is_done(&self) -> bool {
         self.thread.is_finished()
     }
 }
 
-/// The size of a checkpoint: values, and for each tensor some hundred bytes of headers and manifest. The same on every
-/// rank.
+/// Estimates the size of a checkpoint: values, and headers and manifest entries of each tensor. The same on every rank.
 pub fn bytes(sharded: &TrainingState<'_>) -> u64 {
-    sharded.fsdp.bytes() + sharded.tables.iter().flatten().count() as u64 * ABOUT_A_TENSOR
+    sharded.fsdp.bytes() + sharded.tables.iter().flatten().count() as u64 * METADATA_BYTES
 }
 
-/// What is said about a tensor and its two moments, when every rank of a few has a piece.
-const ABOUT_A_TENSOR: u64 = 1500;
+/// Bytes of headers and manifest for a tensor and its two moments, if it is split over a few ranks.
+const METADATA_BYTES: u64 = 1500;
 
-/// Refuses to begin what cannot end.
+/// Returns an error if the disk has too little space for a checkpoint.
 fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     let parent = dir.parent().unwrap_or(dir);
-    // Where the system does not tell, writing will.
+    // If the free space is unknown, writing finds out.
     let Ok(disk) = nix::sys::statvfs::statvfs(parent.as_std_path()) else { return Ok(()) };
     let free = disk.blocks_available() * disk.fragment_size();
     if free >= needed {
@@ -207,18 +210,18 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     }
     let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        rundir::ErrorCode::DiskFull,
         format!("cannot save {dir}"),
         format!("it needs {}, and {} are free on its disk", mb(needed), mb(free)),
-        "free some space there; the checkpoints before this one are untouched",
+        "free some space there; earlier checkpoints are untouched",
     ))
 }
 
-/// Starts to copy this rank's part of a checkpoint, and to write the copies. A collective, short beside either: the next
-/// forward and backward pass only read what is copied, and [`AdamState::step`] waits until it is.
+/// Starts a thread that copies this rank's part of a checkpoint and writes the copy. A short collective: the next forward and
+/// backward passes only read the weights, and [`AdamState::step`] waits for the copy.
 ///
 /// # Errors
-/// When the staging folder cannot be made.
+/// The staging folder cannot be made, or the disk has too little space.
 pub fn begin(
     sharded: &mut TrainingState<'_>,
     run: &RunDir,
@@ -237,24 +240,23 @@ pub fn begin(
     fault::reached("prepared", state.step);
     let (files, device, mut spare) = (to_save(sharded), groups.device, std::mem::take(spare));
     let (dir, step) = (staging.dir(), state.step);
-    let reading = sharded.moments.begin_snapshot();
+    let snapshot = sharded.moments.begin_snapshot();
     let thread = std::thread::spawn(move || {
         let copied = Copies::of(files, device, &mut spare);
-        // On a GPU the copies may still be on their way. What the optimizer is asked for from now on comes after them, since
-        // both are asked of the stream that all threads have in common.
-        drop(reading);
+        // On a GPU the copies may still run. The optimizer's kernels run after them, because all threads share one stream.
+        drop(snapshot);
         fault::reached("copied", step);
-        // What goes wrong in copying, too, is told when writing ends, where the ranks agree.
-        let arrived = copied.and_then(Copies::arrived);
-        let files = arrived.map_err(|error| {
-            let fix = "leave more of the node's memory free; the checkpoints before this one are untouched";
-            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot save {dir}"), error.to_string(), fix)
+        // An error of the copy is reported when writing ends, where all ranks agree on the result.
+        let copies = copied.and_then(Copies::wait);
+        let files = copies.map_err(|error| {
+            let fix = "free some memory of the node; earlier checkpoints are untouched";
+            Failure::new(rundir::ErrorCode::SaveFailed, format!("cannot save {dir}"), error.to_string(), fix)
         });
         match files {
             Ok(files) => {
                 let written = write_part(&files, &dir, step);
                 let memory = files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values);
-                (written, StagingMemory { ready: memory.collect(), making: None })
+                (written, StagingMemory { ready: memory.collect(), allocating: None })
             }
             Err(failure) => (Err(failure), StagingMemory::default()),
         }
@@ -262,10 +264,10 @@ pub fn begin(
     Ok(PendingSave { state, staging, thread })
 }
 
-/// The files that a rank writes, each with what is in it.
+/// The files that a rank writes, with their tensors.
 type Files = Vec<(String, Vec<Piece>)>;
 
-/// What this rank saves, by file. Of replicas, only the first saves.
+/// Returns what this rank saves, by file. Only the first replica saves.
 fn to_save(sharded: &TrainingState<'_>) -> Files {
     let groups = sharded.fsdp.groups();
     if groups.replicate.rank() > 0 {
@@ -277,21 +279,21 @@ fn to_save(sharded: &TrainingState<'_>) -> Files {
         (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
     ];
     files.iter_mut().for_each(|(_, pieces)| pieces.retain(|piece| piece.saved));
-    // A frozen model has no optimizer state, and a rank of a very small one may own nothing.
+    // A frozen model has no optimizer state, and a rank of a very small model may own nothing.
     files.retain(|(_, pieces)| !pieces.is_empty());
     files
 }
 
-/// Copies of this rank's tensors. Those of a GPU's are still on their way.
+/// Copies of this rank's tensors. Those from a GPU may still be in flight.
 struct Copies {
     files: Files,
-    /// Comes to pass when all are there.
+    /// Recorded after the last copy from a GPU.
     done: Option<Event>,
 }
 
 impl Copies {
     fn of(mut files: Files, device: Device, spare: &mut StagingMemory) -> c10d::Result<Self> {
-        on(device)?;
+        set_device(device)?;
         let memory = spare.get()?;
         for piece in files.iter_mut().flat_map(|(_, pieces)| pieces) {
             piece.values = copy(&piece.values, memory)?;
@@ -299,18 +301,17 @@ impl Copies {
         Ok(Copies { files, done: (device != Device::Cpu).then(Event::record).transpose()? })
     }
 
-    /// Waits until every copy is there.
-    fn arrived(self) -> c10d::Result<Files> {
+    /// Waits until every copy is complete.
+    fn wait(self) -> c10d::Result<Files> {
         self.done.map_or(Ok(()), |done| done.wait())?;
         Ok(self.files)
     }
 }
 
-/// Waits for all ranks to have written their parts, and puts the checkpoint in its place; returns its size in bytes.
-/// A collective.
+/// Waits until all ranks have written their parts, and publishes the checkpoint. Returns its size in bytes. A collective.
 ///
 /// # Errors
-/// The first failure of any rank; the staging folder is removed then, and earlier checkpoints are as they were.
+/// The first failure of any rank. The staging folder is then removed; earlier checkpoints are untouched.
 pub fn finish(
     fsdp: &Fsdp,
     writing: PendingSave,
@@ -337,7 +338,7 @@ pub fn finish(
         Ok(bytes) => Ok(bytes[0]),
         Err(failure) => {
             if first {
-                // The failure is what matters; a folder that cannot be removed is cleared by the next save.
+                // If the folder cannot be removed, the next save clears it.
                 let _ = staging.abandon();
             }
             Err(failure)
@@ -345,20 +346,20 @@ pub fn finish(
     }
 }
 
-/// What was read, where nothing of it is damaged; the same on every rank.
+/// The result of reading a checkpoint, the same on every rank.
 #[derive(Debug)]
 pub enum Loaded<T> {
-    /// As it was written.
+    /// The checkpoint is as it was written.
     Intact(T),
-    /// Not as it was written, or not all of it.
+    /// A file is missing or has changed.
     Damaged(Failure),
 }
 
-/// How long a rank looks for a checkpoint that rank 0 sees: what a shared file system shows may lag behind on other nodes.
-const LAG: Duration = Duration::from_secs(5);
+/// How long a rank waits for a checkpoint that rank 0 can open: a shared file system may show an older state on other nodes.
+const SHARED_DISK_LAG: Duration = Duration::from_secs(5);
 
-/// Opens a checkpoint on every rank. What rank 0 sees counts: of what another alone does not see, nothing is damaged.
-/// A collective.
+/// Opens a checkpoint on every rank. Only rank 0 decides whether it is damaged: if another rank cannot open it, that is an
+/// error of its node. A collective.
 fn open(world: &Group, dir: &Utf8Path) -> Result<Loaded<Checkpoint>, Failure> {
     let rank = world.rank();
     let first = (rank == 0).then(|| Checkpoint::open(dir)).transpose();
@@ -366,23 +367,23 @@ fn open(world: &Group, dir: &Utf8Path) -> Result<Loaded<Checkpoint>, Failure> {
         Loaded::Intact(checkpoint) => checkpoint,
         Loaded::Damaged(damage) => return Ok(Loaded::Damaged(damage)),
     };
-    let seen = first.map_or_else(|| see(dir, rank), Ok);
-    agree_on(world, seen).map(Loaded::Intact)
+    let opened = first.map_or_else(|| wait_for(dir, rank), Ok);
+    agree_on(world, opened).map(Loaded::Intact)
 }
 
 /// Opens a checkpoint that rank 0 has opened.
-fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
+fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
     let began = Instant::now();
     loop {
         match Checkpoint::open(dir) {
             Ok(checkpoint) => return Ok(checkpoint),
-            Err(_) if began.elapsed() < LAG => std::thread::sleep(LAG / 50),
+            Err(_) if began.elapsed() < SHARED_DISK_LAG => std::thread::sleep(SHARED_DISK_LAG / 50),
             Err(error) => {
                 let Failure { why, .. } = error.into();
-                let fix = format!("look at {dir} and its disk on the node of rank {rank}, then resume again");
+                let fix = format!("check {dir} and its disk on the node of rank {rank}, then resume again");
                 return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
-                    format!("rank {rank} cannot see {dir}, which rank 0 sees"),
+                    rundir::ErrorCode::CheckpointUnreadable,
+                    format!("rank {rank} cannot open {dir}, which rank 0 can"),
                     why,
                     fix,
                 ));
@@ -391,10 +392,10 @@ fn see(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
     }
 }
 
-/// Fills this rank's shards from the checkpoint in a folder. A collective.
+/// Loads this rank's shards from the checkpoint in a folder. A collective.
 ///
 /// # Errors
-/// When a file cannot be read, this rank does not see what rank 0 sees, or the checkpoint lacks a tensor or has it in another shape.
+/// A file cannot be read, this rank cannot open what rank 0 can, or a tensor is missing or has another shape.
 pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
     sharded.moments.wait_for_snapshot();
     let world = &sharded.fsdp.groups().world;
@@ -403,13 +404,13 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         Loaded::Intact(checkpoint) => checkpoint,
         damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
-    // Side by side: what one has read from the disk, the other finds in memory.
+    // In parallel: what one thread reads from disk, the other finds in the page cache.
     let (verified, filled) = std::thread::scope(|scope| {
         let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
         let filled = fill(sharded, &checkpoint, restore);
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
-    // That a file has changed says more than what did not fit because of it.
+    // A damaged file is the better reason, if loading failed because of it.
     if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
         return Ok(Loaded::Damaged(damage));
     }
@@ -417,21 +418,21 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
     Ok(Loaded::Intact(checkpoint))
 }
 
-/// What this rank has read, when every rank has; else the damage that any of them met. A collective.
+/// Returns what this rank has read if every rank has, else the damage that a rank found. A collective.
 fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Loaded<T>, Failure> {
     use rundir::Error::{Checksum, Incomplete};
-    let (value, told) = match read {
+    let (value, damage) = match read {
         Ok(value) => (Some(value), Ok(None)),
         Err(damage @ (Checksum { .. } | Incomplete { .. })) => (None, Ok(Some(Failure::from(damage)))),
         Err(other) => (None, Err(Failure::from(other))),
     };
-    Ok(match agree(world, told)?.into_iter().flatten().next() {
+    Ok(match agree(world, damage)?.into_iter().flatten().next() {
         Some(damage) => Loaded::Damaged(damage),
-        None => Loaded::Intact(value.expect("no rank met damage, so this one has a value")),
+        None => Loaded::Intact(value.expect("no rank found damage, so this one has a value")),
     })
 }
 
-/// Checks the checksums of this rank's share of the files, so that each file is read once in all.
+/// Verifies the checksums of this rank's share of the files, so that one rank reads each file.
 fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rundir::Error> {
     let mut share = checkpoint.manifest.files.iter().skip(rank).step_by(ranks);
     share.try_for_each(|file| checkpoint.verify_file(file))
@@ -448,10 +449,10 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     for piece in pieces {
         let refuse = |why: String| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                rundir::ErrorCode::TensorMismatch,
                 format!("cannot start from {}", checkpoint.dir),
                 why,
-                "start from a checkpoint of the same model and trainable parameters, or from its weights alone",
+                "start from a checkpoint of the same model and trainable parameters, or use its weights only",
             )
         };
         let Some(tensor) = tensors.get(piece.name.as_str()) else {
@@ -462,12 +463,12 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         };
         if tensor.shape != piece.shape {
             return Err(refuse(format!(
-                "{} is {:?} there, the recipe wants {:?}",
+                "{} has shape {:?} there and {:?} in the recipe",
                 piece.name, tensor.shape, piece.shape
             )));
         }
         for slice in &tensor.slices {
-            // As they lie in the piece, so they lie in the slice: from the first to the last is one read.
+            // Elements have the same order in piece and slice, so one read spans the first to the last.
             let runs = piece.within.common(piece.range(), &slice.within(&tensor.shape), slice.range());
             for runs in reads(runs) {
                 let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
@@ -483,11 +484,11 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     Ok(())
 }
 
-/// Elements that are read or written at a time: few enough to stay in the processor's cache on their way, and fewer than libtorch
-/// copies with several threads (32768), which wait for more work by spinning on the cores that check sums meanwhile.
+/// Elements that are read or written at a time: they fit in the CPU cache, and are fewer than libtorch copies with several
+/// threads (32768), which would spin on the cores that compute checksums.
 const AT_ONCE: u64 = 16 * 1024;
 
-/// Groups runs into reads: a long run is read in parts, those of many rows together.
+/// Groups ranges into reads: a long range is read in parts, those of many rows together.
 fn reads(runs: Vec<Common>) -> Vec<Vec<Common>> {
     let [Common { here, there, len }] = runs[..] else { return vec![runs] };
     let part = |done| Common { here: here + done, there: there + done, len: AT_ONCE.min(len - done) };
@@ -521,10 +522,10 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
         let path = dir.join(file);
         let written = write_tensors(&path, pieces).map_err(|error| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                rundir::ErrorCode::SaveFailed,
                 format!("cannot save {path}"),
                 error.to_string(),
-                format!("free some space on the disk that holds {dir}; the checkpoints before this one are untouched"),
+                format!("free some space on the disk that holds {dir}; earlier checkpoints are untouched"),
             )
         })?;
         fault::reached("half-written", step);
@@ -545,10 +546,11 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
     Ok(part)
 }
 
-/// Writes pieces as the tensors of a new safetensors file. The library would write it too, but not sum it up meanwhile.
+/// Writes pieces as the tensors of a new safetensors file, and computes its checksum in the same pass, which the library
+/// cannot.
 fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
     let mut pieces: Vec<&Piece> = pieces.iter().collect();
-    // Wide elements first, so that all are aligned.
+    // Wide elements first, so that all tensors are aligned.
     let size = |piece: &Piece| piece.values.kind().elt_size_in_bytes();
     pieces.sort_by(|a, b| size(b).cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
     let mut end = 0;
@@ -575,7 +577,7 @@ fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
     file.finish()
 }
 
-/// Joins what the ranks wrote into one manifest; a tensor's slices come in the order of its elements.
+/// Merges the parts of all ranks into one manifest. The slices of a tensor are in the order of its elements.
 fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Manifest {
     let mut files = Vec::new();
     let mut tensors: BTreeMap<String, LogicalTensor> = BTreeMap::new();
@@ -626,7 +628,7 @@ fn moment_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     pieces
 }
 
-/// What this rank holds of a tensor, or of something else of its shape that `prefix` names.
+/// Describes this rank's piece of a tensor, or of optimizer state of the same shape, which `prefix` names.
 fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: Tensor) -> Piece {
     let spec = &sharded.tables[owned.unit][owned.range.slot];
     let tp = &sharded.fsdp.groups().tp;

@@ -11,14 +11,14 @@ use std::thread::{self, JoinHandle};
 use tch::{Kind, Tensor};
 use weights::{Dtype, Header, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 
-/// A data set, and the order of its current epoch.
+/// A data set and the order of its current epoch.
 #[derive(Debug)]
 pub struct Data {
     index: Index,
     fingerprint: String,
     seed: u64,
     latent_scale: f64,
-    /// `[text_len, text_dim]`, what a text is replaced with when it is dropped; zeros where there is none.
+    /// `[text_len, text_dim]`, which replaces dropped texts; zeros if the recipe names none.
     null_text: Option<Tensor>,
     epoch: Option<(u64, Vec<usize>)>,
     ahead: Option<Ahead>,
@@ -33,7 +33,7 @@ pub struct Batch {
     pub text: Tensor,
 }
 
-/// A batch that is being read.
+/// A batch that a thread is reading.
 #[derive(Debug)]
 struct Ahead {
     numbers: Range<u64>,
@@ -61,7 +61,7 @@ impl Data {
     /// Opens and checks the data set.
     ///
     /// # Errors
-    /// Names the first item that does not fit the model.
+    /// The first item that does not fit the model.
     pub fn open(recipe: &recipe::Recipe) -> Result<Self, Failure> {
         let index = Index::open(&recipe.data.index)?;
         let info = index.check(&recipe.model)?;
@@ -82,7 +82,7 @@ impl Data {
         })
     }
 
-    /// Identifies the data set; two data sets of the same items have the same.
+    /// Returns the fingerprint of the data set; equal items give an equal fingerprint.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
@@ -94,25 +94,25 @@ impl Data {
         text.where_self(&kept, &none)
     }
 
-    /// The epoch of a sample, and how many samples of that epoch come before it.
+    /// Returns the epoch of a sample and the number of samples before it in that epoch.
     pub fn position(&self, sample: u64) -> (u64, u64) {
         let n = self.index.samples.len() as u64;
         (sample / n, sample % n)
     }
 
-    /// Returns the samples with these numbers, and begins to read `next`, those that will be asked for after them.
+    /// Returns the samples with these numbers, and starts to read `next`, the samples of the following call.
     ///
     /// `seed` is the key of the draws of latents whose file holds means and variances.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// A file cannot be read.
     pub fn batch(&mut self, numbers: Range<u64>, next: Range<u64>, seed: u64) -> Result<Batch, Failure> {
         let read = match self.ahead.take() {
             Some(ahead) if ahead.numbers == numbers => ahead.reading.join().expect("reading does not panic")?,
             _ => read_all(&self.samples(numbers.clone()))?,
         };
         let samples = self.samples(next.clone());
-        // Where no thread can be had, the batch is read when it is asked for.
+        // If no thread can be started, the next call reads the batch itself.
         let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&samples)).ok();
         self.ahead = reading.map(|reading| Ahead { numbers: next, reading });
 
@@ -132,7 +132,7 @@ impl Data {
             .collect()
     }
 
-    /// The item that sample `number` is.
+    /// Returns the item of sample `number`.
     fn item(&mut self, number: u64) -> usize {
         let (epoch, position) = self.position(number);
         let n = self.index.samples.len();
@@ -161,9 +161,10 @@ impl Read {
         Ok(Read { latent, moments, texts })
     }
 
-    /// The latent of sample `number`; drawn anew each time it comes by when only its mean and variance are known.
+    /// Returns the latent of sample `number`. If the file holds means and log-variances, every use of the sample draws a new
+    /// latent.
     ///
-    /// Source: reference `preembedding_dataset.py` and `regularizers.py`.
+    /// Source: ttt-video-dit `preembedding_dataset.py` and `regularizers.py`.
     fn latent(&self, seed: u64, number: u64) -> Tensor {
         let latent = self.latent.tensor();
         if !self.moments {
@@ -188,7 +189,7 @@ impl Raw {
     }
 }
 
-/// libtorch's name of a dtype.
+/// Returns libtorch's kind for a dtype.
 pub fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::F64 => Kind::Double,
@@ -258,7 +259,7 @@ mod tests {
         let dropped = zeros.drop_texts(&text, &[true, false]);
         assert_eq!((dropped.get(0), dropped.get(1)), (text.get(0), text.get(1).zeros_like()));
 
-        // Any text of the right shape will do.
+        // Any text of the right shape is accepted.
         recipe.data.null_text = folder.join("0.text");
         let null = Data::open(&recipe).unwrap();
         assert_eq!(null.drop_texts(&text, &[true, false]).get(1), text.get(1) * 0.5);
@@ -266,7 +267,7 @@ mod tests {
 
         recipe.data.null_text = folder.join("0");
         let failure = Data::open(&recipe).unwrap_err();
-        assert!(failure.to_string().contains("text"), "{failure}");
+        assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset, "{failure}");
     }
 
     #[test]

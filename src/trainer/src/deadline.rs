@@ -3,7 +3,7 @@
 use recipe::{TimeLimit, save_reserve_s};
 use std::time::Instant;
 
-/// Watches the time limit: it is near when no more is left than a step and a save may take.
+/// The time limit of an attempt. It is near when the time left is what a step and a save may take.
 #[derive(Debug)]
 pub struct Deadline {
     started: Instant,
@@ -14,7 +14,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// Begins to count. Until a save of this attempt was measured it is taken to need `save_s`.
+    /// Starts the clock. `save_s` is the expected duration of a save until one was measured.
     pub fn new(limit: TimeLimit, save_s: f64) -> Self {
         Deadline {
             started: Instant::now(),
@@ -25,33 +25,33 @@ impl Deadline {
         }
     }
 
-    /// Takes in how long a step took.
-    pub fn saw_step(&mut self, seconds: f64) {
-        // A slow step may come again; one long ago says little.
+    /// Records the duration of a step.
+    pub fn record_step(&mut self, seconds: f64) {
+        // A slow step may happen again; old ones lose weight.
         self.step_s = seconds.max(self.step_s * 0.99);
     }
 
-    /// Takes in how long a save took, from being asked for to being there.
-    pub fn saw_save(&mut self, seconds: f64) {
+    /// Records the duration of a save, from the request to the complete checkpoint.
+    pub fn record_save(&mut self, seconds: f64) {
         self.save_s = if self.measured { self.save_s.max(seconds) } else { seconds };
         self.measured = true;
     }
 
-    /// Whether it is time to save.
+    /// Returns whether it is time to save.
     pub fn is_near(&self) -> bool {
         self.limit_s.is_some_and(|limit| self.started.elapsed().as_secs_f64() + self.reserve_s() >= limit)
     }
 
-    /// Seconds that are kept for the step under way and the save after it.
+    /// Returns the seconds reserved for the current step and the save after it.
     pub fn reserve_s(&self) -> f64 {
         2.0 * self.step_s + save_reserve_s(self.save_s)
     }
 }
 
-/// Seconds to expect of the first save of an attempt, after those of earlier ones, the newest first.
+/// Returns the expected duration of the first save of an attempt from those of earlier attempts, newest first.
 ///
-/// One alone that was slow, as on a network disk that hung, must not take the time of an attempt that trains: beyond a
-/// quarter of the limit it counts only as far as the one before it was slow too.
+/// One slow save, as on a network disk that hung, must not take the time of an attempt that trains: beyond a quarter of the
+/// limit it counts only as far as the save before it was slow too.
 pub fn save_s_after(mut earlier: impl Iterator<Item = f64>, limit: TimeLimit) -> Option<f64> {
     let (newest, before) = (earlier.next()?, earlier.next().unwrap_or(0.0));
     let most = limit.seconds().map_or(f64::INFINITY, |s| s as f64 / 4.0);
@@ -73,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_save_is_kept_in_reserve() {
+    fn the_duration_of_a_save_is_reserved() {
         let mut deadline = Deadline::new("1h".parse().unwrap(), 60.0);
         assert!(!deadline.is_near());
-        deadline.saw_step(100.0);
-        deadline.saw_save(1000.0);
+        deadline.record_step(100.0);
+        deadline.record_save(1000.0);
         assert!(!deadline.is_near(), "{}", deadline.reserve_s());
-        deadline.saw_save(2300.0);
+        deadline.record_save(2300.0);
         assert!(deadline.is_near(), "{}", deadline.reserve_s());
         assert!(!Deadline::new("none".parse().unwrap(), 1e9).is_near());
     }

@@ -1,4 +1,4 @@
-//! Which device a rank computes on, and what differs there: uploads, clocks, a wait for what is under way.
+//! The device of a rank, and what depends on it: uploads and timing.
 
 use c10d::cuda::{self, Event};
 use recipe::Device as Wanted;
@@ -6,10 +6,10 @@ use rundir::Failure;
 use std::time::Instant;
 use tch::{Cuda, Device, Tensor};
 
-/// Picks the device of the rank that is number `local_rank` of `local_world` on its node, and makes it the current one.
+/// Chooses the device of rank `local_rank` of `local_world` on its node, and makes it the current one.
 ///
 /// # Errors
-/// When GPUs are asked for and there are none, or there are fewer than ranks.
+/// GPUs are required and there are none, or there are fewer than ranks.
 pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let gpus = if cuda::is_built() { Cuda::device_count().max(0) as usize } else { 0 };
     let device = place(wanted, cuda::is_built(), gpus, local_rank, local_world)?;
@@ -17,42 +17,42 @@ pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<D
         cuda::set_device(gpu).map_err(|error| {
             let what = format!("cannot train on GPU {gpu}");
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                rundir::ErrorCode::NoGpu,
                 what,
                 error.to_string(),
-                "look at the GPU with nvidia-smi; other programs must leave it alone",
+                "check the GPU with nvidia-smi; no other program may use it",
             )
         })?;
     }
     Ok(device)
 }
 
-/// What [`choose`] chooses where the program sees so many `gpus`.
+/// Chooses as [`choose`], given the number of visible GPUs.
 fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let fail = |why: &str, fix: &str| {
-        Err(Failure::new(rundir::ErrorCode::Unclassified, "cannot train on GPUs: train.device is \"cuda\"", why, fix))
+        Err(Failure::new(rundir::ErrorCode::NoGpu, "cannot train on GPUs: train.device is \"cuda\"", why, fix))
     };
     match (wanted, gpus) {
         (Wanted::Cpu, _) | (Wanted::Auto, 0) => Ok(Device::Cpu),
         (Wanted::Cuda, _) if !built => fail(
-            "this vidtui-train was built for CPUs",
+            "this vidtui-train was built without CUDA",
             "build it with `--features cuda` (README, \"On GPUs\"), or set train.device = \"cpu\"",
         ),
         (Wanted::Cuda, 0) => fail(
-            "no GPU can be seen on this node",
-            "see whether nvidia-smi lists one and CUDA_VISIBLE_DEVICES lets it through, or set train.device = \"cpu\"",
+            "no GPU is visible on this node",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or set train.device = \"cpu\"",
         ),
         (_, gpus) if gpus < local_world => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            rundir::ErrorCode::NoGpu,
             format!("cannot give each of {local_world} ranks of this node a GPU"),
-            format!("{gpus} can be seen"),
-            "give the node as many slots in its hostfile as it has GPUs; see CUDA_VISIBLE_DEVICES",
+            format!("{} visible", units::counted(gpus, "GPU")),
+            "set the slots of the node in the hostfile to its number of GPUs, and check CUDA_VISIBLE_DEVICES",
         )),
         _ => Ok(Device::Cuda(local_rank)),
     }
 }
 
-/// Moves a tensor of the host to a device. Nobody waits for a copy to a GPU.
+/// Copies a host tensor to a device. Does not wait for a copy to a GPU.
 pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
     match device {
         Device::Cuda(_) => tensor.pin_memory(device).to_device_(device, tensor.kind(), true, false),
@@ -60,20 +60,20 @@ pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
     }
 }
 
-/// A moment in a rank's work: of the host's clock, or of the GPU, which lags behind what it was asked to do.
+/// A point in time: of the host's clock, or of a GPU's stream, which runs behind the host.
 #[derive(Debug)]
 pub enum Mark {
-    /// When the host was there.
+    /// Time of the host.
     Host(Instant),
-    /// When the GPU was, or will be.
+    /// A CUDA event.
     Gpu(Event),
 }
 
 impl Mark {
-    /// Marks the end of what was asked for so far.
+    /// Marks the end of the work that was submitted so far.
     ///
     /// # Errors
-    /// When the GPU has failed.
+    /// The GPU has failed.
     pub fn now(device: Device) -> c10d::Result<Self> {
         match device {
             Device::Cuda(_) => Event::record().map(Mark::Gpu),
@@ -81,15 +81,15 @@ impl Mark {
         }
     }
 
-    /// Seconds from `earlier`, of the same device; waits for a GPU that is not that far.
+    /// Returns the seconds since `earlier`, which must be of the same device. Waits until the GPU has reached the mark.
     ///
     /// # Errors
-    /// When the GPU has failed.
+    /// The GPU has failed.
     pub fn seconds_since(&self, earlier: &Self) -> c10d::Result<f64> {
         match (self, earlier) {
             (Mark::Gpu(now), Mark::Gpu(earlier)) => now.seconds_since(earlier),
             (Mark::Host(now), Mark::Host(earlier)) => Ok((*now - *earlier).as_secs_f64()),
-            _ => panic!("a rank has one clock"),
+            _ => panic!("both marks are of one device"),
         }
     }
 }

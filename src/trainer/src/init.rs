@@ -1,4 +1,4 @@
-//! The first values of parameters that no checkpoint gives.
+//! Initializes parameters that no checkpoint provides.
 
 use crate::parallelize::flat_part;
 use crate::seeds::{self, Purpose};
@@ -7,9 +7,9 @@ use sharding::fsdp::Fsdp;
 use tch::{Device, Kind, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Fills this rank's shards. A tensor's values depend on the seed and its name alone.
+/// Initializes this rank's shards. The values of a tensor depend only on the seed and its name.
 pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], model: &Model, seed: u64) {
-    // A shard holds at most one piece of a tensor, so each whole tensor is made once and dropped again.
+    // A shard holds at most one piece of a tensor, so each whole tensor is made once and then dropped.
     for mut owned in fsdp.owned() {
         let spec = &tables[owned.unit][owned.range.slot];
         let whole = first_values(spec, model, seed);

@@ -1,15 +1,15 @@
-//! The network interface through which a rank reaches the others.
+//! Finds the network interface that a rank uses to reach the others.
 
 use std::net::{IpAddr, UdpSocket};
 
 use nix::ifaddrs::getifaddrs;
 
-/// The variable by which a user names it, as for PyTorch.
+/// The variable that overrides it, as in PyTorch.
 const VARIABLE: &str = "GLOO_SOCKET_IFNAME";
 
-/// Names the interface whose address faces another node; none when that cannot be told.
+/// Returns the interface that routes to another node; `None` if it is unknown.
 ///
-/// Left to itself, gloo listens where the node's own name resolves to, which on Debian is the loopback interface.
+/// By default, gloo listens on the address of the node's host name, which on Debian is the loopback interface.
 pub fn towards(address: &str, port: u16) -> Option<String> {
     if let Ok(named) = std::env::var(VARIABLE)
         && !named.is_empty()
@@ -17,7 +17,7 @@ pub fn towards(address: &str, port: u16) -> Option<String> {
         return Some(named);
     }
     let socket = UdpSocket::bind(("0.0.0.0", 0)).ok()?;
-    // Sends nothing: it only asks the kernel for the way.
+    // Connecting a UDP socket sends nothing: the kernel only chooses the route.
     socket.connect((address, port)).ok()?;
     let own = socket.local_addr().ok()?.ip();
     getifaddrs().ok()?.find_map(|interface| {

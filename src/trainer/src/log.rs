@@ -1,8 +1,8 @@
-//! What rank 0 writes into the run directory while it trains.
+//! The metrics and events that rank 0 appends to the run directory.
 
 use rundir::{Error, Event, EventKind, Failure, LineAppender, MetricSample, RunDir, now_s};
 
-/// The two files of a run that grow. Only rank 0 has one.
+/// The growing files of a run. Only rank 0 has this.
 pub struct RunLog {
     metrics: LineAppender,
     events: LineAppender,
@@ -13,7 +13,7 @@ impl RunLog {
     /// Opens both files for appending.
     ///
     /// # Errors
-    /// When a file cannot be opened.
+    /// A file cannot be opened.
     pub fn open(run: &RunDir, attempt: u32) -> Result<Self, Failure> {
         let open = |path: camino::Utf8PathBuf| {
             LineAppender::open(&path).map_err(|source| Failure::from(Error::Io { action: "write", path, source }))
@@ -23,14 +23,14 @@ impl RunLog {
 
     /// Appends a logged step.
     ///
-    /// A full disk does not end a run that may yet free it: the line is lost, and standard error says so.
+    /// A full disk does not end the run: the line is lost, and an error is printed.
     pub fn metrics(&mut self, sample: &MetricSample) {
         if let Err(e) = self.metrics.append(sample) {
             eprintln!("cannot log step {} to {}: {e}", sample.step, self.metrics.path());
         }
     }
 
-    /// Appends an event, under the same rule.
+    /// Appends an event. A full disk is handled as in [`RunLog::metrics`].
     pub fn event(&mut self, step: u64, kind: EventKind) {
         let event = Event::new(now_s(), self.attempt, Some(step), kind).by_rank(0);
         if let Err(e) = self.events.append(&event) {

@@ -46,7 +46,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Trains as one rank, whose place is in torchrun's environment variables
+    /// Trains as one rank; reads its rank from torchrun's environment variables
     Rank {
         /// The run's directory
         #[arg(long)]
@@ -67,7 +67,7 @@ enum Command {
         #[arg(long, value_parser = |name: &str| NodeId::new(name))]
         node: NodeId,
     },
-    /// Prepares datasets; `vidtui data` is the same with progress
+    /// Prepares data sets; `vidtui data` does the same and shows progress
     #[command(subcommand)]
     Data(DataCommand),
     /// Prints the version of this program and of the libtorch it runs on
@@ -80,13 +80,13 @@ enum Command {
 
 #[derive(Subcommand)]
 enum DataCommand {
-    /// Turns a dataset of torch pickles, as ttt-video-dit writes it, into one that training reads; runs nothing in them
+    /// Converts a data set of torch pickles (ttt-video-dit) to safetensors; no code in the pickles is run
     Import {
         /// The index: a line for each sample, with `vid_emb` and `text_chunk_emb`
         index: Utf8PathBuf,
         /// The folder to make: a new index and a safetensors file for each tensor
         target: Utf8PathBuf,
-        /// Where the relative paths of the index start (default: its own folder)
+        /// The folder that paths in the index are relative to (default: the folder of the index)
         #[arg(long)]
         root: Option<Utf8PathBuf>,
         /// Channels of a latent; files with twice as many hold means and log-variances, from which latents are drawn
@@ -119,17 +119,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Supervises ranks that this program trains as.
+/// Supervises the ranks of one node, which run this program.
 fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Failure> {
     let own_program = || {
         let path = std::env::current_exe().map_err(|error| error.to_string());
         let path = path.and_then(|path| Utf8PathBuf::try_from(path).map_err(|error| error.to_string()));
         path.map_err(|why| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                rundir::ErrorCode::StartFailed,
                 "cannot start ranks",
-                format!("this program's own file is unknown: {why}"),
-                "check /proc",
+                format!("the path of this program is unknown: {why}"),
+                "check that /proc is mounted",
             )
         })
     };
@@ -142,12 +142,12 @@ fn import(request: &ImportRequest, force: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The libtorch that tch 0.24 is bound to; its build refuses any other.
+/// The version of libtorch that tch 0.24 requires.
 const LIBTORCH: &str = "2.11.0";
 const TCH: &str = "0.24.0";
 
 fn print_version(json: bool) {
-    // Whether it can train on GPUs here and now: a libtorch that sees them is not enough.
+    // Training on GPUs needs a build with CUDA as well as a visible GPU.
     let (version, cuda) = (env!("CARGO_PKG_VERSION"), c10d::cuda::is_built() && tch::Cuda::is_available());
     if json {
         println!("{}", serde_json::json!({ "version": version, "tch": TCH, "libtorch": LIBTORCH, "cuda": cuda }));

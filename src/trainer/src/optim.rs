@@ -12,14 +12,14 @@ use tch::Tensor;
 /// The learning rates of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRates {
-    /// Of TTT layers and their gates.
+    /// The rate of TTT layers and their gates.
     pub ttt: f64,
-    /// Of everything else.
+    /// The rate of all other parameters.
     pub rest: f64,
 }
 
 impl LearningRates {
-    /// The rates of the step that comes after `step` finished ones, in a run of `total`.
+    /// Returns the rates of the step after `step` finished ones, in a run of `total` steps.
     ///
     /// Source: reference/ttt-video `optimizers.py`; the formulas are [`recipe::Schedule::lr_at`].
     pub fn at(o: &Optimizer, step: u64, total: u64) -> Self {
@@ -30,23 +30,24 @@ impl LearningRates {
     }
 }
 
-/// AdamState of this rank's trained shards.
+/// The state of AdamW for the trained shards of this rank.
 pub struct AdamState {
     shards: Vec<ShardState>,
     /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
     pub steps: u64,
-    /// Closed once the thread that reads aside has read.
-    reading: Option<Receiver<Infallible>>,
-    held_up: Duration,
+    /// Closed when the snapshot of a save is complete.
+    snapshot: Option<Receiver<Infallible>>,
+    stalled: Duration,
 }
 
-/// Held by a thread that reads weights and moments while training goes on: until it is dropped, nothing changes them.
+/// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, no update
+/// changes them.
 pub struct SnapshotGuard {
     _open: Sender<Infallible>,
 }
 
 struct ShardState {
-    /// Number of the unit.
+    /// Index of the unit.
     unit: usize,
     /// Mean of gradients, one-dimensional, as long as the shard.
     exp_avg: Tensor,
@@ -64,7 +65,7 @@ struct Segment {
     decay: bool,
 }
 
-/// Which moment.
+/// One of Adam's two moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// Mean of gradients.
@@ -74,7 +75,7 @@ pub enum Moment {
 }
 
 impl AdamState {
-    /// Zeros for every trained shard.
+    /// Makes a state of zeros for every trained shard.
     pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> Self {
         let owned = fsdp.owned();
         let shards = fsdp
@@ -102,29 +103,29 @@ impl AdamState {
                 }
             })
             .collect();
-        AdamState { shards, steps: 0, reading: None, held_up: Duration::ZERO }
+        AdamState { shards, steps: 0, snapshot: None, stalled: Duration::ZERO }
     }
 
-    /// Lets another thread read weights and moments as they are now. Forward and backward passes go on meanwhile.
+    /// Lets another thread copy weights and state as they are now. Forward and backward passes may run meanwhile.
     pub fn begin_snapshot(&mut self) -> SnapshotGuard {
         self.wait_for_snapshot();
-        let (open, reading) = channel();
-        self.reading = Some(reading);
+        let (open, snapshot) = channel();
+        self.snapshot = Some(snapshot);
         SnapshotGuard { _open: open }
     }
 
-    /// Waits until the thread that reads aside, if there is one, has read. What changes weights or moments begins with this.
+    /// Waits for a snapshot in progress. Every change of weights or state calls this first.
     pub fn wait_for_snapshot(&mut self) {
-        let Some(reading) = self.reading.take() else { return };
+        let Some(snapshot) = self.snapshot.take() else { return };
         let start = Instant::now();
-        // Nothing is ever sent: the channel is closed when the reader is done, and also when it panics.
-        let _ = reading.recv();
-        self.held_up += start.elapsed();
+        // Nothing is sent: the channel closes when the thread is done, and also when it panics.
+        let _ = snapshot.recv();
+        self.stalled += start.elapsed();
     }
 
-    /// Returns the seconds spent waiting for readers since the last call.
+    /// Returns the seconds spent waiting for snapshots since the last call.
     pub fn take_stall_s(&mut self) -> f64 {
-        std::mem::take(&mut self.held_up).as_secs_f64()
+        std::mem::take(&mut self.stalled).as_secs_f64()
     }
 
     /// Updates the master weights with their gradients times `grad_scale`.
@@ -154,7 +155,7 @@ impl AdamState {
         Ok(())
     }
 
-    /// A moment of a unit's trained shard; none when the unit is frozen.
+    /// Returns a moment of a unit's trained shard; `None` if the unit is frozen.
     pub fn of(&self, unit: usize, moment: Moment) -> Option<&Tensor> {
         self.shards.iter().find(|s| s.unit == unit).map(|s| match moment {
             Moment::First => &s.exp_avg,

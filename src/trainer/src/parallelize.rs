@@ -1,4 +1,4 @@
-//! Where the model and parallelism meet: the units of the transformer, kept by FSDP, their parts shared out by TP.
+//! Applies FSDP and TP to the model: the units of the transformer, sharded by FSDP, their tensors split by TP.
 
 use c10d::Group;
 use dit::block::ActivationCheckpointing;
@@ -10,23 +10,24 @@ use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use tch::{TchError, Tensor};
 
-/// The parameter table of every unit, in the order of FSDP's unit numbers: the root, then the blocks.
+/// Returns the parameter table of every unit in FSDP's order: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
     let blocks = (0..recipe.model.num_layers).map(Unit::Block);
     std::iter::once(Unit::Root).chain(blocks).map(|unit| unit_specs(&recipe.model, unit)).collect()
 }
 
-/// The network of a recipe, with what its blocks keep for the backward pass.
+/// Builds the network of a recipe with its activation checkpointing.
 pub fn network(recipe: &Recipe) -> Network {
     let remat = &recipe.remat;
-    let keep = if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
+    let checkpointing =
+        if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
     let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
-    Network::new(&recipe.model, keep, remat.scan_group)
+    Network::new(&recipe.model, checkpointing, remat.scan_group)
         .grouped(remat.blocks_per_input(recipe.model.num_layers))
         .saving_inputs(inputs)
 }
 
-/// The layout of every unit on one rank of a TP group: what trains lies in one flat tensor, what is frozen in another.
+/// Returns the layout of every unit on one rank of a TP group: one flat tensor of trained parameters, one of frozen ones.
 pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     let place = |spec: &ParamSpec| {
         let which = if recipe.train.trains(spec) { ParamKind::Trained } else { ParamKind::Frozen };
@@ -37,7 +38,7 @@ pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     tables.iter().map(|specs| Layout::new(specs.iter().map(place), recipe.mesh.dp_shard)).collect()
 }
 
-/// What a rank of a TP group has of a tensor, in one dimension.
+/// Returns the part of a tensor that a rank of a TP group holds, flattened.
 pub fn flat_part(spec: &ParamSpec, whole: &Tensor, tp: &Group) -> Tensor {
     let (offset, shape) = spec.part(tp.rank(), tp.size());
     let part = match spec.split {
@@ -47,7 +48,7 @@ pub fn flat_part(spec: &ParamSpec, whole: &Tensor, tp: &Group) -> Tensor {
     part.reshape([-1])
 }
 
-/// FSDP and TP as the network sees them.
+/// FSDP and TP behind the traits of the network.
 pub struct Sharded<'a>(pub &'a mut Fsdp);
 
 impl Units for Sharded<'_> {
@@ -72,24 +73,24 @@ impl TensorParallel for Sharded<'_> {
     }
 
     fn copy_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.copy_to(x).map_err(in_a_graph)
+        self.0.groups().tp.copy_to(x).map_err(to_torch_error)
     }
 
     fn reduce_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.reduce_from(x).map_err(in_a_graph)
+        self.0.groups().tp.reduce_from(x).map_err(to_torch_error)
     }
 
     fn gather_from(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.gather_from(x).map_err(in_a_graph)
+        self.0.groups().tp.gather_from(x).map_err(to_torch_error)
     }
 
     fn scatter_to(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        self.0.groups().tp.scatter_to(x).map_err(in_a_graph)
+        self.0.groups().tp.scatter_to(x).map_err(to_torch_error)
     }
 }
 
-/// The model knows libtorch's errors and no others; in the backward pass a lost peer is one already.
-fn in_a_graph(error: c10d::Error) -> TchError {
+/// The model's functions return libtorch's errors only; in the backward pass a lost peer is one already.
+fn to_torch_error(error: c10d::Error) -> TchError {
     TchError::Torch(error.to_string())
 }
 

@@ -1,4 +1,4 @@
-//! One rank's process: from the environment that the supervisor set to the end of the loop.
+//! The process of one rank: from the environment that the supervisor set to the end of the loop.
 
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
@@ -14,11 +14,11 @@ use supervise::{STORE_VARIABLE, threads};
 use tch::Device;
 
 /// How long a rank waits for the others to start.
-const MEET: Duration = Duration::from_secs(300);
-/// How long a collective may take; a dead peer is noticed at once, this is for one that hangs.
-const COLLECTIVE: Duration = Duration::from_secs(1800);
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a collective may take. A dead peer is detected at once; this limit is for one that hangs.
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// This rank's place, as torchrun's variables tell it.
+/// The rank's environment: torchrun's variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RankEnv {
     rank: usize,
@@ -72,7 +72,7 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &RankEnv) -> Result<
     Trainer::new(run.clone(), meta, attempt, groups)?.run()
 }
 
-/// A failed collective as people should read it.
+/// Turns the error of a collective into a failure: a peer is lost.
 pub fn peer_lost(error: c10d::Error) -> Failure {
     Failure::peer_lost(
         None,
@@ -96,14 +96,14 @@ impl RankEnv {
 
     fn join(&self, attempt: &Attempt, device: Device) -> c10d::Result<MeshGroups> {
         let store = match &self.store {
-            Some(file) => Store::file(file, self.world, MEET)?,
-            None => Store::tcp(&self.master_addr, self.master_port, self.world, self.rank == 0, MEET)?,
+            Some(file) => Store::file(file, self.world, RENDEZVOUS_TIMEOUT)?,
+            None => Store::tcp(&self.master_addr, self.master_port, self.world, self.rank == 0, RENDEZVOUS_TIMEOUT)?,
         };
-        // When all ranks are on this node, nothing needs to leave it.
+        // If all ranks are on this node, the loopback interface is enough.
         let one_node = self.world == self.local_world;
         let interface =
             if one_node { Some("lo".to_owned()) } else { interface::towards(&self.master_addr, self.master_port) };
-        MeshGroups::join(&store, attempt.mesh, self.rank, device, COLLECTIVE, interface.as_deref())
+        MeshGroups::join(&store, attempt.mesh, self.rank, device, COLLECTIVE_TIMEOUT, interface.as_deref())
     }
 }
 
@@ -111,8 +111,8 @@ fn variable<T: FromStr>(name: &str) -> Result<T, Failure> {
     let text = std::env::var(name).ok();
     text.as_deref().and_then(|text| text.parse().ok()).ok_or_else(|| {
         Failure::new(
-            rundir::ErrorCode::Unclassified, format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
-            "a rank reads its place from the variables that torchrun sets",
+            rundir::ErrorCode::StartFailed, format!("cannot start a rank: {name} is {}", text.map_or("not set".into(), |t| format!("'{t}'"))),
+            "a rank reads its rank and world size from the variables that torchrun sets",
             "start ranks through `vidtui-train supervise`, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
         )
     })

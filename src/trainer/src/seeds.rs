@@ -1,25 +1,25 @@
-//! Random numbers that depend on what they are for, never on who draws them.
+//! Random numbers that depend on their purpose and never on the rank that draws them.
 //!
 //! Every draw has a key: the run's seed, its purpose, and a counter such as the number of the sample since the start of
-//! the run. So a run is the same on any number of ranks, and a resumed run draws what it would have drawn.
+//! the run. So a run draws the same numbers on any number of ranks, and after a resume.
 
 use tch::{Device, Kind, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a random number is for.
+/// The purpose of a random number.
 #[derive(Debug, Clone, Copy)]
 pub enum Purpose {
-    /// The first values of a parameter.
+    /// The initial values of a parameter.
     Init,
     /// The order of samples in an epoch.
     Order,
     /// The noise added to a latent.
     Noise,
-    /// Which timesteps a batch gets.
+    /// The timesteps of a batch.
     Timestep,
     /// Whether a sample's text is dropped.
     TextDropout,
-    /// A latent of which the mean and variance are known.
+    /// A latent drawn from its mean and variance.
     Latent,
 }
 
@@ -59,7 +59,7 @@ pub fn uniform_tensor(seed: u64, purpose: Purpose, counter: u64, shape: &[i64], 
     Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound)
 }
 
-/// tch hands out only libtorch's global generator, so each draw seeds it anew; nothing else here uses it.
+/// tch exposes only libtorch's global generator, so each draw seeds it again; nothing else here uses it.
 fn seed_libtorch(seed: u64, purpose: Purpose, counter: u64) {
     tch::manual_seed((bits(seed, purpose, counter) >> 1) as i64);
 }

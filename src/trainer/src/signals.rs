@@ -1,11 +1,11 @@
-//! Signals as flags that the loop reads between steps.
+//! Signals, as flags that the loop reads between steps.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What signals asked for. The default action of none of them is taken.
+/// The signals that this process received. Their default actions are disabled.
 #[derive(Debug)]
 pub struct Signals {
     stop: Arc<AtomicBool>,
@@ -14,11 +14,11 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes over SIGTERM and SIGINT (save and stop) and SIGUSR1 (save now); SIGHUP is ignored, because a run outlives
-    /// the terminal it was started from.
+    /// Handles SIGTERM and SIGINT (save and stop) and SIGUSR1 (save now), and ignores SIGHUP, because a run outlives the
+    /// terminal that started it.
     ///
     /// # Errors
-    /// When the system refuses a handler.
+    /// A handler cannot be installed.
     pub fn watch() -> io::Result<Self> {
         let (stop, save) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         signal_hook::flag::register(SIGTERM, Arc::clone(&stop))?;
@@ -28,17 +28,17 @@ impl Signals {
         Ok(Signals { stop, save, parent: std::os::unix::process::parent_id() })
     }
 
-    /// Whether this rank was asked to stop.
+    /// Returns whether a stop was requested.
     pub fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the supervisor is gone: then nobody would report how this rank ends, so it saves and stops too.
+    /// Returns whether the supervisor is gone. No process would then report how this rank ends, so it saves and stops.
     pub fn orphaned(&self) -> bool {
         std::os::unix::process::parent_id() != self.parent
     }
 
-    /// Whether this rank was asked to save since the last call.
+    /// Returns whether a save was requested since the last call.
     pub fn take_save(&self) -> bool {
         self.save.swap(false, Ordering::Relaxed)
     }

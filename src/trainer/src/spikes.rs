@@ -1,31 +1,31 @@
-//! Notices a loss that is far above those before it.
+//! Detects a loss that is far above those before it.
 
 use std::collections::VecDeque;
 
-/// Steps that the usual is taken from.
+/// Number of steps of the median.
 const WINDOW: usize = 64;
-/// Steps before which nothing is usual yet.
-const FEWEST: usize = 16;
+/// Number of steps before the first detection.
+const WARM_UP: usize = 16;
 
-/// The losses of the last steps.
+/// Detects spikes in the losses of the last steps.
 ///
-/// The usual is their median, and the scatter is the median distance from it: a spike among them moves neither.
+/// A spike is a distance from the median of several median absolute deviations: a spike among the losses moves neither.
 #[derive(Debug, Default)]
 pub struct Spikes {
     losses: VecDeque<f64>,
-    /// Whether the last loss was one: a plateau after a jump is one spike.
+    /// Whether the last loss was a spike: a plateau after a jump is one spike.
     in_spike: bool,
 }
 
 impl Spikes {
-    /// Takes in a finite loss; returns the median before it when it begins a spike, being `times` the scatter above it.
-    pub fn see(&mut self, loss: f64, times: f64) -> Option<f64> {
-        let usual = median(self.losses.iter().copied());
-        let scatter = usual.and_then(|usual| median(self.losses.iter().map(|l| (l - usual).abs())));
-        let spike = match (usual, scatter) {
-            // Losses that all but agree still differ by a thousandth without meaning anything.
-            (Some(usual), Some(scatter)) if times > 0.0 && self.losses.len() >= FEWEST => {
-                loss > usual + times * scatter.max(usual.abs() * 1e-3)
+    /// Adds a finite loss. Returns the median before it if the loss begins a spike: if it is more than `times` deviations above.
+    pub fn push(&mut self, loss: f64, times: f64) -> Option<f64> {
+        let center = median(self.losses.iter().copied());
+        let deviation = center.and_then(|center| median(self.losses.iter().map(|l| (l - center).abs())));
+        let spike = match (center, deviation) {
+            // Below a thousandth of the median, differences are noise.
+            (Some(center), Some(deviation)) if times > 0.0 && self.losses.len() >= WARM_UP => {
+                loss > center + times * deviation.max(center.abs() * 1e-3)
             }
             _ => false,
         };
@@ -35,7 +35,7 @@ impl Spikes {
         }
         let begins = spike && !self.in_spike;
         self.in_spike = spike;
-        usual.filter(|_| begins)
+        center.filter(|_| begins)
     }
 }
 
@@ -49,28 +49,28 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A falling loss with some scatter.
+    /// A falling loss with noise.
     fn usual(step: usize) -> f64 {
         1.0 / (1.0 + step as f64 * 0.01) + 0.05 * ((step * 7919) % 13) as f64 / 13.0
     }
 
     #[test]
-    fn a_spike_is_told_once_and_ordinary_scatter_never() {
+    fn a_spike_is_reported_once_and_noise_never() {
         let mut spikes = Spikes::default();
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         for step in 0..300 {
             let loss = if (100..103).contains(&step) || step == 200 { 5.0 } else { usual(step) };
-            if spikes.see(loss, 10.0).is_some() {
-                told.push(step);
+            if spikes.push(loss, 10.0).is_some() {
+                found.push(step);
             }
         }
-        assert_eq!(told, [100, 200]);
+        assert_eq!(found, [100, 200]);
     }
 
     #[test]
-    fn the_first_steps_and_a_rule_of_zero_tell_nothing() {
+    fn the_warm_up_and_a_threshold_of_zero_report_nothing() {
         let mut spikes = Spikes::default();
-        assert!((0..FEWEST).all(|step| spikes.see(if step == 10 { 9.0 } else { 1.0 }, 10.0).is_none()));
-        assert_eq!(spikes.see(9.0, 0.0), None);
+        assert!((0..WARM_UP).all(|step| spikes.push(if step == 10 { 9.0 } else { 1.0 }, 10.0).is_none()));
+        assert_eq!(spikes.push(9.0, 0.0), None);
     }
 }

@@ -1,4 +1,4 @@
-//! One training step: what every rank computes, and what the ranks then tell each other.
+//! One training step: what every rank computes, and what the ranks exchange afterwards.
 
 use crate::data::{Batch, Data};
 use crate::device::{Mark, upload};
@@ -21,11 +21,11 @@ use std::ops::Range;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
-/// What stays the same from step to step.
+/// The inputs that all steps share.
 pub struct Step<'a> {
     /// The recipe, complete.
     pub recipe: &'a Recipe,
-    /// The network's fixed parts.
+    /// The network without its parameters.
     pub network: &'a Network,
     /// The noise schedule.
     pub schedule: &'a Schedule,
@@ -33,22 +33,22 @@ pub struct Step<'a> {
     pub seed: u64,
 }
 
-/// What a step gave, the same on every rank except the times.
+/// The results of a step. All but the times are the same on every rank.
 #[derive(Debug)]
 pub struct Outcome {
     /// Mean loss over the global batch.
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Whether the optimizer was applied: not when the gradient is not finite.
+    /// Whether the optimizer ran: it does not if the gradient is not finite.
     pub applied: bool,
-    /// Rates that the step used.
+    /// The learning rates of the step.
     pub lr: LearningRates,
-    /// SaveStopRequests of any rank.
+    /// The merged requests of all ranks.
     pub requests: SaveStopRequests,
     /// Norm of all trained weights after the step, on logged steps.
     pub weight_norm: Option<f64>,
-    /// Seconds of this rank: reading data, forward, backward, waiting for gathers and reductions, optimizer.
+    /// Seconds of this rank for reading data; then those of forward, backward, waiting for collectives, and optimizer.
     pub data_s: f64,
     /// See `data_s`.
     pub forward_s: f64,
@@ -58,7 +58,7 @@ pub struct Outcome {
     pub reduce_s: f64,
     /// See `data_s`.
     pub optimizer_s: f64,
-    /// Seconds that the optimizer was held up by a save. They are in none of the others, nor in `step_s_by_rank`.
+    /// Seconds that the optimizer waited for a save. They are in no other time, nor in `step_s_by_rank`.
     pub checkpoint_s: f64,
     /// Seconds of the step that were not spent waiting for other ranks, by rank.
     pub busy_s_by_rank: Vec<f64>,
@@ -72,7 +72,7 @@ impl Step<'_> {
     /// Trains on the global batch that begins with sample number `first`, as optimizer step `step + 1`.
     ///
     /// # Errors
-    /// When data cannot be read or a peer is gone.
+    /// Data cannot be read, or a peer is lost.
     pub fn run(
         &self,
         fsdp: &mut Fsdp,
@@ -88,7 +88,7 @@ impl Step<'_> {
         self.run_on(fsdp, moments, step, requests, |places| {
             let numbers = |places: &Range<u64>| first + places.start..first + places.end;
             let micro = places.end - places.start;
-            // After this rank's last part of a batch comes its first part of the next.
+            // The last micro-batch of a step is followed by the first one of the next step.
             let skipped = if places.end == (rank + 1) * share { train.global_batch as u64 - share } else { 0 };
             let next = places.end + skipped..places.end + skipped + micro;
             let mut batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
@@ -98,8 +98,8 @@ impl Step<'_> {
         })
     }
 
-    /// As [`Step::run`], on micro-batches that `read` gives: it is told which samples of the global batch are wanted, and
-    /// returns what goes in and the velocity that should come out.
+    /// As [`Step::run`], on micro-batches that `read` returns: given a range of samples of the global batch, the inputs and the
+    /// target velocity.
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
@@ -147,11 +147,11 @@ impl Step<'_> {
         let reduce_s = fsdp.take_waited_s();
         let back = Mark::now(device).map_err(peer_lost)?;
         let optimizing = Instant::now();
-        // The one place in a step where the host waits for a GPU, but for the norm of weights where it is logged.
+        // The host waits for the GPU only here, and for the norm of weights on logged steps.
         let norm = grad_norm(fsdp).map_err(peer_lost)?;
         let waited_s = match device {
             Device::Cpu => reduce_s + optimizing.elapsed().as_secs_f64(),
-            // A GPU waits for other ranks in its own queue, where nobody measures it.
+            // A GPU waits for other ranks in its stream, where the wait is not measured.
             _ => 0.0,
         };
         let loss: f64 = losses.iter().map(|loss: &Tensor| loss.double_value(&[])).sum();
@@ -160,7 +160,7 @@ impl Step<'_> {
         for (here, ahead) in &forward {
             forward_s += ahead.seconds_since(here).map_err(peer_lost)?;
         }
-        // Also the forward pass waits now and then; it is told with the backward pass, which waits most.
+        // Waits of the forward pass are counted with those of the backward pass, which waits most.
         let backward_s = (spent_s - data_s - forward_s - reduce_s).max(0.0);
 
         let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
@@ -199,7 +199,7 @@ impl Step<'_> {
         })
     }
 
-    /// Adds noise to a batch whose first sample has `place` in the global batch; returns what goes in and the target.
+    /// Adds noise to a batch whose first sample is at `place` of the global batch. Returns the inputs and the target.
     fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Tensor) {
         let size = batch.latent.size();
         let numbers = first + place..first + place + size[0] as u64;
@@ -214,7 +214,7 @@ impl Step<'_> {
     }
 }
 
-/// The dtype that units are gathered and computed in.
+/// Returns the dtype that units are gathered and computed in.
 pub fn compute_kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::Float32 => Kind::Float,
@@ -222,10 +222,9 @@ pub fn compute_kind(dtype: Dtype) -> Kind {
     }
 }
 
-/// The timesteps of a global batch: one from each of `batch` equal bands, the bands dealt out anew every step.
+/// Returns the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
 ///
-/// Bands make the mean noise level of every step the same; dealing them out keeps a rank from seeing one level for ever,
-/// as happens when ranks are tied to bands.
+/// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
 fn timesteps(seed: u64, first: u64, batch: usize) -> Vec<i64> {
     let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
     let draw = |(i, band): (usize, usize)| {

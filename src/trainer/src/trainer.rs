@@ -1,4 +1,4 @@
-//! The loop: steps until the recipe's end or a wish to stop, and checkpoints on the way.
+//! The training loop: steps until the last one or a stop request, and checkpoints on the way.
 
 use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::Data;
@@ -26,12 +26,12 @@ use std::io;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// How a run of the loop ended.
+/// How the training loop ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
     /// Every step of the recipe is done.
     Complete,
-    /// Somebody wished so; the state is saved.
+    /// A stop was requested, for this reason; the state is saved.
     Stopped(String),
 }
 
@@ -57,53 +57,53 @@ pub struct Trainer {
     spare: StagingMemory,
     deadline: Deadline,
     spikes: Spikes,
-    /// Of one sample.
+    /// Floating-point operations of the forward pass of one sample.
     forward_flops: f64,
 }
 
-/// The step of a checkpoint that was to be removed, and what became of it.
+/// The step of a pruned checkpoint, and the result of removing it.
 type Removed = (u64, io::Result<()>);
 
-/// A checkpoint on its way to the disk.
+/// A checkpoint that is being written.
 struct Saving {
     writing: PendingSave,
     started: Instant,
 }
 
-/// Where the run stands.
+/// The progress of the run.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     /// Steps done.
     step: u64,
-    /// Samples drawn since the data began.
+    /// Samples drawn since the data order began.
     samples: u64,
     /// Key of every random draw.
     seed: u64,
     /// Steps in a row whose gradient was not finite.
     bad_steps: u64,
-    /// The step of the last checkpoint, saved or on its way.
+    /// The step of the last checkpoint, saved or being written.
     saved: Option<u64>,
     /// Saves in a row that failed.
     failed_saves: u64,
-    /// Seconds that saving held training up between the last step and the next.
+    /// Seconds that saving stalled training between the last step and the next.
     checkpoint_s: f64,
-    /// Seconds that the start took to load a checkpoint.
+    /// Seconds that loading the checkpoint took at the start.
     load_s: f64,
 }
 
 impl Trainer {
-    /// Builds model, optimizer and data for this rank and loads what the attempt starts from. A collective.
+    /// Builds the model, optimizer and data of this rank, and loads the checkpoint that the attempt starts from. A collective.
     ///
     /// # Errors
-    /// When data set, start or checkpoint do not fit the recipe; on every rank, whichever rank met it.
+    /// The data set or the checkpoint does not fit the recipe. Every rank returns the failure of the rank that found it.
     pub fn new(run: RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Self, Failure> {
         let mut recipe = meta.recipe()?;
         recipe.mesh = attempt.mesh;
         recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
         let signals = Signals::watch().map_err(|e| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
-                "cannot watch for signals",
+                rundir::ErrorCode::StartFailed,
+                "cannot install signal handlers",
                 e.to_string(),
                 "check the limits of this node",
             )
@@ -125,7 +125,7 @@ impl Trainer {
         };
         let forward_flops = recipe.cost().forward_flops;
         let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-        // Rank 0 alone looks at the clock.
+        // Only rank 0 checks the time limit.
         let measured_s =
             log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
         let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
@@ -155,7 +155,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Fills weights and state from where the attempt starts.
+    /// Initializes or loads weights and state.
     fn start(&mut self) -> Result<(), Failure> {
         let world = self.recipe.mesh.world();
         match self.attempt.start.clone() {
@@ -164,14 +164,14 @@ impl Trainer {
                 self.event(EventKind::Started { world });
             }
             StartFrom::Weights { path } => {
-                // What the weights lack, which may only be TTT layers, begins as in a new run.
+                // Only TTT layers may be missing in the weights; they are initialized as in a new run.
                 init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
                 if let Loaded::Damaged(damage) = self.load(&path, Restore::Weights)? {
                     return Err(damage);
                 }
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
-                self.tell_restored("weights".into(), "optimizer, steps and data".into());
+                self.log_restored("weights".into(), "optimizer, steps and data".into());
             }
             StartFrom::Checkpoint { run, step } => {
                 let (state, mesh) = self.restore(&run, step)?;
@@ -186,27 +186,27 @@ impl Trainer {
                 let (was, is) = (mesh, self.attempt.mesh);
                 let rounding =
                     if was == is { String::new() } else { format!("rounding: the mesh was {was}, now {is}") };
-                self.tell_restored(restored, rounding);
+                self.log_restored(restored, rounding);
             }
             StartFrom::CheckpointFreshData { run, step } => {
                 let (state, _) = self.restore(&run, step)?;
-                // The data begin anew, and so must every draw that is numbered by sample.
+                // The data order restarts, so every draw that is numbered by sample needs a new key.
                 self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
                 self.event(EventKind::Resumed { from_step: state.step, of_run: run });
                 let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
                 let (was, is) = (state.global_batch, self.recipe.train.global_batch);
                 let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
                 let anew = format!("data ({other} data set{batch}), noise and timesteps");
-                self.tell_restored(format!("weights, optimizer after {} updates", state.adam_step), anew);
+                self.log_restored(format!("weights, optimizer after {} updates", state.adam_step), anew);
             }
         }
         Ok(())
     }
 
-    /// Loads parameters, optimizer and step count from a checkpoint of this run or of one beside it; returns its state, and
-    /// the mesh that saved it.
+    /// Loads parameters, optimizer and step count from a checkpoint of this run or of another run in the same folder. Returns
+    /// its state and the mesh that saved it.
     ///
-    /// A damaged one of this run is passed over for the newest before it, unless a person asked for that very one.
+    /// If a checkpoint of this run is damaged, the newest one before it is loaded, unless the user requested this step.
     fn restore(&mut self, run: &RunId, step: u64) -> Result<(TrainState, Mesh), Failure> {
         let root = self.run.root.parent().unwrap_or(Utf8Path::new("."));
         let dir = if *run == self.id { self.run.clone() } else { RunDir::of(root, run) };
@@ -226,20 +226,20 @@ impl Trainer {
         Ok((state, checkpoint.manifest.mesh))
     }
 
-    /// The step of the checkpoint before a damaged one, which every rank takes then; none is passed over because it cannot be
-    /// read. A collective.
+    /// Returns the step of the newest checkpoint before a damaged one, the same on every rank. A checkpoint that cannot be read
+    /// is an error, because it may be intact. A collective.
     fn go_back(&mut self, step: u64, damage: Failure) -> Result<u64, Failure> {
-        // One rank looks: what a shared file system shows may lag behind on other nodes.
+        // Only rank 0 lists them: a shared file system may show an older state on other nodes.
         let newest = self.log.as_ref().map_or(Ok(None), |_| rundir::latest_before(&self.run, step));
         let newest = newest.map(|newest| newest.map(|checkpoint| checkpoint.step)).map_err(Failure::from);
-        let told = agree(&self.fsdp.groups().world, newest)?;
-        let Some(&Some(back_to)) = told.first() else { return Err(damage) };
+        let steps = agree(&self.fsdp.groups().world, newest)?;
+        let Some(&Some(back_to)) = steps.first() else { return Err(damage) };
         let why = format!("{}: {}", damage.what, damage.why);
         self.event_at(back_to, EventKind::CheckpointDamaged { step, why, back_to });
         Ok(back_to)
     }
 
-    fn tell_restored(&mut self, restored: String, not_restored: String) {
+    fn log_restored(&mut self, restored: String, not_restored: String) {
         let seconds = self.progress.load_s;
         self.event(EventKind::Restored { restored, not_restored, seconds });
     }
@@ -258,10 +258,10 @@ impl Trainer {
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
         let refuse = |why: String| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
-                "cannot resume at the same place in the data",
+                rundir::ErrorCode::InvalidDataset,
+                "cannot resume at the same position in the data",
                 why,
-                "resume with --fresh-data to begin the data anew",
+                "resume with --fresh-data to restart the data order",
             )
         };
         if state.data_fingerprint != self.data.fingerprint() {
@@ -277,10 +277,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Trains to the recipe's last step or until a rank is asked to stop; the state is saved before it returns.
+    /// Trains to the last step or until a rank receives a stop request, and saves the state before it returns.
     ///
     /// # Errors
-    /// When a peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
+    /// A peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
     pub fn run(mut self) -> Result<Finish, Failure> {
         let (began, interval) = (self.progress.step, self.recipe.checkpoint.interval);
         while self.progress.step < self.recipe.train.steps {
@@ -290,41 +290,41 @@ impl Trainer {
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
             }
-            // Once a step has shown that it fits in memory.
+            // After the first step, which showed that training fits in memory.
             if interval > 0 && self.progress.step == began + 1 {
-                self.spare = StagingMemory::ahead(&self.sharded());
+                self.spare = StagingMemory::allocate_ahead(&self.sharded());
             }
             let due = interval > 0 && self.progress.step.is_multiple_of(interval);
             if let Some(why) = outcome.requests.stop {
-                let why = self.in_words(why);
+                let why = self.describe(why);
                 self.event(EventKind::Stopping { why: why.clone() });
                 self.save_now()?;
                 self.event(EventKind::Stopped { why: why.clone() });
                 return Ok(Finish::Stopped(why));
             }
-            let held_up = Instant::now();
+            let stall = Instant::now();
             if outcome.requests.save_done {
-                self.finish_save().or_else(|failure| self.go_on_after(failure))?;
+                self.finish_save().or_else(|failure| self.continue_after(failure))?;
             }
             if self.progress.step < self.recipe.train.steps {
                 if let Some(why) = outcome.requests.save {
                     self.event(EventKind::SaveRequested { why: why.to_string() });
                 }
                 if due || outcome.requests.save.is_some() {
-                    self.begin_save().or_else(|failure| self.go_on_after(failure))?;
+                    self.begin_save().or_else(|failure| self.continue_after(failure))?;
                 }
             }
-            self.progress.checkpoint_s = held_up.elapsed().as_secs_f64();
+            self.progress.checkpoint_s = stall.elapsed().as_secs_f64();
         }
         self.save_now()?;
         self.event(EventKind::Finished);
         Ok(Finish::Complete)
     }
 
-    /// What this rank requests; files and the clock are looked at by rank 0 alone.
+    /// Collects the requests of this rank. Only rank 0 checks files and the time limit.
     fn requests(&mut self) -> SaveStopRequests {
         let first = self.log.is_some();
-        // Whoever asks by file asks once: the file goes when it was seen.
+        // A save file is one request: it is removed when it is read.
         let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
         let stop = [
             (self.signals.stop(), Reason::Term),
@@ -334,15 +334,15 @@ impl Trainer {
         ];
         SaveStopRequests {
             save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
-            stop: stop.into_iter().find_map(|(asked, why)| asked.then_some(why)),
+            stop: stop.into_iter().find_map(|(requested, reason)| requested.then_some(reason)),
             save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
     }
 
-    fn in_words(&self, why: Reason) -> String {
+    fn describe(&self, why: Reason) -> String {
         match why {
             Reason::TimeLimit => format!(
-                "the time limit of {} is near; {:.1} s of it are kept for saving",
+                "the time limit of {} is near; {:.1} s of it are reserved for saving",
                 self.recipe.run.time_limit,
                 self.deadline.reserve_s()
             ),
@@ -350,17 +350,17 @@ impl Trainer {
         }
     }
 
-    /// A save that failed is an event, and the run goes on to the next, unless the recipe has had enough.
-    fn go_on_after(&mut self, failure: Failure) -> Result<(), Failure> {
+    /// Decides whether training continues after a failed save: it does until `checkpoint.max_failures` saves in a row failed.
+    fn continue_after(&mut self, failure: Failure) -> Result<(), Failure> {
         let (failed, most) = (self.progress.failed_saves, self.recipe.checkpoint.max_failures);
         if most == 0 || failed < most {
             return Ok(());
         }
         Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            rundir::ErrorCode::SaveFailed,
             format!("training stopped at step {}: {failed} saves in a row failed", self.progress.step),
             format!("{}: {}", failure.what, failure.why),
-            format!("{}; checkpoint.max_failures = 0 would train on without checkpoints", failure.fix),
+            format!("{}; checkpoint.max_failures = 0 continues without checkpoints", failure.fix),
         ))
     }
 
@@ -373,22 +373,22 @@ impl Trainer {
         self.progress.step += 1;
         self.progress.samples += self.recipe.train.global_batch as u64;
         let step_s = start.elapsed().as_secs_f64();
-        self.deadline.saw_step(step_s);
+        self.deadline.record_step(step_s);
         self.record(&outcome, step_s - outcome.checkpoint_s);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
 
-    /// Ends the run after too many steps in a row that were not applied, once a checkpoint on its way is there.
+    /// Ends the run after `train.max_bad_steps` skipped steps in a row, after the pending checkpoint is written.
     fn check_finite(&mut self) -> Result<(), Failure> {
         let bad = self.progress.bad_steps;
         if bad < self.recipe.train.max_bad_steps {
             return Ok(());
         }
-        // If it fails, its event says so; why training ends is another matter.
+        // A failed save has an event of its own; this failure is about the gradient.
         let _ = self.finish_save();
         Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            rundir::ErrorCode::NotFinite,
             format!("training stopped at step {}", self.progress.step),
             format!("the gradient was not finite in {bad} steps in a row"),
             "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
@@ -400,7 +400,7 @@ impl Trainer {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
         let samples_per_s = self.recipe.train.global_batch as f64 / step_s;
-        // A backward pass does twice a forward pass's work; what is computed again does not count.
+        // A backward pass costs twice a forward pass; recomputation does not count.
         let tflops = 3.0 * self.forward_flops * samples_per_s / self.attempt.mesh.world() as f64 / 1e12;
         let sample = MetricSample {
             attempt: self.attempt.number,
@@ -430,7 +430,7 @@ impl Trainer {
         };
         let due = step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps;
         let Some(log) = &mut self.log else { return };
-        let spike = finite(outcome.loss).and_then(|loss| self.spikes.see(loss, self.recipe.log.spike));
+        let spike = finite(outcome.loss).and_then(|loss| self.spikes.push(loss, self.recipe.log.spike));
         if let Some(usual) = spike {
             log.event(step, EventKind::LossSpike { loss: outcome.loss, usual });
         }
@@ -445,9 +445,9 @@ impl Trainer {
         }
     }
 
-    /// Saves a checkpoint of the present step unless there is one, and returns when it is there.
+    /// Saves a checkpoint of the current step unless there is one, and returns when it is complete.
     fn save_now(&mut self) -> Result<(), Failure> {
-        // One of an earlier step that failed is in the events already; this one is what counts.
+        // A failed save of an earlier step has an event already; only this save decides the result.
         let _ = self.finish_save();
         self.begin_save()?;
         self.finish_save()?;
@@ -455,15 +455,14 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts a checkpoint of the present step unless there is one. At most one is on its way: an earlier one is waited
-    /// for.
+    /// Starts a checkpoint of the current step unless there is one. Waits for a pending one first: there is at most one.
     fn begin_save(&mut self) -> Result<(), Failure> {
         let step = self.progress.step;
         if self.progress.saved == Some(step) {
             return Ok(());
         }
-        self.finish_save().or_else(|failure| self.go_on_after(failure))?;
-        // What it frees may be the space that this one needs.
+        self.finish_save().or_else(|failure| self.continue_after(failure))?;
+        // Pruning may free the space that this checkpoint needs.
         self.finish_pruning();
         self.event(EventKind::CheckpointStarted);
         let started = Instant::now();
@@ -490,7 +489,7 @@ impl Trainer {
         }
     }
 
-    /// Waits for the checkpoint on its way, if there is one, and begins to remove those that the recipe does not keep.
+    /// Waits for the pending checkpoint, if there is one, and starts to remove those that the recipe does not keep.
     fn finish_save(&mut self) -> Result<(), Failure> {
         let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
         let step = writing.state.step;
@@ -498,7 +497,7 @@ impl Trainer {
         match checkpoint::finish(&self.fsdp, writing, &saved, &mut self.spare) {
             Ok(bytes) => {
                 let seconds = started.elapsed().as_secs_f64();
-                self.deadline.saw_save(seconds);
+                self.deadline.record_save(seconds);
                 self.progress.failed_saves = 0;
                 self.event_at(step, EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
                 self.prune();
@@ -517,7 +516,7 @@ impl Trainer {
         Err(failure)
     }
 
-    /// Beside training: to free a gigabyte takes a file system some tenths of a second.
+    /// Removes old checkpoints in a thread: freeing a gigabyte takes a file system some tenths of a second.
     fn prune(&mut self) {
         self.finish_pruning();
         if self.log.is_none() {
@@ -531,7 +530,7 @@ impl Trainer {
         }));
     }
 
-    /// Waits until what is being removed is gone, and tells of it.
+    /// Waits for the removal of old checkpoints and logs an event for each.
     fn finish_pruning(&mut self) {
         let Some(pruning) = self.pruning.take() else { return };
         for (step, removed) in pruning.join().expect("removing checkpoints does not panic") {
@@ -554,13 +553,13 @@ impl Trainer {
 }
 
 impl Drop for Trainer {
-    /// However training ends, it leaves no checkpoint of which a part is removed.
+    /// Finishes pruning, so that no checkpoint is left half removed.
     fn drop(&mut self) {
         self.finish_pruning();
     }
 }
 
-/// Seconds that each save of earlier attempts took.
+/// Returns the seconds that each save of earlier attempts took.
 fn saves_s(run: &RunDir) -> Vec<f64> {
     let saved =
         |event: &Event| if let EventKind::CheckpointSaved { seconds, .. } = event.kind { Some(seconds) } else { None };

@@ -78,9 +78,9 @@ fn the_first_save_copies_to_memory_that_was_made_ahead() {
     let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
     let sharded = rank.sharded();
     let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
-    let mut spare = StagingMemory::ahead(&sharded);
+    let mut spare = StagingMemory::allocate_ahead(&sharded);
     let made = places(&mut spare.get().unwrap().iter());
-    let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare).unwrap().arrived().unwrap();
+    let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare).unwrap().wait().unwrap();
     assert!(made.len() > 3 * 40);
     assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
 }
@@ -101,7 +101,7 @@ fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() 
         let _ = update.recv_timeout(Duration::from_secs(1));
         Ok(VecDeque::new())
     });
-    let mut spare = StagingMemory { ready: VecDeque::new(), making: Some(making) };
+    let mut spare = StagingMemory { ready: VecDeque::new(), allocating: Some(making) };
     let writing = rank.begin_save(&run, &mut spare);
     for mut grad in rank.fsdp.shards().map(|shard| shard.grad.shallow_clone()) {
         drop(tch::no_grad(|| grad.fill_(1.0)));
