@@ -281,7 +281,7 @@ fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
     assert!(site.does("status latest").contains("stopped"), "{}", site.does("status latest"));
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
     let log = fs::read_to_string(run.job_log(1)).unwrap();
-    assert!(log.contains("nothing to do: it was asked to stop; to go on: `vidtui resume "), "{log}");
+    assert!(log.contains("nothing to do: a stop was requested"), "{log}");
 
     // Who resumes it wishes it to go on.
     site.does("resume latest");

@@ -59,7 +59,7 @@ fn a_job_that_somebody_cancels_is_shown_as_that_and_one_that_waits_is_taken_out_
     let status = site.does("status latest");
     assert!(status.contains("queued") && status.contains("4 ranks on nodes that Slurm has yet to choose"), "{status}");
     site.until("its reason is shown", || site.does("status latest").contains("down, drained or reserved"));
-    assert!(site.vidtui("resume latest").err.contains("waits in the queue, and will train it"));
+    assert!(site.vidtui("resume latest").err.contains("is pending and will continue the run"));
     let taken = site.does("stop latest");
     assert_eq!(taken, format!("job {} was removed from the queue", job_of(&waiting, 1)));
     assert!(site.does("status latest").contains("stopped"));

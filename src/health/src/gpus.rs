@@ -1,4 +1,4 @@
-//! Rules over what GPUs tell.
+//! Rules for GPU samples.
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,34 @@ use runstate::{Load, RunFacts, RunState};
 use super::past::{Ecc, GpuPast};
 use super::{Evidence, Finding, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency};
 
-/// The newest samples tell what a GPU does now, unless they are older than this. Several, since one may be of a moment
-/// between two kernels; and room for more than that many, since nvidia-smi takes its time too.
+/// The maximum age in seconds of samples that count as current. Several samples are needed, because one may be taken
+/// between two kernels; the window has room for more, because nvidia-smi is slow at times.
 const NOW_S: f64 = 8.0 * SAMPLE_EVERY_S;
-/// Power falls some seconds after the last kernel.
+/// Seconds after the last kernel until GPU power has fallen.
 const DECAY_S: f64 = 4.0;
-/// A GPU that so many samples of the others do not list is gone.
+/// The number of samples without a GPU after which it counts as lost.
 const MISSED: u32 = 2;
-/// What GPUs draw is compared over this time.
+/// The seconds over which the power of GPUs is compared.
 const COMPARED_S: f64 = 60.0;
-/// Memory that the driver takes for itself.
+/// GPU memory that the driver itself uses.
 const DRIVER_MIB: u64 = 1024;
-/// How many samples it takes to judge.
+/// The minimum number of samples.
 const SAMPLES: usize = 3;
-/// A GPU that draws less than this share of what the others draw does less, or is held back.
+/// A GPU whose power is below this share of the median is underused or throttled.
 const BELOW_PEERS: f64 = 0.6;
-/// How long a GPU must be held back before that is worth a look.
+/// How long a GPU must be throttled before it is reported, in seconds.
 const THROTTLED_S: f64 = 10.0;
 
-/// Compares what the GPUs of all nodes draw now with what they drew while steps were made.
+/// Compares the power of the GPUs of all nodes now with their power while steps advanced.
 ///
-/// Nothing if no GPU is in use: a trainer that runs on processors leaves them alone, whatever they draw. Unknown until
-/// some samples were taken on both sides.
+/// Returns none if no GPU is in use, as with a trainer on the CPU, and `Load::Unknown` until there are enough samples before
+/// and after the last step.
 pub fn power(nodes: &[NodeEvidence], facts: &RunFacts, now_s: f64) -> Option<Load> {
     if !nodes.iter().any(|node| node.gpus.iter().any(is_in_use)) {
         return None;
     }
     let Some(((_, step_s), sign_s)) = facts.last_metric.zip(facts.sign_s()) else { return Some(Load::Unknown) };
-    // Starting up is no step: what GPUs draw then is no yardstick.
+    // GPU power during start-up is not a reference.
     let before_from_s = facts.first_metric_s.unwrap_or(f64::MIN).max(step_s - LOOKS_BACK_S);
     let now_from_s = (sign_s + DECAY_S).max(now_s - NOW_S);
     let (mut now_w, mut before_w) = (0.0, 0.0);
@@ -58,7 +58,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Whether somebody computes on it, as its memory tells where it does.
+/// Returns whether a process uses the GPU, judged by its memory if that is reported.
 fn is_in_use(sample: &GpuSample) -> bool {
     sample.power_w.value().is_some() && sample.mem_used_mib.value().is_none_or(|mib| mib > DRIVER_MIB)
 }
@@ -100,28 +100,28 @@ pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
 
 fn lost(about: &Subject, past: &GpuPast) -> Option<Finding> {
     let (saw, since_s) = match &past.lost {
-        Some((Absent::RequiresReset, since_s)) => ("it requires a reset", *since_s),
-        Some((_, since_s)) => ("it fell off the bus", *since_s),
-        None if past.missed >= MISSED => ("nvidia-smi lists it no more", past.listed_s),
+        Some((Absent::RequiresReset, since_s)) => ("the GPU requires a reset", *since_s),
+        Some((_, since_s)) => ("the GPU has fallen off the bus", *since_s),
+        None if past.missed >= MISSED => ("nvidia-smi no longer lists the GPU", past.listed_s),
         None => return None,
     };
-    let fix = "take the node out of the run (--exclude at the next resume) and reboot it; see `dmesg` there";
+    let fix = "resume without the node (--exclude) and reboot it; `dmesg` on the node shows the cause";
     Some(Finding::new(Rule::GpuLost, Urgency::Act, about.clone(), saw, fix).since(since_s))
 }
 
 fn ecc(about: &Subject, ecc: Ecc) -> Option<Finding> {
     let ((before, first_s), count) = (ecc.before, ecc.count);
-    let fix = "resume without its node (--exclude), and reset the GPU there: nvidia-smi -r";
+    let fix = "resume without the node (--exclude) and reset the GPU there: nvidia-smi -r";
     if let Some(since_s) = ecc.rose_s {
-        let saw = format!("{count} memory errors that could not be corrected, {before} before");
+        let saw = format!("{count} uncorrected memory errors, previously {before}");
         return Some(Finding::new(Rule::Ecc, Urgency::Act, about.clone(), saw, fix).since(since_s));
     }
-    let saw = format!("{count} memory errors that could not be corrected since its driver was loaded");
+    let saw = format!("{count} uncorrected memory errors since the driver was loaded");
     let settled = Finding::new(Rule::Ecc, Urgency::Look, about.clone(), saw, fix).since(first_s);
     (count > 0).then_some(settled)
 }
 
-/// Held back by heat or by its power supply, now and for some time.
+/// Finds a GPU that has been throttled by heat or by its power supply for some time.
 fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
     let worrying = |sample: &GpuSample| sample.throttle_reasons.value().filter(|reasons| reasons.is_worrying());
     let last = samples.last()?;
@@ -133,17 +133,17 @@ fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
     let number = |reading: &Reading<f64>, unit: &str| {
         reading.value().map_or(String::new(), |value| format!(", {value:.0} {unit}"))
     };
-    let saw = format!("held back: {reasons}{}{}", number(&last.temp_c, "°C"), number(&last.sm_clock_mhz, "MHz"),);
-    let fix = "look at its cooling and power supply; every other rank waits for it";
+    let saw = format!("throttled: {reasons}{}{}", number(&last.temp_c, "°C"), number(&last.sm_clock_mhz, "MHz"));
+    let fix = "check cooling and power supply of the node; all other ranks wait for this GPU";
     Some(Finding::new(Rule::Throttled, Urgency::Look, about.clone(), saw, fix).since(streak.t))
 }
 
-/// GPUs that draw far less than their peers while the run makes steps.
+/// Finds GPUs with far less power than the others while steps advance.
 pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state != RunState::Running || evidence.facts.silent_since_s(evidence.now_s).is_some() {
         return Vec::new();
     }
-    // Idle GPUs draw what they like.
+    // The power of idle GPUs varies.
     let newest = evidence.nodes.iter().flat_map(|node| by_gpu(node).into_values()).filter_map(|s| s.last().copied());
     let (used, unused): (Vec<&GpuSample>, Vec<&GpuSample>) = newest.partition(|sample| is_in_use(sample));
     if used.len() <= unused.len() {
@@ -155,7 +155,7 @@ pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
             let from = samples.last().map_or(0.0, |last| last.t) - COMPARED_S;
             let recent: Vec<&&GpuSample> = samples.iter().filter(|sample| sample.t > from).collect();
             let powers: Vec<f64> = recent.iter().filter_map(|sample| sample.power_w.value()).collect();
-            // A minute of it: short pauses, for data or a checkpoint, are the run's own.
+            // A whole minute, because pauses for data or a checkpoint are normal.
             if powers.len() >= 2 * SAMPLES {
                 means.push((&node.node, index, mean(&powers)));
             }
@@ -163,13 +163,13 @@ pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
     }
     let mut sorted: Vec<f64> = means.iter().map(|(.., mean)| *mean).collect();
     sorted.sort_by(f64::total_cmp);
-    // With two, nobody can say which of them is the odd one.
+    // With two GPUs, the median does not show which of them differs.
     let Some(usual) = sorted.get(sorted.len() / 2).copied().filter(|_| sorted.len() > 2) else { return Vec::new() };
     let low = means.into_iter().filter(|(.., mean)| *mean < BELOW_PEERS * usual);
     low.map(|(node, index, mean)| {
-        let saw = format!("it draws {mean:.0} W where the others draw {usual:.0} W");
+        let saw = format!("GPU power is {mean:.0} W, and the others draw {usual:.0} W");
         let smi = format!("vidtui smi {node} --run {}", evidence.run);
-        let fix = format!("see whether a rank runs on it, and what its clocks and power limit are: {smi}");
+        let fix = format!("check whether a rank uses this GPU, and its clocks and power limit: {smi}");
         Finding::new(Rule::PowerLow, Urgency::Look, Subject::Gpu(node.clone(), index), saw, fix)
     })
     .collect()

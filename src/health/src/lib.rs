@@ -1,8 +1,7 @@
-//! What is wrong with a run, or soon will be: rules over what its files and nodes tell.
+//! Monitoring: rules that find what is wrong with a run or soon will be, from its files and the samples of its nodes.
 //!
-//! Each finding says what was seen, since when, and what to do. Whether a run is stalled is decided once, in
-//! [`runstate::derive`], from silence and from [`power`]; here it is explained. Nothing is done about a finding but to show
-//! it: a person decides.
+//! Each finding has what was observed, since when, and what to do. [`runstate::derive`] decides whether a run is stalled,
+//! from missing steps and from [`power`]; this crate explains it. vidtui only shows findings and never acts on them.
 
 mod gpus;
 mod past;
@@ -21,46 +20,46 @@ use serde::{Deserialize, Serialize};
 pub use gpus::power;
 use past::NodePast;
 
-/// How far clocks may be apart: beyond that, what happened first on two nodes cannot be told from their logs.
+/// The allowed difference between the clocks of nodes, in seconds. With a larger one, log times of nodes cannot be compared.
 pub const CLOCKS_APART_S: f64 = 2.0;
 
-/// Samples are of use for so long, and those of as long before the last step: what GPUs drew then is what they are
-/// measured by, however long no step is made.
+/// How long samples are kept, in seconds. Samples from this long before the last step are kept too: GPU power without steps
+/// is compared with them.
 pub const LOOKS_BACK_S: f64 = 300.0;
 
-/// Something that a person should know of.
+/// A problem or a notice for the user.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The rule that found it.
     pub rule: Rule,
-    /// How much it matters.
+    /// How urgent it is.
     pub urgency: Urgency,
-    /// What it is about.
+    /// The run, node, GPU or rank that it concerns.
     pub about: Subject,
-    /// Since when it is so, Unix seconds; [`FirstSeen`] knows it where what was seen does not tell.
+    /// When it began, Unix seconds. [`FirstSeen`] fills it in if the rule cannot determine it.
     pub since_s: Option<f64>,
-    /// What was seen.
+    /// What was observed, in the present tense.
     pub saw: String,
     /// What to do.
     pub fix: String,
 }
 
-/// How much a finding matters, most first.
+/// The urgency of a finding, highest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Urgency {
-    /// The run does not go on, or is lost soon.
+    /// The run does not progress, or will soon fail.
     Act,
-    /// The run goes on, worse than it could.
+    /// The run progresses, with a problem.
     Look,
-    /// Good to know.
+    /// A notice.
     Note,
 }
 
-/// What is looked for.
+/// The rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "each finding says what it is")]
+#[allow(missing_docs, reason = "the names are those of the rules' functions")]
 pub enum Rule {
     Stalled,
     SlowStep,
@@ -82,22 +81,22 @@ pub enum Rule {
     Smi,
 }
 
-/// What a finding is about.
+/// What a finding concerns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// All of it.
+    /// The whole run.
     Run,
-    /// A machine.
+    /// A node.
     Node(NodeId),
-    /// A GPU, by its number there.
+    /// A GPU, by its index on the node.
     Gpu(NodeId, u32),
-    /// A rank, and where it runs.
+    /// A rank, and its node if known.
     Rank(usize, Option<NodeId>),
 }
 
 impl Subject {
-    /// Returns the machine that it is on.
+    /// Returns the node, if known.
     pub fn node(&self) -> Option<&NodeId> {
         match self {
             Self::Run | Self::Rank(_, None) => None,
@@ -127,7 +126,7 @@ impl Finding {
         Self { since_s: Some(since_s), ..self }
     }
 
-    /// What it is about and what was seen, as one sentence without a full stop.
+    /// Returns subject and observation as one sentence without a full stop.
     pub fn sentence(&self) -> String {
         match self.about {
             Subject::Run => self.saw.clone(),
@@ -136,62 +135,62 @@ impl Finding {
     }
 }
 
-/// Everything that the rules look at.
+/// The input of the rules.
 #[derive(Debug, Clone)]
 pub struct Evidence<'a> {
-    /// The run, as commands are told which one is meant.
+    /// The run as an argument of commands: its id or a short form.
     pub run: &'a str,
-    /// The clock, Unix seconds.
+    /// The current time, Unix seconds.
     pub now_s: f64,
-    /// What the run does, derived from `facts`.
+    /// The state of the run, derived from `facts`.
     pub state: &'a RunState,
-    /// What that follows from.
+    /// The facts about the run.
     pub facts: &'a RunFacts,
-    /// Its newest lines of metrics, oldest first.
+    /// The newest lines of metrics, oldest first.
     pub metrics: &'a [MetricSample],
-    /// Its newest events, oldest first.
+    /// The newest events, oldest first.
     pub events: &'a [Event],
-    /// Its newest checkpoint.
+    /// The newest checkpoint.
     pub checkpoint: Option<&'a CheckpointSummary>,
-    /// Steps between checkpoints; 0 if it saves only when it ends.
+    /// Steps between checkpoints; 0: only when the run stops or ends.
     pub checkpoint_interval: u64,
-    /// The disk of its folder.
+    /// The disk of the run directory.
     pub disk: Option<Disk>,
-    /// Its nodes.
+    /// The nodes.
     pub nodes: &'a [NodeEvidence],
 }
 
 /// The disk that checkpoints go to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disk {
-    /// What is free.
+    /// Free space.
     pub free_bytes: u64,
-    /// What one checkpoint takes.
+    /// Size of one checkpoint.
     pub checkpoint_bytes: u64,
 }
 
-/// What is known of a node.
+/// The samples of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeEvidence {
     /// The node.
     pub node: NodeId,
-    /// Since when it does not answer, Unix seconds.
+    /// Since when the node is unreachable, Unix seconds.
     pub unseen_since_s: Option<f64>,
-    /// How far its clock is ahead of the others'.
+    /// How far its clock is ahead of those of the other nodes, in seconds.
     pub clock_ahead_s: Option<f64>,
-    /// Samples of its GPUs over the last minutes, and over those before the last step, oldest first.
+    /// Samples of its GPUs of the last minutes, and of the minutes before the last step, oldest first.
     gpus: Vec<GpuSample>,
-    /// What is remembered for longer.
+    /// What is kept for the whole attempt.
     past: NodePast,
 }
 
 impl NodeEvidence {
-    /// A node of which nothing is known.
+    /// Makes a node without samples.
     pub fn new(node: NodeId) -> Self {
         Self { node, unseen_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
     }
 
-    /// Takes in the next sample of the first so many of its GPUs.
+    /// Adds a sample. Only the first `gpus` GPUs of the node are used.
     pub fn see(&mut self, sample: &NodeSample, gpus: usize) {
         let used = sample.gpus().into_iter().filter(|gpu| (gpu.index as usize) < gpus);
         let begin = self.gpus.len();
@@ -199,20 +198,20 @@ impl NodeEvidence {
         self.past.see(sample, &self.gpus[begin..]);
     }
 
-    /// Forgets samples that no rule looks at any more, with the last step at `step_s`.
+    /// Drops samples that no rule needs, given the time of the last step.
     pub fn forget(&mut self, step_s: Option<f64>) {
         let newest_s = self.past.sampled_s();
-        let is_of_use = |end_s: f64, t: f64| t > end_s - LOOKS_BACK_S && t <= end_s;
-        self.gpus.retain(|gpu| is_of_use(newest_s, gpu.t) || step_s.is_some_and(|step_s| is_of_use(step_s, gpu.t)));
+        let is_needed = |end_s: f64, t: f64| t > end_s - LOOKS_BACK_S && t <= end_s;
+        self.gpus.retain(|gpu| is_needed(newest_s, gpu.t) || step_s.is_some_and(|step_s| is_needed(step_s, gpu.t)));
     }
 }
 
-/// Since when findings are there that do not say so themselves, as far as somebody has looked.
+/// The first time at which each finding was observed, for findings without a time of their own.
 #[derive(Debug, Clone, Default)]
 pub struct FirstSeen(Vec<(Rule, Subject, f64)>);
 
 impl FirstSeen {
-    /// Completes what was found at one look; what was not is forgotten.
+    /// Fills in the times of the findings of one evaluation. A finding that has disappeared starts over when it returns.
     pub fn complete(&mut self, found: &mut [Finding], now_s: f64) {
         let mut still = Vec::new();
         for finding in found.iter_mut().filter(|finding| finding.since_s.is_none()) {
@@ -225,7 +224,7 @@ impl FirstSeen {
     }
 }
 
-/// Looks at a run with every rule; the most urgent finding is first. A run that has ended has none: its end says it all.
+/// Applies every rule to a run and returns the findings, most urgent first. A run that has ended has no findings.
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     let live = [RunState::Starting, RunState::Running, RunState::Saving, RunState::Stopping, RunState::Unknown];
     if !live.contains(evidence.state) && !matches!(evidence.state, RunState::Stalled { .. }) {
@@ -238,7 +237,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     found
 }
 
-/// Looks at a node with the rules that need no run.
+/// Applies the rules that need only a node.
 pub fn node_findings(node: &NodeEvidence) -> Vec<Finding> {
     let mut found = gpus::findings(node);
     if let Some(ahead_s) = node.clock_ahead_s.filter(|ahead_s| ahead_s.abs() > CLOCKS_APART_S) {
@@ -248,7 +247,7 @@ pub fn node_findings(node: &NodeEvidence) -> Vec<Finding> {
             Urgency::Look,
             Subject::Node(node.node.clone()),
             format!("its clock is {:.1} s {side} the others", ahead_s.abs()),
-            "set it (chrony, ntpd): until then, times in its logs mislead, and collectives may time out",
+            "synchronize the clock (chrony, ntpd); until then log times are wrong and collectives may time out",
         ));
     }
     sort(&mut found);

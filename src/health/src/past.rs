@@ -1,49 +1,49 @@
-//! What is remembered of a node for longer than its samples: since when something is wrong.
+//! What is kept of a node's samples for the whole attempt: when each problem began.
 
 use std::collections::BTreeMap;
 
 use cluster::{Absent, GpuSample, Xid};
 use rundir::NodeSample;
 
-/// What a node's samples have told over an attempt.
+/// The problems of a node over an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct NodePast {
-    /// When it was sampled last.
+    /// The time of the newest sample.
     sampled_s: f64,
-    /// What keeps nvidia-smi from answering, in words, with since when.
+    /// Errors of nvidia-smi, with the time when each began.
     pub troubles: BTreeMap<String, f64>,
-    /// Errors of its GPUs in the kernel's log, with when they happened first.
+    /// Xid errors in the kernel log, with the time of the first occurrence.
     pub xids: BTreeMap<Xid, f64>,
-    /// Its GPUs, by their numbers.
+    /// The GPUs, by index.
     pub gpus: BTreeMap<u32, GpuPast>,
 }
 
-/// What a GPU's samples have told.
+/// The problems of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GpuPast {
-    /// When it was listed last.
+    /// When nvidia-smi last listed it.
     pub listed_s: f64,
-    /// Samples of other GPUs that came since then without it.
+    /// The number of samples since then that list other GPUs but not this one.
     pub missed: u32,
-    /// Why it does not answer, with since when.
+    /// Why it does not respond, and since when.
     pub lost: Option<(Absent, f64)>,
-    /// Memory errors that could not be corrected.
+    /// Uncorrected memory errors.
     pub ecc: Option<Ecc>,
 }
 
-/// Memory errors that could not be corrected, counted since the driver was loaded.
+/// Uncorrected memory errors since the driver was loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Ecc {
-    /// As many there were when they were counted first, and when that was.
+    /// The first count and its time.
     pub before: (u64, f64),
-    /// As many there are.
+    /// The newest count.
     pub count: u64,
-    /// Since when there are more.
+    /// When the count first rose.
     pub rose_s: Option<f64>,
 }
 
 impl NodePast {
-    /// Takes in the next sample, `gpus` being those of it that matter.
+    /// Adds a sample; `gpus` are those of its GPUs that are used.
     pub fn see(&mut self, sample: &NodeSample, gpus: &[GpuSample]) {
         self.sampled_s = sample.t;
         let now = |known: &BTreeMap<String, f64>, trouble: &String| {
@@ -65,7 +65,7 @@ impl NodePast {
         }
     }
 
-    /// When the newest sample was taken.
+    /// Returns the time of the newest sample.
     pub fn sampled_s(&self) -> f64 {
         self.sampled_s
     }
@@ -81,7 +81,7 @@ impl GpuPast {
         if let Some(count) = gpu.ecc_uncorrected.value() {
             let ecc = self.ecc.get_or_insert(Ecc { before: (count, gpu.t), count, rose_s: None });
             if count < ecc.before.0 {
-                // It was reset.
+                // The counter was reset.
                 *ecc = Ecc { before: (count, gpu.t), count, rose_s: None };
             } else if count > ecc.before.0 {
                 ecc.rose_s.get_or_insert(gpu.t);

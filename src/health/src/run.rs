@@ -1,4 +1,4 @@
-//! Rules over what a run writes: steps, losses, checkpoints.
+//! Rules for what a run writes: steps, losses, checkpoints.
 
 use rundir::{Event, EventKind, MetricSample};
 use runstate::{Load, RunState};
@@ -6,25 +6,26 @@ use runstate::{Load, RunState};
 use super::{Evidence, Finding, Rule, Subject, Urgency};
 use units::{counted, size};
 
-/// A rank is a straggler when it needs so much more time than the median rank,
+/// A rank is a straggler if its time exceeds that of the median rank by this factor,
 const STRAGGLER: f64 = 1.2;
-/// and more than this beside the others, since tiny steps vary by more,
+/// and by this many seconds, because very short steps vary more,
 const STRAGGLER_MIN_S: f64 = 0.02;
-/// in nearly all of so many logged steps.
+/// in at least 80 % of this many logged steps.
 const STRAGGLER_LINES: usize = 10;
-/// A loss is a spike when its logarithm is so many deviations above the usual. Six is one in a billion by chance.
+/// A loss is a spike if its logarithm is this many standard deviations above the median. By chance, six occur once in a
+/// billion steps.
 const SPIKE: f64 = 6.0;
-/// The usual is taken from at least so many steps.
+/// The minimum number of steps for the median.
 const SPIKE_LINES: usize = 20;
-/// The least deviation of the logarithm that is assumed: a flat curve makes any bump look rare.
+/// The minimum standard deviation of the logarithm: on a flat curve, every small rise would be a spike.
 const SPIKE_LEAST: f64 = 0.03;
-/// A checkpoint is stale when more than twice the interval has gone by without a newer one.
+/// The newest checkpoint is stale after more than this many intervals.
 const STALE_INTERVALS: u64 = 2;
-/// Room for fewer checkpoints than this will be gone soon.
+/// A disk with room for fewer checkpoints than this is reported.
 const FEW_CHECKPOINTS: u64 = 3;
-/// A start that takes longer than this is worth a look.
+/// A start that takes longer than this is reported, in seconds.
 const SLOW_START_S: f64 = 900.0;
-/// Writing a checkpoint may take this long before it is worth a look, or five times as long as the last one took.
+/// A save that takes longer than this, or five times as long as the last one, is reported, in seconds.
 const SAVING_S: f64 = 600.0;
 
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
@@ -42,15 +43,15 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     ];
     let of_nodes = evidence.nodes.iter().filter_map(|node| {
         let since_s = node.unseen_since_s?;
-        // What it writes is seen although it is not: as long as steps come, none of its ranks is gone.
-        let goes_on = evidence.facts.last_metric.is_some_and(|(_, t)| t >= since_s + 10.0);
+        // While steps advance, all ranks of the unreachable node are alive.
+        let advances = evidence.facts.last_metric.is_some_and(|(_, t)| t >= since_s + 10.0);
         let about = Subject::Node(node.node.clone());
-        Some(if goes_on {
-            let fix = "nothing is lost: the run goes on, and the node is tried again";
-            Finding::new(Rule::NodeLost, Urgency::Note, about, "it cannot be seen from here", fix).since(since_s)
+        Some(if advances {
+            let fix = "nothing to do: training steps advance, and vidtui reconnects to the node";
+            Finding::new(Rule::NodeLost, Urgency::Note, about, "the node is unreachable", fix).since(since_s)
         } else {
-            let fix = "wait for its supervisors to tell (they watch each other), or look at the node itself";
-            let saw = "it cannot be seen from here, and no step has been made since";
+            let fix = "wait until the other supervisors report the node as lost, or check the node";
+            let saw = "the node is unreachable, and no step has finished since";
             Finding::new(Rule::NodeLost, Urgency::Look, about, saw, fix).since(since_s)
         })
     });
@@ -61,32 +62,31 @@ fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
     let RunState::Stalled { since_s } = *evidence.state else { return None };
     let seen = match evidence.facts.load {
         Load::Power { now_w, before_w } => {
-            format!(", and its GPUs draw {now_w:.0} W where they drew {before_w:.0} W")
+            format!(", and GPU power is {now_w:.0} W, down from {before_w:.0} W")
         }
-        Load::Cpu { .. } => ", and none of its ranks uses the processor".into(),
-        Load::Unknown => "; whether its ranks still compute cannot be seen".into(),
+        Load::Cpu { .. } => ", and no rank uses the CPU".into(),
+        Load::Unknown => "; it is unknown whether ranks compute".into(),
     };
-    let fix =
-        format!("collect the stacks of all ranks first (vidtui stacks {}), then kill and resume it", evidence.run);
-    let evaluates = if evidence.facts.evaluating_since.is_some() { ", in an evaluation" } else { "" };
+    let fix = format!("save the stacks of all ranks (vidtui stacks {}), then kill and resume the run", evidence.run);
+    let evaluates = if evidence.facts.evaluating_since.is_some() { ", during an evaluation" } else { "" };
     let saw = format!("{}{evaluates}{}{seen}", no_step(evidence), usual(evidence));
     Some(Finding::new(Rule::Stalled, Urgency::Act, Subject::Run, saw, fix).since(since_s))
 }
 
-/// Silence while work goes on: an evaluation that nobody announced, or one rank that computes forever.
+/// Finds missing steps while ranks compute: an evaluation without an event, or one rank in an endless loop.
 fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
     let works = *evidence.state == RunState::Running && evidence.facts.evaluating_since.is_none();
     let since_s = evidence.facts.silent_since_s(evidence.now_s).filter(|_| works)?;
-    let at_work = match evidence.facts.load {
-        Load::Power { now_w, .. } => format!("its GPUs draw {now_w:.0} W"),
-        _ => "its ranks compute".into(),
+    let activity = match evidence.facts.load {
+        Load::Power { now_w, .. } => format!("GPU power is {now_w:.0} W"),
+        _ => "its ranks use the CPU".into(),
     };
-    let saw = format!("{}{}, but {at_work}", no_step(evidence), usual(evidence));
-    let fix = format!("wait if it evaluates; if not, see what its ranks do: vidtui stacks {}", evidence.run);
+    let saw = format!("{}{}, but {activity}", no_step(evidence), usual(evidence));
+    let fix = format!("wait if the run evaluates; if not, see where its ranks are: vidtui stacks {}", evidence.run);
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
-/// Loading a large model takes minutes, and ranks that never meet take forever.
+/// Finds a start that takes too long: loading a large model takes minutes, and a failed rendezvous never ends.
 fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
     let attempt = evidence.facts.attempt.as_ref().filter(|_| *evidence.state == RunState::Starting)?;
     let since_s = attempt.started_s;
@@ -94,31 +94,31 @@ fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let run = evidence.run;
-    let fix = format!("read the logs of its ranks (vidtui logs {run}), and see where they wait: vidtui stacks {run}");
-    let saw = "it is starting, and has made no step yet";
+    let fix = format!("read the logs of the ranks (vidtui logs {run}) and see where they wait: vidtui stacks {run}");
+    let saw = "the run is starting and has finished no step";
     Some(Finding::new(Rule::SlowStart, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
 fn no_step(evidence: &Evidence<'_>) -> String {
-    evidence.facts.last_metric.map_or("no step".into(), |(step, _)| format!("no step since step {step}"))
+    evidence.facts.last_metric.map_or("no step has finished".into(), |(step, _)| format!("no step since step {step}"))
 }
 
 fn usual(evidence: &Evidence<'_>) -> String {
-    evidence.facts.median_step_s.map_or(String::new(), |s| format!(" (one usually takes {})", seconds(s)))
+    evidence.facts.median_step_s.map_or(String::new(), |s| format!(" (a step usually takes {})", seconds(s)))
 }
 
 fn seconds(s: f64) -> String {
     if s < 10.0 { format!("{s:.1} s") } else { format!("{s:.0} s") }
 }
 
-/// Lines of the newest attempt.
+/// Returns the metrics of the newest attempt.
 fn lines<'a>(evidence: &'a Evidence<'_>) -> &'a [MetricSample] {
     let newest = evidence.facts.attempt.as_ref().map(|attempt| attempt.number);
     let begin = evidence.metrics.iter().rposition(|sample| Some(sample.attempt) != newest).map_or(0, |at| at + 1);
     &evidence.metrics[begin..]
 }
 
-/// Events of the newest attempt, the newest first.
+/// Returns the events of the newest attempt, newest first.
 fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
     let newest = evidence.facts.attempt.as_ref().map(|attempt| attempt.number);
     evidence.events.iter().rev().filter(move |event| Some(event.attempt) == newest)
@@ -126,35 +126,35 @@ fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    // Most programs do not print their gradient: then it is not told, rather than not finite.
+    // Most other trainers do not print the gradient norm: it is missing, not non-finite.
     let has_gradient = !evidence.facts.is_command;
     let is_bad = |sample: &&MetricSample| sample.loss.is_none() || has_gradient && sample.grad_norm.is_none();
     let bad = lines.iter().rev().take_while(is_bad).count();
     let first = &lines[lines.len() - bad..].first()?;
     let what = if first.loss.is_none() { "loss" } else { "gradient" };
     let saw = match bad {
-        1 => format!("the {what} of step {} is not a finite number", first.step),
-        _ => format!("the {what} is not a finite number since step {}", first.step),
+        1 => format!("the {what} of step {} is not finite", first.step),
+        _ => format!("the {what} is not finite since step {}", first.step),
     };
     let fix = match has_gradient {
-        true => "resume from a checkpoint before it with a lower optimizer.lr or a smaller optimizer.clip_norm",
-        false => "resume from a checkpoint before it, and with a lower learning rate if it comes again",
+        true => "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
+        false => "resume from an earlier checkpoint; lower the learning rate if it happens again",
     };
     let urgency = if bad > 1 { Urgency::Act } else { Urgency::Look };
     Some(Finding::new(Rule::NotFinite, urgency, Subject::Run, saw, fix).since(first.t))
 }
 
-/// The last three steps together, so that one odd batch is no alarm.
+/// Finds a loss spike over the last three steps, so that a single batch does not count.
 fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let resume = format!("vidtui resume {} --step N", evidence.run);
-    let fix = format!("if it does not come down, resume from a checkpoint before it ({resume})");
-    // The trainer's own word, with the threshold of its recipe, counts for as long as the loss is near it.
-    let told = events(evidence).find_map(|event| match event.kind {
+    let fix = format!("if the loss stays high, resume from an earlier checkpoint: {resume}");
+    // The trainer's own event, with the threshold of its recipe, holds while the loss stays high.
+    let reported = events(evidence).find_map(|event| match event.kind {
         EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
         _ => None,
     });
-    if let Some((t, loss, usual)) = told
+    if let Some((t, loss, usual)) = reported
         && let Some(now) = lines.last().and_then(|line| line.loss)
         && now - usual > (loss - usual) / 2.0
     {
@@ -189,16 +189,16 @@ fn disk(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let (free, one) = (size(disk.free_bytes), size(disk.checkpoint_bytes));
     let saw = match room {
-        0 => format!("its disk has {free} free, and the next checkpoint takes {one}"),
-        _ => format!("its disk has {free} free, room for {} of {one}", counted(room as usize, "checkpoint")),
+        0 => format!("the disk has {free} free, and the next checkpoint needs {one}"),
+        _ => format!("the disk has {free} free, enough for {} of {one}", counted(room as usize, "checkpoint")),
     };
     let urgency = if room == 0 { Urgency::Act } else { Urgency::Look };
     let list = format!("vidtui checkpoints {}", evidence.run);
-    let fix = format!("make room there before the next checkpoint; this run's own are listed by {list}");
+    let fix = format!("free space before the next checkpoint; to list those of this run: {list}");
     Some(Finding::new(Rule::DiskFilling, urgency, Subject::Run, saw, fix))
 }
 
-/// The newest word on checkpoints is that one could not be saved.
+/// Finds a failed save that no later save followed.
 fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
     let newest = events(evidence).find_map(|event| match &event.kind {
         EventKind::CheckpointFailed { failure } => Some(Some((event.t, failure))),
@@ -210,15 +210,15 @@ fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::CheckpointFailed, Urgency::Act, Subject::Run, saw, failure.fix.clone()).since(t))
 }
 
-/// The attempt began before the checkpoint that it was to go on from.
+/// Finds an attempt that started from an older checkpoint because the newest was damaged.
 fn checkpoint_damaged(evidence: &Evidence<'_>) -> Option<Finding> {
     let damaged = |event: &'_ Event| match &event.kind {
         EventKind::CheckpointDamaged { step, why, back_to } => Some((event.t, *step, why.clone(), *back_to)),
         _ => None,
     };
     let (t, step, why, back_to) = events(evidence).find_map(damaged)?;
-    let saw = format!("the checkpoint of step {step} is damaged: it went on from step {back_to} ({why})");
-    let fix = "look at the disk that holds its checkpoints; nothing but the steps between is lost";
+    let saw = format!("the checkpoint of step {step} is damaged, and the run continued from step {back_to}: {why}");
+    let fix = "check the disk of the checkpoints; only the steps in between are lost";
     Some(Finding::new(Rule::CheckpointDamaged, Urgency::Look, Subject::Run, saw, fix).since(t))
 }
 
@@ -231,10 +231,10 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
         });
         let patience = last.map_or(SAVING_S, |seconds| SAVING_S.min(5.0 * seconds).max(60.0));
         if evidence.now_s - since_s > patience && *evidence.state == RunState::Saving {
-            let took = last.map_or(String::new(), |s| format!(" (the one before took {})", seconds(s)));
-            let saw = format!("it has been writing a checkpoint for long{took}");
+            let took = last.map_or(String::new(), |s| format!(" (the last save took {})", seconds(s)));
+            let saw = format!("a save is taking long{took}");
             let fix =
-                format!("look at the disk it writes to; vidtui stacks {} shows where its ranks wait", evidence.run);
+                format!("check the disk of the checkpoints; to see where ranks wait: vidtui stacks {}", evidence.run);
             return Some(Finding::new(Rule::CheckpointStale, Urgency::Look, Subject::Run, saw, fix).since(since_s));
         }
     }
@@ -247,17 +247,19 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let saw = match evidence.checkpoint {
-        Some(_) => format!("its newest checkpoint is of step {saved}, {behind} steps ago; one is due every {interval}"),
-        None => format!("it has no checkpoint after {behind} steps; one is due every {interval}"),
+        Some(_) => {
+            format!("the newest checkpoint is of step {saved}, {behind} steps ago; the interval is {interval} steps")
+        }
+        None => format!("there is no checkpoint after {behind} steps; the interval is {interval} steps"),
     };
     let since_s = evidence.checkpoint.map(|checkpoint| checkpoint.saved_s);
-    let fix = "look at its events and disk for what keeps it from saving";
+    let fix = "check the events and the disk of the run for the reason";
     Some(Finding { since_s, ..Finding::new(Rule::CheckpointStale, Urgency::Look, Subject::Run, saw, fix) })
 }
 
-/// The rank that everyone waits for: the one that arrives last.
+/// Finds the rank that all others wait for.
 ///
-/// Where ranks tell waiting from work, it is the one that is busy longest; else the one whose steps take longest.
+/// This is the rank with the longest busy time if ranks report busy times, else the one with the longest steps.
 fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let recent = &lines[lines.len().checked_sub(STRAGGLER_LINES)?..];
@@ -272,20 +274,21 @@ fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let since_s = lines.get(begin.map_or(0, |at| at + 1)).map(|line| line.t);
     let place = evidence.facts.attempt.as_ref().and_then(|a| a.placement.ranks.iter().find(|p| p.rank == rank));
     let about = Subject::Rank(rank, place.map(|place| place.node.clone()));
-    let saw = format!("all others wait for it, {more_s:.2} s in each step");
-    let fix = "look at its GPU's clocks, temperature and processes (vidtui nodes), or leave its node out at the next resume: --exclude";
+    let saw = format!("all other ranks wait {more_s:.2} s per step for this rank");
+    let fix =
+        "check clocks, temperature and processes of its GPU (vidtui nodes), or resume without the node: --exclude";
     let since_s = since_s.or(recent.first().map(|line| line.t));
     Some(Finding { since_s, ..Finding::new(Rule::Straggler, Urgency::Look, about, saw, fix) })
 }
 
-/// The rank that a step waited for, and for how long, if there is one.
+/// Returns the rank that a step waited for, and how long in seconds.
 fn arrived_last(line: &MetricSample) -> Option<(usize, f64)> {
-    // With the waiting for each other, all ranks take about the same time.
+    // Step times include waiting for other ranks and are about equal; busy times differ.
     let times = if line.busy_s_by_rank.is_empty() { &line.step_s_by_rank } else { &line.busy_s_by_rank };
     if times.len() < 2 {
         return None;
     }
-    // The lower of the two in the middle: of two ranks, the slow one must not be its own yardstick.
+    // The lower of the two middle values: with two ranks, the slow one must not be the reference.
     let mut sorted = times.clone();
     sorted.sort_by(f64::total_cmp);
     let usual = sorted[(sorted.len() - 1) / 2];

@@ -10,14 +10,14 @@ use rundir::fixtures;
 /// 2026-11-20 03:40:12 UTC.
 const NOW_S: f64 = 1_795_146_012.0;
 
-/// Power of an H100 that trains, that waits in a collective, and that has nothing to do.
+/// The power of an H100 that trains, that waits in a collective, and that is idle, in watts.
 const TRAINING_W: f64 = 650.0;
 const WAITING_W: f64 = 120.0;
 const IDLE_W: f64 = 70.0;
-/// How often the console looks.
+/// Seconds between evaluations of the console.
 const POLL_S: f64 = 2.0;
 
-/// What a run does for some time.
+/// A phase of a run.
 #[derive(Clone, Copy)]
 enum Phase {
     /// Processes start and load.
@@ -26,26 +26,26 @@ enum Phase {
     Steps(u32, f64),
     /// A checkpoint is written while steps wait.
     Checkpoint(f64),
-    /// An evaluation that is announced.
+    /// An evaluation with an event.
     Evaluation(f64),
-    /// One that is not, of other trainers: the GPUs work less than in training.
-    Unannounced(f64, f64),
-    /// Nothing happens any more.
+    /// An evaluation without an event, with this share of the training power.
+    SilentEvaluation(f64, f64),
+    /// A hang.
     Hang(f64),
-    /// The same, in an evaluation that is announced.
+    /// A hang during an evaluation with an event.
     HangEvaluating(f64),
 }
 
-/// A node whose GPUs tell their power, or one without GPUs, whose processes' use of processors is seen.
+/// A node with GPU power samples, or one without GPUs, where the CPU use of the processes is known.
 #[derive(Clone, Copy, PartialEq)]
 enum Machine {
     Gpus,
-    Processors,
+    Cpus,
 }
 
-/// Replays phases, looks every two seconds as the console does, and returns the times at which the run counted as stalled,
-/// from its beginning on.
-fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
+/// Replays phases with an evaluation every two seconds, and returns the times since the start at which the run counts as
+/// stalled.
+fn stalled_at(machine: Machine, phases: &[Phase]) -> Vec<f64> {
     let attempt = fixtures::attempt(1, 0, &["vm", "vm"]);
     let start_s = NOW_S;
     let mut facts =
@@ -53,7 +53,7 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
     facts.attempt.as_mut().unwrap().started_s = start_s;
     let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
     let mut history = History::default();
-    let (mut t, mut poll, mut step, mut called) = (start_s, start_s, 0, Vec::new());
+    let (mut t, mut poll, mut step, mut stalled) = (start_s, start_s, 0, Vec::new());
     let event = |t, kind| Event::new(t, attempt.number, None, kind);
     for phase in phases {
         let (steps, step_s, power_w) = match *phase {
@@ -61,7 +61,7 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
             Phase::Steps(steps, s) => (steps, s, TRAINING_W),
             Phase::Checkpoint(s) => (1, s, IDLE_W),
             Phase::Evaluation(s) => (1, s, 0.4 * TRAINING_W),
-            Phase::Unannounced(s, share) => (1, s, share * TRAINING_W),
+            Phase::SilentEvaluation(s, share) => (1, s, share * TRAINING_W),
             Phase::Hang(s) | Phase::HangEvaluating(s) => (1, s, WAITING_W),
         };
         match phase {
@@ -80,11 +80,11 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
                 }
                 facts.load = match machine {
                     Machine::Gpus => power(std::slice::from_ref(&node), &facts, poll).unwrap_or_default(),
-                    Machine::Processors if matches!(phase, Phase::Hang(_)) => Load::Cpu { most: 0.01 },
-                    Machine::Processors => Load::Cpu { most: 0.97 },
+                    Machine::Cpus if matches!(phase, Phase::Hang(_)) => Load::Cpu { most: 0.01 },
+                    Machine::Cpus => Load::Cpu { most: 0.97 },
                 };
                 if let RunState::Stalled { .. } = derive(&facts, poll) {
-                    called.push(poll - start_s);
+                    stalled.push(poll - start_s);
                 }
                 poll += POLL_S;
             }
@@ -106,10 +106,10 @@ fn calls(machine: Machine, phases: &[Phase]) -> Vec<f64> {
             _ => {}
         }
     }
-    called
+    stalled
 }
 
-/// What a supervisor writes of these GPUs.
+/// Makes a supervisor's sample of these GPUs.
 fn sample(t: f64, gpus: impl IntoIterator<Item = GpuSample>, troubles: &[SmiTrouble]) -> NodeSample {
     let (gpus, troubles) = (gpus.into_iter().collect(), troubles.to_vec());
     let (host, elsewhere, xids) = (HostSample::default(), vec![], vec![]);
@@ -139,17 +139,17 @@ fn gpu(index: u32, t: f64, power_w: f64) -> GpuSample {
 }
 
 #[test]
-fn a_hang_is_called_within_a_minute_of_the_last_step_and_not_before_half_of_one() {
-    for machine in [Machine::Gpus, Machine::Processors] {
-        let called = calls(machine, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::Hang(120.0)]);
-        let after_s = called[0] - 190.0;
+fn a_hang_is_found_between_30_and_60_seconds_after_the_last_step() {
+    for machine in [Machine::Gpus, Machine::Cpus] {
+        let stalled = stalled_at(machine, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::Hang(120.0)]);
+        let after_s = stalled[0] - 190.0;
         assert!((30.0..=60.0).contains(&after_s), "{after_s}");
-        assert!(called.last().unwrap() - 190.0 > 110.0, "and it stays called");
+        assert!(stalled.last().unwrap() - 190.0 > 110.0, "the run stays stalled");
     }
 }
 
 #[test]
-fn start_up_checkpoints_and_evaluations_are_never_called_a_hang() {
+fn start_up_checkpoints_and_evaluations_are_not_hangs() {
     let phases = [
         Phase::StartUp(300.0),
         // The first step compiles and fills caches.
@@ -159,39 +159,40 @@ fn start_up_checkpoints_and_evaluations_are_never_called_a_hang() {
         Phase::Steps(30, 1.0),
         Phase::Evaluation(600.0),
         Phase::Steps(30, 1.0),
-        Phase::Unannounced(300.0, 0.7),
+        Phase::SilentEvaluation(300.0, 0.7),
         Phase::Steps(3, 20.0),
     ];
-    assert_eq!(calls(Machine::Gpus, &phases), Vec::<f64>::new());
-    assert_eq!(calls(Machine::Processors, &phases), Vec::<f64>::new());
+    assert_eq!(stalled_at(Machine::Gpus, &phases), Vec::<f64>::new());
+    assert_eq!(stalled_at(Machine::Cpus, &phases), Vec::<f64>::new());
 }
 
 #[test]
-fn long_steps_are_no_hang_until_five_of_them_are_missed() {
-    let called = calls(Machine::Gpus, &[Phase::StartUp(60.0), Phase::Steps(20, 60.0), Phase::Hang(400.0)]);
-    let after_s = called[0] - 60.0 - 1200.0;
+fn long_steps_are_a_hang_after_five_step_times() {
+    let stalled = stalled_at(Machine::Gpus, &[Phase::StartUp(60.0), Phase::Steps(20, 60.0), Phase::Hang(400.0)]);
+    let after_s = stalled[0] - 60.0 - 1200.0;
     assert!((300.0..=305.0).contains(&after_s), "{after_s}");
 }
 
 #[test]
-fn a_hang_in_an_evaluation_that_was_announced_is_called_in_the_end() {
-    let called = calls(Machine::Gpus, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::HangEvaluating(900.0)]);
-    let after_s = called[0] - 190.0;
+fn a_hang_during_an_evaluation_is_found_after_ten_minutes() {
+    let stalled =
+        stalled_at(Machine::Gpus, &[Phase::StartUp(90.0), Phase::Steps(100, 1.0), Phase::HangEvaluating(900.0)]);
+    let after_s = stalled[0] - 190.0;
     assert!((600.0..=605.0).contains(&after_s), "{after_s}");
-    assert_eq!(calls(Machine::Gpus, &[Phase::Steps(100, 1.0), Phase::Evaluation(3000.0)]), Vec::<f64>::new());
+    assert_eq!(stalled_at(Machine::Gpus, &[Phase::Steps(100, 1.0), Phase::Evaluation(3000.0)]), Vec::<f64>::new());
 }
 
 #[test]
-fn starting_up_is_no_yardstick_of_power() {
-    let called = calls(Machine::Gpus, &[Phase::StartUp(300.0), Phase::Steps(10, 1.0), Phase::Hang(120.0)]);
-    assert!((30.0..=60.0).contains(&(called[0] - 310.0)), "{called:?}");
+fn power_during_start_up_is_not_a_reference() {
+    let stalled = stalled_at(Machine::Gpus, &[Phase::StartUp(300.0), Phase::Steps(10, 1.0), Phase::Hang(120.0)]);
+    assert!((30.0..=60.0).contains(&(stalled[0] - 310.0)), "{stalled:?}");
 }
 
 #[test]
-fn power_tells_nothing_before_it_was_seen_on_both_sides_of_the_last_step() {
+fn power_is_unknown_without_samples_before_and_after_the_last_step() {
     let facts = RunFacts { last_metric: Some((9, 100.0)), first_metric_s: None, ..Case::new().facts };
     let facts = RunFacts { attempt: facts.attempt.map(|a| rundir::Attempt { started_s: 0.0, ..a }), ..facts };
-    let seen = |samples: &[(f64, f64)], mem_used_mib: u64, gpus: usize| {
+    let load = |samples: &[(f64, f64)], mem_used_mib: u64, gpus: usize| {
         let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
         for (t, power_w) in samples {
             let busy = GpuSample { mem_used_mib: Reading::Value(mem_used_mib), ..gpu(0, *t, *power_w) };
@@ -201,16 +202,16 @@ fn power_tells_nothing_before_it_was_seen_on_both_sides_of_the_last_step() {
     };
     let after = [110.0, 115.0, 120.0, 125.0].map(|t| (t, WAITING_W));
     let all = [&[90.0, 94.0, 98.0].map(|t| (t, TRAINING_W))[..], &after].concat();
-    assert_eq!(seen(&[], 70_000, 1), None, "there are no GPUs");
-    assert_eq!(seen(&after, 70_000, 1), Some(Load::Unknown), "it may never have drawn more");
-    assert_eq!(seen(&all[..5], 70_000, 1), Some(Load::Unknown), "it may have been between two kernels");
-    assert_eq!(seen(&all, 70_000, 1), Some(Load::Power { now_w: WAITING_W, before_w: TRAINING_W }));
-    assert_eq!(seen(&all, 4, 1), None, "nobody computes on it: it tells nothing of this run");
+    assert_eq!(load(&[], 70_000, 1), None, "no GPUs");
+    assert_eq!(load(&after, 70_000, 1), Some(Load::Unknown), "no sample before the last step");
+    assert_eq!(load(&all[..5], 70_000, 1), Some(Load::Unknown), "too few samples");
+    assert_eq!(load(&all, 70_000, 1), Some(Load::Power { now_w: WAITING_W, before_w: TRAINING_W }));
+    assert_eq!(load(&all, 4, 1), None, "the GPU is not in use");
     let both = Load::Power { now_w: WAITING_W + IDLE_W, before_w: TRAINING_W + IDLE_W };
-    assert_eq!(seen(&all, 70_000, 2), Some(both), "both are the run's");
+    assert_eq!(load(&all, 70_000, 2), Some(both), "the run uses both GPUs");
 }
 
-/// A run of two nodes that makes steps of one second, with what its newest lines say.
+/// A run on two ranks with steps of one second.
 struct Case {
     facts: RunFacts,
     state: RunState,
@@ -253,8 +254,8 @@ impl Case {
         self.metrics.last().unwrap().t + 1.0
     }
 
-    /// What is found at a look half a minute after another, a line each: urgency, rule, sentence, since how many seconds.
-    fn found(&self) -> Vec<String> {
+    /// Returns the findings of an evaluation half a minute after another one.
+    fn findings(&self) -> Vec<Finding> {
         let mut findings = findings(&Evidence {
             run: "demo-2s-k7f2",
             now_s: self.now_s(),
@@ -270,14 +271,23 @@ impl Case {
         let mut seen = FirstSeen::default();
         seen.complete(&mut findings.clone(), self.now_s() - 30.0);
         seen.complete(&mut findings, self.now_s());
-        let line = |f: &Finding| {
-            let since = format!("({:.0} s ago)", self.now_s() - f.since_s.expect("each says since when"));
-            format!("{:?} {:?} {} {since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
-        };
-        findings.iter().map(line).collect()
+        findings
     }
 
-    /// Takes in samples of four GPUs over the last seconds.
+    fn rules(&self) -> Vec<Rule> {
+        self.findings().iter().map(|finding| finding.rule).collect()
+    }
+
+    /// Returns the findings as text: urgency, rule, sentence, age, advice.
+    fn text(&self) -> String {
+        let line = |f: &Finding| {
+            let since = format!("({:.0} s ago)", self.now_s() - f.since_s.expect("FirstSeen fills it in"));
+            format!("  {:?} {:?} {} {since}\n    {}", f.urgency, f.rule, f.sentence(), f.fix)
+        };
+        self.findings().iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Adds samples of four GPUs over the last seconds.
     fn samples(&mut self, seconds: u32, one: impl Fn(u32, f64) -> Option<GpuSample>) {
         let end = self.now_s();
         for t in (0..seconds / 2).rev().map(|back| end - 2.0 * f64::from(back)) {
@@ -288,58 +298,58 @@ impl Case {
 }
 
 #[test]
-fn a_run_that_is_well_has_no_findings() {
+fn a_healthy_run_has_no_findings() {
     let mut case = Case::new();
     case.samples(80, |index, t| Some(gpu(index, t, TRAINING_W)));
     case.disk = Some(Disk { free_bytes: 100 << 30, checkpoint_bytes: 1 << 30 });
-    assert_eq!(case.found(), Vec::<String>::new());
+    assert_eq!(case.rules(), []);
 }
 
 #[test]
 fn a_run_that_has_ended_has_no_findings() {
     let case =
         Case { state: RunState::Finished, disk: Some(Disk { free_bytes: 0, checkpoint_bytes: 1 }), ..Case::new() };
-    assert_eq!(case.found(), Vec::<String>::new());
+    assert_eq!(case.rules(), []);
 }
 
 #[test]
-fn every_rule_says_what_it_saw_and_what_to_do() {
+fn every_rule_has_an_observation_and_advice() {
     let mut all = Vec::new();
     let mut add = |what: &str, change: &dyn Fn(&mut Case)| {
         let mut case = Case::new();
         change(&mut case);
-        all.push(format!("{what}\n  {}", case.found().join("\n  ")));
+        all.push(format!("{what}\n{}", case.text()));
     };
     add("stalled, by power", &|case| {
         case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
         case.facts.load = Load::Power { now_w: 960.0, before_w: 5200.0 };
     });
-    add("stalled, by processors", &|case| {
+    add("stalled, by CPU use", &|case| {
         case.state = RunState::Stalled { since_s: case.now_s() - 40.0 };
         case.facts.load = Load::Cpu { most: 0.01 };
     });
-    add("silent, but at work", &|case| {
+    add("no steps, but GPU power", &|case| {
         case.facts.load = Load::Power { now_w: 5000.0, before_w: 5200.0 };
         case.facts.last_metric = Some((60, case.now_s() - 45.0));
     });
     add("straggler", &|case| {
         case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
     });
-    add("straggler, told by work without waiting", &|case| {
+    add("straggler, by busy times", &|case| {
         case.metrics[45..].iter_mut().for_each(|line| line.busy_s_by_rank = vec![0.95, 0.55]);
     });
-    add("one step without a number", &|case| case.metrics[59].grad_norm = None);
-    add("of a command that does not print its gradient", &|case| {
+    add("one step without a gradient", &|case| case.metrics[59].grad_norm = None);
+    add("command that does not print its gradient", &|case| {
         case.facts.is_command = true;
         case.metrics.iter_mut().for_each(|line| line.grad_norm = None);
     });
-    add("a command's loss that is no number any more", &|case| {
+    add("loss of a command that is not finite", &|case| {
         case.facts.is_command = true;
         case.metrics[50..].iter_mut().for_each(|line| line.loss = None);
     });
-    add("no number any more", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
+    add("loss that is not finite", &|case| case.metrics[50..].iter_mut().for_each(|line| line.loss = None));
     add("spike", &|case| case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5)));
-    add("spike that the trainer tells", &|case| {
+    add("spike that the trainer reports", &|case| {
         let kind = EventKind::LossSpike { loss: 1.5, usual: 1.0 };
         case.events.push(Event::new(case.now_s() - 4.0, 1, Some(57), kind));
         case.metrics[59].loss = Some(1.4);
@@ -353,7 +363,7 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
     add("full disk", &|case| case.disk = Some(Disk { free_bytes: 1 << 20, checkpoint_bytes: 3 << 30 }));
     add("failed checkpoint", &|case| {
         let failure =
-            Failure::new(rundir::ErrorCode::Unclassified, "cannot save step 40", "the disk is full", "free some space");
+            Failure::new(rundir::ErrorCode::SaveFailed, "cannot save step 40", "the disk is full", "free some space");
         let event = Event::new(case.now_s() - 20.0, 1, Some(40), EventKind::CheckpointFailed { failure });
         case.events.push(event);
     });
@@ -367,14 +377,14 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
         case.state = RunState::Saving;
         case.facts.checkpointing_since = Some(case.now_s() - 700.0);
     });
-    add("unseen node, and no step since", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 9.0));
-    add("unseen node of a run that goes on", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0));
+    add("unreachable node, and no step since", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 9.0));
+    add("unreachable node of a run that advances", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0));
     add("clock", &|case| case.nodes[0].clock_ahead_s = Some(-7.25));
     add("lost GPU", &|case| {
         let end = case.now_s() - 14.0;
         case.samples(30, |index, t| Some(gpu(index, t, TRAINING_W)).filter(|gpu| gpu.index != 2 || gpu.t < end));
     });
-    add("GPU in need of a reset", &|case| {
+    add("GPU that requires a reset", &|case| {
         let now_s = case.now_s();
         case.samples(1000, |index, t| {
             let power_w = match index {
@@ -384,11 +394,11 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
             Some(GpuSample { power_w, ..gpu(index, t, TRAINING_W) })
         });
     });
-    add("GPU that was lost long ago", &|case| {
+    add("GPU lost long ago", &|case| {
         let lost_s = case.now_s() - 900.0;
         case.samples(1000, |index, t| Some(gpu(index, t, TRAINING_W)).filter(|gpu| gpu.index != 2 || gpu.t < lost_s));
     });
-    add("memory errors of long ago", &|case| {
+    add("memory errors long ago", &|case| {
         let now_s = case.now_s();
         case.samples(1000, |index, t| {
             let errors = if index == 3 && t > now_s - 900.0 { 3 } else { 1 };
@@ -396,7 +406,7 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
             Some(GpuSample { ecc_uncorrected, ..gpu(index, t, TRAINING_W) })
         });
     });
-    add("memory errors of before the run", &|case| {
+    add("memory errors before the run", &|case| {
         case.samples(1000, |index, t| {
             let ecc_uncorrected = Reading::Value(if index == 3 { 5 } else { 0 });
             Some(GpuSample { ecc_uncorrected, ..gpu(index, t, TRAINING_W) })
@@ -440,8 +450,8 @@ fn every_rule_says_what_it_saw_and_what_to_do() {
 }
 
 #[test]
-fn what_is_over_and_comes_again_is_new() {
-    let finding = |rule| Finding::new(rule, Urgency::Look, Subject::Run, "it is so", "mend it");
+fn a_finding_that_returns_starts_over() {
+    let finding = |rule| Finding::new(rule, Urgency::Look, Subject::Run, "observation", "advice");
     let mut seen = FirstSeen::default();
     let mut since = |rules: &[Rule], now_s: f64| {
         let mut found: Vec<Finding> = rules.iter().map(|rule| finding(*rule)).collect();
@@ -455,37 +465,38 @@ fn what_is_over_and_comes_again_is_new() {
 }
 
 #[test]
-fn a_checkpoint_is_late_by_the_steps_since_the_one_that_the_attempt_went_on_from() {
+fn the_age_of_a_checkpoint_counts_from_the_start_step_of_the_attempt() {
     let mut case = Case::new();
     let attempt = case.facts.attempt.as_mut().unwrap();
     attempt.start_step = 200;
     let number = attempt.number;
     case.facts.last_metric = Some((250, case.now_s()));
-    assert_eq!(case.found(), Vec::<String>::new());
+    assert_eq!(case.rules(), []);
     let of_run = RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
     let event = Event::new(case.now_s() - 90.0, number, Some(160), EventKind::Resumed { from_step: 160, of_run });
     case.facts.see_event(&event);
-    let found = case.found().join("\n");
-    assert!(found.contains("CheckpointStale") && found.contains("90 steps"), "{found}");
+    let findings = case.findings();
+    assert_eq!(findings[0].rule, Rule::CheckpointStale);
+    assert!(findings[0].saw.contains("90 steps"), "{findings:?}");
 }
 
 #[test]
-fn what_happened_to_an_earlier_attempt_is_no_finding() {
+fn events_of_an_earlier_attempt_are_not_findings() {
     let mut case = Case::new();
     let failure =
-        Failure::new(rundir::ErrorCode::Unclassified, "cannot save step 40", "the disk is full", "free some space");
+        Failure::new(rundir::ErrorCode::SaveFailed, "cannot save step 40", "the disk is full", "free some space");
     for kind in [EventKind::CheckpointFailed { failure }, EventKind::LossSpike { loss: 1.05, usual: 0.5 }] {
         case.events.push(Event::new(case.now_s() - 500.0, 0, Some(40), kind));
     }
-    assert_eq!(case.found(), Vec::<String>::new());
+    assert_eq!(case.rules(), []);
 }
 
 #[test]
-fn one_odd_batch_is_no_spike_and_small_steps_have_no_straggler() {
+fn a_single_batch_is_not_a_spike_and_short_steps_have_no_straggler() {
     let mut case = Case::new();
     case.metrics[59].loss = Some(9.0);
     case.metrics.iter_mut().for_each(|line| line.step_s_by_rank = vec![0.010, 0.015]);
-    assert_eq!(case.found(), Vec::<String>::new());
+    assert_eq!(case.rules(), []);
 }
 
 #[test]
@@ -494,6 +505,6 @@ fn the_most_urgent_finding_is_first() {
     case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
     case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0);
     case.disk = Some(Disk { free_bytes: 0, checkpoint_bytes: 1 << 30 });
-    let order: Vec<String> = case.found().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
-    assert_eq!(order, ["Act", "Look", "Note"]);
+    let order: Vec<Urgency> = case.findings().iter().map(|finding| finding.urgency).collect();
+    assert_eq!(order, [Urgency::Act, Urgency::Look, Urgency::Note]);
 }
