@@ -99,9 +99,8 @@ impl Teller {
     fn new(job: &Job) -> Self {
         let (attempt, accumulation) = (job.attempt.number, job.recipe.train.grad_accum as u64);
         let start_step = job.attempt.start_step;
-        let open = |path: Utf8PathBuf| {
-            LineAppender::open(&path).inspect_err(|error| note!("cannot open {path}: {error}")).ok()
-        };
+        let open =
+            |path: Utf8PathBuf| LineAppender::open(&path).inspect_err(|error| log!("cannot open {path}: {error}")).ok();
         let mut teller = Self {
             id: job.id.clone(),
             attempt,
@@ -226,6 +225,6 @@ impl Teller {
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
     if let Err(error) = file.append(line) {
-        note!("cannot append to {}: {error}", file.path());
+        log!("cannot append to {}: {error}", file.path());
     }
 }

@@ -9,12 +9,13 @@ use camino::Utf8PathBuf;
 use cluster::RankPlace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgrp};
-use rundir::{Failure, PidFile, RankPid, SCHEMA, now_s};
+use rundir::{ErrorCode, Failure, PidFile, RankPid, SCHEMA, now_s};
 use signal_hook::consts::SIGKILL;
 
 use crate::job::Job;
 
 /// All ranks of this node.
+#[derive(Default)]
 pub struct Ranks {
     ranks: Vec<Rank>,
 }
@@ -25,21 +26,17 @@ struct Rank {
     log: Utf8PathBuf,
     /// The last signal that this supervisor sent.
     sent: Option<i32>,
-    ended: Option<(How, f64)>,
-}
-
-/// How a process ended: by itself with a code, or by a signal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct How {
-    pub code: Option<i32>,
-    pub signal: Option<i32>,
+    ended: Option<EndedRank>,
 }
 
 /// A rank that has ended.
 #[derive(Debug, Clone)]
 pub struct EndedRank {
     pub rank: usize,
-    pub how: How,
+    /// Its exit code, when it exited.
+    pub code: Option<i32>,
+    /// The signal that ended it, when one did.
+    pub signal: Option<i32>,
     pub ended_s: f64,
     pub log: Utf8PathBuf,
     /// Whether this supervisor sent the signal that ended it.
@@ -60,30 +57,30 @@ impl Ranks {
                     all.signal(SIGKILL);
                     all.wait_all();
                     let what = format!("cannot start rank {}", place.rank);
-                    return Err(if job.is_command() {
-                        let fix = "check command.run and command.folder; a program without '/' is looked for in the PATH there";
-                        Failure::new(
-                            rundir::ErrorCode::Unclassified,
-                            what,
+                    let (why, fix) = match job.is_command() {
+                        true => (
                             format!("node {}: {program}: {error}", job.node),
-                            fix,
-                        )
-                    } else {
-                        let fix = format!("check its log {log} and this program's file");
-                        Failure::new(rundir::ErrorCode::Unclassified, what, format!("node {}: {error}", job.node), fix)
-                    });
+                            "check command.run and command.folder; a program without '/' is looked for in the PATH there"
+                                .to_owned(),
+                        ),
+                        false => (
+                            format!("node {}: {error}", job.node),
+                            format!("check its log {log} and this program's file"),
+                        ),
+                    };
+                    return Err(Failure::new(ErrorCode::StartFailed, what, why, fix));
                 }
             }
         }
         Ok(all)
     }
 
-    /// Who the processes are, for those who may want to signal them.
+    /// Returns what identifies the processes, for programs that are to signal them.
     pub fn pid_file(&self, job: &Job) -> Result<PidFile, Failure> {
         let proc = |error: io::Error| {
             Failure::new(
-                rundir::ErrorCode::Unclassified,
-                "cannot tell who this process is",
+                ErrorCode::Internal,
+                "cannot record the processes of this node",
                 format!("/proc: {error}"),
                 "check that /proc is mounted",
             )
@@ -112,31 +109,35 @@ impl Ranks {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
-    /// Signals every rank that has not been collected, so that no number can be somebody else's.
+    /// Signals every rank that has not been collected: its process id can belong to no other process yet.
     pub fn signal(&mut self, number: i32) {
         let Ok(signal) = Signal::try_from(number) else { return };
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
             rank.sent = Some(number);
             if let Err(error) = kill(Pid::from_raw(rank.child.id() as i32), signal) {
-                note!("cannot send {signal} to rank {}: {error}", rank.place.rank);
+                log!("cannot send {signal} to rank {}: {error}", rank.place.rank);
             }
         }
     }
 
-    /// Notes which ranks have ended since the last call.
-    pub fn collect(&mut self) {
-        for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
-            match rank.child.try_wait() {
-                Ok(None) => {}
-                Ok(Some(status)) => {
-                    rank.ended = Some((How { code: status.code(), signal: status.signal() }, now_s()));
-                }
+    /// Returns the ranks that have ended since the last call, in rank order.
+    pub fn collect(&mut self) -> Vec<EndedRank> {
+        let alive = self.ranks.iter_mut().filter(|rank| rank.ended.is_none());
+        let ended = alive.filter_map(|rank| {
+            let (code, signal) = match rank.child.try_wait() {
+                Ok(None) => return None,
+                Ok(Some(status)) => (status.code(), status.signal()),
                 Err(error) => {
-                    note!("cannot wait for rank {}: {error}", rank.place.rank);
-                    rank.ended = Some((How { code: None, signal: None }, now_s()));
+                    log!("cannot wait for rank {}: {error}", rank.place.rank);
+                    (None, None)
                 }
-            }
-        }
+            };
+            let by_us = signal.is_some() && signal == rank.sent;
+            let log = rank.log.clone();
+            rank.ended = Some(EndedRank { rank: rank.place.rank, code, signal, ended_s: now_s(), log, by_us });
+            rank.ended.clone()
+        });
+        ended.collect()
     }
 
     /// Waits for the end of every rank.
@@ -144,17 +145,11 @@ impl Ranks {
         for rank in &mut self.ranks {
             let _ = rank.child.wait();
         }
-        self.collect();
     }
 
-    /// The ranks that have ended, in rank order.
+    /// Returns the ranks that have ended, in rank order.
     pub fn ended(&self) -> Vec<EndedRank> {
-        let ended = |rank: &Rank| {
-            let (how, ended_s) = rank.ended?;
-            let by_us = how.signal.is_some() && how.signal == rank.sent;
-            Some(EndedRank { rank: rank.place.rank, how, ended_s, log: rank.log.clone(), by_us })
-        };
-        self.ranks.iter().filter_map(ended).collect()
+        self.ranks.iter().filter_map(|rank| rank.ended.clone()).collect()
     }
 }
 
@@ -164,7 +159,7 @@ fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8Pat
     command.envs(environment).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
 }
 
-/// When a process started, in clock ticks since boot: field 22 of its `/proc/PID/stat`.
+/// Returns when a process started, in clock ticks since boot: field 22 of its `/proc/PID/stat`.
 fn start_ticks(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in parentheses, field 2, may hold spaces; the first field behind it is number 3.

@@ -49,7 +49,7 @@ impl Samples {
                 let mut sampler = Sampler { file, run, attempt, every_s, change, query, began_s: None, xids, said };
                 sampler.live(&held);
             }
-            Err(error) => note!("there will be no samples in {path}: {error}"),
+            Err(error) => log!("there will be no samples in {path}: {error}"),
         });
         Self { lifeline }
     }
@@ -154,7 +154,7 @@ impl<C: Fn(&mut Command)> Sampler<C> {
 
     fn say(&mut self, what: String) {
         if !self.said.contains(&what) {
-            note!("{what}");
+            log!("{what}");
             self.said.insert(what);
         }
     }

@@ -1,4 +1,4 @@
-//! The supervisor with shell scripts for ranks.
+//! The supervisor with shell scripts for ranks: processes, signals, files and, for two nodes, sockets.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,6 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,28 +16,27 @@ use rundir::{
     Attempt, AttemptWhy, Cause, ErrorCode, EventKind, ExitFile, ExitReason, Failure, Run, RunDir, RunId, SCHEMA,
     StartFrom, read_events,
 };
-use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGKILL, SIGTERM, SIGUSR1};
 
+use super::decide::{Event, Waits};
+use super::event_loop::{self, Events, Inputs, Outside, start_ranks};
 use super::job::Job;
-use super::peers::{Loss, Peers};
-use super::{Waits, heed_stop_file, supervise_with};
+use super::{connect, state, watch_stop_file};
 
 /// Longer than anything here takes; the ranks of a test that fails end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A grace that no test waits for.
 const LONG: Duration = Duration::from_secs(50);
-const LONG_WAITS: Waits = Waits { grace: LONG, hearsay: LONG };
 
 struct Scene {
     _folder: Arc<tempfile::TempDir>,
     job: Job,
-    told: Sender<i32>,
-    wakes: mpsc::Receiver<i32>,
-    peers: Option<Peers>,
-    hearsay: Duration,
+    events: Events,
+    inputs: Inputs,
+    outside: Option<Outside>,
 }
 
-/// A job of one rank on this machine, and the folder that it is in.
+/// Returns a job of one rank on this machine, and the folder that it is in.
 pub(crate) fn job() -> (Arc<tempfile::TempDir>, Job) {
     let Scene { _folder, job, .. } = scene(1);
     (_folder, job)
@@ -74,11 +72,13 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         logins: Vec::new(),
         slurm: None,
     };
-    let (told, wakes) = mpsc::channel();
+    let (events, inputs) = event_loop::events();
     // In place of SIGCHLD, which would reach every test of this process: look often.
-    let tick = told.clone();
+    let tick = events.clone();
     thread::spawn(move || {
-        while tick.send(SIGCHLD).is_ok() {
+        let deadline = Instant::now() + 2 * PATIENCE;
+        while Instant::now() < deadline {
+            tick.child_exited();
             thread::sleep(Duration::from_millis(5));
         }
     });
@@ -97,10 +97,10 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         run,
         node,
     };
-    Scene { _folder: folder, job, told, wakes, peers: None, hearsay: LONG }
+    Scene { _folder: folder, job, events, inputs, outside: None }
 }
 
-/// The supervisors of two nodes that run a command, the first node's first. They know each other.
+/// Returns the supervisors of two nodes that run a command, the first node's first. They connect.
 fn pair() -> [Scene; 2] {
     // What a command leaves behind is known by its node, and other tests run on this machine as well.
     static PAIRS: AtomicU32 = AtomicU32::new(0);
@@ -114,38 +114,35 @@ fn pair() -> [Scene; 2] {
         let mut scene = scene_of(folder.clone(), &nodes, this, 1);
         scene.job.recipe.trainer = recipe::TrainerKind::Command;
         scene.job.master.1 = port - 1;
-        scene.peers = Some(Peers::watch(&scene.job, scene.told.clone()).unwrap());
+        fs::create_dir_all(scene.job.run.attempt_dir(3)).unwrap();
+        scene.job.run.make_peer_token(3).unwrap();
+        scene.outside = Some(connect(&scene.job, &scene.events).unwrap());
         scene
     })
 }
 
 /// A supervisor at work in a thread of its own.
 struct Supervising {
-    told: Sender<i32>,
-    peers: Peers,
+    events: Events,
     root: Utf8PathBuf,
     exit: JoinHandle<ExitFile>,
 }
 
 impl Supervising {
     fn start(scene: Scene, script: &'static str, grace: Duration) -> Self {
-        let (told, peers, root) = (scene.told.clone(), scene.peers.clone().unwrap(), scene.job.run.root.clone());
-        Self { told, peers, root, exit: thread::spawn(move || scene.supervise(script, grace)) }
+        let (events, root) = (scene.events.clone(), scene.job.run.root.clone());
+        Self { events, root, exit: thread::spawn(move || scene.supervise(script, grace)) }
     }
 
     fn until_made(&self, file: &str) {
         until(|| self.root.join(file).exists());
-    }
-
-    fn until_it_hears_of_a_stop(&self) {
-        until(|| matches!(self.peers.loss(), Some(Loss::Stopped(_))));
     }
 }
 
 fn until(holds: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "it never came");
+        assert!(Instant::now() < deadline, "it never held");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -178,26 +175,31 @@ impl Scene {
             command.args(["-c", script]).env("RUN", &self.job.run.root);
             command
         };
-        let waits = Waits { grace, hearsay: self.hearsay };
-        let exit = supervise_with(&self.job, command, &self.wakes, self.peers.as_ref(), &waits).unwrap();
+        let exit = self.run(command, grace);
         assert!(started.elapsed() < PATIENCE, "nothing waited for its limit");
         assert_eq!(
             self.job.run.read_exit(&self.job.node, 3).unwrap().as_ref(),
             Some(&exit),
-            "the exit file says the same"
+            "the exit file holds the same"
         );
         exit
     }
 
+    fn run(&self, command: impl Fn(&cluster::RankPlace) -> Command, grace: Duration) -> ExitFile {
+        let state = state(&self.job, Waits { grace, lost_grace: grace, reason: LONG });
+        let start = || start_ranks(&self.job, command);
+        event_loop::run(&self.job, start, &self.inputs, self.outside.as_ref(), state)
+    }
+
     /// Sends `signal` to the supervisor once `file` exists in the run directory.
     fn signal_when(&self, file: &str, signal: i32) {
-        let (path, told) = (self.job.run.root.join(file), self.told.clone());
+        let (path, events) = (self.job.run.root.join(file), self.events.clone());
         thread::spawn(move || {
             let deadline = Instant::now() + PATIENCE;
             while !path.exists() && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(5));
             }
-            let _ = told.send(signal);
+            events.send(Event::Signal(signal));
         });
     }
 
@@ -225,12 +227,12 @@ fn ranks_that_all_finish_make_a_finished_attempt() {
 }
 
 #[test]
-fn a_rank_knows_its_place_and_its_run() {
+fn the_environment_of_a_rank_holds_its_place_and_its_run() {
     let scene = scene(2);
     let names = "VIDTUI_RUN VIDTUI_ATTEMPT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS";
     let exit =
         scene.supervise(&format!("for n in {names}; do eval echo \\$$n; done; cat; echo $VIDTUI_STORE >&2"), LONG);
-    assert_eq!(exit.reason, ExitReason::Stopped, "nobody said that the steps are done");
+    assert_eq!(exit.reason, ExitReason::Stopped, "no event reports that all steps are done");
     let store = &scene.job.store.as_ref().unwrap();
     let want = format!("2026-11-20T0340-demo-k7f2\n3\n1\n1\n2\n2\n0\n127.0.0.1\n4242\n2\n{store}\n");
     assert_eq!(scene.log(1), want);
@@ -251,7 +253,7 @@ fn the_process_file_names_every_process() {
 }
 
 #[test]
-fn when_a_rank_dies_the_others_are_ended_and_the_first_cause_is_told() {
+fn when_a_rank_fails_the_others_are_ended_and_the_first_cause_is_reported() {
     let scene = scene(3);
     let script = r#"
         trap 'exit 1' TERM
@@ -291,56 +293,21 @@ fn a_rank_that_ignores_term_is_killed_after_the_grace() {
     let exit = scene.supervise(script, Duration::from_millis(200));
     assert_eq!(exit.first_failure, Some(1));
     assert_eq!(by_rank(&exit)[&0], (None, Some(SIGKILL)));
-    assert_eq!(exit.failure.unwrap().why, "exit code 3; it said nothing");
+    assert_eq!(exit.failure.unwrap().why, "exit code 3; its log is empty");
 }
 
 #[test]
-fn a_killed_rank_is_told_with_its_signal_and_the_likely_reason() {
+fn a_killed_rank_is_reported_with_its_signal() {
     let scene = scene(1);
     let exit = scene.supervise("kill -9 $$", LONG);
     assert_eq!((exit.ranks[0].code, exit.ranks[0].signal), (None, Some(SIGKILL)));
     let failure = exit.failure.unwrap();
-    assert_eq!(failure.what, "rank 0 on node here was killed");
-    assert!(failure.why.contains("signal 9 (SIGKILL)") && failure.why.contains("memory"), "{failure}");
+    assert_eq!((failure.what.as_str(), &failure.cause), ("rank 0 on node here was killed", &Cause::Root));
+    assert!([ErrorCode::RankKilled, ErrorCode::OutOfMemory].contains(&failure.code), "{failure}");
 }
 
 #[test]
-fn of_ranks_found_dead_together_the_one_that_lost_contact_is_not_the_first() {
-    let scene = scene(3);
-    let script = "echo $$ > $RUN/pid$RANK; [ $RANK = 2 ] && exit 9; exit 1";
-    for rank in [0, 1] {
-        let lost = Failure::peer_lost(None, "reset by peer", "");
-        scene.job.run.write_rank_failure(&scene.job.node, 3, rank, &lost).unwrap();
-    }
-    let root = scene.job.run.root.clone();
-    let command = |_: &cluster::RankPlace| {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]).env("RUN", &root);
-        command
-    };
-    let (told, wakes) = mpsc::channel();
-    let root = root.clone();
-    thread::spawn(move || {
-        // The supervisor looks for the first time when all are dead, and nobody has collected them.
-        let is_dead = |rank: i32| {
-            let pid = fs::read_to_string(root.join(format!("pid{rank}"))).unwrap_or_default();
-            let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-            stat.contains(") Z ")
-        };
-        let deadline = Instant::now() + PATIENCE;
-        while !(0..3).all(is_dead) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
-        while told.send(SIGCHLD).is_ok() {
-            thread::sleep(Duration::from_millis(5));
-        }
-    });
-    let exit = supervise_with(&scene.job, command, &wakes, None, &LONG_WAITS).unwrap();
-    assert_eq!(exit.first_failure, Some(2));
-}
-
-#[test]
-fn how_it_ended_is_written_once_that_is_possible() {
+fn the_exit_file_is_written_once_that_is_possible() {
     let scene = scene(1);
     let exit_file = scene.job.run.exit_toml(&scene.job.node, 3);
     // A folder that is not empty in the place of a file: nothing can be renamed to it, root or not.
@@ -358,18 +325,19 @@ fn how_it_ended_is_written_once_that_is_possible() {
 }
 
 #[test]
-fn whoever_cannot_write_how_it_ended_still_ends_when_it_is_asked_to() {
+fn a_supervisor_that_cannot_write_its_exit_file_ends_at_a_term() {
     let scene = scene(1);
     fs::create_dir_all(scene.job.run.exit_toml(&scene.job.node, 3).join("in the way")).unwrap();
-    let script = "trap '' TERM; touch $RUN/ready; while [ ! -e $RUN/asked ]; do sleep 0.01; done; exit 7";
-    let (told, root) = (scene.told.clone(), scene.job.run.root.clone());
+    let script = "trap '' TERM; touch $RUN/ready; while [ ! -e $RUN/stop ]; do sleep 0.01; done; exit 7";
+    let (events, root) = (scene.events.clone(), scene.job.run.root.clone());
     thread::spawn(move || {
         while !root.join("ready").exists() {
             thread::sleep(Duration::from_millis(5));
         }
-        fs::write(root.join("asked"), "").unwrap();
+        fs::write(root.join("stop"), "").unwrap();
         // Whether its rank has ended by then or not.
-        while told.send(SIGTERM).is_ok() {
+        for _ in 0..500 {
+            events.send(Event::Signal(SIGTERM));
             thread::sleep(Duration::from_millis(20));
         }
     });
@@ -378,17 +346,17 @@ fn whoever_cannot_write_how_it_ended_still_ends_when_it_is_asked_to() {
         command.args(["-c", script]).env("RUN", &scene.job.run.root);
         command
     };
-    let exit = supervise_with(&scene.job, command, &scene.wakes, None, &LONG_WAITS).unwrap();
+    let exit = scene.run(command, LONG);
     assert_eq!(exit.ranks[0].code, Some(7));
 }
 
 #[test]
-fn a_panic_is_told_by_its_message() {
+fn a_panic_is_reported_by_its_message() {
     let scene = scene(1);
     let script = "echo \"thread 'main' panicked at src/x.rs:1:2:\" >&2
         echo 'no such shard' >&2; echo 'note: run with RUST_BACKTRACE=1' >&2; exit 101";
     let exit = scene.supervise(script, LONG);
-    assert_eq!(exit.failure.unwrap().why, "exit code 101; it said: no such shard");
+    assert_eq!(exit.failure.unwrap().why, "exit code 101; its log ends with: no such shard");
 }
 
 #[test]
@@ -405,7 +373,7 @@ fn term_reaches_every_rank_and_is_no_failure() {
 }
 
 #[test]
-fn ranks_that_end_by_the_term_itself_were_killed_before_they_could_save() {
+fn ranks_that_end_by_the_term_itself_count_as_killed() {
     let scene = scene(2);
     scene.signal_when("ready", SIGTERM);
     let exit = scene.supervise("touch $RUN/ready; while :; do sleep 0.01; done", LONG);
@@ -414,7 +382,7 @@ fn ranks_that_end_by_the_term_itself_were_killed_before_they_could_save() {
 }
 
 #[test]
-fn usr1_is_passed_on_and_the_run_goes_on() {
+fn usr1_is_passed_on_and_the_run_continues() {
     let scene = scene(1);
     scene.signal_when("ready", SIGUSR1);
     let script = "trap 'echo saved; exit 0' USR1; touch $RUN/ready; while :; do sleep 0.01; done";
@@ -424,7 +392,7 @@ fn usr1_is_passed_on_and_the_run_goes_on() {
 }
 
 #[test]
-fn a_long_log_is_kept_whole_and_its_last_lines_are_told() {
+fn a_long_log_is_kept_whole_and_its_last_lines_are_in_the_exit_file() {
     let scene = scene(1);
     let exit =
         scene.supervise("yes 0123456789012345678901234567890 | head -c 10000000; printf '\\033[1mdone\\n' >&2", LONG);
@@ -446,85 +414,18 @@ fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
         _ => Command::new("/nowhere/vidtui-train"),
     };
     let started = Instant::now();
-    let failure = supervise_with(&scene.job, command, &scene.wakes, None, &LONG_WAITS).unwrap_err();
+    let failure = scene.run(command, LONG).failure.unwrap();
     assert!(started.elapsed() < PATIENCE, "rank 0 was not waited for");
-    assert_eq!(failure.what, "cannot start rank 1");
+    assert_eq!((failure.code, failure.what.as_str()), (ErrorCode::StartFailed, "cannot start rank 1"));
     assert_eq!(failure.why, "node here: No such file or directory (os error 2)");
 }
 
-/// Runs until it is ended, and knows no saving.
-const ENDLESS: &str = "touch $RUN/ready$GROUP_RANK; while :; do sleep 0.01; done";
-
 #[test]
-fn a_stop_that_reaches_one_node_later_than_another_is_no_loss() {
-    for late in [0, 1] {
-        let nodes = pair().map(|scene| Supervising::start(scene, ENDLESS, LONG));
-        nodes[0].until_made("ready0");
-        nodes[0].until_made("ready1");
-        nodes[1 - late].told.send(SIGTERM).unwrap();
-        nodes[late].until_it_hears_of_a_stop();
-        nodes[late].told.send(SIGTERM).unwrap();
-        for node in nodes {
-            let exit = node.exit.join().unwrap();
-            assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{}", exit.node);
-        }
-    }
-}
-
-#[test]
-fn what_fails_between_the_stop_of_another_node_and_its_own_fails_of_that() {
-    let [first, other] = pair();
-    let first = Supervising::start(first, "until [ -e $RUN/go ]; do sleep 0.01; done; exit 1", LONG);
-    let other = Supervising::start(other, ENDLESS, LONG);
-    other.until_made("ready1");
-    other.told.send(SIGTERM).unwrap();
-    first.until_it_hears_of_a_stop();
-    fs::write(first.root.join("go"), "").unwrap();
-    let exit = first.exit.join().unwrap();
-    assert_eq!((exit.reason, exit.failure, exit.ranks[0].code), (ExitReason::Killed, None, Some(1)));
-}
-
-#[test]
-fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
-    let [mut first, other] = pair();
-    first.hearsay = Duration::from_millis(100);
-    let stopped = other.job.node.clone();
-    let first = Supervising::start(first, ENDLESS, LONG);
-    let other = Supervising::start(other, ENDLESS, LONG);
-    other.until_made("ready1");
-    other.told.send(SIGTERM).unwrap();
-    let exit = first.exit.join().unwrap();
-    let failure = exit.failure.unwrap();
-    assert_eq!((exit.reason, failure.is_consequence()), (ExitReason::Failed, true));
-    assert!(failure.why.starts_with(&format!("node {stopped} failed: the ranks of node {stopped} were killed")));
-}
-
-#[test]
-fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once() {
-    let [first, other] = pair();
-    let saves = "trap 'touch $RUN/asked' TERM; trap '[ ! -e $RUN/again ] || exit 0; touch $RUN/again' USR1
-        touch $RUN/ready0; while :; do sleep 0.01; done";
-    let first = Supervising::start(first, saves, Duration::ZERO);
-    let other = Supervising::start(other, ENDLESS, LONG);
-    first.until_made("ready0");
-    other.until_made("ready1");
-    first.told.send(SIGTERM).unwrap();
-    first.until_made("asked");
-    other.told.send(SIGTERM).unwrap();
-    first.until_it_hears_of_a_stop();
-    // The second is dealt with only when the supervisor has looked at the news once more.
-    first.told.send(SIGUSR1).unwrap();
-    first.until_made("again");
-    first.told.send(SIGUSR1).unwrap();
-    assert_eq!(first.exit.join().unwrap().reason, ExitReason::Stopped);
-}
-
-#[test]
-fn a_stop_file_is_a_term_for_the_ranks_of_all_nodes_and_a_term_besides_it_is_the_same_wish() {
+fn a_stop_file_is_one_stop_request_for_the_ranks_of_all_nodes_even_with_a_term_beside_it() {
     let scenes = pair();
     let _folder = scenes[0]._folder.clone();
-    heed_stop_file(&scenes[0].job.run, scenes[0].told.clone(), scenes[0].peers.clone());
-    let script = "trap 'echo asked; touch $RUN/asked$GROUP_RANK' TERM; touch $RUN/ready$GROUP_RANK
+    watch_stop_file(&scenes[0].job.run, scenes[0].events.clone());
+    let script = "trap 'echo stop; touch $RUN/stop$GROUP_RANK' TERM; touch $RUN/ready$GROUP_RANK
         trap '[ ! -e $RUN/again$GROUP_RANK ] || exit 0; touch $RUN/again$GROUP_RANK' USR1
         while :; do sleep 0.01; done";
     let logs = [0, 1].map(|rank| scenes[rank].job.run.rank_log(&scenes[rank].job.node, 3, rank));
@@ -534,17 +435,37 @@ fn a_stop_file_is_a_term_for_the_ranks_of_all_nodes_and_a_term_besides_it_is_the
     nodes[1].until_made("ready1");
     fs::write(run.stop_file(), "").unwrap();
     for (rank, node) in nodes.into_iter().enumerate() {
-        node.until_made(&format!("asked{rank}"));
+        node.until_made(&format!("stop{rank}"));
         for signal in [SIGTERM, SIGUSR1] {
-            node.told.send(signal).unwrap();
+            node.events.send(Event::Signal(signal));
         }
         // USR1 has come, so TERM has if it was passed on; a shell may deal with it second, but before another USR1.
         node.until_made(&format!("again{rank}"));
-        node.told.send(SIGUSR1).unwrap();
+        node.events.send(Event::Signal(SIGUSR1));
         assert_eq!(node.exit.join().unwrap().reason, ExitReason::Stopped);
-        assert_eq!(fs::read_to_string(&logs[rank]).unwrap(), "asked\n");
+        assert_eq!(fs::read_to_string(&logs[rank]).unwrap(), "stop\n");
     }
-    let kinds: Vec<EventKind> = read_events(&run).unwrap().into_iter().map(|event| event.kind).collect();
-    let why = "a file in the run directory asks for it".to_owned();
-    assert!(kinds.contains(&EventKind::Stopping { why }), "{kinds:?}");
+    let stops = read_events(&run).unwrap().into_iter().filter(|event| matches!(event.kind, EventKind::Stopping { .. }));
+    assert_eq!(stops.count(), 1);
+}
+
+#[test]
+fn the_failure_of_a_rank_ends_the_ranks_of_the_other_node_with_that_cause() {
+    for failing in [0, 1] {
+        let nodes = pair().map(|scene| {
+            let failed = scene.job.node.clone();
+            let script =
+                "touch $RUN/ready$GROUP_RANK; while :; do [ -e $RUN/fail$GROUP_RANK ] && exit 9; sleep 0.01; done";
+            (failed, Supervising::start(scene, script, LONG))
+        });
+        nodes.iter().enumerate().for_each(|(rank, (_, node))| node.until_made(&format!("ready{rank}")));
+        fs::write(nodes[0].1.root.join(format!("fail{failing}")), "").unwrap();
+        let failed = nodes[failing].0.clone();
+        let exits = nodes.map(|(_, node)| node.exit.join().unwrap().failure.unwrap());
+        assert_eq!((exits[failing].code, &exits[failing].cause), (ErrorCode::RankFailed, &Cause::Root));
+        assert_eq!(
+            (exits[1 - failing].code, &exits[1 - failing].cause),
+            (ErrorCode::PeerLost, &Cause::Peer(Some(failed)))
+        );
+    }
 }

@@ -28,7 +28,7 @@ pub fn end(job: &Job) {
         if strays.is_empty() {
             return;
         }
-        note!("ending what the command left behind: {strays:?}");
+        log!("ending what the command left behind: {strays:?}");
         for pid in strays {
             // It may be gone by now, and was the run's a moment ago.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);

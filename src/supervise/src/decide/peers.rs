@@ -1,0 +1,451 @@
+//! What a supervisor decides about the supervisors of the other nodes: which is lost, and why the run cannot continue.
+//!
+//! A collective waits for a node that is gone until its timeout, which is half an hour; and ranks of other nodes notice a
+//! rank that failed only at their next collective. So each supervisor keeps a connection to that of the first node, on the
+//! port after the ranks' own, and sends a heartbeat every second. One that fails sends why; one that ends in order sends
+//! [`Message::Done`]. A node is lost when its supervisor misses heartbeats, closes the connection without a reason, or never
+//! connects; the first node's supervisor informs the others. A node that misses heartbeats is not lost while training steps
+//! advance that take every rank: the ranks may have a network of their own. A connection that breaks, as by a firewall that
+//! resets it, is made again. The exit file of a node that ended while it was not connected is evidence: all nodes share the
+//! run's folder. Ranks that a stop ended are reported as that: the stop was sent to all nodes, and the message may overtake
+//! the signal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cluster::NodeId;
+use rundir::{Cause, ErrorCode, Failure, RunDir};
+use runstate::START_GRACE;
+
+use super::{Action, Disconnect, Event, Evidence, killed};
+use crate::message::Message;
+
+/// How often a supervisor sends a heartbeat.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a supervisor may miss heartbeats where the run makes no steps. A loaded node is late by a second or two; one that
+/// is late by ten would be of no use.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause between two attempts to connect, and between two looks for a node that has not connected.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Which supervisors connect, and where.
+#[derive(Debug, Clone)]
+pub struct Rendezvous {
+    pub run: RunDir,
+    pub attempt: u32,
+    pub this: NodeId,
+    /// The node that listens, where rank 0 is.
+    pub first: NodeId,
+    /// All nodes but the first.
+    pub others: BTreeSet<NodeId>,
+    pub address: String,
+    pub port: u16,
+    /// Whether it is a Slurm job, whose nodes Slurm chooses.
+    pub is_job: bool,
+}
+
+impl Rendezvous {
+    /// Returns true on the node that listens.
+    pub fn is_first(&self) -> bool {
+        self.this == self.first
+    }
+}
+
+/// How a node ended, as far as another one knows.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerExit {
+    /// Its ranks ended as they should.
+    Done,
+    /// It failed.
+    Failed(Failure),
+    /// A stop ended its ranks before they could save.
+    Stopped,
+    /// It is gone, with how that was noticed.
+    Lost(String),
+}
+
+/// Why the run cannot continue, where another node is the reason.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PeerLoss {
+    /// A node failed, or is gone.
+    Failed(Failure),
+    /// A stop ended the ranks of this node.
+    Stopped(NodeId),
+}
+
+impl PeerLoss {
+    /// Returns the reason why this node ends.
+    pub fn failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::Stopped(node) => consequence(&node, &killed(&node)),
+        }
+    }
+
+    fn message(&self) -> Message {
+        match self {
+            Self::Failed(failure) => Message::Failed(failure.clone()),
+            Self::Stopped(node) => Message::Stopped(node.clone()),
+        }
+    }
+}
+
+/// The supervisors that this one watches: on the first node all others, on any other the first.
+#[derive(Debug)]
+pub struct Peers {
+    rendezvous: Rendezvous,
+    pub(super) links: BTreeMap<NodeId, Link>,
+    /// When each was last heard of that has been connected and has not ended in order.
+    heard: BTreeMap<NodeId, Duration>,
+    /// How many looks at the run's folder are in progress for each.
+    looks: BTreeMap<NodeId, u32>,
+    /// The messages that matter also to a node that connects later.
+    sent: Vec<Message>,
+    loss: Option<PeerLoss>,
+    /// Whether this node has ended in order: then no other is a loss to it.
+    is_done: bool,
+}
+
+/// The connection to one other supervisor.
+#[derive(Debug)]
+pub(super) enum Link {
+    /// There is none yet, or it broke on a node that makes it again.
+    Absent(Wait),
+    Connected {
+        connection: u64,
+        /// When to look whether the run makes steps.
+        look_at: Option<Duration>,
+        /// How much was logged of them when half of the timeout was over.
+        steps_at_half: Option<u64>,
+    },
+    /// The first node: it broke, and the other one is to connect again until then.
+    Broken { until: Duration, error: String },
+    /// It seems lost; its exit file is being read.
+    Settling(String),
+    /// Nothing more is expected.
+    Over,
+}
+
+/// For how long a connection is waited for.
+#[derive(Debug)]
+pub(super) struct Wait {
+    until: Duration,
+    has_started: bool,
+    /// When to try next; none while that is in progress.
+    next: Option<Duration>,
+    /// Why the last attempt to connect failed.
+    error: String,
+}
+
+impl Peers {
+    /// Makes the state of a supervisor that has no connection yet.
+    pub fn new(rendezvous: Rendezvous) -> Self {
+        Self {
+            rendezvous,
+            links: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            looks: BTreeMap::new(),
+            sent: Vec::new(),
+            loss: None,
+            is_done: false,
+        }
+    }
+
+    /// Returns why the run cannot continue, if another node is the reason.
+    pub fn loss(&self) -> Option<PeerLoss> {
+        self.loss.clone()
+    }
+
+    /// Sends a message to all others, those that connect later included.
+    pub fn send(&mut self, message: Message, actions: &mut Vec<Action>) {
+        self.is_done |= message == Message::Done;
+        self.sent.push(message.clone());
+        actions.push(Action::Send(None, message));
+    }
+
+    /// Returns when something is to be done that no event announces.
+    pub fn deadline(&self) -> Option<Duration> {
+        let due = self.links.values().filter_map(|link| match link {
+            Link::Absent(wait) => wait.next,
+            Link::Connected { look_at, .. } => *look_at,
+            Link::Broken { until, .. } => Some(*until),
+            Link::Settling(_) | Link::Over => None,
+        });
+        due.min().filter(|_| !self.is_done)
+    }
+
+    /// Takes in what happened.
+    pub fn take(&mut self, at: Duration, event: &Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Started => self.start(at, actions),
+            Event::Connected { node, connection } => self.connected(at, node, *connection, actions),
+            Event::Message { node, connection, message } => self.message(at, node, *connection, message, actions),
+            Event::Disconnected { node, connection, how } => self.disconnected(at, node, *connection, how, actions),
+            Event::DialFailed(error) => self.dial_failed(error, actions),
+            Event::Evidence { node, evidence } => self.evidence(at, node, evidence, actions),
+            _ => {}
+        }
+        self.do_what_is_due(at, actions);
+    }
+
+    fn start(&mut self, at: Duration, actions: &mut Vec<Action>) {
+        let wait = |next| Link::Absent(Wait { next, ..Wait::new(at + START_GRACE) });
+        if self.rendezvous.is_first() {
+            // Their exit files count from the first look on.
+            self.links = self.rendezvous.others.iter().map(|node| (node.clone(), wait(Some(at + RETRY)))).collect();
+        } else {
+            self.links.insert(self.rendezvous.first.clone(), wait(None));
+            actions.push(Action::Dial);
+        }
+    }
+
+    fn connected(&mut self, at: Duration, node: &NodeId, connection: u64, actions: &mut Vec<Action>) {
+        actions.extend(self.sent.iter().map(|message| Action::Send(Some(node.clone()), message.clone())));
+        let Some(link) = self.links.get_mut(node).filter(|link| !matches!(link, Link::Over)) else { return };
+        *link = Link::Connected { connection, look_at: Some(at + TIMEOUT / 2), steps_at_half: None };
+        self.heard.insert(node.clone(), at);
+    }
+
+    fn message(&mut self, at: Duration, node: &NodeId, from: u64, message: &Message, actions: &mut Vec<Action>) {
+        match self.links.get_mut(node) {
+            Some(Link::Connected { connection, look_at, steps_at_half }) if *connection == from => {
+                (*look_at, *steps_at_half) = (Some(at + TIMEOUT / 2), None);
+            }
+            // What an earlier connection still had to deliver, or a node that was given up.
+            _ => return,
+        }
+        self.heard.insert(node.clone(), at);
+        match message {
+            Message::Done => self.conclude(at, node, PeerExit::Done, actions),
+            Message::Failed(failure) => self.conclude(at, node, PeerExit::Failed(failure.clone()), actions),
+            Message::Stopped(stopped) => self.lose(PeerLoss::Stopped(stopped.clone()), actions),
+            // The node's own state takes in the stop.
+            Message::Heartbeat | Message::Stop => {}
+        }
+    }
+
+    fn disconnected(&mut self, at: Duration, node: &NodeId, from: u64, how: &Disconnect, actions: &mut Vec<Action>) {
+        let is_first = self.rendezvous.is_first();
+        let Some(link) = self.links.get_mut(node) else { return };
+        if !matches!(link, Link::Connected { connection, .. } if *connection == from) {
+            return;
+        }
+        // Less than the end of a rank waits for its reason.
+        let until = at + TIMEOUT / 5;
+        match how {
+            Disconnect::Closed => {
+                *link = Link::Settling("its supervisor closed the connection without a reason".into());
+                look(&mut self.looks, node, actions);
+            }
+            Disconnect::Broken(error) if is_first => {
+                actions.push(Action::Log(format!("the connection to the supervisor of node {node} broke: {error}")));
+                *link = Link::Broken { until, error: error.clone() };
+            }
+            Disconnect::Broken(error) => {
+                let first = format!("the supervisor of node {node}");
+                actions.push(Action::Log(format!("the connection to {first} broke: {error}; it is made again")));
+                *link = Link::Absent(Wait { next: Some(at + RETRY), error: error.clone(), ..Wait::new(until) });
+            }
+        }
+    }
+
+    fn dial_failed(&mut self, why: &str, actions: &mut Vec<Action>) {
+        let first = &self.rendezvous.first;
+        if let Some(Link::Absent(Wait { error, .. })) = self.links.get_mut(first) {
+            *error = why.to_owned();
+            look(&mut self.looks, first, actions);
+        }
+    }
+
+    fn evidence(&mut self, at: Duration, node: &NodeId, evidence: &Evidence, actions: &mut Vec<Action>) {
+        let looks = self.looks.entry(node.clone()).or_default();
+        *looks = looks.saturating_sub(1);
+        let is_newest = *looks == 0;
+        let Some(link) = self.links.get_mut(node) else { return };
+        let exit = match link {
+            Link::Absent(wait) => {
+                wait.look(at, evidence.has_started);
+                match &evidence.exit {
+                    Some(exit) => exit.clone(),
+                    None if at < wait.until => return,
+                    None => {
+                        let (has_started, error) = (wait.has_started, wait.error.clone());
+                        PeerExit::Lost(self.never_connected(node, has_started, &error))
+                    }
+                }
+            }
+            Link::Connected { look_at: look_at @ None, steps_at_half, .. } => {
+                let steps = evidence.steps_bytes;
+                // When a node dies, the run makes no more steps.
+                if steps_at_half.replace(steps).is_none_or(|before| steps > before) {
+                    *look_at = Some(at + TIMEOUT / 2);
+                    return;
+                }
+                let timeout = TIMEOUT.as_secs();
+                let how = format!("no heartbeat of its supervisor for {timeout} s: the node or its network is down");
+                self.settle(node, how, evidence)
+            }
+            // A look that began before the connection ended may have missed the exit file.
+            Link::Settling(how) if is_newest => {
+                let how = how.clone();
+                self.settle(node, how, evidence)
+            }
+            Link::Connected { .. } | Link::Broken { .. } | Link::Settling(_) | Link::Over => return,
+        };
+        self.conclude(at, node, exit, actions);
+    }
+
+    fn do_what_is_due(&mut self, at: Duration, actions: &mut Vec<Action>) {
+        if self.is_done {
+            return;
+        }
+        for (node, link) in &mut self.links {
+            match link {
+                Link::Absent(Wait { next, .. }) if next.is_some_and(|due| due <= at) => {
+                    *next = None;
+                    match self.rendezvous.is_first() {
+                        true => look(&mut self.looks, node, actions),
+                        false => actions.push(Action::Dial),
+                    }
+                }
+                Link::Connected { look_at, .. } if look_at.is_some_and(|due| due <= at) => {
+                    *look_at = None;
+                    look(&mut self.looks, node, actions);
+                }
+                Link::Broken { until, error } if *until <= at => {
+                    let how = format!("the connection to its supervisor broke: {error}; it did not connect again");
+                    *link = Link::Settling(how);
+                    look(&mut self.looks, node, actions);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes the exit file of a node that seems lost for its end, if there is one.
+    fn settle(&self, node: &NodeId, how: String, evidence: &Evidence) -> PeerExit {
+        match &evidence.exit {
+            // It lost the first node as the first node lost it: the disk that they share may have another network.
+            Some(PeerExit::Failed(failure)) if failure.is_consequence() && *node != self.rendezvous.first => {
+                PeerExit::Lost(how)
+            }
+            Some(exit) => exit.clone(),
+            None => PeerExit::Lost(how),
+        }
+    }
+
+    /// Nothing more is expected of a node. Decides what its end means.
+    fn conclude(&mut self, at: Duration, node: &NodeId, exit: PeerExit, actions: &mut Vec<Action>) {
+        self.links.insert(node.clone(), Link::Over);
+        let is_lost = matches!(exit, PeerExit::Lost(_));
+        let loss = match exit {
+            PeerExit::Done => None,
+            PeerExit::Stopped => Some(PeerLoss::Stopped(node.clone())),
+            PeerExit::Failed(failure) => Some(PeerLoss::Failed(match self.rendezvous.is_first() {
+                // The first node has found out which node is lost, or why it cannot continue itself.
+                false if failure.code == ErrorCode::NodeLost || failure.is_consequence() => failure,
+                _ => consequence(node, &failure),
+            })),
+            PeerExit::Lost(how) => Some(PeerLoss::Failed(self.lost(at, node, how))),
+        };
+        if !is_lost {
+            self.heard.remove(node);
+        }
+        if let Some(loss) = loss {
+            self.lose(loss, actions);
+        }
+    }
+
+    fn lost(&self, at: Duration, node: &NodeId, how: String) -> Failure {
+        let Rendezvous { this, first, is_job, .. } = &self.rendezvous;
+        if !self.rendezvous.is_first() {
+            let why = format!("node {first}, where rank 0 is: {how}");
+            return Failure::peer_lost(
+                Some(first.clone()),
+                why,
+                "check that node; then resume from the last checkpoint",
+            );
+        }
+        if self.is_alone(at) {
+            let why =
+                format!("node {this}, where rank 0 is, receives heartbeats of no other node: its network is down");
+            return Failure::peer_lost(None, why, "check its network; then resume from the last checkpoint");
+        }
+        let fix = match is_job {
+            true => {
+                "check that node; when Slurm gives it up, the job begins again, and a resume does not wait for that"
+                    .into()
+            }
+            false => format!(
+                "check that node; then resume from the last checkpoint, without the node if need be: --exclude {node}"
+            ),
+        };
+        Failure::new(ErrorCode::NodeLost, format!("node {node} was lost"), how, fix)
+    }
+
+    /// Returns true if all others, of several, miss heartbeats together. Then the first node was cut off itself, and the
+    /// others report that; a healthy node is not to be blamed.
+    fn is_alone(&self, at: Duration) -> bool {
+        // Heartbeats of two nodes are up to one period apart, and may be late by another.
+        let misses = |heard: &Duration| at.saturating_sub(*heard) + 2 * HEARTBEAT >= TIMEOUT;
+        self.heard.len() > 1 && self.heard.values().all(misses)
+    }
+
+    fn never_connected(&self, node: &NodeId, has_started: bool, error: &str) -> String {
+        let Rendezvous { run, attempt, first, address, port, .. } = &self.rendezvous;
+        if !self.rendezvous.is_first() {
+            return format!("{address} port {port}, where its supervisor listens, cannot be reached: {error}");
+        }
+        let so = if has_started { "the node is down, or a firewall is in between" } else { "it has not started" };
+        let log = run.supervisor_log(node, *attempt);
+        format!(
+            "its supervisor has not connected to that of node {first}, {address} port {port}: {so}; its log is {log}"
+        )
+    }
+
+    /// Keeps why the run cannot continue, and from the first node informs the others. The first reason counts, and a stop, which
+    /// may be no loss, only where there is no other.
+    fn lose(&mut self, loss: PeerLoss, actions: &mut Vec<Action>) {
+        let is_news = match &self.loss {
+            None => true,
+            Some(PeerLoss::Stopped(_)) => matches!(loss, PeerLoss::Failed(_)),
+            Some(PeerLoss::Failed(_)) => false,
+        };
+        if is_news && !self.is_done {
+            if self.rendezvous.is_first() {
+                self.send(loss.message(), actions);
+            }
+            self.loss = Some(loss);
+        }
+    }
+}
+
+impl Wait {
+    fn new(until: Duration) -> Self {
+        Self { until, has_started: false, next: None, error: "no attempt was made".into() }
+    }
+
+    /// A node that has written its process file has started, and is missed as soon as one that misses heartbeats.
+    fn look(&mut self, at: Duration, has_started: bool) {
+        if has_started && !self.has_started {
+            self.has_started = true;
+            self.until = self.until.min(at + TIMEOUT);
+        }
+        self.next = Some(at + RETRY);
+    }
+}
+
+fn look(looks: &mut BTreeMap<NodeId, u32>, node: &NodeId, actions: &mut Vec<Action>) {
+    *looks.entry(node.clone()).or_default() += 1;
+    actions.push(Action::Look(node.clone()));
+}
+
+/// Returns another node's failure as the reason why this one ends.
+fn consequence(node: &NodeId, failure: &Failure) -> Failure {
+    let origin = match &failure.cause {
+        Cause::Peer(Some(origin)) => origin,
+        _ => node,
+    };
+    let why = format!("node {node} failed: {}: {}", failure.what, failure.why);
+    Failure::peer_lost(Some(origin.clone()), why, failure.fix.clone())
+}

@@ -1,0 +1,597 @@
+//! Every decision of a supervisor, in microseconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rundir::RunDir;
+use runstate::START_GRACE;
+
+use super::peers::TIMEOUT;
+use super::*;
+
+pub(super) const WAITS: Waits =
+    Waits { grace: Duration::from_secs(10), lost_grace: Duration::from_secs(2), reason: Duration::from_secs(3) };
+
+pub(super) fn node(number: usize) -> NodeId {
+    NodeId::new(format!("node{number:02}")).unwrap()
+}
+
+fn secs(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+pub(super) fn rank_failure(rank: usize) -> Failure {
+    Failure::new(ErrorCode::RankFailed, format!("rank {rank} failed"), "exit code 9", "read its log")
+}
+
+fn peer_lost() -> Failure {
+    Failure::peer_lost(None, "connection reset", "")
+}
+
+fn exited(rank: usize, code: i32) -> RankEnd {
+    RankEnd { rank, code: Some(code), signal: None, failure: rank_failure(rank) }
+}
+
+fn signaled(rank: usize, signal: i32) -> RankEnd {
+    RankEnd { code: None, signal: Some(signal), ..exited(rank, 0) }
+}
+
+fn lost_contact(rank: usize) -> RankEnd {
+    RankEnd { failure: peer_lost(), ..exited(rank, 1) }
+}
+
+pub(super) fn rendezvous(this: usize, nodes: usize) -> Rendezvous {
+    Rendezvous {
+        run: RunDir::new("/runs/demo"),
+        attempt: 1,
+        this: node(this),
+        first: node(1),
+        others: (2..=nodes).map(node).collect::<BTreeSet<_>>(),
+        address: "10.0.0.1".into(),
+        port: 29501,
+        is_job: false,
+    }
+}
+
+/// A supervisor in the hands of a test: it answers looks with `evidence`, and attempts to connect with a failure.
+struct Supervisor {
+    state: State,
+    now: Duration,
+    evidence: BTreeMap<NodeId, Evidence>,
+    done: Vec<Action>,
+}
+
+impl Supervisor {
+    fn new(state: State) -> Self {
+        let mut new = Self { state, now: Duration::ZERO, evidence: BTreeMap::new(), done: Vec::new() };
+        new.event(Event::Started);
+        new
+    }
+
+    fn alone(is_command: bool, ranks: usize) -> Self {
+        Self::new(State::new(node(1), is_command, ranks, None, WAITS))
+    }
+
+    /// One of several nodes with two ranks each of the embedded trainer.
+    fn of(this: usize, nodes: usize) -> Self {
+        Self::new(State::new(node(this), false, 2, Some(Peers::new(rendezvous(this, nodes))), WAITS))
+    }
+
+    /// The same with a command per rank.
+    fn command(this: usize, nodes: usize) -> Self {
+        Self::new(State::new(node(this), true, 2, Some(Peers::new(rendezvous(this, nodes))), WAITS))
+    }
+
+    /// Connects all that it watches.
+    fn connected(mut self) -> Self {
+        let peers = self.state.peers.as_ref().unwrap();
+        let watched: Vec<NodeId> = peers.links.keys().cloned().collect();
+        for node in watched {
+            self.event(Event::Connected { node, connection: 1 });
+        }
+        self.done.clear();
+        self
+    }
+
+    /// Returns what one event leads to.
+    fn event(&mut self, event: Event) -> Vec<Action> {
+        let mut events = vec![event];
+        let mut all = Vec::new();
+        while !events.is_empty() {
+            for event in std::mem::take(&mut events) {
+                let actions = decide(&mut self.state, self.now, event);
+                for action in &actions {
+                    match action {
+                        Action::Look(node) => events.push(Event::Evidence {
+                            node: node.clone(),
+                            evidence: self.evidence.get(node).cloned().unwrap_or_default(),
+                        }),
+                        Action::Dial => events.push(Event::DialFailed("Connection refused".into())),
+                        _ => {}
+                    }
+                }
+                all.extend(actions);
+            }
+        }
+        self.done.extend(all.clone());
+        all
+    }
+
+    fn message(&mut self, from: usize, message: Message) -> Vec<Action> {
+        self.event(Event::Message { node: node(from), connection: 1, message })
+    }
+
+    fn disconnected(&mut self, from: usize, how: Disconnect) -> Vec<Action> {
+        self.event(Event::Disconnected { node: node(from), connection: 1, how })
+    }
+
+    fn exits(&mut self, ranks: impl Into<Vec<RankEnd>>) -> Vec<Action> {
+        self.event(Event::RanksExited { ranks: ranks.into(), is_run_finished: false })
+    }
+
+    /// Lets time pass, and returns what that leads to.
+    fn pass(&mut self, time: Duration) -> Vec<Action> {
+        let until = self.now + time;
+        let mut all = Vec::new();
+        while let Some(due) = self.state.deadline().filter(|due| *due <= until) {
+            self.now = self.now.max(due);
+            all.extend(self.event(Event::Deadline));
+        }
+        self.now = until;
+        all
+    }
+
+    /// Lets time pass in which heartbeats come from these nodes.
+    fn pass_with(&mut self, seconds: u32, alive: &[usize]) {
+        for _ in 0..seconds {
+            self.pass(secs(1.0));
+            alive.iter().for_each(|from| drop(self.message(*from, Message::Heartbeat)));
+        }
+    }
+
+    fn verdict(&self) -> Option<&Verdict> {
+        self.done.iter().find_map(|action| match action {
+            Action::Exit(verdict) => Some(verdict),
+            _ => None,
+        })
+    }
+
+    fn failure(&self) -> &Failure {
+        self.verdict().and_then(|verdict| verdict.failure.as_ref()).expect("it has failed")
+    }
+
+    /// The reason why another node ends this one.
+    fn loss(&self) -> Option<&Failure> {
+        self.state.lost.as_ref()
+    }
+
+    fn reason(&self) -> ExitReason {
+        self.verdict().expect("it has ended").reason
+    }
+
+    fn signals(&self) -> Vec<i32> {
+        let signals = self.done.iter().filter_map(|action| match action {
+            Action::SignalRanks(signal) => Some(*signal),
+            _ => None,
+        });
+        signals.collect()
+    }
+
+    fn has_sent(&self, message: &Message) -> bool {
+        self.done.iter().any(|action| matches!(action, Action::Send(None, sent) if sent == message))
+    }
+}
+
+#[test]
+fn ranks_that_end_in_order_finish_the_attempt_or_stop_it() {
+    for (is_command, is_run_finished, reason) in
+        [(false, true, ExitReason::Finished), (false, false, ExitReason::Stopped), (true, false, ExitReason::Finished)]
+    {
+        let mut sut = Supervisor::alone(is_command, 2);
+        sut.exits([exited(0, 0)]);
+        assert_eq!(sut.verdict(), None);
+        let ranks = vec![exited(1, 0)];
+        let actions = sut.event(Event::RanksExited { ranks, is_run_finished });
+        assert_eq!((sut.reason(), &sut.verdict().unwrap().failure), (reason, &None));
+        assert_eq!(actions.contains(&Action::EndOrphans), is_command);
+    }
+}
+
+#[test]
+fn when_a_rank_fails_the_others_get_term_at_once_and_kill_after_the_grace() {
+    let mut sut = Supervisor::alone(false, 3);
+    let actions = sut.exits([exited(1, 9)]);
+    let [Action::Record(EventKind::RankDied { rank: 1, code: Some(9), .. }), Action::SignalRanks(SIGTERM)] =
+        &actions[..]
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(sut.pass(secs(9.9)), []);
+    assert_eq!(sut.pass(secs(0.1)), [Action::SignalRanks(SIGKILL)]);
+    sut.exits([signaled(0, SIGKILL), signaled(2, SIGKILL)]);
+    let failure = Some(rank_failure(1));
+    assert_eq!(sut.verdict(), Some(&Verdict { reason: ExitReason::Failed, first_failure: Some(1), failure }));
+}
+
+#[test]
+fn of_ranks_found_dead_together_the_first_cause_is_a_killed_one_then_the_lowest_that_lost_no_contact() {
+    let first = |ranks: &[RankEnd]| {
+        let mut sut = Supervisor::alone(false, ranks.len());
+        sut.exits(ranks);
+        sut.verdict().unwrap().first_failure
+    };
+    assert_eq!(first(&[lost_contact(0), exited(1, 9), exited(2, 9), lost_contact(3)]), Some(1));
+    assert_eq!(first(&[lost_contact(0), exited(1, 9), signaled(2, SIGKILL)]), Some(2));
+    assert_eq!(first(&[exited(0, 0), lost_contact(1)]), Some(1));
+}
+
+#[test]
+fn a_stop_signal_reaches_all_ranks_and_is_waited_for_as_long_as_saving_takes() {
+    for signal in [SIGTERM, SIGINT] {
+        let mut sut = Supervisor::alone(false, 2);
+        sut.event(Event::Signal(signal));
+        sut.pass(secs(3600.0));
+        assert_eq!(sut.signals(), [SIGTERM]);
+        sut.exits([exited(0, 0), exited(1, 0)]);
+        assert_eq!(sut.reason(), ExitReason::Stopped);
+    }
+}
+
+#[test]
+fn ranks_that_end_by_a_stop_before_they_save_are_killed_and_a_failure_while_saving_is_one() {
+    let ended = |is_command, rank| {
+        let mut sut = Supervisor::alone(is_command, 1);
+        sut.event(Event::Signal(SIGTERM));
+        sut.exits([rank]);
+        sut.reason()
+    };
+    for is_command in [false, true] {
+        assert_eq!(ended(is_command, signaled(0, SIGTERM)), ExitReason::Killed);
+    }
+    assert_eq!(ended(false, exited(0, 1)), ExitReason::Failed);
+    assert_eq!(ended(true, exited(0, 143)), ExitReason::Killed, "a launcher reports the signal by its code");
+}
+
+#[test]
+fn a_save_signal_is_passed_on() {
+    let mut sut = Supervisor::alone(false, 1);
+    sut.event(Event::Signal(SIGUSR1));
+    assert_eq!(sut.signals(), [SIGUSR1]);
+}
+
+#[test]
+fn a_stop_file_and_a_term_are_one_stop_request_in_either_order() {
+    let mut sut = Supervisor::alone(true, 1);
+    sut.event(Event::StopFile);
+    sut.event(Event::Signal(SIGTERM));
+    assert_eq!(sut.signals(), [SIGTERM]);
+    sut.event(Event::Signal(SIGTERM));
+    assert_eq!(sut.signals(), [SIGTERM, SIGTERM], "a second TERM is a second request");
+    let mut sut = Supervisor::alone(true, 1);
+    sut.event(Event::Signal(SIGTERM));
+    sut.event(Event::StopFile);
+    assert_eq!(sut.signals(), [SIGTERM]);
+}
+
+#[test]
+fn a_stop_file_stops_all_nodes_those_that_connect_later_too() {
+    let mut first = Supervisor::command(1, 2);
+    first.event(Event::StopFile);
+    assert!(first.has_sent(&Message::Stop));
+    let actions = first.event(Event::Connected { node: node(2), connection: 1 });
+    assert!(actions.contains(&Action::Send(Some(node(2)), Message::Stop)));
+    let mut other = Supervisor::command(2, 2).connected();
+    other.message(1, Message::Stop);
+    other.message(1, Message::Stop);
+    assert_eq!(other.signals(), [SIGTERM]);
+    other.exits([exited(0, 0), exited(1, 0)]);
+    assert_eq!(other.reason(), ExitReason::Stopped);
+}
+
+#[test]
+fn a_node_that_cannot_start_its_ranks_sends_why() {
+    let mut sut = Supervisor::of(2, 2).connected();
+    let failure = Failure::new(ErrorCode::StartFailed, "cannot start rank 2", "no such file", "");
+    sut.event(Event::StartFailed(failure.clone()));
+    assert!(sut.has_sent(&Message::Failed(failure.clone())));
+    assert_eq!(sut.failure(), &failure);
+}
+
+#[test]
+fn a_failure_is_sent_to_all_and_ends_the_others_with_that_cause() {
+    let mut failing = Supervisor::of(3, 3).connected();
+    failing.exits([exited(4, 9)]);
+    assert!(failing.has_sent(&Message::Failed(rank_failure(4))));
+
+    let mut first = Supervisor::of(1, 3).connected();
+    let actions = first.message(3, Message::Failed(rank_failure(4)));
+    let loss = first.loss().unwrap().clone();
+    assert_eq!((loss.code, &loss.cause), (ErrorCode::PeerLost, &Cause::Peer(Some(node(3)))));
+    assert!(actions.contains(&Action::Send(None, Message::Failed(loss.clone()))));
+    assert!(actions.contains(&Action::Record(EventKind::Failed { failure: loss.clone() })));
+    assert_eq!(first.pass(secs(1.9)), []);
+    first.pass(secs(0.1));
+    assert_eq!(first.signals(), [SIGTERM, SIGKILL], "a lost node has a grace of 2 s");
+
+    let mut other = Supervisor::of(2, 3).connected();
+    other.message(1, Message::Failed(loss.clone()));
+    other.exits([lost_contact(2), signaled(3, SIGTERM)]);
+    assert_eq!(
+        other.verdict(),
+        Some(&Verdict { reason: ExitReason::Failed, first_failure: None, failure: Some(loss) })
+    );
+}
+
+#[test]
+fn a_failure_of_the_first_node_ends_the_others_with_that_cause() {
+    let mut other = Supervisor::of(2, 2).connected();
+    other.message(1, Message::Failed(rank_failure(0)));
+    assert_eq!(other.loss().unwrap().cause, Cause::Peer(Some(node(1))));
+}
+
+#[test]
+fn ranks_that_lost_contact_wait_for_the_reason_that_a_supervisor_sends() {
+    let ended = || {
+        let mut sut = Supervisor::of(2, 3).connected();
+        sut.exits([lost_contact(2), lost_contact(3)]);
+        assert_eq!(sut.verdict(), None);
+        assert!(!sut.done.iter().any(|action| matches!(action, Action::Send(None, Message::Failed(_)))));
+        sut
+    };
+    let reason = Failure::new(ErrorCode::NodeLost, "node node03 was lost", "no heartbeat", "");
+    let mut sut = ended();
+    sut.pass(secs(2.9));
+    sut.message(1, Message::Failed(reason.clone()));
+    assert_eq!((sut.failure(), sut.verdict().unwrap().first_failure), (&reason, None));
+
+    let mut sut = ended();
+    sut.pass(secs(3.0));
+    assert_eq!((sut.failure().cause.clone(), sut.verdict().unwrap().first_failure), (Cause::Peer(None), Some(2)));
+    assert!(sut.has_sent(&Message::Failed(peer_lost())));
+}
+
+#[test]
+fn a_node_that_misses_heartbeats_is_lost() {
+    let mut first = Supervisor::of(1, 3).connected();
+    first.pass_with(9, &[2]);
+    assert_eq!(first.loss(), None);
+    first.pass_with(1, &[2]);
+    let loss = first.loss().unwrap();
+    assert_eq!(
+        (loss.code, &loss.cause, loss.what.as_str()),
+        (ErrorCode::NodeLost, &Cause::Root, "node node03 was lost")
+    );
+    // From the first node the others take it as it is.
+    let mut other = Supervisor::of(2, 3).connected();
+    other.message(1, Message::Failed(loss.clone()));
+    assert_eq!(other.loss(), Some(loss));
+}
+
+#[test]
+fn a_first_node_that_misses_heartbeats_is_lost_to_the_others() {
+    let mut other = Supervisor::of(2, 2).connected();
+    other.pass(TIMEOUT);
+    let loss = other.loss().unwrap();
+    assert_eq!((loss.code, &loss.cause), (ErrorCode::PeerLost, &Cause::Peer(Some(node(1)))));
+}
+
+#[test]
+fn a_node_that_misses_heartbeats_is_not_lost_while_steps_advance() {
+    let mut first = Supervisor::of(1, 2).connected();
+    for step in 1..100 {
+        first.evidence.insert(node(2), Evidence { steps_bytes: step, ..Evidence::default() });
+        first.pass(secs(1.0));
+    }
+    assert_eq!(first.loss(), None);
+    first.pass(TIMEOUT);
+    assert_eq!(first.loss().unwrap().code, ErrorCode::NodeLost, "the run makes no more steps");
+}
+
+#[test]
+fn a_node_whose_messages_were_only_late_is_not_lost() {
+    // This node itself stood still: the time of the first look comes late, and the messages are there before the second.
+    let mut first = Supervisor::of(1, 2).connected();
+    first.now = secs(60.0);
+    first.event(Event::Deadline);
+    first.message(2, Message::Heartbeat);
+    first.pass(secs(9.0));
+    assert_eq!(first.loss(), None);
+}
+
+#[test]
+fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
+    let after = |nodes: usize, alive: &[usize]| {
+        let mut first = Supervisor::of(1, nodes).connected();
+        first.pass_with(10, alive);
+        first.loss().unwrap().clone()
+    };
+    assert_eq!(after(4, &[2, 4]).what, "node node03 was lost");
+    assert_eq!(after(2, &[]).what, "node node02 was lost", "of two, either may be cut off");
+    let alone = after(4, &[]);
+    assert_eq!((alone.code, alone.cause), (ErrorCode::PeerLost, Cause::Peer(None)));
+}
+
+#[test]
+fn a_node_that_closes_its_connection_without_a_reason_is_lost_and_one_that_is_done_is_not() {
+    let mut first = Supervisor::of(1, 2).connected();
+    first.disconnected(2, Disconnect::Closed);
+    assert_eq!(first.loss().unwrap().code, ErrorCode::NodeLost);
+    let mut other = Supervisor::of(2, 2).connected();
+    other.disconnected(1, Disconnect::Closed);
+    assert_eq!(other.loss().unwrap().cause, Cause::Peer(Some(node(1))));
+    for (this, from) in [(1, 2), (2, 1)] {
+        let mut sut = Supervisor::of(this, 2).connected();
+        sut.message(from, Message::Done);
+        sut.disconnected(from, Disconnect::Closed);
+        sut.pass(START_GRACE);
+        assert_eq!(sut.loss(), None);
+    }
+}
+
+#[test]
+fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
+    let after = |this, from, exit| {
+        let mut sut = Supervisor::of(this, 3).connected();
+        sut.evidence.insert(node(from), Evidence { exit: Some(exit), ..Evidence::default() });
+        sut.disconnected(from, Disconnect::Closed);
+        sut.loss().cloned()
+    };
+    assert_eq!(after(1, 2, PeerExit::Done), None);
+    assert_eq!(after(1, 2, PeerExit::Failed(rank_failure(2))).unwrap().cause, Cause::Peer(Some(node(2))));
+    assert_eq!(after(1, 2, PeerExit::Stopped).unwrap().cause, Cause::Peer(Some(node(2))));
+    // A node that was cut off and records that on a disk that it still reaches is lost.
+    assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().code, ErrorCode::NodeLost);
+    // What the first node knows of a third is the reason.
+    let third = Failure::peer_lost(Some(node(3)), "node node03 failed: rank 2 failed", "");
+    assert_eq!(after(2, 1, PeerExit::Failed(third.clone())), Some(third));
+}
+
+#[test]
+fn an_exit_file_that_an_earlier_look_missed_is_read_before_a_node_is_lost() {
+    let mut first = Supervisor::of(1, 2).connected();
+    first.now = secs(5.0);
+    let looked = decide(&mut first.state, first.now, Event::Deadline);
+    assert_eq!(looked, [Action::Look(node(2))]);
+    decide(&mut first.state, first.now, Event::Disconnected { node: node(2), connection: 1, how: Disconnect::Closed });
+    let evidence = |exit| Event::Evidence { node: node(2), evidence: Evidence { exit, ..Evidence::default() } };
+    decide(&mut first.state, first.now, evidence(None));
+    assert_eq!(first.loss(), None);
+    decide(&mut first.state, first.now, evidence(Some(PeerExit::Done)));
+    assert_eq!(first.loss(), None);
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again_and_what_was_sent_meanwhile_comes() {
+    let mut other = Supervisor::of(2, 2).connected();
+    other.disconnected(1, Disconnect::Broken("reset".into()));
+    let actions = other.pass(secs(0.5));
+    assert!(actions.contains(&Action::Dial));
+    other.exits([exited(2, 9)]);
+    let actions = other.event(Event::Connected { node: node(1), connection: 2 });
+    assert!(actions.contains(&Action::Send(Some(node(1)), Message::Failed(rank_failure(2)))));
+    assert_eq!(other.loss(), None);
+
+    let mut first = Supervisor::of(1, 2).connected();
+    first.disconnected(2, Disconnect::Broken("reset".into()));
+    first.pass(secs(1.9));
+    first.event(Event::Connected { node: node(2), connection: 2 });
+    first.event(Event::Disconnected { node: node(2), connection: 1, how: Disconnect::Closed });
+    first.pass(secs(5.0));
+    assert_eq!(first.loss(), None);
+}
+
+#[test]
+fn a_node_whose_connection_breaks_and_that_does_not_connect_again_is_lost() {
+    let mut first = Supervisor::of(1, 2).connected();
+    first.disconnected(2, Disconnect::Broken("reset".into()));
+    first.pass(secs(2.0));
+    assert_eq!(first.loss().unwrap().code, ErrorCode::NodeLost);
+    let mut other = Supervisor::of(2, 2).connected();
+    other.disconnected(1, Disconnect::Broken("reset".into()));
+    other.pass(secs(3.0));
+    assert_eq!(other.loss().unwrap().cause, Cause::Peer(Some(node(1))));
+}
+
+#[test]
+fn a_node_that_never_connects_is_lost_sooner_when_it_has_started() {
+    for this in [1, 2] {
+        for (has_started, patience) in [(false, START_GRACE), (true, TIMEOUT)] {
+            let mut sut = Supervisor::of(this, 2);
+            let evidence = Evidence { has_started, ..Evidence::default() };
+            sut.evidence = [1, 2].map(|number| (node(number), evidence.clone())).into();
+            sut.pass(patience - secs(1.0));
+            assert_eq!(sut.loss(), None);
+            sut.pass(secs(3.0));
+            let code = if this == 1 { ErrorCode::NodeLost } else { ErrorCode::PeerLost };
+            assert_eq!(sut.loss().unwrap().code, code);
+        }
+    }
+}
+
+#[test]
+fn the_exit_file_of_a_node_that_ended_before_it_connected_is_evidence() {
+    let after = |this, other: usize, exit| {
+        let mut sut = Supervisor::of(this, 2);
+        sut.evidence.insert(node(other), Evidence { exit: Some(exit), ..Evidence::default() });
+        sut.pass(secs(1.0));
+        sut.loss().cloned()
+    };
+    for (this, other) in [(1, 2), (2, 1)] {
+        let failed = after(this, other, PeerExit::Failed(rank_failure(2)));
+        assert_eq!(failed.unwrap().cause, Cause::Peer(Some(node(other))));
+        assert_eq!(after(this, other, PeerExit::Done), None);
+    }
+    assert!(after(1, 2, PeerExit::Stopped).is_some());
+}
+
+#[test]
+fn a_stop_that_reaches_one_node_later_than_another_is_no_loss() {
+    for this in [1, 2] {
+        let mut late = Supervisor::command(this, 2).connected();
+        late.message(3 - this, Message::Stopped(node(3 - this)));
+        late.pass(secs(2.9));
+        late.event(Event::Signal(SIGTERM));
+        late.exits([signaled(0, SIGTERM), signaled(1, SIGTERM)]);
+        assert_eq!((late.reason(), &late.verdict().unwrap().failure), (ExitReason::Killed, &None));
+    }
+}
+
+#[test]
+fn a_rank_that_fails_between_the_stop_of_another_node_and_its_own_fails_by_that_stop() {
+    let mut first = Supervisor::command(1, 2).connected();
+    first.message(2, Message::Stopped(node(2)));
+    first.exits([exited(0, 1), exited(1, 1)]);
+    assert_eq!((first.reason(), &first.verdict().unwrap().failure), (ExitReason::Killed, &None));
+    assert!(first.has_sent(&Message::Stopped(node(1))));
+}
+
+#[test]
+fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
+    let mut first = Supervisor::command(1, 2).connected();
+    first.message(2, Message::Stopped(node(2)));
+    first.pass(secs(3.0));
+    assert_eq!(first.loss().unwrap().cause, Cause::Peer(Some(node(2))));
+    // The embedded trainer saves on all nodes together.
+    let mut first = Supervisor::of(1, 2).connected();
+    first.message(2, Message::Stopped(node(2)));
+    assert_eq!(first.loss().unwrap().cause, Cause::Peer(Some(node(2))));
+}
+
+#[test]
+fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once() {
+    let mut first = Supervisor::command(1, 2).connected();
+    first.event(Event::Signal(SIGTERM));
+    first.message(2, Message::Stopped(node(2)));
+    first.message(2, Message::Done);
+    first.pass(secs(600.0));
+    assert_eq!(first.signals(), [SIGTERM]);
+    first.exits([exited(0, 0), exited(1, 0)]);
+    assert_eq!(first.reason(), ExitReason::Stopped);
+}
+
+#[test]
+fn a_failure_counts_more_than_a_stop_that_was_reported_before() {
+    let mut first = Supervisor::command(1, 3).connected();
+    first.message(2, Message::Stopped(node(2)));
+    first.message(3, Message::Failed(rank_failure(4)));
+    assert_eq!(first.loss().unwrap().cause, Cause::Peer(Some(node(3))));
+}
+
+#[test]
+fn the_first_reason_counts_and_is_not_replaced_by_what_follows_from_it() {
+    let mut first = Supervisor::of(1, 3).connected();
+    first.message(3, Message::Failed(rank_failure(4)));
+    let reason = first.loss().cloned();
+    first.message(2, Message::Failed(peer_lost()));
+    first.disconnected(2, Disconnect::Closed);
+    first.exits([lost_contact(0), lost_contact(1)]);
+    assert_eq!(Some(first.failure()), reason.as_ref());
+}
+
+#[test]
+fn a_node_that_ends_in_order_reports_that_and_takes_no_loss_after_it() {
+    let mut first = Supervisor::of(1, 2).connected();
+    first.event(Event::RanksExited { ranks: vec![exited(0, 0), exited(1, 0)], is_run_finished: true });
+    assert!(first.has_sent(&Message::Done) && first.done.contains(&Action::Leave));
+    assert_eq!(first.disconnected(2, Disconnect::Closed), []);
+    assert_eq!(first.reason(), ExitReason::Finished);
+}

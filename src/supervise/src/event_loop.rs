@@ -1,0 +1,262 @@
+//! The event loop: hands events to [`decide`] and executes the actions that it returns.
+
+use std::fs;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use cluster::NodeId;
+use rundir::{EventKind, ExitFile, Failure, LineAppender, now_s, read_events};
+use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
+
+use crate::decide::{Action, Event, State, Verdict, decide};
+use crate::follow::Follower;
+use crate::job::Job;
+use crate::network::Network;
+use crate::ranks::Ranks;
+use crate::{orphans, rank_end};
+
+/// How long a supervisor whose ranks have ended tries to record how: a full disk may be cleared.
+const WRITE_EXIT: Duration = Duration::from_secs(600);
+/// How often it tries.
+const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
+
+/// Where threads send what happens.
+#[derive(Clone)]
+pub struct Events {
+    sender: Sender<Input>,
+    started: Instant,
+}
+
+/// What threads have sent.
+pub struct Inputs {
+    receiver: Receiver<Input>,
+    started: Instant,
+}
+
+enum Input {
+    /// Some rank may have ended.
+    ChildExited,
+    Event(Duration, Event),
+}
+
+/// Makes both ends.
+pub fn events() -> (Events, Inputs) {
+    let (sender, receiver) = channel();
+    let started = Instant::now();
+    (Events { sender, started }, Inputs { receiver, started })
+}
+
+impl Events {
+    /// Sends an event that happened now.
+    pub fn send(&self, event: Event) {
+        self.input(Input::Event(self.started.elapsed(), event));
+    }
+
+    /// Has the loop look which ranks have ended.
+    pub fn child_exited(&self) {
+        self.input(Input::ChildExited);
+    }
+
+    fn input(&self, input: Input) {
+        // The loop may have ended, and this process ends with it.
+        let _ = self.sender.send(input);
+    }
+}
+
+impl Inputs {
+    /// Waits until something happens or `deadline`, and returns all events, which may be none.
+    fn wait(&self, deadline: Option<Duration>) -> Vec<(Duration, Event)> {
+        let first = match deadline {
+            None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(deadline) => self.receiver.recv_timeout(deadline.saturating_sub(self.started.elapsed())),
+        };
+        let inputs = first.into_iter().chain(self.receiver.try_iter());
+        let events = inputs.filter_map(|input| match input {
+            Input::ChildExited => None,
+            Input::Event(at, event) => Some((at, event)),
+        });
+        events.collect()
+    }
+}
+
+#[cfg(test)]
+impl Inputs {
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Waits for one event until `deadline`.
+    pub fn wait_for_one(&self, deadline: Duration) -> Option<(Duration, Event)> {
+        match self.receiver.recv_timeout(deadline.saturating_sub(self.elapsed())).ok()? {
+            Input::ChildExited => None,
+            Input::Event(at, event) => Some((at, event)),
+        }
+    }
+}
+
+/// The other nodes' supervisors, and where to request looks at the files of their nodes.
+pub struct Outside {
+    pub network: Network,
+    pub looks: Sender<NodeId>,
+}
+
+/// Runs the ranks that `start` starts to their end, and returns how that was, which is also in the node's exit file.
+pub fn run(
+    job: &Job,
+    start: impl FnOnce() -> Result<Ranks, Failure>,
+    inputs: &Inputs,
+    outside: Option<&Outside>,
+    state: State,
+) -> ExitFile {
+    let ooms_before = rank_end::oom_kills();
+    let started = start();
+    let (ranks, event) = match started {
+        Ok(ranks) => (ranks, Event::Started),
+        Err(failure) => (Ranks::default(), Event::StartFailed(failure)),
+    };
+    let follower = (job.is_command() && job.has_first_rank() && event == Event::Started).then(|| Follower::start(job));
+    let events = NodeEvents::open(job);
+    let mut node = Node { job, state, ranks, events, follower, outside, ooms_before, verdict: None };
+    node.handle(inputs.started.elapsed(), event);
+    let verdict = loop {
+        if let Some(verdict) = node.verdict.take() {
+            break verdict;
+        }
+        let deadline = node.state.deadline();
+        for (at, event) in inputs.wait(deadline) {
+            node.handle(at, event);
+        }
+        // After the signals: a rank that ended by a stop must not be judged before the stop is known.
+        node.collect(inputs.started.elapsed());
+        let now = inputs.started.elapsed();
+        if node.state.deadline().is_some_and(|deadline| deadline <= now) {
+            node.handle(now, Event::Deadline);
+        }
+    };
+    let exit = rank_end::exit_file(job, &node.ranks.ended(), verdict);
+    if let Some(follower) = node.follower.take() {
+        follower.end(exit.reason == rundir::ExitReason::Finished);
+    }
+    if let Some(store) = &job.store {
+        // Normally gone with the last rank; one that was killed leaves it.
+        let _ = fs::remove_file(store);
+    }
+    write_exit(job, &exit, inputs);
+    exit
+}
+
+/// Starts the ranks of a node and records their processes.
+pub fn start_ranks(
+    job: &Job,
+    command: impl Fn(&cluster::RankPlace) -> std::process::Command,
+) -> Result<Ranks, Failure> {
+    let mut ranks = Ranks::start(job, command)?;
+    let recorded = ranks.pid_file(job).and_then(|pids| Ok(job.run.write_pid(&pids)?));
+    if recorded.is_err() {
+        // A kill could not find these processes.
+        ranks.signal(SIGKILL);
+        ranks.wait_all();
+    }
+    recorded.map(|()| ranks)
+}
+
+/// What the actions act on.
+struct Node<'a> {
+    job: &'a Job,
+    state: State,
+    ranks: Ranks,
+    events: NodeEvents<'a>,
+    follower: Option<Follower>,
+    outside: Option<&'a Outside>,
+    ooms_before: Option<u64>,
+    verdict: Option<Verdict>,
+}
+
+impl Node<'_> {
+    fn handle(&mut self, at: Duration, event: Event) {
+        for action in decide(&mut self.state, at, event) {
+            self.execute(action);
+        }
+    }
+
+    /// Hands over which ranks have ended since the last call.
+    fn collect(&mut self, at: Duration) {
+        let ended = self.ranks.collect();
+        if ended.is_empty() {
+            return;
+        }
+        let ranks = ended.iter().map(|rank| rank_end::read(rank, self.job, self.ooms_before)).collect();
+        let is_run_finished = !self.ranks.any_alive() && !self.job.is_command() && is_run_finished(self.job);
+        self.handle(at, Event::RanksExited { ranks, is_run_finished });
+    }
+
+    fn execute(&mut self, action: Action) {
+        match action {
+            Action::SignalRanks(signal) => self.ranks.signal(signal),
+            Action::Record(kind) => self.events.append(kind),
+            Action::Log(line) => log!("{line}"),
+            Action::RecordStop(why) => self.follower.iter().for_each(|follower| follower.stopping(why)),
+            Action::EndOrphans => orphans::end(self.job),
+            Action::Exit(verdict) => self.verdict = Some(verdict),
+            Action::Send(to, message) => self.outside.iter().for_each(|o| o.network.send(to.as_ref(), &message)),
+            Action::Dial => self.outside.iter().for_each(|outside| outside.network.dial()),
+            Action::Leave => self.outside.iter().for_each(|outside| outside.network.leave()),
+            Action::Look(node) => self.outside.iter().for_each(|outside| {
+                // The thread that looks lives as long as the process.
+                let _ = outside.looks.send(node.clone());
+            }),
+        }
+    }
+}
+
+/// Returns true if the embedded trainer has logged that all steps are done.
+fn is_run_finished(job: &Job) -> bool {
+    let events = read_events(&job.run).unwrap_or_default();
+    events.iter().any(|event| event.attempt == job.attempt.number && event.kind == EventKind::Finished)
+}
+
+/// Writes the exit file. Where that fails, as on a full disk, it is tried for a while, unless the supervisor receives TERM or
+/// INT: no other file records how the attempt ended here.
+fn write_exit(job: &Job, exit: &ExitFile, inputs: &Inputs) {
+    let give_up = inputs.started.elapsed() + WRITE_EXIT;
+    let mut is_logged = false;
+    while let Err(error) = job.run.write_exit(exit) {
+        if !is_logged {
+            log!("{error}; trying again for {} s", WRITE_EXIT.as_secs());
+        }
+        is_logged = true;
+        let next = inputs.started.elapsed() + WRITE_EXIT_EVERY;
+        while inputs.started.elapsed() < next {
+            let is_end = |(_, event): &(Duration, Event)| matches!(event, Event::Signal(SIGTERM | SIGINT));
+            if inputs.wait(Some(next)).iter().any(is_end) {
+                return;
+            }
+        }
+        if next >= give_up {
+            return;
+        }
+    }
+}
+
+/// The node's `events.jsonl`.
+struct NodeEvents<'a> {
+    job: &'a Job,
+    file: Option<LineAppender>,
+}
+
+impl<'a> NodeEvents<'a> {
+    fn open(job: &'a Job) -> Self {
+        let path = job.run.node_events(&job.node);
+        let file = LineAppender::open(&path).inspect_err(|error| log!("cannot open {path}: {error}")).ok();
+        Self { job, file }
+    }
+
+    /// A lost event does not end a run; the supervisor's log has the error.
+    fn append(&mut self, kind: EventKind) {
+        let Some(file) = &mut self.file else { return };
+        let event = rundir::Event::new(now_s(), self.job.attempt.number, None, kind).by_node(self.job.node.clone());
+        if let Err(error) = file.append(&event) {
+            log!("cannot append an event to {}: {error}", file.path());
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Reads what the run's folder, which all nodes share, holds of another node.
+
+use std::fs::File;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+
+use cluster::NodeId;
+use rundir::{ExitReason, RunDir};
+
+use crate::decide::{Event, Evidence, PeerExit, killed};
+use crate::event_loop::Events;
+use crate::job::Job;
+
+/// Starts the thread that looks, since a file server may take its time, and returns where to request it.
+pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
+    let (requests, requested) = mpsc::channel();
+    let (run, attempt, steps_take_all) = (job.run.clone(), job.attempt.number, !job.is_command());
+    thread::spawn(move || {
+        for node in requested {
+            let evidence = look(&run, attempt, &node, steps_take_all);
+            events.send(Event::Evidence { node, evidence });
+        }
+    });
+    requests
+}
+
+/// Reads the exit file, the process file and the logged steps. Steps of a command prove nothing of other nodes.
+fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evidence {
+    let exit = run.read_exit(node, attempt).ok().flatten().map(|exit| match exit.reason {
+        ExitReason::Finished | ExitReason::Stopped => PeerExit::Done,
+        ExitReason::Killed => PeerExit::Stopped,
+        ExitReason::Failed => PeerExit::Failed(exit.failure.unwrap_or_else(|| killed(node))),
+    });
+    // A file server returns the length that it has only when the file is opened.
+    let bytes = || File::open(run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len());
+    Evidence {
+        exit,
+        has_started: run.pid_toml(node, attempt).exists(),
+        steps_bytes: if steps_take_all { bytes() } else { 0 },
+    }
+}

@@ -1,0 +1,254 @@
+//! The connections to the supervisors of the other nodes. Threads read them and produce events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::NodeId;
+use rundir::{ErrorCode, Failure};
+
+use crate::decide::{Disconnect, Event, HEARTBEAT, Rendezvous};
+use crate::event_loop::Events;
+use crate::handshake::{Authentic, SealedLines, Sealer, Secret, answer, call};
+use crate::message::Message;
+
+/// How many connections beyond one of each node may be in their handshake. Beyond that the oldest is closed: a peer needs
+/// milliseconds, and a stranger that opens many must not keep peers out.
+const SPARE_HANDSHAKES: usize = 32;
+/// How often refused connections are logged.
+const LOG_REFUSED: Duration = Duration::from_secs(60);
+
+/// The connections of this node.
+#[derive(Clone)]
+pub struct Network {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    rendezvous: Rendezvous,
+    secret: Secret,
+    events: Events,
+    shared: Mutex<Shared>,
+    has_left: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shared {
+    connections: BTreeMap<NodeId, Connection>,
+    /// Connections in their handshake, oldest first.
+    pending: VecDeque<(u64, TcpStream)>,
+    numbers: u64,
+    refused: Refused,
+}
+
+struct Connection {
+    number: u64,
+    stream: TcpStream,
+    sealer: Sealer,
+    is_broken: Arc<AtomicBool>,
+}
+
+/// The connections that did not prove that they belong to the attempt.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    logged: Option<Instant>,
+}
+
+impl Network {
+    /// Prepares the connections of a node; the first node listens.
+    ///
+    /// # Errors
+    /// When the first node cannot listen.
+    pub fn start(rendezvous: Rendezvous, secret: Secret, events: Events) -> Result<Self, Failure> {
+        let listener = rendezvous.is_first().then(|| listen(&rendezvous)).transpose()?;
+        let network = Self::new(rendezvous, secret, events);
+        if let Some(listener) = listener {
+            let this = network.clone();
+            thread::spawn(move || this.accept(&listener));
+        }
+        let this = network.clone();
+        thread::spawn(move || {
+            while !this.inner.has_left.load(Ordering::Relaxed) {
+                this.send(None, &Message::Heartbeat);
+                thread::sleep(HEARTBEAT);
+            }
+        });
+        Ok(network)
+    }
+
+    pub(crate) fn new(rendezvous: Rendezvous, secret: Secret, events: Events) -> Self {
+        let (shared, has_left) = (Mutex::default(), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { rendezvous, secret, events, shared, has_left }) }
+    }
+
+    /// Sends a message to one node, or to all that are connected.
+    pub fn send(&self, to: Option<&NodeId>, message: &Message) {
+        let line = message.line();
+        let mut shared = self.lock();
+        for (_, connection) in shared.connections.iter_mut().filter(|(node, _)| to.is_none_or(|to| *node == to)) {
+            let sealed = connection.sealer.seal(&line);
+            if connection.stream.write_all(sealed.as_bytes()).is_err() {
+                // The writer may see a reset before the reader, which then sees only the end.
+                connection.is_broken.store(true, Ordering::Relaxed);
+                let _ = connection.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Tries once to connect to the first node, in a thread of its own.
+    pub fn dial(&self) {
+        let this = self.clone();
+        thread::spawn(move || {
+            let Rendezvous { address, port, .. } = &this.inner.rendezvous;
+            let called =
+                connect(address, *port).and_then(|stream| call(stream, &this.inner.rendezvous, &this.inner.secret));
+            match called {
+                Ok(authentic) => this.read(authentic),
+                Err(error) => this.inner.events.send(Event::DialFailed(error.to_string())),
+            }
+        });
+    }
+
+    /// Ends the heartbeats.
+    pub fn leave(&self) {
+        self.inner.has_left.store(true, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.inner.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn accept(&self, listener: &TcpListener) {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => self.answer(stream),
+                // As when this process has no file descriptor left: that may pass.
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn answer(&self, stream: TcpStream) {
+        let from = stream.peer_addr().ok();
+        let Ok(pending) = stream.try_clone() else { return };
+        let number = self.lock().admit(pending, self.inner.rendezvous.others.len() + SPARE_HANDSHAKES);
+        let this = self.clone();
+        let answering = thread::Builder::new().spawn(move || {
+            let answered = answer(stream, &this.inner.rendezvous, &this.inner.secret);
+            this.lock().pending.retain(|(other, _)| *other != number);
+            match answered {
+                Ok(authentic) => this.read(authentic),
+                Err(error) => this.refuse(from, &error),
+            }
+        });
+        if answering.is_err() {
+            self.lock().pending.retain(|(other, _)| *other != number);
+        }
+    }
+
+    fn refuse(&self, from: Option<SocketAddr>, why: &io::Error) {
+        let mut shared = self.lock();
+        let refused = &mut shared.refused;
+        refused.count += 1;
+        if refused.logged.is_none_or(|logged| logged.elapsed() >= LOG_REFUSED) {
+            refused.logged = Some(Instant::now());
+            let (count, port) = (refused.count, self.inner.rendezvous.port);
+            let from = from.map_or("an unknown address".to_owned(), |from| from.to_string());
+            log!("refused {count} connections to port {port}, the last from {from}: {why}");
+        }
+    }
+
+    /// Reads a connection to its end, in the place of any earlier one to that node.
+    fn read(&self, authentic: Authentic) {
+        let Authentic { node, stream, sealer, lines } = authentic;
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let connection = {
+            let mut shared = self.lock();
+            shared.numbers += 1;
+            let number = shared.numbers;
+            let new = Connection { number, stream, sealer, is_broken: is_broken.clone() };
+            if let Some(earlier) = shared.connections.insert(node.clone(), new) {
+                // The thread that reads it sees its end.
+                let _ = earlier.stream.shutdown(Shutdown::Both);
+            }
+            number
+        };
+        self.inner.events.send(Event::Connected { node: node.clone(), connection });
+        let how = match self.read_messages(&node, connection, lines) {
+            Ok(()) if is_broken.load(Ordering::Relaxed) => Disconnect::Broken("connection reset".into()),
+            Ok(()) => Disconnect::Closed,
+            Err(error) => Disconnect::Broken(error.to_string()),
+        };
+        let mut shared = self.lock();
+        if let Some(current) = shared.connections.get(&node).filter(|current| current.number == connection) {
+            let _ = current.stream.shutdown(Shutdown::Both);
+            shared.connections.remove(&node);
+        }
+        drop(shared);
+        self.inner.events.send(Event::Disconnected { node, connection, how });
+    }
+
+    fn read_messages(&self, node: &NodeId, connection: u64, mut lines: SealedLines) -> io::Result<()> {
+        while let Some(line) = lines.read()? {
+            // A newer version may send others besides.
+            if let Some(message) = Message::read(&line) {
+                self.inner.events.send(Event::Message { node: node.clone(), connection, message });
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn refused(&self) -> u64 {
+        self.lock().refused.count
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.lock().pending.len()
+    }
+}
+
+impl Shared {
+    /// Takes in a connection whose handshake begins; closes the oldest where there are too many.
+    fn admit(&mut self, stream: TcpStream, limit: usize) -> u64 {
+        if self.pending.len() >= limit
+            && let Some((_, oldest)) = self.pending.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        self.numbers += 1;
+        self.pending.push_back((self.numbers, stream));
+        self.numbers
+    }
+}
+
+fn listen(rendezvous: &Rendezvous) -> Result<TcpListener, Failure> {
+    let Rendezvous { port, this, .. } = rendezvous;
+    let bound = TcpListener::bind(("::", *port)).or_else(|_| TcpListener::bind(("0.0.0.0", *port)));
+    bound.map_err(|error| {
+        let code = if error.kind() == io::ErrorKind::AddrInUse { ErrorCode::PortInUse } else { ErrorCode::StartFailed };
+        Failure::new(
+            code,
+            "cannot listen to the supervisors of the other nodes",
+            format!("port {port} of node {this}, the one after the ranks' own: {error}"),
+            format!("`ss -lptn sport = :{port}` there names the process that has it; resume: another port is drawn"),
+        )
+    })
+}
+
+fn connect(address: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in (address, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(3)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,198 @@
+//! Reads how and why ranks ended: from what they recorded, their logs and the kernel's counters.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+
+use camino::Utf8Path;
+use nix::sys::signal::Signal;
+use nix::sys::statvfs::statvfs;
+use rundir::{ErrorCode, ExitFile, Failure, RankExit, SCHEMA, now_s};
+use runstate::recent_metrics;
+use signal_hook::consts::SIGKILL;
+
+use crate::decide::{RankEnd, Verdict};
+use crate::job::Job;
+use crate::ranks::EndedRank;
+
+/// How many of a rank's last lines are kept.
+const TAIL_LINES: usize = 20;
+/// How much of a log is read for them.
+const TAIL_BYTES: u64 = 64 * 1024;
+/// Longer lines are cut: a line of a megabyte does not help a reader.
+const LINE_CHARS: usize = 500;
+
+/// Reads how a rank ended and why.
+pub fn read(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> RankEnd {
+    let EndedRank { rank: number, code, signal, .. } = *rank;
+    RankEnd { rank: number, code, signal, failure: explain(rank, job, ooms_before) }
+}
+
+/// Returns the exit file of a node whose ranks have ended, the first failure first.
+pub fn exit_file(job: &Job, ended: &[EndedRank], verdict: Verdict) -> ExitFile {
+    let attempt = job.attempt.number;
+    let Verdict { reason, first_failure, failure } = verdict;
+    let metrics = recent_metrics(&job.run).unwrap_or_default();
+    let last_step = metrics.iter().rev().find(|sample| sample.attempt == attempt).map(|sample| sample.step);
+    let mut ranks: Vec<RankExit> = ended
+        .iter()
+        .map(|rank| RankExit {
+            rank: rank.rank,
+            code: rank.code,
+            signal: rank.signal,
+            last_step,
+            ended_s: rank.ended_s,
+            stderr_tail: tail(&rank.log),
+        })
+        .collect();
+    ranks.sort_by_key(|rank| (Some(rank.rank) != first_failure, rank.rank));
+    let ended_s = ended.iter().map(|rank| rank.ended_s).reduce(f64::max).unwrap_or_else(now_s);
+    ExitFile { schema: SCHEMA, attempt, node: job.node.clone(), ended_s, reason, first_failure, failure, ranks }
+}
+
+/// Returns why a rank failed: what it recorded, or what its log and the kernel show.
+fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
+    let who = format!("rank {} on node {}", rank.rank, job.node);
+    let read_log = format!("read {}, then resume from the last checkpoint", rank.log);
+    let how = describe(rank);
+    if rank.signal == Some(SIGKILL) && !rank.by_us {
+        let (code, why, fix) = killed(ooms_before.zip(oom_kills()), &rank.log);
+        return Failure::new(code, format!("{who} was killed"), why, fix);
+    }
+    if let Some(mut failure) = job.run.read_rank_failure(&job.node, job.attempt.number, rank.rank) {
+        failure.why += &format!(" ({who}, {how})");
+        return failure;
+    }
+    let line = last_output(rank);
+    let why =
+        if line.is_empty() { format!("{how}; its log is empty") } else { format!("{how}; its log ends with: {line}") };
+    if disk_is_full(&job.run.root) {
+        let fix =
+            "make room there (`df`, `vidtui checkpoints` lists what was saved), then resume from the last checkpoint";
+        let why = format!("{why}; the disk of {} is full", job.run.root);
+        return Failure::new(ErrorCode::DiskFull, format!("{who} failed"), why, fix);
+    }
+    Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, read_log)
+}
+
+/// Returns true if a disk has no room for what a rank would log or save.
+fn disk_is_full(dir: &Utf8Path) -> bool {
+    statvfs(dir.as_std_path()).is_ok_and(|disk| disk.blocks_available() == 0)
+}
+
+/// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
+fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str, String) {
+    let memory = "use more ranks or a smaller model, or free memory on the node (`dmesg` there names the process that the \
+                  kernel chose); then resume from the last checkpoint";
+    match ooms {
+        Some((before, now)) if now > before => (
+            ErrorCode::OutOfMemory,
+            "the node ran out of memory, and the kernel ended the rank with signal 9 (SIGKILL)",
+            memory.to_owned(),
+        ),
+        Some(_) => (
+            ErrorCode::RankKilled,
+            "another process sent it signal 9 (SIGKILL); the kernel ended no process of this node for lack of memory",
+            format!("find out which did (a queue's memory or time limit, a user); {log} is its log; then resume"),
+        ),
+        None => (
+            ErrorCode::RankKilled,
+            "it got signal 9 (SIGKILL), which its supervisor did not send: most often the node ran out of memory",
+            memory.to_owned(),
+        ),
+    }
+}
+
+/// Returns the line of a rank's log that explains most: the message of a panic, the error of Python, else the last line.
+fn last_output(rank: &EndedRank) -> String {
+    if let Some(error) = python_error(&last_lines(&rank.log, usize::MAX)) {
+        return error;
+    }
+    let lines = tail(&rank.log);
+    let panicked = lines.iter().rposition(|line| line.starts_with("thread '") && line.contains("panicked at"));
+    let line = panicked
+        .and_then(|index| lines.get(index + 1))
+        .or_else(|| lines.iter().rev().find(|line| !line.trim().is_empty()));
+    line.cloned().unwrap_or_default()
+}
+
+fn describe(rank: &EndedRank) -> String {
+    match (rank.code, rank.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(number)) => match Signal::try_from(number) {
+            Ok(signal) => format!("signal {number} ({signal})"),
+            Err(_) => format!("signal {number}"),
+        },
+        (None, None) => "its exit status is unknown".to_owned(),
+    }
+}
+
+/// Returns the last error after a Python traceback: `ValueError: …`. Launchers append theirs to it.
+fn python_error(lines: &[String]) -> Option<String> {
+    let without_rank = |line: &str| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
+        Some((rank, line)) if rank.bytes().all(|b| b.is_ascii_digit()) => line.to_owned(),
+        _ => line.to_owned(),
+    };
+    let is_error = |line: &String| {
+        let name = line.split(':').next().unwrap_or_default();
+        let last = name.rsplit('.').next().unwrap_or_default();
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
+            && ["Error", "Exception", "Interrupt"].iter().any(|ending| last.ends_with(ending))
+            && last != "ChildFailedError"
+    };
+    let traced = lines.iter().any(|line| line.contains("Traceback (most recent call last)"));
+    lines.iter().rev().filter(|_| traced).map(|line| without_rank(line)).find(is_error)
+}
+
+/// Returns the last lines of a log, without control characters.
+fn tail(log: &Utf8Path) -> Vec<String> {
+    last_lines(log, TAIL_LINES)
+}
+
+fn last_lines(log: &Utf8Path, count: usize) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let len = file.seek(SeekFrom::End(0))?;
+        file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    // A progress bar draws its line many times; the last drawing counts.
+    let drawn = |line| str::rsplit(line, '\r').find(|part| !part.is_empty()).unwrap_or(line);
+    let lines: Vec<&str> = text.lines().map(drawn).collect();
+    let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_CHARS).collect();
+    lines[lines.len().saturating_sub(count)..].iter().map(clean).collect()
+}
+
+/// Returns how many processes the kernel has ended since boot for lack of memory; none where it does not count them.
+pub fn oom_kills() -> Option<u64> {
+    let counters = fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_python_is_reported_and_not_that_of_its_launcher() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let log = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n\
+            [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n\
+            E1120 03:40:12 torch/distributed/elastic failed (exitcode: 1)\n\
+            torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n============";
+        let want = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB";
+        assert_eq!(python_error(&lines(log)).as_deref(), Some(want));
+        assert_eq!(python_error(&lines("LookupError: mentioned in passing\nexit")), None);
+    }
+
+    #[test]
+    fn a_kill_is_blamed_on_memory_only_as_far_as_the_kernel_counts() {
+        let code = |ooms| killed(ooms, Utf8Path::new("rank.log")).0;
+        assert_eq!(code(Some((4, 5))), ErrorCode::OutOfMemory);
+        assert_eq!(code(Some((5, 5))), ErrorCode::RankKilled);
+        assert_eq!(code(None), ErrorCode::RankKilled);
+    }
+}
