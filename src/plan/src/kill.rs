@@ -1,11 +1,23 @@
+//! Plans of stops and kills: exactly which processes will be signalled, and how they are identified.
+
 use cluster::NodeId;
 use cluster::slurm::JobSight;
-use rundir::{Failure, PidFile, RankPid, RunDir, RunId};
+use rundir::{ErrorCode, Failure, PidFile, RankPid, RunDir, RunId};
 use runstate::Liveness;
-
 use units::counted;
 
-/// Exactly which processes will be signalled, and why they are believed to be the run's.
+use crate::{NodeOrphans, OrphanKill};
+
+/// What a stop or a kill signals: a run, or processes that were selected by their command lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KillPlan {
+    /// The processes of a run.
+    Run(RunKill),
+    /// Processes that were selected by their command lines.
+    Orphans(OrphanKill),
+}
+
+/// The processes of a run, and how they will be ended.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RunKill {
     /// The run.
@@ -16,7 +28,7 @@ pub struct RunKill {
     pub how: KillHow,
     /// The processes, node by node.
     pub nodes: Vec<NodeKill>,
-    /// The Slurm job that they are of. Then Slurm is told to end it, and ends them.
+    /// The Slurm job that they belong to. Slurm ends its processes.
     #[serde(default)]
     pub job: Option<JobKill>,
 }
@@ -28,11 +40,11 @@ pub struct JobKill {
     pub id: u64,
     /// Whether it is cancelled, rather than asked to save and stop.
     pub is_cancelled: bool,
-    /// Whether it waits in the queue: nothing of it runs.
+    /// Whether it is pending: no process of it runs.
     pub is_waiting: bool,
-    /// The nodes that it lost ([`runstate::RunFacts::lost_nodes`]). Slurm may wait for them for minutes; nobody else does.
+    /// The nodes that it lost ([`runstate::RunFacts::lost_nodes`]). Slurm may wait minutes for them; the kill does not.
     pub lost: Vec<NodeId>,
-    /// What Slurm is told, and what is compared before.
+    /// The Slurm command, and what is compared before it runs.
     pub why: String,
 }
 
@@ -41,11 +53,21 @@ pub struct JobKill {
 pub enum KillHow {
     /// TERM to the supervisors: all ranks save at the same step and end.
     Stop,
-    /// TERM to the process groups, then KILL to what is left of them.
+    /// TERM to the process groups, then KILL to the processes that remain.
     Kill,
 }
 
-/// The processes of one node.
+impl KillHow {
+    /// Returns the verb for messages: `stop` or `kill`.
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Kill => "kill",
+        }
+    }
+}
+
+/// The processes of a run on one node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NodeKill {
     /// The run that must be in their environment.
@@ -64,18 +86,62 @@ pub struct NodeKill {
     pub start_ticks: u64,
     /// The ranks.
     pub ranks: Vec<RankPid>,
-    /// Which signals go where, and what was compared to know that they go to the run.
+    /// Which signals are sent to which processes, and how these are identified.
     pub why: String,
 }
 
-/// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and its Slurm job if
-/// it is one.
+impl From<RunKill> for KillPlan {
+    fn from(run: RunKill) -> Self {
+        Self::Run(run)
+    }
+}
+
+impl From<OrphanKill> for KillPlan {
+    fn from(orphans: OrphanKill) -> Self {
+        Self::Orphans(orphans)
+    }
+}
+
+impl KillPlan {
+    /// Returns how the processes are ended.
+    pub fn how(&self) -> KillHow {
+        match self {
+            Self::Run(run) => run.how,
+            Self::Orphans(_) => KillHow::Kill,
+        }
+    }
+
+    /// Returns what is ended, for messages: the run's id, or `3 processes`.
+    pub fn subject(&self) -> String {
+        match self {
+            Self::Run(run) => run.run.to_string(),
+            Self::Orphans(orphans) => counted(orphans.count(), "process"),
+        }
+    }
+
+    /// Returns the part of the plan that is about some nodes.
+    pub fn on_nodes(&self, is_kept: impl Fn(&NodeId) -> bool) -> Self {
+        match self {
+            Self::Run(run) => {
+                let nodes = run.nodes.iter().filter(|target| is_kept(&target.node)).cloned().collect();
+                Self::Run(RunKill { nodes, ..run.clone() })
+            }
+            Self::Orphans(OrphanKill { scope, nodes }) => {
+                let nodes: Vec<NodeOrphans> = nodes.iter().filter(|target| is_kept(&target.node)).cloned().collect();
+                Self::Orphans(OrphanKill { scope: *scope, nodes })
+            }
+        }
+    }
+}
+
+/// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and from its Slurm job
+/// if it has one.
 ///
-/// A node that could not be looked at is part of the plan: whoever executes it looks again. For the end of a job on its `lost` nodes
-/// nobody waits.
+/// A node whose processes are unknown stays in the plan: the kill checks it again. The kill does not wait until Slurm has
+/// ended the job on its `lost` nodes.
 ///
 /// # Errors
-/// When nothing of the run is alive.
+/// When no process of the run is alive.
 pub fn kill(
     run: &RunId,
     dir: &RunDir,
@@ -86,54 +152,46 @@ pub fn kill(
 ) -> Result<RunKill, Failure> {
     if let Some(sight) = job {
         let job = Some(job_kill(run, how, sight, lost)?);
-        // What ran in an earlier turn of a job that waits has ended.
-        let left = owned.iter().filter(|_| !sight.is_waiting());
-        let nodes = left.map(|(file, _)| node_kill(run, how, file)).collect();
+        // The processes of a pending job's earlier turns have ended.
+        let running = owned.iter().filter(|_| !sight.is_waiting());
+        let nodes = running.map(|(file, _)| node_kill(run, how, file)).collect();
         return Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job });
     }
     let alive = owned.iter().filter(|(_, liveness)| *liveness != Liveness::Dead);
     let nodes: Vec<NodeKill> = alive.map(|(file, _)| node_kill(run, how, file)).collect();
     if nodes.is_empty() {
-        let verb = if how == KillHow::Stop { "stop" } else { "kill" };
-        let why = if owned.is_empty() {
-            "it has no process file: it is starting, or never started"
+        let (code, why) = if owned.is_empty() {
+            (ErrorCode::RunNotStarted, "it has no process file: it is starting, or never started")
         } else {
-            "none of its processes is alive"
+            (ErrorCode::RunNotRunning, "none of its processes is alive")
         };
-        return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot {verb} {run}"),
-            why,
-            format!("look at its state: `vidtui status {run}`"),
-        ));
+        return Err(refusal(code, run, how, why));
     }
     Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job: None })
+}
+
+fn refusal(code: ErrorCode, run: &RunId, how: KillHow, why: impl Into<String>) -> Failure {
+    Failure::new(code, format!("cannot {} {run}", how.verb()), why, format!("check its state: `vidtui status {run}`"))
 }
 
 /// Plans to end a job, unless it has ended.
 pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<NodeId>) -> Result<JobKill, Failure> {
     let id = sight.id;
     if sight.is_over() {
-        let verb = if how == KillHow::Stop { "stop" } else { "kill" };
-        let said = sight.state().map_or("Slurm knows it no more".into(), |state| format!("Slurm says {state}"));
-        return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot {verb} {run}"),
-            format!("its job {id} has ended: {said}"),
-            format!("look at its state: `vidtui status {run}`"),
-        ));
+        let state = sight.state().map_or("Slurm no longer lists it".into(), |state| format!("its state is {state}"));
+        return Err(refusal(ErrorCode::RunNotRunning, run, how, format!("its job {id} has ended: {state}")));
     }
     let is_cancelled = how == KillHow::Kill || sight.is_waiting();
-    let does = match (how, sight.is_waiting()) {
-        (_, true) => format!("scancel {id}: it waits in the queue, and is taken out of it"),
+    let action = match (how, sight.is_waiting()) {
+        (_, true) => format!("scancel {id}: it is pending and is removed from the queue"),
         (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
         (KillHow::Kill, false) => format!(
-            "scancel {id}: Slurm sends TERM, then KILL, to every process of it; what it leaves of the run on its nodes is ended there"
+            "scancel {id}: Slurm sends TERM, then KILL, to every process of the job; processes of the run that remain on its nodes are killed after that"
         ),
     };
-    let away =
-        if lost.is_empty() { String::new() } else { format!("; {} is not waited for, it was lost", names(&lost)) };
-    let why = format!("{does}{away}; only if job {id} is yours and is named {run}");
+    let lost_nodes =
+        if lost.is_empty() { String::new() } else { format!("; not waiting for {}, which was lost", names(&lost)) };
+    let why = format!("{action}{lost_nodes}; only if job {id} is yours and is named {run}");
     Ok(JobKill { id, is_cancelled, is_waiting: sight.is_waiting(), lost, why })
 }
 
@@ -141,13 +199,13 @@ fn names(nodes: &[NodeId]) -> String {
     cluster::hostlist::compress(&nodes.iter().map(NodeId::as_str).collect::<Vec<_>>())
 }
 
-/// Names the processes of a process file, so that they can be looked for and signalled.
+/// Returns the processes of a process file, so that they can be listed and signalled.
 pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
     let ranks: Vec<String> = file.ranks.iter().map(|rank| rank.pid.to_string()).collect();
     let signals = match how {
         KillHow::Stop => format!("TERM to the supervisor, process {}", file.pid),
         KillHow::Kill => format!(
-            "TERM, then KILL, to process group {}: supervisor {}, {} ({}), and to all else that they started",
+            "TERM, then KILL, to process group {}: supervisor {}, {} ({}), and every process that they started",
             file.pgid,
             file.pid,
             counted(ranks.len(), "rank"),
@@ -163,7 +221,7 @@ pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
         boot_id: file.boot_id.clone(),
         start_ticks: file.start_ticks,
         ranks: file.ranks.clone(),
-        why: format!("{signals}; only if boot, start time and VIDTUI_RUN={run} agree with its process file"),
+        why: format!("{signals}; only if boot, start time and VIDTUI_RUN={run} match its process file"),
     }
 }
 
@@ -193,20 +251,25 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_says_which_processes_are_signalled_and_why_they_are_the_runs() {
+    fn a_plan_names_the_processes_and_how_they_are_identified() {
         let whys = [KillHow::Stop, KillHow::Kill]
             .map(|how| plan(how, &[owned(Liveness::Alive)]).unwrap().nodes[0].why.clone());
         insta::assert_snapshot!(whys.join("\n"));
     }
 
     #[test]
-    fn what_is_not_alive_cannot_be_ended() {
+    fn a_run_without_live_processes_cannot_be_ended() {
         let refusals = [plan(KillHow::Stop, &[]), plan(KillHow::Kill, &[owned(Liveness::Dead)])];
-        insta::assert_snapshot!(refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n\n"));
+        let refusals = refusals.map(|refusal| refusal.unwrap_err());
+        assert_eq!(
+            refusals.each_ref().map(|refusal| refusal.code),
+            [ErrorCode::RunNotStarted, ErrorCode::RunNotRunning]
+        );
+        insta::assert_snapshot!(refusals.map(|refusal| refusal.to_string()).join("\n\n"));
     }
 
     #[test]
-    fn a_job_is_ended_by_slurm_wherever_it_is() {
+    fn slurm_ends_a_pending_and_a_running_job() {
         let past = fixtures::past(10, &[]);
         let plan = |how, state: &str| {
             let line = format!("42|{state}|None|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
@@ -216,12 +279,12 @@ mod tests {
             plan.map(|plan| plan.job.unwrap().why).unwrap_or_else(|refusal| refusal.to_string())
         };
         let states = ["PENDING", "RUNNING", "TIMEOUT"];
-        let said = states.map(|state| [KillHow::Stop, KillHow::Kill].map(|how| plan(how, state)).join("\n"));
-        insta::assert_snapshot!(said.join("\n\n"));
+        let texts = states.map(|state| [KillHow::Stop, KillHow::Kill].map(|how| plan(how, state)).join("\n"));
+        insta::assert_snapshot!(texts.join("\n\n"));
     }
 
     #[test]
-    fn a_node_that_a_job_lost_is_named_and_not_waited_for() {
+    fn a_kill_of_a_job_does_not_wait_for_lost_nodes() {
         let past = fixtures::past(10, &[]);
         let line = "42|COMPLETING|None|0:05|10:00|2|ml-2|1000|1600|ada|train|gres:gpu:1|demo";
         let job = Box::new(cluster::slurm::read_queue(line).rows.remove(0));
@@ -230,12 +293,20 @@ mod tests {
         let plan = kill(&past.run.id, &past.dir, KillHow::Kill, &[], Some(&sight), lost.clone()).unwrap();
         let job = plan.job.unwrap();
         assert_eq!(job.lost, lost);
-        assert!(job.why.contains("; ml-2 is not waited for, it was lost; only if job 42 is yours"), "{}", job.why);
+        insta::assert_snapshot!(job.why);
     }
 
     #[test]
-    fn a_node_that_nobody_could_look_at_stays_in_the_plan() {
+    fn a_node_whose_processes_are_unknown_stays_in_the_plan() {
         let plan = plan(KillHow::Kill, &[owned(Liveness::Unknown)]).unwrap();
         assert_eq!(plan.nodes.len(), 1);
+    }
+
+    #[test]
+    fn a_plan_can_be_restricted_to_some_nodes() {
+        let plan = KillPlan::from(plan(KillHow::Kill, &[owned(Liveness::Alive)]).unwrap());
+        assert_eq!(plan.on_nodes(|node| node.as_str() == "vm"), plan);
+        let KillPlan::Run(none) = plan.on_nodes(|_| false) else { panic!("it is a run") };
+        assert_eq!((none.nodes.len(), KillPlan::from(none).how()), (0, KillHow::Kill));
     }
 }

@@ -23,13 +23,13 @@ pub use context::{Context, Master, StartOptions, Target, TrainerBinary, Weights}
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
 pub use job::{JobTurn, JobTurnRequest, job_turn, requeue};
-pub use kill::{JobKill, KillHow, NodeKill, RunKill, kill, node_kill};
+pub use kill::{JobKill, KillHow, KillPlan, NodeKill, RunKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};
 pub use orphans::{
-    Ancestry, DetectedRun, KillScope, ListedProcess, NodeOrphans, NodeProcesses, detect_runs, kill_detected,
-    select_orphans,
+    Ancestry, DetectedRun, KillScope, ListedProcess, NodeOrphans, NodeProcesses, OrphanKill, detect_runs,
+    kill_detected, select_orphans,
 };
 pub use quote::{command_line, quote};
 pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};

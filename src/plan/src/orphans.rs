@@ -1,4 +1,4 @@
-//! Processes that no run is known to own, or that are to be ended by what they are: which of them, exactly.
+//! Orphan processes: those of runs that are found on nodes, and those that are selected by their command lines.
 
 use std::collections::BTreeMap;
 
@@ -8,130 +8,147 @@ use rundir::{RunDir, RunId};
 
 use crate::{KillHow, NodeKill, RunKill};
 
-/// A live process of a node.
+/// A live process of a node, as it was listed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ListedProcess {
-    /// Its number.
+    /// Process id.
     pub pid: i32,
-    /// Who started it.
+    /// Process id of its parent.
     pub parent: i32,
-    /// Its group.
+    /// Process group.
     pub pgid: i32,
-    /// Its session.
+    /// Session.
     pub session: i32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
     /// State letter of `/proc/PID/stat`.
     pub state: char,
-    /// Its user's number.
+    /// Id of its user.
     pub uid: u32,
-    /// Its user.
+    /// Name of its user.
     pub user: String,
     /// Seconds since it started.
     pub age_s: u64,
-    /// `VIDTUI_RUN` in its environment, where that can be read.
+    /// `VIDTUI_RUN` in its environment, if the environment can be read.
     pub run: Option<String>,
-    /// GPU memory that it holds.
+    /// GPU memory that it holds, if it is known.
     pub gpu_mib: Option<u64>,
-    /// Its command line.
+    /// Command line.
     pub command: String,
 }
 
-/// The processes of a node, without those that looked.
+/// The processes of a node, without those of the listing itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeProcesses {
     /// The node.
     pub node: NodeId,
-    /// The boot it is in.
+    /// Its current boot.
     pub boot_id: String,
-    /// The number of the user who looked.
+    /// Id of the user who is logged in.
     pub uid: u32,
-    /// That user.
+    /// Name of that user.
     pub user: String,
-    /// The processes, by number.
+    /// The processes, ordered by process id.
     pub processes: Vec<ListedProcess>,
 }
 
-/// Processes of a node that will be ended.
+/// Processes of a node that will be killed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct NodeOrphans {
     /// The node.
     pub node: NodeId,
-    /// The boot during which they were seen.
+    /// The boot during which they were listed.
     pub boot_id: String,
     /// The processes.
     pub processes: Vec<ListedProcess>,
 }
 
-/// Whose processes may be ended, and by which right.
+/// Processes that were selected by their command lines, and will be killed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrphanKill {
+    /// Whose processes may be killed.
+    pub scope: KillScope,
+    /// The processes, node by node.
+    pub nodes: Vec<NodeOrphans>,
+}
+
+impl OrphanKill {
+    /// Counts the processes of all nodes.
+    pub fn count(&self) -> usize {
+        self.nodes.iter().map(|node| node.processes.len()).sum()
+    }
+}
+
+/// Whose processes may be killed, and with which permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillScope {
-    /// Those of the user who is logged in.
+    /// Processes of the user who is logged in.
     Own,
-    /// Those of everyone, as far as that user may signal them.
+    /// Processes of all users, as far as that user may signal them.
     AllUsers,
-    /// Those of everyone, by `sudo`.
+    /// Processes of all users, signalled with `sudo`.
     Sudo,
 }
 
-/// A program and those that started it, as shells do whose command line has the program's words too.
+/// A process and its ancestors. A shell that started this program may have its pattern on its own command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ancestry {
     /// The boot of their machine.
     pub boot_id: String,
-    /// The number of each, and when it started, in clock ticks since boot.
+    /// Process id and start time, in clock ticks since boot, of each.
     pub processes: Vec<(i32, u64)>,
 }
 
 impl Ancestry {
-    /// Tells whether a process is one of them, whatever the node is called on which it was seen.
-    fn has(&self, seen: &NodeProcesses, process: &ListedProcess) -> bool {
-        seen.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
+    /// Whether a process is one of them, whatever name its node has.
+    fn contains(&self, listed: &NodeProcesses, process: &ListedProcess) -> bool {
+        listed.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
     }
 }
 
-/// Picks the processes whose command line fits. Never the first process of a node, never one of the kernel, and never `own`.
+/// Selects the processes whose command line matches. Never selects the first process of a node, a kernel thread, or one of
+/// `own`.
 pub fn select_orphans(
-    seen: &NodeProcesses,
-    reach: KillScope,
+    listed: &NodeProcesses,
+    scope: KillScope,
     own: &Ancestry,
-    fits: &dyn Fn(&str) -> bool,
+    matches: &dyn Fn(&str) -> bool,
 ) -> NodeOrphans {
-    let picked = seen.processes.iter().filter(|process| {
-        // ps writes the names of kernel threads, which have no command line, in brackets; a user's program may look so.
-        let of_kernel = process.uid == 0 && (process.pid == 2 || process.parent == 2);
-        let ours = reach != KillScope::Own || process.uid == seen.uid;
-        let is_own = own.has(seen, process);
+    let selected = listed.processes.iter().filter(|process| {
+        // ps prints kernel threads, which have no command line, in brackets; a user's program may have such a name too.
+        let is_kernel_thread = process.uid == 0 && (process.pid == 2 || process.parent == 2);
+        let is_in_scope = scope != KillScope::Own || process.uid == listed.uid;
+        let is_own = own.contains(listed, process);
         process.pid > 1
-            && !of_kernel
+            && !is_kernel_thread
             && !is_own
-            && ours
+            && is_in_scope
             && !matches!(process.state, 'Z' | 'X')
-            && fits(&process.command)
+            && matches(&process.command)
     });
-    NodeOrphans { node: seen.node.clone(), boot_id: seen.boot_id.clone(), processes: picked.cloned().collect() }
+    NodeOrphans { node: listed.node.clone(), boot_id: listed.boot_id.clone(), processes: selected.cloned().collect() }
 }
 
-/// A run of which processes were found on nodes.
+/// A run whose processes were found on nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetectedRun {
-    /// The run, as its processes' environment names it.
+    /// The run, from the environment of its processes.
     pub run: RunId,
-    /// Its folder, where a supervisor's command line tells it.
+    /// Its folder, from the command line of a supervisor.
     pub dir: Option<Utf8PathBuf>,
-    /// Its process groups.
+    /// Its process groups, node by node.
     pub nodes: Vec<NodeKill>,
 }
 
-/// Finds the runs of the user who looked among the processes of nodes, by `VIDTUI_RUN` in their environment.
-pub fn detect_runs(seen: &[NodeProcesses]) -> Vec<DetectedRun> {
+/// Finds the runs of the logged-in user among the processes of nodes, by `VIDTUI_RUN` in their environment.
+pub fn detect_runs(listed: &[NodeProcesses]) -> Vec<DetectedRun> {
     let mut found: BTreeMap<RunId, DetectedRun> = BTreeMap::new();
-    for node in seen {
+    for node in listed {
         let mut groups: BTreeMap<(RunId, i32), Vec<&ListedProcess>> = BTreeMap::new();
         let own = || node.processes.iter().filter(|p| p.uid == node.uid && p.pgid > 1);
         for process in own() {
             if let Some(run) = process.run.as_deref().and_then(|run| RunId::parse(run).ok()) {
-                // What samples the node has a group of its own in the supervisor's session.
+                // The sampler of a node has its own process group in the session of the supervisor.
                 let has_leader = own().any(|leader| leader.pid == process.session && leader.run == process.run);
                 let group = if has_leader { process.session } else { process.pgid };
                 groups.entry((run, group)).or_default().push(process);
@@ -148,11 +165,11 @@ pub fn detect_runs(seen: &[NodeProcesses]) -> Vec<DetectedRun> {
     found.into_values().collect()
 }
 
-/// Plans to end a run of which processes were found. What its process files tell of its newest attempt (`by_files`) is ended on
-/// all of its nodes, if some of that was found; what an earlier attempt left is ended where it was found.
+/// Plans to end a run whose processes were found. If some of them belong to its newest attempt, that attempt is ended on all
+/// of its nodes, as its process files list them (`by_files`). Processes of earlier attempts are ended where they were found.
 pub fn kill_detected(found: DetectedRun, dir: RunDir, how: KillHow, by_files: Option<RunKill>) -> Vec<RunKill> {
     let is_known = |kill: &NodeKill| {
-        // Where no supervisor tells the attempt, it is the workers of one, which have groups of their own.
+        // Groups without a supervisor do not show their attempt: they are workers, which have their own process groups.
         let same_attempt = |known: &NodeKill| kill.attempt == known.attempt || kill.attempt == 0;
         let same = |known: &NodeKill| known.node == kill.node && known.boot_id == kill.boot_id && same_attempt(known);
         by_files.as_ref().is_some_and(|plan| plan.nodes.iter().any(same))
@@ -163,7 +180,7 @@ pub fn kill_detected(found: DetectedRun, dir: RunDir, how: KillHow, by_files: Op
     newest.into_iter().chain(Some(left).filter(|plan| !plan.nodes.is_empty())).collect()
 }
 
-/// A group without a process file. Its oldest process stands for the supervisor, which leads it or has gone.
+/// Makes the target for a group without a process file. Its oldest process stands for the supervisor, which may have ended.
 fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&ListedProcess]) -> NodeKill {
     let attempt = members.iter().find_map(|process| after(&process.command, "--attempt")?.parse().ok());
     let pids: Vec<String> = members.iter().map(|process| process.pid.to_string()).collect();
@@ -184,7 +201,7 @@ fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&ListedPro
     }
 }
 
-/// The word after a flag.
+/// Returns the value of a flag.
 fn after<'a>(command: &'a str, flag: &str) -> Option<&'a str> {
     let mut words = command.split_whitespace().skip_while(|word| *word != flag);
     words.next()?;
@@ -236,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_that_looks_and_its_shell_are_never_picked_whatever_their_node_is_called() {
+    fn this_program_and_its_shell_are_never_selected_whatever_name_their_node_has() {
         let pattern = "vidtui kill --hostfile F --pattern python";
         let mut seen = node();
         seen.node = NodeId::from_hostname("10.99.0.1");
@@ -245,21 +262,21 @@ mod tests {
             process(71, 1000, None, pattern),
             process(5000, 1000, None, "python3 train.py"),
         ];
-        let picked = |own: &Ancestry, seen: &NodeProcesses| {
-            let picked = select_orphans(seen, KillScope::Own, own, &|command| command.contains("python"));
-            picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
+        let selected = |own: &Ancestry, seen: &NodeProcesses| {
+            let selected = select_orphans(seen, KillScope::Own, own, &|command| command.contains("python"));
+            selected.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
-        assert_eq!(picked(&own(&[(71, 71), (70, 70), (1, 1)]), &seen), [5000]);
-        assert_eq!(picked(&own(&[(71, 99), (70, 99)]), &seen), [70, 71, 5000], "other processes of these numbers");
+        assert_eq!(selected(&own(&[(71, 71), (70, 70), (1, 1)]), &seen), [5000]);
+        assert_eq!(selected(&own(&[(71, 99), (70, 99)]), &seen), [70, 71, 5000], "the process ids were reused");
         seen.boot_id = "another".into();
-        assert_eq!(picked(&own(&[(71, 71), (70, 70)]), &seen), [70, 71, 5000], "another machine's");
+        assert_eq!(selected(&own(&[(71, 71), (70, 70)]), &seen), [70, 71, 5000], "the processes of another machine");
     }
 
     #[test]
-    fn only_the_users_own_processes_are_picked_unless_all_are_asked_for() {
+    fn only_the_users_own_processes_are_selected_by_default() {
         let pids = |reach| {
-            let picked = select_orphans(&node(), reach, &own(&[]), &|command| command.contains("python"));
-            picked.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
+            let selected = select_orphans(&node(), reach, &own(&[]), &|command| command.contains("python"));
+            selected.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
         assert_eq!(pids(KillScope::Own), [5000]);
         assert_eq!(pids(KillScope::AllUsers), [5000, 5001]);
@@ -267,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_attempt_left_is_ended_where_it_was_found_and_the_newest_goes_on_elsewhere() {
+    fn processes_of_an_earlier_attempt_are_ended_where_they_are_and_the_newest_attempt_continues_elsewhere() {
         let found = || detect_runs(&[node()]).remove(0);
         let by_files = |node: &str, attempt| {
             let of_file = NodeKill { node: NodeId::from_hostname(node), attempt, ..found().nodes.remove(0) };
@@ -282,13 +299,13 @@ mod tests {
             plans.into_iter().map(nodes).collect::<Vec<_>>()
         };
         assert_eq!(ended(None), [["ml-1 3"]]);
-        assert_eq!(ended(Some(by_files("ml-1", 3))), [["ml-1 3", "ml-9 3"]], "all nodes of what was found");
+        assert_eq!(ended(Some(by_files("ml-1", 3))), [["ml-1 3", "ml-9 3"]], "all nodes of the newest attempt");
         assert_eq!(ended(Some(by_files("ml-1", 4))), [["ml-1 3"]]);
         assert_eq!(ended(Some(by_files("ml-7", 4))), [["ml-1 3"]]);
     }
 
     #[test]
-    fn runs_are_found_by_the_environment_of_the_users_own_processes() {
+    fn runs_are_detected_by_the_environment_of_the_users_own_processes() {
         let found = detect_runs(&[node()]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].dir.as_deref(), Some("/share/runs/a".into()));

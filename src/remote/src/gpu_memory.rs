@@ -1,7 +1,8 @@
-//! Whether processes that are gone have given their GPU memory back.
+//! Checks whether processes that ended have released their GPU memory.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cluster::nvidia_smi::{COMPUTE_APPS, FORMAT, SmiTrouble, read_compute_apps};
 use units::{counted, size};
@@ -11,39 +12,38 @@ use crate::{RemoteError, Transport};
 
 const SCRIPT: &str = include_str!("scripts/gpu_memory.sh");
 
-/// How long a node may take; its script gives nvidia-smi less.
-const SOON: Duration = Duration::from_secs(20);
+/// Time limit for the query; the script gives nvidia-smi less.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// How often the query is repeated while the driver releases memory.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is known of the GPU memory of processes that were ended.
+/// The state of the GPU memory of processes that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum GpuMemory {
-    /// Nobody looked.
+    /// It was not checked.
     #[default]
-    Unasked,
-    /// There are no GPUs, or no driver through which memory of them could be held; with how that is known.
+    NotChecked,
+    /// There are no GPUs, or no driver through which processes could hold memory; the text says how that is known.
     NoGpus(String),
-    /// None of them is listed any more.
+    /// nvidia-smi lists none of the processes.
     Released,
-    /// None of them is, and of so many that are, whose they are is hidden. A user's own are not, but for containers and MIG.
+    /// nvidia-smi lists none of the processes, but hides this many. It hides a user's own only in containers and with MIG.
     Hidden(usize),
-    /// These are listed still, with their MiB where that is said.
+    /// nvidia-smi still lists these processes, with their MiB if it reports them.
     Held(Vec<(u32, Option<u64>)>),
-    /// Nobody can tell, and why.
+    /// The state is unknown, with the reason.
     Unknown(String),
 }
 
 impl GpuMemory {
-    /// Says it to a person, as the end of a sentence about a node.
+    /// Describes the state, as the end of a sentence about a node.
     pub fn in_words(&self) -> String {
         match self {
-            Self::Unasked => String::new(),
-            Self::NoGpus(said) => format!("it has no GPUs ({said})"),
-            Self::Released => "their GPU memory is released".into(),
+            Self::NotChecked => String::new(),
+            Self::NoGpus(why) => format!("no GPUs ({why})"),
+            Self::Released => "GPU memory released".into(),
             Self::Hidden(others) => {
-                format!(
-                    "their GPU memory is released, unless it is that of {} which nvidia-smi hides",
-                    counted(*others, "process")
-                )
+                format!("GPU memory released, unless {} that nvidia-smi hides hold it", counted(*others, "process"))
             }
             Self::Held(held) => {
                 let one = |(pid, mib): &(u32, Option<u64>)| {
@@ -52,18 +52,27 @@ impl GpuMemory {
                 };
                 format!("GPU memory is still held: {}", held.iter().map(one).collect::<Vec<_>>().join(", "))
             }
-            Self::Unknown(why) => format!("whether their GPU memory was given back cannot be told: {why}"),
+            Self::Unknown(why) => format!("cannot verify that GPU memory was released: {why}"),
         }
     }
 }
 
-/// Asks a node which of these processes hold GPU memory.
-///
-/// # Errors
-/// When the node does not answer.
-pub(crate) fn look(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Result<GpuMemory, RemoteError> {
+/// Waits until processes have released their GPU memory, or the time is over. The driver needs a moment for it.
+pub(crate) fn wait_until_released(pids: &BTreeSet<i32>, transport: &mut dyn Transport, timeout: Duration) -> GpuMemory {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let memory = query(pids, transport).unwrap_or_else(|error| GpuMemory::Unknown(error.to_string()));
+        if !matches!(memory, GpuMemory::Held(_)) || Instant::now() >= deadline {
+            return memory;
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Queries which of these processes hold GPU memory.
+fn query(pids: &BTreeSet<i32>, transport: &mut dyn Transport) -> Result<GpuMemory, RemoteError> {
     let script = format!("apps='{COMPUTE_APPS}' format='{FORMAT}'\n{SCRIPT}");
-    let command = Command::new("list who holds GPU memory", script, SOON);
+    let command = Command::new("list the processes that hold GPU memory", script, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
     read(&text, pids).ok_or_else(|| RemoteError::UnexpectedReply {
@@ -96,31 +105,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_given_back_only_where_nvidia_smi_says_so() {
+    fn memory_counts_as_released_only_if_nvidia_smi_lists_none_of_the_processes() {
         let ours = BTreeSet::from([4101, 4102]);
-        let answers = [
-            "timeout: failed to run command 'nvidia-smi': No such file or directory\n\n127\nend\n",
-            "\n0\nend\n",
-            "GPU-a, 77, python, 2048\n\n0\nend\n",
-            "GPU-a, 77, python, 2048\nGPU-a, 4102, python, 18432\nGPU-b, 4101, python, [N/A]\n\n0\nend\n",
-            "\n124\nend\n",
-            "Failed to initialize NVML: Unknown Error\n\n255\nend\n",
-            "GPU-a, 77, python, 2048\nGPU-a, [Insufficient Permissions], [Insufficient Permissions], [N/A]\n\n0\nend\n",
+        let read = |text| read(text, &ours);
+        let missing = "timeout: failed to run command 'nvidia-smi': No such file or directory\n\n127\nend\n";
+        assert!(matches!(read(missing), Some(GpuMemory::NoGpus(_))));
+        assert_eq!(read("\n0\nend\n"), Some(GpuMemory::Released));
+        assert_eq!(read("GPU-a, 77, python, 2048\n\n0\nend\n"), Some(GpuMemory::Released));
+        let held = "GPU-a, 77, python, 2048\nGPU-a, 4102, python, 18432\nGPU-b, 4101, python, [N/A]\n\n0\nend\n";
+        assert_eq!(read(held), Some(GpuMemory::Held(vec![(4102, Some(18432)), (4101, None)])));
+        for unknown in ["\n124\nend\n", "Failed to initialize NVML: Unknown Error\n\n255\nend\n"] {
+            assert!(matches!(read(unknown), Some(GpuMemory::Unknown(_))), "{unknown}");
+        }
+        let hidden =
+            "GPU-a, 77, python, 2048\nGPU-a, [Insufficient Permissions], [Insufficient Permissions], [N/A]\n\n0\nend\n";
+        assert_eq!(read(hidden), Some(GpuMemory::Hidden(1)));
+        assert_eq!(read("GPU-a, 4101, python, 1\n"), None, "the answer was cut off");
+    }
+
+    #[test]
+    fn each_state_of_gpu_memory_is_described() {
+        let states = [
+            GpuMemory::NoGpus("nvidia-smi is not installed".into()),
+            GpuMemory::Released,
+            GpuMemory::Hidden(1),
+            GpuMemory::Held(vec![(4102, Some(18432)), (4101, None)]),
+            GpuMemory::Unknown("nvidia-smi does not answer".into()),
         ];
-        let words: Vec<String> = answers.iter().map(|text| read(text, &ours).unwrap().in_words()).collect();
-        let unknown = "whether their GPU memory was given back cannot be told";
-        assert_eq!(
-            words,
-            [
-                "it has no GPUs (nvidia-smi is not installed)".into(),
-                "their GPU memory is released".into(),
-                "their GPU memory is released".into(),
-                "GPU memory is still held: 18.0 GiB by process 4102, process 4101".into(),
-                format!("{unknown}: nvidia-smi hangs"),
-                format!("{unknown}: NVML does not start: Unknown Error"),
-                "their GPU memory is released, unless it is that of 1 process which nvidia-smi hides".into(),
-            ]
-        );
-        assert_eq!(read("GPU-a, 4101, python, 1\n", &ours), None, "it was cut off");
+        insta::assert_snapshot!(states.each_ref().map(GpuMemory::in_words).join("\n"));
     }
 }

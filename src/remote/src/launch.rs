@@ -122,7 +122,7 @@ fn take_back(
         }
     }
     let kill = RunKill { run: run.clone(), dir: dir.clone(), how: KillHow::Kill, nodes, job: None };
-    let report = execute_kill(&kill, transports, &TAKE_BACK, &mut |told| {
+    let report = execute_kill(&kill.into(), transports, &TAKE_BACK, &mut |told| {
         progress(format!("{}: {}", told.node, told.text));
     });
     let (gone, alive): (Vec<_>, Vec<_>) = report.nodes.iter().partition(|node| node.all_gone());

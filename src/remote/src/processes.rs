@@ -1,15 +1,12 @@
-//! The processes of nodes, whosesoever they are: listed, and those that a person chose ended.
+//! The processes of nodes: listed with their owners, and signalled if they are still the same.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::NodeId;
 use plan::{Ancestry, KillScope, ListedProcess, NodeOrphans, NodeProcesses, quote};
 
 use crate::command::Command;
-use crate::gpu_memory::{self, GpuMemory};
-use crate::kill::{KillProgress, NodeReport, Patience, counted_processes};
 use crate::parallel::on_nodes;
 use crate::transport::{Process, Role, Signal};
 use crate::{RemoteError, Transport, proc, this_node};
@@ -17,12 +14,10 @@ use crate::{RemoteError, Transport, proc, this_node};
 const LIST: &str = include_str!("scripts/processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
 
-/// How long a node may take. A loaded one needs seconds.
-const SOON: Duration = Duration::from_secs(30);
-/// How often processes are looked at while they end.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Time limit for a command. A loaded node needs seconds.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Lists the processes of all these nodes at once; each with why not, where it cannot be asked.
+/// Lists the processes of several nodes in parallel.
 pub fn list_processes(
     nodes: &[NodeId],
     transports: &mut [Box<dyn Transport>],
@@ -34,7 +29,7 @@ pub fn list_processes(
     })
 }
 
-/// Says which processes must survive what this one does: itself, and those that started it.
+/// Returns this process and its ancestors, which a kill must not signal.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -51,7 +46,7 @@ pub fn own_ancestry() -> Result<Ancestry, RemoteError> {
 }
 
 fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
-    let command = Command::new("list its processes", LIST, SOON);
+    let command = Command::new("list its processes", LIST, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
     read(&node, &text).ok_or_else(|| RemoteError::UnexpectedReply {
@@ -61,7 +56,7 @@ fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
     })
 }
 
-/// Reads what the script prints; nothing if it was cut off.
+/// Reads the output of the script; none if it was cut off.
 fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
     let mut lines: Vec<&str> = text.lines().collect();
     (lines.pop()? == "end").then_some(())?;
@@ -85,7 +80,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                 let mut words = rest.split_whitespace();
                 let (pid, uid, name, age) = (words.next()?, words.next()?, words.next()?, words.next()?);
                 let pid = pid.parse().ok()?;
-                // Both lists have it, or it came or went in between.
+                // A process that is in only one of the lists started or ended between them.
                 let Some((state, parent, pgid, session, start_ticks)) = stats.get(&pid).copied() else { continue };
                 processes.insert(
                     pid,
@@ -105,7 +100,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                     },
                 );
             }
-            // A process may change its environment's memory to anything: what cannot be read says nothing.
+            // A process may overwrite the memory of its environment: an unreadable line is no error.
             "env" => {
                 let set = rest.split_once("/environ:VIDTUI_RUN=");
                 let found = set.and_then(|(pid, run)| Some((processes.get_mut(&pid.parse().ok()?)?, run)));
@@ -123,13 +118,13 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
             _ => {}
         }
     }
-    let looking = lineage(own, &stats);
-    let processes = processes.into_values().filter(|p| !looking.contains(&p.pid) && p.parent != own).collect();
+    let own_ancestry = ancestry(own, &stats);
+    let processes = processes.into_values().filter(|p| !own_ancestry.contains(&p.pid) && p.parent != own).collect();
     Some(NodeProcesses { node: node.clone(), boot_id, uid: user.0, user: user.1, processes })
 }
 
-/// A process and those that started it: they must survive what they do.
-fn lineage(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTreeSet<i32> {
+/// Returns a process and its ancestors.
+fn ancestry(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTreeSet<i32> {
     let mut own = BTreeSet::new();
     let mut at = pid;
     while at > 0 && own.insert(at) {
@@ -138,92 +133,17 @@ fn lineage(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTree
     own
 }
 
-/// Ends the processes that a plan lists, TERM and then KILL, and verifies that they are gone and their GPU memory with them.
-///
-/// Each is compared once more at the moment of each signal: same boot, same start time, same group.
-pub fn kill_orphans(
-    orphans: &[NodeOrphans],
-    reach: KillScope,
-    transports: &mut [Box<dyn Transport>],
-    patience: &Patience,
-    progress: &mut dyn FnMut(KillProgress),
-) -> Vec<NodeReport> {
-    let items: Vec<(NodeId, &NodeOrphans)> = orphans.iter().map(|node| (node.node.clone(), node)).collect();
-    let reports = on_nodes(items, transports, |node, transport| end_on(node, reach, transport, patience));
-    for report in &reports {
-        for text in report.signals.iter().cloned().chain([report.ended_in_words()]) {
-            progress(KillProgress { node: report.node.clone(), text });
-        }
+/// Lists the orphans that are still there, and still the same processes.
+pub(crate) fn remaining(orphans: &NodeOrphans, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
+    let now = list(transport)?;
+    if now.boot_id != orphans.boot_id {
+        return Ok(Vec::new());
     }
-    reports
-}
-
-fn end_on(orphans: &NodeOrphans, reach: KillScope, transport: &mut dyn Transport, patience: &Patience) -> NodeReport {
-    let mut report = NodeReport::new(orphans.node.clone());
-    report.left = orphans.processes.iter().map(as_process).collect();
-    report.signalled = report.left.len();
-    let pids: BTreeSet<i32> = orphans.processes.iter().map(|process| process.pid).collect();
-    let what = format!("cannot end the processes on {}", orphans.node);
-    let mut refused = None;
-    for (signal, wait) in [(Signal::Term, patience.term), (Signal::Kill, patience.kill)] {
-        let deadline = Instant::now() + wait;
-        let mut sent = false;
-        while !report.left.is_empty() {
-            let tried = if sent { Ok(()) } else { send(orphans, &report.left, signal, reach, transport) };
-            let tried = tried.or_else(|error| match error {
-                // One of them may be somebody else's; the others have got it.
-                RemoteError::CommandFailed { .. } => {
-                    refused = Some(error.failure(&*what));
-                    Ok(())
-                }
-                error => Err(error),
-            });
-            let seen = tried.and_then(|()| {
-                if !sent {
-                    report.signals.push(told(signal, &report.left));
-                }
-                sent = true;
-                still(orphans, transport)
-            });
-            match seen {
-                Ok(left) => {
-                    report.failure = None;
-                    report.left = left;
-                }
-                // A node that is out of sight is tried again for as long as there is patience.
-                Err(error) => {
-                    let blind = error.is_unreachable();
-                    report.failure = Some(error.failure(&*what));
-                    if !blind {
-                        return report;
-                    }
-                }
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-            thread::sleep(LOOK_EVERY.min(deadline.saturating_duration_since(Instant::now())));
-        }
-    }
-    if !report.left.is_empty() {
-        report.failure = report.failure.or(refused);
-    }
-    if report.left.is_empty() && report.failure.is_none() {
-        report.gpu_memory = released(&pids, transport, patience.kill);
-    }
-    report
-}
-
-/// Waits until the memory is given back: the driver needs a moment.
-pub(crate) fn released(pids: &BTreeSet<i32>, transport: &mut dyn Transport, patience: Duration) -> GpuMemory {
-    let deadline = Instant::now() + patience;
-    loop {
-        let memory = gpu_memory::look(pids, transport).unwrap_or_else(|error| GpuMemory::Unknown(error.to_string()));
-        if !matches!(memory, GpuMemory::Held(_)) || Instant::now() >= deadline {
-            return memory;
-        }
-        thread::sleep(LOOK_EVERY);
-    }
+    let is_same = |process: &&ListedProcess| {
+        let same = |orphan: &ListedProcess| (orphan.pid, orphan.start_ticks) == (process.pid, process.start_ticks);
+        !matches!(process.state, 'Z' | 'X') && orphans.processes.iter().any(same)
+    };
+    Ok(now.processes.iter().filter(is_same).map(as_process).collect())
 }
 
 fn as_process(process: &ListedProcess) -> Process {
@@ -231,64 +151,39 @@ fn as_process(process: &ListedProcess) -> Process {
     Process { pid, pgid, start_ticks, role: Role::Other, state, command }
 }
 
-fn told(signal: Signal, to: &[Process]) -> String {
-    let pids: Vec<String> = to.iter().map(|process| process.pid.to_string()).collect();
-    let name = if signal == Signal::Term { "TERM" } else { "KILL" };
-    format!("{name} sent to {}: {}", counted_processes(to.len()), pids.join(", "))
-}
-
-fn send(
-    orphans: &NodeOrphans,
+/// Signals processes. The script compares each once more at that moment: same boot, same start time, same group.
+pub(crate) fn signal(
+    boot_id: &str,
     to: &[Process],
     signal: Signal,
-    reach: KillScope,
+    scope: KillScope,
     transport: &mut dyn Transport,
 ) -> Result<(), RemoteError> {
+    if to.is_empty() {
+        return Ok(());
+    }
     let sends: Vec<String> = to
         .iter()
-        .map(|process| {
-            let Process { pid, pgid, start_ticks, .. } = process;
-            format!("is_still {pid} {start_ticks} {pgid} && send {pid}")
-        })
+        .map(|Process { pid, pgid, start_ticks, .. }| format!("is_still {pid} {start_ticks} {pgid} && send {pid}"))
         .collect();
     let script = SIGNAL
-        .replace("@BOOT", &quote(&orphans.boot_id))
+        .replace("@BOOT", &quote(boot_id))
         .replace("@SIGNAL", if signal == Signal::Term { "TERM" } else { "KILL" })
-        .replace("@KILL", if reach == KillScope::Sudo { "sudo -n kill" } else { "kill" })
+        .replace("@KILL", if scope == KillScope::Sudo { "sudo -n kill" } else { "kill" })
         .replace("@SENDS", &sends.join("\n"));
-    let command = Command::new("signal its processes", script, SOON);
+    let command = Command::new("signal its processes", script, TIMEOUT);
     let node = transport.node().clone();
     let text = transport.run(&command)?.text(&node, &command)?;
-    match text.trim() {
-        "sent" | "booted" => Ok(()),
-        other => match other.strip_prefix("refused ") {
-            Some(said) => Err(RemoteError::CommandFailed {
-                node,
-                action: command.action,
-                status: "not permitted".into(),
-                stderr: said.to_owned(),
-            }),
-            None => Err(RemoteError::UnexpectedReply {
-                node,
-                action: command.action,
-                answer: other.chars().take(200).collect(),
-            }),
-        },
+    let (answer, action) = (text.trim(), command.action);
+    if matches!(answer, "sent" | "booted") {
+        return Ok(());
     }
-}
-
-/// Those that are still there, and still the same.
-fn still(orphans: &NodeOrphans, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
-    let now = list(transport)?;
-    if now.boot_id != orphans.boot_id {
-        return Ok(Vec::new());
-    }
-    let same = |process: &&ListedProcess| {
-        process.state != 'Z'
-            && process.state != 'X'
-            && orphans.processes.iter().any(|s| s.pid == process.pid && s.start_ticks == process.start_ticks)
-    };
-    Ok(now.processes.iter().filter(same).map(as_process).collect())
+    Err(match answer.strip_prefix("refused ") {
+        Some(output) => {
+            RemoteError::CommandFailed { node, action, status: "not permitted".into(), stderr: output.to_owned() }
+        }
+        None => RemoteError::UnexpectedReply { node, action, answer: answer.chars().take(200).collect() },
+    })
 }
 
 #[cfg(test)]
@@ -320,7 +215,7 @@ mod tests {
         end\n";
 
     #[test]
-    fn processes_are_listed_with_owner_age_run_and_gpu_memory_without_those_that_look() {
+    fn processes_are_listed_with_owner_age_run_and_gpu_memory_without_the_listing_itself() {
         let node = NodeId::new("ml-1").unwrap();
         let read = read(&node, ANSWER).unwrap();
         assert_eq!((read.uid, &read.user[..], &read.boot_id[..]), (1000, "ada", "4f70"));
@@ -331,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_cut_off_is_none() {
+    fn an_answer_that_is_cut_off_is_rejected() {
         let node = NodeId::new("ml-1").unwrap();
         assert!(read(&node, &ANSWER[..ANSWER.len() - 5]).is_none());
     }

@@ -41,7 +41,7 @@ fn end(dir: &RunDir, how: KillHow) {
     let plan: RunKill =
         kill(&dir.read_run().unwrap().id, dir, how, &pid_files(dir).unwrap(), None, Vec::new()).unwrap();
     let patience = Patience { stop: Duration::from_secs(60), ..Patience::default() };
-    let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});
+    let report = execute_kill(&plan.into(), &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert!(report.all_gone(), "{report:?}");
 }
 

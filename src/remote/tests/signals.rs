@@ -1,4 +1,4 @@
-//! Signals reach what a run owns, all of it, and nothing else. Real processes: small shells that the tests start.
+//! Signals reach every process that a run owns, and no other. The processes are small shells that the tests start.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
-use plan::{KillHow, NodeKill, RunKill};
+use plan::{KillHow, KillPlan, NodeKill, RunKill};
 use remote::{
     Command, KillReport, Local, Output, Patience, Process, Recipient, RemoteError, Role, RunProcesses, Shell, Signal,
-    StartedScript, Status, Transport, execute_kill, go_on_killing, local_transports, this_node,
+    StartedScript, Status, Transport, execute_kill, local_transports, retry_unreachable, this_node,
 };
-use rundir::{ExitReason, RankPid, RunDir, RunId};
+use rundir::{ErrorCode, ExitReason, RankPid, RunDir, RunId};
 use runstate::Liveness;
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
@@ -23,7 +23,7 @@ const RUN: &str = "2026-11-20T0340-demo-k7f2";
 const LONG: Duration = Duration::from_secs(60);
 const PATIENCE: Patience = Patience { stop: LONG, term: LONG, kill: LONG };
 
-/// A process group with a leader, ended when the test is over.
+/// A process group with a leader, which is ended when it is dropped.
 struct Leader {
     child: Child,
     temp: tempfile::TempDir,
@@ -40,9 +40,9 @@ impl Leader {
         Self::start_by(command.process_group(0), script, run)
     }
 
-    /// The same at the head of a session of its own, as supervisors are. What it starts gets groups of their own.
+    /// Starts a shell that leads a session, as a supervisor does. Its children get process groups of their own.
     fn start_session(script: &str) -> Self {
-        // Of a process that leads no group, `setsid` makes the leader without forking.
+        // `setsid` forks only in a process that leads a group.
         Self::start_by(process::Command::new("setsid").arg("bash"), &format!("set -m; {script}"), Some(RUN))
     }
 
@@ -66,7 +66,7 @@ impl Leader {
         self.child.id() as i32
     }
 
-    /// The process whose number the script wrote to a file.
+    /// Returns the process id that the script wrote to a file.
     fn child_in(&self, file: &str) -> i32 {
         fs::read_to_string(self.file(file)).unwrap().trim().parse().unwrap()
     }
@@ -99,7 +99,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        // The group is this test's own, and its leader is not collected yet: its number cannot be another's.
+        // The leader has not been waited for, so the group id cannot have been reused.
         let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::SIGKILL);
         let _ = self.child.wait();
     }
@@ -109,7 +109,7 @@ impl Drop for Leader {
 fn until(mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + LONG;
     while !done() {
-        assert!(Instant::now() < deadline, "it never came about");
+        assert!(Instant::now() < deadline, "timeout");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -128,7 +128,7 @@ fn is_live(pid: i32) -> bool {
 }
 
 fn end(plan: &RunKill) -> KillReport {
-    execute_kill(plan, &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
+    execute_kill(&KillPlan::Run(plan.clone()), &mut local_transports().unwrap(), &PATIENCE, &mut |_| {})
 }
 
 fn look(target: &NodeKill) -> RunProcesses {
@@ -138,11 +138,11 @@ fn look(target: &NodeKill) -> RunProcesses {
 fn assert_refused(leader: &mut Leader, target: &NodeKill, reason: &str) {
     match look(target) {
         RunProcesses::NotOwned(why) => assert!(why.contains(reason), "{why}"),
-        other => panic!("{other:?} should not be ours"),
+        other => panic!("{other:?} should not be owned"),
     }
     for how in [KillHow::Stop, KillHow::Kill] {
         let failure = end(&leader.plan(how, target.clone())).failure(RUN).expect("refused");
-        assert!(failure.why.contains(reason), "{failure}");
+        assert_eq!(failure.code, ErrorCode::NotOwned, "{failure}");
     }
     assert!(leader.is_running(), "it was signalled");
 }
@@ -150,9 +150,9 @@ fn assert_refused(leader: &mut Leader, target: &NodeKill, reason: &str) {
 const IDLE: &str = "touch ready; while :; do sleep 0.05; done";
 
 #[test]
-fn a_process_whose_boot_start_time_and_environment_agree_is_the_runs() {
+fn a_process_whose_boot_start_time_and_environment_match_is_owned() {
     let leader = Leader::start(IDLE);
-    let RunProcesses::Owned(members) = look(&leader.target()) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&leader.target()) else { panic!("not owned") };
     assert_eq!(members.iter().filter(|process| process.role == Role::Supervisor).count(), 1);
     assert!(members.iter().all(|process| process.pgid == leader.pid()));
 }
@@ -163,12 +163,12 @@ fn a_process_that_started_at_another_time_is_not_signalled() {
     for wrong in [-1, 1] {
         let mut target = leader.target();
         target.start_ticks = target.start_ticks.saturating_add_signed(wrong);
-        assert_refused(&mut leader, &target, "its number was given to another process");
+        assert_refused(&mut leader, &target, &format!("tick {}", target.start_ticks));
     }
 }
 
 #[test]
-fn a_process_of_another_run_or_of_none_is_not_signalled() {
+fn a_process_of_another_run_or_of_no_run_is_not_signalled() {
     let mut other = Leader::start_as(IDLE, Some("2026-11-20T0340-other-k7f2"));
     let target = other.target();
     assert_refused(&mut other, &target, "has VIDTUI_RUN=2026-11-20T0340-other-k7f2");
@@ -178,7 +178,7 @@ fn a_process_of_another_run_or_of_none_is_not_signalled() {
 }
 
 #[test]
-fn a_process_file_from_before_a_reboot_names_nobody() {
+fn a_process_file_from_before_a_reboot_names_no_process() {
     let mut leader = Leader::start(IDLE);
     let mut target = leader.target();
     target.boot_id = "00000000-0000-0000-0000-000000000000".into();
@@ -188,7 +188,7 @@ fn a_process_file_from_before_a_reboot_names_nobody() {
 }
 
 #[test]
-fn a_process_file_that_names_everybody_is_refused() {
+fn a_process_file_with_a_process_id_that_kill_broadcasts_to_is_refused() {
     let leader = Leader::start(IDLE);
     for (pid, pgid) in [(0, 0), (1, 1), (-1, -1), (leader.pid(), 0), (leader.pid(), 1)] {
         let target = NodeKill { pid, pgid, ..leader.target() };
@@ -201,11 +201,11 @@ fn the_group_of_this_program_is_never_signalled() {
     let leader = Leader::start(IDLE);
     let own = nix::unistd::getpgrp().as_raw();
     let target = NodeKill { pgid: own, ..leader.target() };
-    assert!(matches!(look(&target), RunProcesses::NotOwned(why) if why.contains("this program")));
+    assert!(matches!(look(&target), RunProcesses::NotOwned(why) if why.contains(&own.to_string())));
 }
 
 #[test]
-fn a_rank_number_that_belongs_to_somebody_else_by_now_is_spared() {
+fn a_rank_whose_process_id_was_reused_is_not_signalled() {
     let mut stranger = Leader::start_as(IDLE, None);
     let leader = Leader::start(IDLE);
     let mut target = leader.target();
@@ -217,45 +217,45 @@ fn a_rank_number_that_belongs_to_somebody_else_by_now_is_spared() {
 }
 
 #[test]
-fn a_kill_ends_every_process_of_the_group_even_one_that_ignores_term() {
+fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
     let stubborn = "bash -c 'trap \"\" TERM; until [ -s child ]; do sleep 0.01; done; touch ready; while :; do sleep 0.05; done' & echo $! > child; wait";
     let leader = Leader::start(stubborn);
     let child = leader.child_in("child");
     let plan = leader.plan(KillHow::Kill, leader.target());
-    // It would bear any patience.
+    // It never ends on TERM.
     let patience = Patience { term: Duration::from_millis(300), ..PATIENCE };
-    let report = execute_kill(&plan, &mut local_transports().unwrap(), &patience, &mut |_| {});
+    let report = execute_kill(&plan.clone().into(), &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert_eq!(report.failure(RUN), None);
     assert!(report.all_gone());
     let signals = &report.nodes[0].signals;
     assert!(signals[0].starts_with("TERM sent to") && signals[1].starts_with("KILL sent to"), "{signals:?}");
     assert!(!is_live(leader.pid()) && !is_live(child));
-    let exit = plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap().expect("it is on record");
+    let exit = plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap().expect("an exit file");
     assert_eq!(exit.reason, ExitReason::Killed);
 }
 
 #[test]
-fn ranks_that_outlive_their_supervisor_are_ended_too() {
+fn ranks_that_outlive_their_supervisor_are_killed() {
     let mut leader = Leader::start("sleep 600 & echo $! > child; touch ready; wait");
     let child = leader.child_in("child");
     let mut target = leader.target();
     target.ranks = vec![RankPid { rank: 0, pid: child, start_ticks: start_ticks(child) }];
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
-    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not owned") };
     assert_eq!(members.iter().map(|process| process.role).collect::<Vec<_>>(), [Role::Rank(0)]);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(!is_live(child));
 }
 
-/// Starts a process in a session of its own, with the environment that a supervisor gives to what it starts, and writes its
-/// number to a file.
+/// Starts a process in a session of its own, with the environment that a supervisor gives to its children, and writes its
+/// process id to a file.
 fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
     format!("VIDTUI_RUN={run} VIDTUI_ATTEMPT={attempt} VIDTUI_NODE={node} setsid sleep 600 & echo $! > {file}; ")
 }
 
 #[test]
-fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_is_gone() {
+fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
     let here = this_node().unwrap().node;
     let elsewhere = NodeId::new("ml-64-003").unwrap();
     let workers = [
@@ -265,7 +265,7 @@ fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_i
         worker("2026-11-20T0340-other-k7f2", 1, &here, "other-run"),
     ];
     let mut leader = Leader::start(&format!("{} touch ready; wait", workers.concat()));
-    // `setsid` forks where it leads a group, as it does not here: the number stays.
+    // Here `setsid` leads no group, so it does not fork and keeps its process id.
     let pid = |file: &str| leader.child_in(file);
     let (own, others) = (pid("own"), ["other-attempt", "other-node", "other-run"].map(pid));
     let is_worker = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"sleep");
@@ -274,20 +274,20 @@ fn what_a_command_started_in_sessions_of_its_own_is_ended_after_its_supervisor_i
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
 
-    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not owned") };
     assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [own]);
     let report = end(&leader.plan(KillHow::Kill, target));
     assert!(report.all_gone(), "{report:?}");
     assert!(!is_live(own));
     for other in others {
         assert!(is_live(other), "it was signalled");
-        // It is this test's own, and lives: its number is not another's.
+        // The process is alive, so its id cannot have been reused.
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), nix::sys::signal::SIGKILL).unwrap();
     }
 }
 
 #[test]
-fn what_samples_the_node_is_ended_after_supervisor_and_ranks_are_gone_and_keeps_no_run_alive() {
+fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
     let mut leader = Leader::start_session("sleep 600 & echo $! > sampler; touch ready; wait");
     let (sampler, target) = (leader.child_in("sampler"), leader.target());
     assert_ne!(stat_fields(sampler)[2], leader.pid().to_string(), "it has a group of its own");
@@ -296,14 +296,14 @@ fn what_samples_the_node_is_ended_after_supervisor_and_ranks_are_gone_and_keeps_
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
     assert_eq!(local.liveness(&target).unwrap(), Liveness::Dead);
-    let RunProcesses::Owned(members) = look(&target) else { panic!("not ours") };
+    let RunProcesses::Owned(members) = look(&target) else { panic!("not owned") };
     assert_eq!(members.iter().map(|process| process.pid).collect::<Vec<_>>(), [sampler]);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(!is_live(sampler));
 }
 
 #[test]
-fn what_is_of_no_run_and_only_in_the_session_of_one_that_is_gone_is_spared_and_no_reason_to_doubt() {
+fn a_process_of_no_run_in_the_session_of_an_ended_run_is_ignored() {
     let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; touch ready; wait");
     let (other, target) = (leader.child_in("other"), leader.target());
     until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
@@ -312,12 +312,12 @@ fn what_is_of_no_run_and_only_in_the_session_of_one_that_is_gone_is_spared_and_n
     assert_eq!(look(&target), RunProcesses::Gone);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(is_live(other), "it was signalled");
-    // It is this test's own, and lives: its number is not another's.
+    // The process is alive, so its id cannot have been reused.
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(other), nix::sys::signal::SIGKILL).unwrap();
 }
 
 #[test]
-fn a_stop_asks_the_supervisor_only_and_waits_for_it_to_end_its_ranks() {
+fn a_stop_signals_only_the_supervisor_and_waits_until_it_has_ended_its_ranks() {
     let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; touch ready; wait";
     let mut leader = Leader::start(obedient);
     let child = leader.child_in("child");
@@ -329,18 +329,19 @@ fn a_stop_asks_the_supervisor_only_and_waits_for_it_to_end_its_ranks() {
 }
 
 #[test]
-fn a_stop_that_is_not_waited_for_reports_who_is_still_there() {
+fn a_stop_without_waiting_reports_the_processes_that_remain() {
     let mut leader = Leader::start("trap '' TERM; touch ready; while :; do sleep 0.05; done");
     let plan = leader.plan(KillHow::Stop, leader.target());
-    let report = execute_kill(&plan, &mut local_transports().unwrap(), &Patience::default(), &mut |_| {});
+    let report =
+        execute_kill(&plan.clone().into(), &mut local_transports().unwrap(), &Patience::default(), &mut |_| {});
     assert!(!report.all_gone());
-    assert_eq!(report.failure(RUN), None, "it was asked to stop, and that is all that was to be done");
+    assert_eq!(report.failure(RUN), None, "the stop request was sent");
     assert!(leader.is_running());
     assert_eq!(plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap(), None);
 }
 
 #[test]
-fn what_is_gone_already_needs_no_signal() {
+fn a_kill_of_ended_processes_sends_no_signal() {
     let mut leader = Leader::start("touch ready; sleep 600");
     let target = leader.target();
     let plan = leader.plan(KillHow::Kill, target);
@@ -351,7 +352,7 @@ fn what_is_gone_already_needs_no_signal() {
 }
 
 #[test]
-fn a_node_that_cannot_be_reached_is_reported_not_forgotten() {
+fn a_node_without_a_connection_is_reported() {
     let mut leader = Leader::start(IDLE);
     let target = NodeKill { node: NodeId::new("ml-64-003").unwrap(), ..leader.target() };
     let failure = end(&leader.plan(KillHow::Kill, target)).failure(RUN).unwrap();
@@ -359,7 +360,7 @@ fn a_node_that_cannot_be_reached_is_reported_not_forgotten() {
     assert!(leader.is_running());
 }
 
-/// A node whose processes never end.
+/// A node on which processes never end.
 struct Stuck(NodeId);
 
 impl Stuck {
@@ -411,7 +412,7 @@ impl Transport for Stuck {
     }
 }
 
-/// A node that does not answer so many times, and then says that all is gone, or why what is there is not ours.
+/// A node that does not answer for a number of requests. Then its processes are gone, or not owned for the given reason.
 struct Away(NodeId, u32, Option<&'static str>);
 
 impl Away {
@@ -431,7 +432,7 @@ impl Shell for Away {
     }
 
     fn run(&mut self, _: &Command) -> Result<Output, RemoteError> {
-        // It has no GPUs.
+        // The node has no GPUs.
         Ok(Output {
             status: Status::Code(0),
             stdout: b"timeout: no such file\n\n127\nend\n".to_vec(),
@@ -463,53 +464,53 @@ impl Transport for Away {
 }
 
 #[test]
-fn a_node_that_answers_again_is_not_called_silent() {
+fn a_node_that_answers_again_is_not_reported_as_unreachable() {
     let leader = Leader::start(IDLE);
     let node = NodeId::new("ml-64-001").unwrap();
     let target = NodeKill { node: node.clone(), ..leader.target() };
-    let mut away: Vec<Box<dyn Transport>> = vec![Box::new(Away(node, 1, Some("the machine was started anew")))];
+    let mut away: Vec<Box<dyn Transport>> = vec![Box::new(Away(node, 1, Some("the machine was rebooted")))];
     let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
-    let report = execute_kill(&leader.plan(KillHow::Kill, target), &mut away, &patience, &mut |_| {});
-    assert!(report.unseen().is_empty(), "{report:?}");
+    let report = execute_kill(&leader.plan(KillHow::Kill, target).into(), &mut away, &patience, &mut |_| {});
+    assert!(report.unreachable().is_empty(), "{report:?}");
     let failure = report.failure(RUN).unwrap();
-    assert!(failure.why.contains("the machine was started anew"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::NotOwned, "{failure}");
 }
 
 #[test]
-fn nodes_that_do_not_answer_are_all_named_and_asked_again_until_they_do() {
+fn nodes_that_do_not_answer_are_reported_and_retried_until_they_do() {
     let leader = Leader::start(IDLE);
     let names = ["ml-64-001", "ml-64-002", "ml-64-003"].map(|name| NodeId::new(name).unwrap());
     let mut plan = leader.plan(KillHow::Kill, leader.target());
     plan.nodes = names.iter().map(|node| NodeKill { node: node.clone(), ..leader.target() }).collect();
-    // A phase asks once each: the second needs one more round, the third two.
+    // Each phase sends one request: the second node needs one more round, the third node two.
     let away = [0, 3, 5].into_iter().zip(&names).map(|(times, node)| Box::new(Away(node.clone(), times, None)));
     let mut away: Vec<Box<dyn Transport>> = away.map(|away| away as Box<dyn Transport>).collect();
     let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
-    let mut report = execute_kill(&plan, &mut away, &patience, &mut |_| {});
-    assert_eq!(report.unseen(), [&names[1], &names[2]]);
+    let mut report = execute_kill(&plan.clone().into(), &mut away, &patience, &mut |_| {});
+    assert_eq!(report.unreachable(), [&names[1], &names[2]]);
     insta::assert_snapshot!(report.failure(RUN).unwrap());
 
     let mut given_up = report.clone();
-    go_on_killing(&plan, &mut given_up, &mut away, &patience, &mut |_, _| {}, &mut |_| {}, &|| true);
+    retry_unreachable(&plan.clone().into(), &mut given_up, &mut away, &patience, &mut |_, _| {}, &mut |_| {}, &|| true);
     assert_eq!(given_up, report);
 
-    let mut asked = Vec::new();
-    let waits = &mut |nodes: &[&NodeId], _| asked.push(nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
-    go_on_killing(&plan, &mut report, &mut away, &patience, waits, &mut |_| {}, &|| false);
-    assert_eq!(asked, [vec!["ml-64-002", "ml-64-003"], vec!["ml-64-003"]]);
+    let mut retried = Vec::new();
+    let waits = &mut |nodes: &[&NodeId], _| retried.push(nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+    retry_unreachable(&plan.clone().into(), &mut report, &mut away, &patience, waits, &mut |_| {}, &|| false);
+    assert_eq!(retried, [vec!["ml-64-002", "ml-64-003"], vec!["ml-64-003"]]);
     assert!(report.all_gone() && report.failure(RUN).is_none(), "{report:?}");
 }
 
 #[test]
-fn survivors_are_named_with_state_and_command() {
+fn processes_that_remain_are_reported_with_state_and_command() {
     let leader = Leader::start(IDLE);
     let node = NodeId::new("ml-64-003").unwrap();
     let plan = leader.plan(KillHow::Kill, NodeKill { node: node.clone(), ..leader.target() });
     let mut stuck: Vec<Box<dyn Transport>> = vec![Box::new(Stuck(node))];
     let patience = Patience { term: Duration::ZERO, kill: Duration::ZERO, ..PATIENCE };
-    let mut told = Vec::new();
-    let report = execute_kill(&plan, &mut stuck, &patience, &mut |progress| told.push(progress.text));
+    let mut progress = Vec::new();
+    let report = execute_kill(&plan.clone().into(), &mut stuck, &patience, &mut |message| progress.push(message.text));
     let failure = report.failure(RUN).unwrap();
-    insta::assert_snapshot!(format!("{}\n\n{failure}", told.join("\n")));
-    assert_eq!(plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap(), None, "it has not ended");
+    insta::assert_snapshot!(format!("{}\n\n{failure}", progress.join("\n")));
+    assert_eq!(plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap(), None, "an exit file of a running process");
 }

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::{KillScope, NodeKill};
+use plan::{KillScope, NodeKill, OrphanKill};
 use remote::{
     Command, ConnectStep, Fleet, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal, Ssh,
-    SshOptions, Status, Stream, StreamEvent, Transport, kill_orphans, list_processes, own_ancestry, this_node,
+    SshOptions, Status, Stream, StreamEvent, Transport, execute_kill, list_processes, own_ancestry, this_node,
 };
 use rig::{Options, Rig};
 use rundir::{Login, RankPid, RunId};
@@ -474,14 +474,15 @@ fn one_stray_that_may_not_be_signalled_keeps_no_other_from_its_end() {
         said(&mut ssh(rig, "node01"), &start(""));
         said(&mut eve, &start("trap \"\" TERM;"));
         let mut transports: Vec<Box<dyn Transport>> = vec![Box::new(eve)];
-        let mut strays = || {
+        let mut orphans = || {
             let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
             plan::select_orphans(&seen, KillScope::AllUsers, &own_ancestry().unwrap(), &|line| line == "sleep 31417")
         };
-        eventually("both are seen", || strays().processes.len() == 2);
-        let found = strays();
+        eventually("both are seen", || orphans().processes.len() == 2);
+        let found = orphans();
         let patience = Patience { stop: LONG, term: Duration::from_millis(300), kill: Duration::from_secs(2) };
-        let report = kill_orphans(&[found], KillScope::AllUsers, &mut transports, &patience, &mut |_| {}).remove(0);
+        let plan = OrphanKill { scope: KillScope::AllUsers, nodes: vec![found] };
+        let report = execute_kill(&plan.into(), &mut transports, &patience, &mut |_| {}).nodes.remove(0);
         assert_eq!(report.left.len(), 1, "root's: {report:?}");
         assert!(report.failure.unwrap().to_string().contains("not permitted"));
         let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();

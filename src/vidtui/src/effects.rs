@@ -5,10 +5,11 @@ use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
 use crate::refusal::Refusal;
-use crate::workspace::{self, Fitting, Init, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words};
+use crate::workspace::{
+    self, Fitting, Init, KillCallbacks, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words,
+};
 use plan::{KillHow, ResumeOptions};
 use recipe::StageStart;
-use remote::Patience;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +154,8 @@ fn run(at: &Workspace, effect: Effect, send: &(dyn Fn(JobMsg) + Sync), stop: &At
         }
         Effect::Stop { run, .. } => {
             let plan = at.plan_kill(&at.dir(&run), KillHow::Stop)?;
-            let report = at.signal(&plan, &Patience::default(), &mut |_| {})?;
+            let callbacks = KillCallbacks { on_wait: &mut |_| {}, progress: &mut |_| {}, is_cancelled: &|| true };
+            let report = at.kill(&plan, callbacks)?;
             let is_cancelled = plan.job.is_some_and(|job| job.is_cancelled);
             JobMsg::Done(if is_cancelled {
                 Outcome::Killed { run, report: report_in_words(&report) }
@@ -162,8 +164,12 @@ fn run(at: &Workspace, effect: Effect, send: &(dyn Fn(JobMsg) + Sync), stop: &At
             })
         }
         Effect::Kill { plan, confirmed: _, .. } => {
-            let waits = &mut |text| send(JobMsg::Waiting(text));
-            let report = at.kill(&plan, waits, &mut |step| progress(step.text), &|| stop.load(Ordering::Relaxed))?;
+            let callbacks = KillCallbacks {
+                on_wait: &mut |text| send(JobMsg::Waiting(text)),
+                progress: &mut |step| progress(step.text),
+                is_cancelled: &|| stop.load(Ordering::Relaxed),
+            };
+            let report = at.kill(&plan, callbacks)?;
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
         }
         Effect::CollectStacks { run, .. } => {

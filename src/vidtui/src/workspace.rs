@@ -21,7 +21,7 @@ mod target;
 mod weights;
 
 pub use context::program;
-pub use kill::{report_in_words, waits_in_words};
+pub use kill::{KillCallbacks, execute_kill, report_in_words, waits_in_words};
 pub use launch::LaunchOptions;
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};

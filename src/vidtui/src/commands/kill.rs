@@ -1,138 +1,112 @@
-//! `vidtui stop` and `vidtui kill`: what will be signalled is shown before it is.
+//! `vidtui kill`: shows what will be signalled, asks for confirmation, kills and verifies.
 
-use crate::args::{KillArgs, StopArgs};
-use crate::commands::{kill_orphans, waiting};
-use crate::documents::RunDocument;
+use crate::args::KillArgs;
+use crate::commands::kill_orphans;
 use crate::output;
 use crate::refusal::Refusal;
-use crate::workspace::{Workspace, report_in_words};
-use plan::{KillHow, KillScope, RunKill};
-use remote::{GpuMemory, NodeReport, Patience};
-use rundir::Failure;
+use crate::workspace::{KillCallbacks, Workspace, execute_kill, report_in_words};
+use plan::{KillHow, KillPlan, KillScope, RunKill};
+use remote::{GpuMemory, KillReport, NodeReport, Transport};
+use rundir::{ErrorCode, Failure};
+use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
 
-/// Asks a run to save and stop.
-pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
-    let Some(run) = &args.run else {
-        let how = kill_orphans::How {
-            kill: KillHow::Stop,
-            dry_run: args.dry_run,
-            yes: true,
-            wait: false,
-            json: args.output.json,
-        };
-        return kill_orphans::runs(workspace, &args.on.nodes(), &how);
-    };
-    let dir = workspace.find(run)?;
-    let plan = workspace.plan_kill(&dir, KillHow::Stop)?;
-    if args.dry_run {
-        return show(&plan, args.output.json);
-    }
-    let report =
-        workspace.signal(&plan, &Patience::default(), &mut |step| eprintln!("{}: {}", step.node, step.text))?;
-    if args.wait {
-        let summary = waiting::until_ended(workspace, &dir)?;
-        if args.output.json {
-            return output::json(&RunDocument::new(&summary));
-        }
-        let saved = match &summary.checkpoint {
-            Some(checkpoint) => format!("its checkpoint is of step {}", checkpoint.step),
-            None => "it has no checkpoint".into(),
-        };
-        return output::line(&format!("{} has ended; {saved}", plan.run));
-    }
-    if args.output.json {
-        return output::json(&serde_json::json!({ "run": plan.run, "stopping": true }));
-    }
-    if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
-        return output::line(&report_in_words(&report));
-    }
-    output::line(&format!("{} saves a checkpoint and stops; see: vidtui status {0}", plan.run))
+/// Options of `stop` and `kill`, besides what they end.
+pub struct KillOptions {
+    /// Stop or kill.
+    pub how: KillHow,
+    /// Only show the plan.
+    pub dry_run: bool,
+    /// Do not ask for confirmation.
+    pub yes: bool,
+    /// Retry nodes that do not answer until they do.
+    pub wait: bool,
+    /// Print JSON.
+    pub json: bool,
 }
 
-/// Ends a run now.
+/// Kills a run, all runs on some nodes, or processes by their command lines.
 pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), Refusal> {
-    let how = kill_orphans::How {
-        kill: KillHow::Kill,
-        dry_run: args.dry_run,
-        yes: args.yes,
-        wait: args.wait,
-        json: args.output.json,
-    };
+    let (dry_run, yes, wait, json) = (args.dry_run, args.yes, args.wait, args.output.json);
+    let options = KillOptions { how: KillHow::Kill, dry_run, yes, wait, json };
     if let Some(pattern) = &args.pattern {
-        let reach = match (args.sudo, args.all_users) {
+        let scope = match (args.sudo, args.all_users) {
             (true, _) => KillScope::Sudo,
             (false, true) => KillScope::AllUsers,
             (false, false) => KillScope::Own,
         };
-        return kill_orphans::orphans(workspace, &args.on.nodes(), pattern, reach, &how);
+        return kill_orphans::kill_matching(workspace, &args.on.nodes(), pattern, scope, &options);
     }
-    let Some(run) = &args.run else { return kill_orphans::runs(workspace, &args.on.nodes(), &how) };
-    let dir = workspace.find(run)?;
-    let plan = workspace.plan_kill(&dir, KillHow::Kill)?;
-    if args.dry_run {
-        return show(&plan, args.output.json);
+    let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
+    let plan = workspace.plan_kill(&workspace.find(run)?, KillHow::Kill)?;
+    if dry_run {
+        return show(plan, json);
     }
-    if !args.yes {
-        eprint!("{}", in_words(&plan));
+    if !yes {
+        eprint!("{}", run_in_words(&plan));
         let question = "Steps since the last checkpoint are lost. Kill?";
-        if !confirmed(plan.run.as_str(), question, &format!("vidtui kill {} --yes", plan.run))? {
-            return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("{} goes on", plan.run),
-                "nobody said yes",
-                "",
-            )
-            .into());
-        }
+        confirm(plan.run.as_str(), question, &format!("vidtui kill {} --yes", plan.run))?;
     }
-    // Without --wait, it is given up as soon as a node would be waited for.
-    let report = workspace.kill(
-        &plan,
-        &mut |text| eprintln!("{text}"),
-        &mut |step| eprintln!("{}: {}", step.node, step.text),
-        &|| !args.wait,
-    )?;
-    if args.output.json {
-        return output::json(
-            &serde_json::json!({ "run": plan.run, "killed": true, "report": report_in_words(&report), "nodes": nodes(&report.nodes) }),
-        );
+    let report = execute_run(workspace, &plan, &options)?;
+    let text = report_in_words(&report);
+    if json {
+        let nodes = nodes(&report.nodes);
+        return output::json(&json!({ "run": plan.run, "killed": true, "report": text, "nodes": nodes }));
     }
-    output::line(&report_in_words(&report))
+    output::line(&text)
 }
 
-/// Asks on the terminal; what is not a clear yes is a no.
-pub fn confirmed(what: &str, question: &str, say_yes: &str) -> Result<bool, Refusal> {
+/// Stops or kills a run, with the progress on standard error.
+pub fn execute_run(workspace: &Workspace, plan: &RunKill, options: &KillOptions) -> Result<KillReport, Failure> {
+    with_progress(options, |callbacks| workspace.kill(plan, callbacks))
+}
+
+/// Executes a plan, with the progress on standard error.
+pub fn execute(plan: &KillPlan, transports: &mut [Box<dyn Transport>], options: &KillOptions) -> KillReport {
+    with_progress(options, |callbacks| execute_kill(plan, transports, callbacks))
+}
+
+fn with_progress<T>(options: &KillOptions, run: impl FnOnce(KillCallbacks<'_>) -> T) -> T {
+    run(KillCallbacks {
+        on_wait: &mut |text| eprintln!("{text}"),
+        progress: &mut |step| eprintln!("{}: {}", step.node, step.text),
+        is_cancelled: &|| !options.wait,
+    })
+}
+
+/// Asks for confirmation on the terminal.
+///
+/// # Errors
+/// [`ErrorCode::Cancelled`] if the answer is not yes, [`ErrorCode::NoTerminal`] without a terminal.
+pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), Refusal> {
     if !io::stdin().is_terminal() {
-        let why = "it asks first, and there is no terminal to ask on";
-        let fix = format!("say yes beforehand: {say_yes}");
-        return Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot kill {what}"),
-            why,
-            fix,
-        )));
+        let why = "confirmation is required, and standard input is not a terminal";
+        let fix = format!("confirm on the command line: {yes}");
+        return Err(Refusal::request(Failure::new(ErrorCode::NoTerminal, format!("cannot kill {what}"), why, fix)));
     }
     eprint!("{question} [y/N] ");
-    // A question that cannot be shown is not answered with yes.
+    // If the question cannot be shown, the answer is read as no.
     let _ = io::stderr().flush();
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
-    Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))
+    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        return Ok(());
+    }
+    Err(Failure::new(ErrorCode::Cancelled, "Kill cancelled", "no process was signalled", "").into())
 }
 
-/// What became of nodes, for scripts.
-pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
+/// Returns the results of nodes for scripts.
+pub fn nodes(reports: &[NodeReport]) -> Vec<Value> {
     let of_node = |report: &NodeReport| {
         let memory = match report.gpu_memory {
-            GpuMemory::Unasked => "unasked",
+            GpuMemory::NotChecked => "unasked",
             GpuMemory::NoGpus(_) => "no_gpus",
             GpuMemory::Released => "released",
             GpuMemory::Hidden(_) => "hidden",
             GpuMemory::Held(_) => "held",
             GpuMemory::Unknown(_) => "unknown",
         };
-        serde_json::json!({
+        json!({
             "node": report.node,
             "gone": report.all_gone(),
             "signalled": report.signalled,
@@ -144,31 +118,27 @@ pub fn nodes(reports: &[NodeReport]) -> Vec<serde_json::Value> {
     reports.iter().map(of_node).collect()
 }
 
-fn show(plan: &RunKill, json: bool) -> Result<(), Refusal> {
-    if !json {
-        return output::text(&in_words(plan));
-    }
-    output::json(&document(plan))
+/// Prints the plan for a run.
+pub fn show(plan: RunKill, json: bool) -> Result<(), Refusal> {
+    if json { output::json(&run_document(&plan)) } else { output::text(&run_in_words(&plan)) }
 }
 
-/// What would be signalled, for scripts.
-pub fn document(plan: &RunKill) -> serde_json::Value {
+/// Returns the plan for a run for scripts.
+pub fn run_document(plan: &RunKill) -> Value {
     let nodes: Vec<_> = plan
         .nodes
         .iter()
         .map(|node| {
-            let ranks: Vec<_> =
-                node.ranks.iter().map(|rank| serde_json::json!({ "rank": rank.rank, "pid": rank.pid })).collect();
-            serde_json::json!({ "node": node.node, "pid": node.pid, "pgid": node.pgid, "ranks": ranks, "why": node.why })
+            let ranks: Vec<_> = node.ranks.iter().map(|rank| json!({ "rank": rank.rank, "pid": rank.pid })).collect();
+            json!({ "node": node.node, "pid": node.pid, "pgid": node.pgid, "ranks": ranks, "why": node.why })
         })
         .collect();
-    let how = if plan.how == KillHow::Stop { "stop" } else { "kill" };
-    let job = plan.job.as_ref().map(|job| serde_json::json!({ "id": job.id, "why": job.why }));
-    serde_json::json!({ "run": plan.run, "how": how, "nodes": nodes, "job": job })
+    let job = plan.job.as_ref().map(|job| json!({ "id": job.id, "why": job.why }));
+    json!({ "run": plan.run, "how": plan.how.verb(), "nodes": nodes, "job": job })
 }
 
-/// What would be signalled, for people.
-pub fn in_words(plan: &RunKill) -> String {
+/// Writes the plan for a run: which processes will be signalled.
+pub fn run_in_words(plan: &RunKill) -> String {
     if let Some(job) = &plan.job {
         return format!("{}\n{}\n", plan.run, job.why);
     }

@@ -12,6 +12,7 @@ mod kill;
 mod kill_orphans;
 mod launch;
 mod logs;
+mod node_listing;
 mod nodes;
 mod recipe;
 mod replay;
@@ -19,6 +20,7 @@ mod runs;
 mod stacks;
 mod stages;
 mod status;
+mod stop;
 mod supervise;
 mod transfer;
 mod waiting;
@@ -52,7 +54,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Logs(args) => logs::run(&workspace, args),
         Command::Checkpoints(args) => checkpoints::run(&workspace, args),
         Command::Stacks(args) => stacks::run(&workspace, args),
-        Command::Stop(args) => kill::stop(&workspace, args),
+        Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
         Command::Data(DataCommand::Import(args)) => data::import(args),

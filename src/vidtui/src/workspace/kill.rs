@@ -1,19 +1,29 @@
-//! Stops and kills: planned, done, and said in one line.
+//! Stops and kills of runs: planned, executed, and reported in one line.
 
 use super::Workspace;
 use cluster::NodeId;
-use plan::{KillHow, RunKill};
+use plan::{KillHow, KillPlan, RunKill};
 use remote::{KillProgress, KillReport, Patience, Transport};
 use rundir::{Failure, RunDir};
 use std::time::Duration;
 
+/// Calls back while a kill is executed.
+pub struct KillCallbacks<'a> {
+    /// Reports which nodes do not answer, before they are retried.
+    pub on_wait: &'a mut dyn FnMut(String),
+    /// Reports what was done.
+    pub progress: &'a mut dyn FnMut(KillProgress),
+    /// Whether to give up on the nodes that do not answer.
+    pub is_cancelled: &'a dyn Fn() -> bool,
+}
+
 impl Workspace {
-    /// Plans which processes to signal; signals nothing.
+    /// Plans which processes of a run to signal; signals none.
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<RunKill, Failure> {
         let run = dir.read_run()?;
         let attempt = dir.latest_attempt()?;
         let job = attempt.as_ref().and_then(|attempt| self.fleet.job_sight(attempt, self.patience));
-        // Those of a job are Slurm's to look for.
+        // Slurm finds the processes of a job itself.
         let (files, lost) = match job {
             Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(rundir::now_s())),
             None => (self.fleet.pid_files(dir, self.patience)?, Vec::new()),
@@ -21,46 +31,41 @@ impl Workspace {
         plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)
     }
 
-    /// Signals what a plan says.
-    pub fn signal(
-        &self,
-        plan: &RunKill,
-        patience: &Patience,
-        progress: &mut dyn FnMut(KillProgress),
-    ) -> Result<KillReport, Failure> {
-        let report = remote::execute_kill(plan, &mut self.ways_to_end(plan)?, patience, progress);
-        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
-    }
-
-    /// Kills what a plan says, and asks nodes that do not answer again until they do or `is_given_up`; `waits` is told which.
-    pub fn kill(
-        &self,
-        plan: &RunKill,
-        waits: &mut dyn FnMut(String),
-        progress: &mut dyn FnMut(KillProgress),
-        is_given_up: &dyn Fn() -> bool,
-    ) -> Result<KillReport, Failure> {
-        let (mut transports, patience) = (self.ways_to_end(plan)?, Patience::default());
-        let mut report = remote::execute_kill(plan, &mut transports, &patience, progress);
-        let waits = &mut |nodes: &[&NodeId], pause| waits(waits_in_words(nodes, pause));
-        remote::go_on_killing(plan, &mut report, &mut transports, &patience, waits, progress, is_given_up);
-        report.failure(plan.run.as_str()).map_or(Ok(report), Err)
-    }
-
-    fn ways_to_end(&self, plan: &RunKill) -> Result<Vec<Box<dyn Transport>>, Failure> {
-        self.transports(&plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways()))
+    /// Stops or kills a run as planned.
+    ///
+    /// # Errors
+    /// When a process remains, or that cannot be verified.
+    pub fn kill(&self, plan: &RunKill, callbacks: KillCallbacks<'_>) -> Result<KillReport, Failure> {
+        let ways = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways());
+        let plan = KillPlan::Run(plan.clone());
+        let report = execute_kill(&plan, &mut self.transports(&ways)?, callbacks);
+        report.failure(&plan.subject()).map_or(Ok(report), Err)
     }
 }
 
-/// Which nodes are waited for: `gpu[01-03] do not answer, asked again in 4 s`.
+/// Executes a plan, and retries nodes that do not answer until they do or the user gives up.
+pub fn execute_kill(
+    plan: &KillPlan,
+    transports: &mut [Box<dyn Transport>],
+    callbacks: KillCallbacks<'_>,
+) -> KillReport {
+    let KillCallbacks { on_wait, progress, is_cancelled } = callbacks;
+    let patience = Patience::default();
+    let mut report = remote::execute_kill(plan, transports, &patience, progress);
+    let on_wait = &mut |nodes: &[&NodeId], pause| on_wait(waits_in_words(nodes, pause));
+    remote::retry_unreachable(plan, &mut report, transports, &patience, on_wait, progress, is_cancelled);
+    report
+}
+
+/// Names the nodes that are retried: `gpu[01-03] do not answer, retrying in 4 s`.
 pub fn waits_in_words(nodes: &[&NodeId], pause: Duration) -> String {
     let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
     let verb = if nodes.len() == 1 { "does" } else { "do" };
-    format!("{names} {verb} not answer, asked again in {pause_s:.0} s")
+    format!("{names} {verb} not answer, retrying in {pause_s:.0} s")
 }
 
-/// How a kill went, in one line: `3 processes ended on devbox`.
+/// Writes the result of a kill in one line: `3 processes ended on devbox`.
 pub fn report_in_words(report: &KillReport) -> String {
     match &report.job {
         Some(Ok(text)) => return text.clone(),

@@ -1,0 +1,117 @@
+//! The processes of some nodes, with the nodes that did not answer.
+
+use crate::args::NodesArgs;
+use crate::output;
+use crate::refusal::Refusal;
+use crate::workspace::{Workspace, waits_in_words};
+use cluster::NodeId;
+use plan::NodeProcesses;
+use remote::{RemoteError, Transport, list_processes};
+use rundir::{ErrorCode, Failure};
+use serde_json::{Value, json};
+use std::thread;
+use std::time::Duration;
+
+/// Pauses before nodes that did not answer are retried.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
+/// The pause between further retries, with `--wait`.
+const WAIT_PAUSE: Duration = Duration::from_secs(10);
+
+/// The processes of nodes.
+pub struct NodeListing {
+    /// The nodes that answered.
+    pub listed: Vec<NodeProcesses>,
+    /// The connections to all nodes.
+    pub transports: Vec<Box<dyn Transport>>,
+    /// The nodes that failed, each with the reason.
+    failed: Vec<(NodeId, RemoteError)>,
+}
+
+impl NodeListing {
+    /// Lists the processes of nodes. Nodes that do not answer are retried.
+    pub fn read(workspace: &Workspace, on: &NodesArgs) -> Result<Self, Refusal> {
+        let target = workspace.target(None, on, 1)?;
+        let transports = workspace.transports(&target.logins)?;
+        let mut listing = Self { listed: Vec::new(), transports, failed: Vec::new() };
+        listing.list(target.nodes.iter().map(|node| node.id.clone()).collect());
+        for pause in RETRY_PAUSES {
+            let nodes = listing.take_unreachable();
+            if nodes.is_empty() {
+                break;
+            }
+            thread::sleep(pause);
+            listing.list(nodes);
+        }
+        listing.listed.sort_by(|a, b| a.node.cmp(&b.node));
+        Ok(listing)
+    }
+
+    fn list(&mut self, nodes: Vec<NodeId>) {
+        for (node, result) in list_processes(&nodes, &mut self.transports) {
+            match result {
+                Ok(processes) => self.listed.push(processes),
+                Err(error) => self.failed.push((node, error)),
+            }
+        }
+    }
+
+    /// Removes the nodes that do not answer from those that failed, and returns them.
+    fn take_unreachable(&mut self) -> Vec<NodeId> {
+        let failed = std::mem::take(&mut self.failed).into_iter();
+        let (unreachable, failed): (Vec<_>, Vec<_>) = failed.partition(|(_, error)| error.is_unreachable());
+        self.failed = failed;
+        unreachable.into_iter().map(|(node, _)| node).collect()
+    }
+
+    /// Waits until nodes answer that did not before, and replaces the listing by theirs. Returns whether there are any.
+    pub fn wait_for_more(&mut self) -> bool {
+        self.listed.clear();
+        while self.listed.is_empty() {
+            let nodes = self.take_unreachable();
+            if nodes.is_empty() {
+                return false;
+            }
+            eprintln!("{}", waits_in_words(&nodes.iter().collect::<Vec<_>>(), WAIT_PAUSE));
+            thread::sleep(WAIT_PAUSE);
+            self.list(nodes);
+        }
+        true
+    }
+
+    /// Prints why nodes failed on standard error.
+    pub fn report_failed(&self) {
+        self.failed.iter().for_each(|(_, error)| eprintln!("{error}"));
+    }
+
+    /// Returns the names of the nodes that answered.
+    pub fn names(&self) -> String {
+        names(self.listed.iter().map(|node| &node.node))
+    }
+
+    /// Prints what was found or done.
+    ///
+    /// # Errors
+    /// When some nodes could not be listed: processes may run there.
+    pub fn finish(&self, is_dry_run: bool, json: bool, found: Vec<Value>, text: &str) -> Result<(), Refusal> {
+        if json {
+            let of_node = |(node, error): &(NodeId, RemoteError)| json!({ "node": node, "why": error.to_string() });
+            let failed: Vec<Value> = self.failed.iter().map(of_node).collect();
+            output::json(&json!({ "done": !is_dry_run, "found": found, "unreachable": failed }))?;
+        } else {
+            output::line(text)?;
+        }
+        if self.failed.is_empty() {
+            return Ok(());
+        }
+        let what = format!("cannot list the processes of {}", names(self.failed.iter().map(|(node, _)| node)));
+        let why = "processes may still run there";
+        let fix = "try again when these nodes answer; `kill --wait` retries until they do";
+        Err(Failure::new(ErrorCode::NodeUnreachable, what, why, fix).into())
+    }
+}
+
+/// Writes the names of nodes.
+pub fn names<'a>(nodes: impl Iterator<Item = &'a NodeId>) -> String {
+    let names: Vec<String> = nodes.map(ToString::to_string).collect();
+    if names.is_empty() { "no node".into() } else { names.join(", ") }
+}

@@ -1,0 +1,41 @@
+//! `vidtui stop`: asks a run, or all runs on some nodes, to save a checkpoint and end.
+
+use crate::args::StopArgs;
+use crate::commands::kill::{KillOptions, execute_run, show};
+use crate::commands::{kill_orphans, waiting};
+use crate::documents::RunDocument;
+use crate::output;
+use crate::refusal::Refusal;
+use crate::workspace::{Workspace, report_in_words};
+use plan::KillHow;
+
+/// Asks a run to save and stop.
+pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
+    let json = args.output.json;
+    let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
+    let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
+    let dir = workspace.find(run)?;
+    let plan = workspace.plan_kill(&dir, KillHow::Stop)?;
+    if args.dry_run {
+        return show(plan, json);
+    }
+    let report = execute_run(workspace, &plan, &options)?;
+    if args.wait {
+        let summary = waiting::until_ended(workspace, &dir)?;
+        if json {
+            return output::json(&RunDocument::new(&summary));
+        }
+        let saved = match &summary.checkpoint {
+            Some(checkpoint) => format!("last checkpoint: step {}", checkpoint.step),
+            None => "no checkpoint".into(),
+        };
+        return output::line(&format!("{} has stopped; {saved}", plan.run));
+    }
+    if json {
+        return output::json(&serde_json::json!({ "run": plan.run, "stopping": true }));
+    }
+    if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
+        return output::line(&report_in_words(&report));
+    }
+    output::line(&format!("{} saves a checkpoint and stops; see: vidtui status {0}", plan.run))
+}
