@@ -1,8 +1,8 @@
-//! What vidtui knows of other programs' trainers: what their log lines mean, and which folders are their checkpoints.
+//! Reads the logs and checkpoints of other programs' trainers.
 //!
-//! Each system has one file, which holds a [`System`](system::System): the phrases of its log, its progress bar, the names of its
-//! checkpoints and the files in them. [`LogReader`] reads a log with it and never reads a file or a clock. [`checkpoints`] and its
-//! siblings list the checkpoints of a run, whichever program wrote them: for the embedded trainer they call `rundir`.
+//! Each system is described in a file of its own: the phrases of its log, its progress bar, the names of its checkpoints and the files
+//! in them. [`LogReader`] reads a log without touching files or clocks. [`checkpoints`], [`latest`], [`latest_for_sure`] and
+//! [`checkpoint_folders`] serve the runs of any program; for the embedded trainer they call `rundir`.
 
 mod accelerate;
 mod bar;

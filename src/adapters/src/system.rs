@@ -1,4 +1,4 @@
-//! What there is to know about a system: one constant of this type each, in a file of its own.
+//! The description of a system. Each system is a constant of [`System`] in a file of its own.
 
 use crate::contents::{Contents, Defect};
 use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};

@@ -135,7 +135,7 @@ impl Versioned for Attempt {
     }
 }
 
-/// Reads a mesh and ignores axes that only a newer version knows. A recipe refuses them instead, because a user wrote them.
+/// Reads a mesh and ignores unknown axes of a newer version. A recipe refuses them instead, because a user wrote it.
 pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mesh, D::Error> {
     #[derive(Deserialize)]
     struct Known {

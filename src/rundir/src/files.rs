@@ -17,7 +17,7 @@ pub trait Versioned: DeserializeOwned + Serialize {
     fn version(&self) -> u32;
 }
 
-/// Reads a TOML file whose version this build knows. Unknown fields are ignored: a newer writer may add some.
+/// Reads a TOML file of a known version. Unknown fields are ignored, because a newer version may add some.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Newer`], or [`Error::Malformed`] with line and reason.

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats numbers, sizes and times for display, and picks the ticks of axes.
 
-/// Writes a number of bytes as people read it: `300 MiB`, `1.2 GiB`.
+/// Formats a size in up to three digits, for sentences: `512 bytes`, `12.5 MiB`, `300 MiB`, `1.2 GiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -9,12 +9,11 @@ pub fn size(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    // Three digits say enough, and whole bytes have no parts.
     let decimals = usize::from(unit > 0 && value < 99.95);
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// Writes a count with its noun: `1 rank`, `2 ranks`, `3 processes`.
+/// Formats a count with its noun: `1 rank`, `2 ranks`, `3 processes`.
 pub fn counted(n: usize, noun: &str) -> String {
     let plural = match n {
         1 => "",
@@ -24,7 +23,7 @@ pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{plural}")
 }
 
-/// Formats an integer with a thin gap between thousands: `12 480`.
+/// Formats an integer with spaces between thousands: `12 480`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     if digits.len() <= 4 {
@@ -68,7 +67,7 @@ pub fn short_duration(seconds: f64) -> String {
     }
 }
 
-/// Formats how long ago something was. A moment in the future (clocks differ) is "just now".
+/// Formats how long ago a time was: `3 h ago`. A time in the future, because clocks differ, is `just now`.
 pub fn ago(now: f64, then: f64) -> String {
     match now - then {
         seconds if seconds < 2.0 => "just now".to_owned(),
@@ -76,7 +75,7 @@ pub fn ago(now: f64, then: f64) -> String {
     }
 }
 
-/// Formats a size: `512 B`, `1.2 GiB`.
+/// Formats a size for narrow columns: `512 B`, `1.2 GiB`, `12 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -91,7 +90,7 @@ pub fn bytes(n: u64) -> String {
     if value < 10.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
 }
 
-/// Formats a count: `999`, `51.8 M`.
+/// Formats a large count in a unit of thousands: `999`, `51.8 M`.
 pub fn count(n: u64) -> String {
     const UNITS: [&str; 4] = ["k", "M", "G", "T"];
     if n < 10_000 {
@@ -132,12 +131,12 @@ pub fn scientific(value: f64, decimals: usize) -> String {
     }
 }
 
-/// What a quantity is measured in, for axis labels and read-outs.
+/// The unit of a quantity, for the labels of axes and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A pure number.
+    /// A number without a unit.
     Plain,
-    /// A pure number, usually tiny.
+    /// A small number without a unit, such as a learning rate.
     Rate,
     /// Watts.
     Watts,
@@ -145,7 +144,7 @@ pub enum Unit {
     Seconds,
     /// GiB.
     Gib,
-    /// A part of 1, shown in per cent.
+    /// A share of 1, shown in percent.
     Share,
     /// Optimizer steps.
     Step,
@@ -153,7 +152,7 @@ pub enum Unit {
     Elapsed,
 }
 
-/// Formats one value for a read-out.
+/// Formats a value with its unit.
 pub fn value(value: f64, unit: Unit) -> String {
     if !value.is_finite() {
         return "not finite".to_owned();
@@ -176,14 +175,14 @@ pub fn value(value: f64, unit: Unit) -> String {
     }
 }
 
-/// Positions and labels of an axis.
+/// The ticks of an axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ticks {
-    /// Value and label of each tick, ascending.
+    /// The value and label of each tick, ascending.
     pub marks: Vec<(f64, String)>,
 }
 
-/// Picks round values inside `low..=high`, about `wanted` of them, labelled with the unit that fits.
+/// Picks about `wanted` round values in `low..=high`, with labels in a fitting unit.
 pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks {
     if !(low.is_finite() && high.is_finite()) || high <= low || wanted == 0 {
         return Ticks { marks: Vec::new() };
@@ -191,7 +190,7 @@ pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks
     if log && low > 0.0 {
         let marks = log_marks(low, high, wanted);
         if marks.len() >= 2 {
-            return Ticks { marks: marks.into_iter().map(|v| (v, tick_label(v, v, unit, 1.0, ""))).collect() };
+            return Ticks { marks: marks.into_iter().map(|v| (v, tick_label(v, v, unit, ""))).collect() };
         }
     }
     let (scale, suffix) = scale_of(high.abs().max(low.abs()), unit);
@@ -209,12 +208,12 @@ pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks
     let last = (high * scale / step + 1e-9).floor() as i64;
     let marks = (first..=last.min(first.saturating_add(64)))
         .map(|k| k as f64 * step)
-        .map(|scaled| (scaled / scale, tick_label(scaled, step, unit, scale, suffix)))
+        .map(|scaled| (scaled / scale, tick_label(scaled, step, unit, suffix)))
         .collect();
     Ticks { marks }
 }
 
-/// Returns the factor and suffix that bring values up to `largest` into a readable unit.
+/// Returns the factor and suffix of the unit in which values up to `largest` are short.
 fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
     match unit {
         Unit::Plain | Unit::Rate | Unit::Step => (1.0, ""),
@@ -231,7 +230,7 @@ fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
     }
 }
 
-fn tick_label(scaled: f64, step: f64, unit: Unit, _scale: f64, suffix: &str) -> String {
+fn tick_label(scaled: f64, step: f64, unit: Unit, suffix: &str) -> String {
     if scaled == 0.0 {
         return "0".to_owned();
     }
@@ -246,14 +245,14 @@ fn tick_label(scaled: f64, step: f64, unit: Unit, _scale: f64, suffix: &str) -> 
     }
 }
 
-/// Rounds a step to 1, 2 or 5 times a power of ten: a little down or else up, so that there are never far too many.
+/// Rounds a step to 1, 2 or 5 times a power of ten. It rounds down by at most 30 %, so that there are never far too many ticks.
 fn nice_step(raw: f64) -> f64 {
     let power = 10f64.powf(raw.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= raw * 0.7).unwrap_or(10.0);
     (step * power).max(f64::MIN_POSITIVE)
 }
 
-/// Powers of ten inside the range; with 2 and 5 between them when those alone are too few.
+/// Returns the powers of ten in the range, and their multiples by 2 and 5 if those are fewer than two.
 fn log_marks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let inside = |v: &f64| *v >= low * (1.0 - 1e-9) && *v <= high * (1.0 + 1e-9);
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn values_carry_the_unit_that_fits() {
+    fn values_have_the_unit_that_fits() {
         assert_eq!(value(3.41, Unit::Seconds), "3.41 s");
         assert_eq!(value(0.0204, Unit::Seconds), "20 ms");
         assert_eq!(value(0.25, Unit::Gib), "256 MiB");
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_in_the_largest_unit_that_fits() {
+    fn sizes_are_in_the_largest_unit_that_fits() {
         let sizes = [0, 1023, 1024, 300 << 20, 1_288_490_189, 5 << 50].map(size);
         assert_eq!(sizes, ["0 bytes", "1023 bytes", "1.0 KiB", "300 MiB", "1.2 GiB", "5120 TiB"]);
     }

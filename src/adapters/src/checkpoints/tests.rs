@@ -1,3 +1,5 @@
+//! Recognizes made-up checkpoints of each system.
+
 use super::*;
 use rundir::fixtures::{temp, write_attempt};
 use rundir::{Attempt, PidFile, SCHEMA, now_s};
