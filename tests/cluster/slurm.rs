@@ -218,7 +218,7 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     });
     let saved = adapters::latest(&run).unwrap().step;
     let status = site.does("status latest");
-    assert!(status.contains("queued") && status.contains("waits for its time to begin"), "{status}");
+    assert!(status.contains("queued") && status.contains("waits for its start time"), "{status}");
     site.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));
     site.until_step(&run, 2, saved + 1);
     let attempt = run.read_attempt(2).unwrap();

@@ -120,7 +120,7 @@ fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
 fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
     let site = TestSite::new();
     let mut console = open(&site);
-    console.press("/").shows(&["Show runs with:"]);
+    console.press("/").shows(&["Filter runs:"]);
     for n in 0..200 {
         let size = if n % 2 == 0 { (90, 30) } else { SIZE };
         // Typed and taken back in turn, before the change and after it.
@@ -132,7 +132,7 @@ fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
         };
         console.meanwhile("the key to be read", || console.has_read_everything());
     }
-    console.press("y").shows(&["Show runs with: y"]).press(ESC).shows_no("Show runs with:").press("q");
+    console.press("y").shows(&["Filter runs: y"]).press(ESC).shows_no("Filter runs:").press("q");
     assert_eq!(console.ended(), 0);
 }
 

@@ -161,9 +161,9 @@ fn the_console_shows_what_it_would_convert_and_converts_that() {
     let site = TestSite::new();
     let console = site.console((120, 50), &[], &[]);
     console.shows(&["No runs yet"]).press("4").shows(&["Convert weights", "a diffusers folder"]);
-    console.press(ENTER).shows(&["Convert:"]);
+    console.press(ENTER).shows(&["Source:"]);
     console.press(nearby_model(&site).as_str()).press(ENTER).shows(&["theirs-internal", "in 1 file"]);
-    console.press("j").press(ENTER).shows(&["Into the new folder:"]);
+    console.press("j").press(ENTER).shows(&["New folder:"]);
     console.press(&"\x7f".repeat(200)).press("inner").press(ENTER);
     console.shows(&["inner, 639 KiB in 1 file", "convert as shown", "blocks.{i}.attn.q.weight"]);
     assert!(!site.root.join("inner").exists(), "a preview writes nothing");
@@ -172,7 +172,7 @@ fn the_console_shows_what_it_would_convert_and_converts_that() {
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
     // Once more it would be in the way of itself.
     console.press("j").press("j").press(RIGHT).shows(&["That folder exists", "r replace it"]);
-    console.press("r").shows(&["Replaces the earlier conversion there.", "do not replace"]);
+    console.press("r").shows(&["Replaces the existing conversion in that folder.", "do not replace"]);
     console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
     let seen = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((seen["kind"].as_str(), seen["complete"].as_bool()), (Some("checkpoint"), Some(true)));
@@ -188,6 +188,6 @@ fn a_stage_that_starts_from_a_diffusers_folder_offers_to_convert_it() {
     site.write("configs/theirs/curriculum.toml", &stages);
     let console = site.console((100, 40), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Theirs", "begin"]);
-    console.press("G").press(ENTER).shows(&["c convert them"]);
+    console.press("G").press(ENTER).shows(&["c convert the weights"]);
     console.press("c").shows(&["Convert weights", "theirs-internal", "convert as shown"]);
 }

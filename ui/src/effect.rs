@@ -1,4 +1,4 @@
-//! What the screen asks of the shell: one-shot effects and long-lived watches, both plain data.
+//! Requests to the shell: one-shot effects and long-lived watches, both plain data.
 
 use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId};
@@ -22,51 +22,51 @@ pub enum Effect {
         /// The run whose newest checkpoint gives the weights; `None` when the stage names its own start.
         from: Option<RunId>,
     },
-    /// Plan to go on from the newest complete checkpoint.
+    /// Plan a resume from the newest complete checkpoint.
     PlanResume {
         /// Where the answer goes.
         job: JobId,
         /// The run.
         run: RunId,
     },
-    /// Plan the following stage, started from this run's newest checkpoint.
+    /// Plan the next stage, started from this run's newest checkpoint.
     PlanNext {
         /// Where the answer goes.
         job: JobId,
         /// The finished run.
         run: RunId,
     },
-    /// Find out what a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
+    /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
     PlanKill {
         /// Where the answer goes.
         job: JobId,
         /// The run.
         run: RunId,
     },
-    /// Execute a launch or resume plan verbatim; answered by `Outcome::Launched` or `Failed`.
+    /// Execute a launch or resume plan as shown; answered by `Outcome::Launched` or `Failed`.
     Launch {
         /// Where the answer goes.
         job: JobId,
-        /// What was shown.
+        /// The plan that was shown.
         plan: Box<LaunchPlan>,
     },
-    /// Ask a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
+    /// Request a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
     Stop {
         /// Where the answer goes.
         job: JobId,
         /// The run.
         run: RunId,
     },
-    /// Execute a kill plan verbatim; answered by `Outcome::Killed` or `Failed`.
+    /// Execute a kill plan as shown; answered by `Outcome::Killed` or `Failed`.
     Kill {
         /// Where the answer goes.
         job: JobId,
-        /// What was shown.
+        /// The plan that was shown.
         plan: Box<RunKill>,
-        /// Proof that somebody said yes.
+        /// Proof that the user confirmed it.
         confirmed: Confirmed,
     },
-    /// Write where a run's processes are into its folder; answered by `Outcome::Stacks` or `Failed`. Signals nothing.
+    /// Write the stack traces of a run's processes into its folder; answered by `Outcome::Stacks` or `Failed`. Sends no signal.
     CollectStacks {
         /// Where the answer goes.
         job: JobId,
@@ -82,26 +82,26 @@ pub enum Effect {
         /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
         to: Utf8PathBuf,
     },
-    /// Look what a conversion would do; answered by `JobMsg::ConvertPlanned` or `Failed`.
+    /// Preview a conversion; answered by `JobMsg::ConvertPlanned` or `Failed`.
     PlanConvert {
         /// Where the answer goes.
         job: JobId,
-        /// What is wished for.
+        /// The chosen options.
         options: ConvertOptions,
     },
-    /// Convert as shown, or not at all; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
+    /// Execute a conversion as shown; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
     Convert {
         /// Where the answer goes.
         job: JobId,
-        /// What was shown.
+        /// The preview that was shown.
         preview: Box<ConvertPreview>,
     },
-    /// Stop a conversion; what it has written so far goes.
+    /// Stop a conversion and remove its output.
     StopConvert {
         /// The conversion's job.
         job: JobId,
     },
-    /// Ask the nodes no more that did not answer a kill; answered by the kill's job.
+    /// Stop retrying a kill on nodes that do not answer; answered by the kill's job.
     GiveUpKill {
         /// The kill's job.
         job: JobId,
@@ -110,16 +110,16 @@ pub enum Effect {
     Copy(String),
     /// Give the terminal back to the shell until `fg` (Ctrl-Z).
     Suspend,
-    /// Close the console; runs go on. [`farewell`](crate::farewell) is what to print then.
+    /// Close the console; runs continue. The shell then prints [`farewell`](crate::farewell).
     Quit,
 }
 
-/// Proof that a person said yes in a dialog: only the kill dialog can make one.
+/// Proof that the user confirmed a dialog. Only the kill dialog can make one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confirmed(());
 
 impl Confirmed {
-    /// Called by the kill dialog's "yes", and nowhere else.
+    /// Called only by the "Yes" of the kill dialog.
     pub(crate) fn by_user() -> Self {
         Self(())
     }
@@ -130,23 +130,23 @@ impl Confirmed {
 pub struct ChartSpec {
     /// The run whose `metrics.jsonl` is drawn.
     pub run: RunId,
-    /// What the title says: the run's short name.
+    /// The title: the run's short name.
     pub title: String,
     /// Which chart.
     pub chart: Chart,
     /// Steps or seconds since the first sample.
     pub x: XAxis,
-    /// Visible part of the x axis in its own unit; `None` for all.
+    /// Visible part of the x axis in its own unit; `None` for all of it.
     pub window: Option<(f64, f64)>,
     /// Logarithmic y axis.
     pub log_y: bool,
-    /// Weight of the exponential moving average drawn over the faint raw line; `None` for raw only.
+    /// Weight of the exponential moving average, drawn over the faint raw line; `None` for the raw line only.
     pub smoothing: Option<f64>,
     /// The file's format.
     pub format: ImageFormat,
 }
 
-/// What runs along the bottom of the charts.
+/// The quantity on the x axis of the charts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum XAxis {
     /// Optimizer steps.
@@ -156,27 +156,27 @@ pub enum XAxis {
     Time,
 }
 
-/// A picture's format.
+/// The format of an exported chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// Scalable; the default.
+    /// Vector graphics; the default.
     Svg,
     /// Pixels.
     Png,
 }
 
-/// Long-lived streams, wanted as long as [`watches`](crate::watches) names them. The shell compares wanted with running.
+/// Long-lived streams. The shell starts and stops them so that those that run are those in [`watches`](crate::watches).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Watch {
     /// The runs folder: `Msg::Runs` at once, then whenever something changes.
     Runs,
     /// The curricula: `Msg::Curricula` at once, then whenever something changes.
     Curricula,
-    /// Nodes: `Msg::Nodes` at once and whenever there are others, then `Msg::Node` for each of them again and again.
+    /// Nodes: `Msg::Nodes` at once and whenever the list changes, then `Msg::Node` for each node repeatedly.
     Nodes(FleetSource),
-    /// What nvidia-smi itself says on a node: `NodeMsg::Smi` every few seconds.
+    /// The output of nvidia-smi on a node: `NodeMsg::Smi` every few seconds.
     Smi {
-        /// Where the node comes from.
+        /// The source of the node list.
         of: FleetSource,
         /// The node.
         node: NodeId,
@@ -187,7 +187,7 @@ pub enum Watch {
     Log {
         /// The run.
         run: RunId,
-        /// Where the rank lives.
+        /// The node of the rank.
         node: NodeId,
         /// The rank.
         rank: usize,

@@ -2,37 +2,37 @@
 
 use rundir::{Event, EventKind};
 
-/// How serious an event is.
+/// The severity of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Ordinary.
+    /// Information.
     Plain,
-    /// Something was achieved.
+    /// Success.
     Good,
-    /// Worth a look.
+    /// A warning.
     Warn,
-    /// Something broke.
+    /// An error.
     Bad,
 }
 
-/// Returns an event as a short sentence, and how serious it is.
+/// Returns an event as a short sentence, and its severity.
 pub fn describe(event: &Event) -> (String, Severity) {
     match &event.kind {
         EventKind::Started { world } => (format!("started on {}", units::counted(*world, "rank")), Severity::Plain),
         EventKind::Resumed { from_step, .. } => (format!("resumed from step {from_step}"), Severity::Plain),
         EventKind::CheckpointDamaged { step, why, back_to } => {
-            (format!("checkpoint {step} is damaged, back to {back_to}: {why}"), Severity::Bad)
+            (format!("checkpoint {step} is damaged, using {back_to}: {why}"), Severity::Bad)
         }
         EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Severity::Plain),
         EventKind::Restored { restored, not_restored, .. } if not_restored.is_empty() => {
             (format!("restored {restored}"), Severity::Plain)
         }
         EventKind::Restored { restored, not_restored, .. } => {
-            (format!("restored {restored}; anew: {not_restored}"), Severity::Plain)
+            (format!("restored {restored}; initialized: {not_restored}"), Severity::Plain)
         }
-        EventKind::SaveRequested { why } => (sentence("asked to save", why), Severity::Plain),
+        EventKind::SaveRequested { why } => (sentence("save requested", why), Severity::Plain),
         EventKind::LossSpike { loss, usual } => {
-            (format!("the loss jumped to {}, from {}", units::number(*loss), units::number(*usual)), Severity::Warn)
+            (format!("loss spike: {}, before {}", units::number(*loss), units::number(*usual)), Severity::Warn)
         }
         EventKind::CheckpointStarted => ("saving a checkpoint".to_owned(), Severity::Plain),
         EventKind::CheckpointSaved { bytes, seconds, .. } => {
@@ -42,28 +42,28 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::CheckpointFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
         EventKind::CheckpointPruned { step } => (format!("old checkpoint {step} removed"), Severity::Plain),
-        EventKind::EvaluationStarted => ("evaluating".to_owned(), Severity::Plain),
-        EventKind::EvaluationEnded => ("evaluated".to_owned(), Severity::Plain),
-        EventKind::LossNotFinite => ("the loss was not a finite number".to_owned(), Severity::Warn),
-        EventKind::StepSkipped => ("step skipped: its gradient was not finite".to_owned(), Severity::Warn),
+        EventKind::EvaluationStarted => ("evaluation started".to_owned(), Severity::Plain),
+        EventKind::EvaluationEnded => ("evaluation finished".to_owned(), Severity::Plain),
+        EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),
+        EventKind::StepSkipped => ("step skipped: the gradient is not finite".to_owned(), Severity::Warn),
         EventKind::Stopping { why } => (sentence("stopping", why), Severity::Plain),
         EventKind::Stopped { why } => (sentence("stopped", why), Severity::Plain),
         EventKind::Finished => ("finished".to_owned(), Severity::Good),
         EventKind::Failed { failure } => {
-            // What it follows from has the colour.
+            // Only the root cause is coloured.
             let severity = if failure.is_consequence() { Severity::Plain } else { Severity::Bad };
             (sentence(&failure.what, &failure.why), severity)
         }
         EventKind::RankDied { rank, code, signal, message, cause } => {
             let how = match (code, signal) {
-                (_, Some(signal)) => format!("rank {rank} was ended by signal {}", signal_name(*signal)),
-                (Some(code), None) => format!("rank {rank} ended with code {code}"),
-                (None, None) => format!("rank {rank} ended"),
+                (_, Some(signal)) => format!("rank {rank} was killed by {}", signal_name(*signal)),
+                (Some(code), None) => format!("rank {rank} exited with code {code}"),
+                (None, None) => format!("rank {rank} exited"),
             };
             let severity = if cause.is_peer() { Severity::Plain } else { Severity::Bad };
             (sentence(&how, message), severity)
         }
-        EventKind::SignalReceived { signal } => (format!("received signal {}", signal_name(*signal)), Severity::Plain),
+        EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
     }
 }
@@ -72,19 +72,19 @@ fn sentence(what: &str, why: &str) -> String {
     if why.is_empty() { what.to_owned() } else { format!("{what}: {why}") }
 }
 
-/// Returns a signal's name; numbers are those of Linux.
+/// Returns the name of a Linux signal.
 fn signal_name(signal: i32) -> String {
     match signal {
-        1 => "HUP".to_owned(),
-        2 => "INT".to_owned(),
-        6 => "ABRT".to_owned(),
-        7 => "BUS".to_owned(),
-        9 => "KILL".to_owned(),
-        10 => "USR1".to_owned(),
-        11 => "SEGV".to_owned(),
-        12 => "USR2".to_owned(),
-        15 => "TERM".to_owned(),
-        other => other.to_string(),
+        1 => "SIGHUP".to_owned(),
+        2 => "SIGINT".to_owned(),
+        6 => "SIGABRT".to_owned(),
+        7 => "SIGBUS".to_owned(),
+        9 => "SIGKILL".to_owned(),
+        10 => "SIGUSR1".to_owned(),
+        11 => "SIGSEGV".to_owned(),
+        12 => "SIGUSR2".to_owned(),
+        15 => "SIGTERM".to_owned(),
+        other => format!("signal {other}"),
     }
 }
 
@@ -94,9 +94,9 @@ mod tests {
     use rundir::Cause;
 
     #[test]
-    fn the_cause_of_an_end_has_the_colour_and_what_follows_from_it_has_none() {
+    fn only_the_root_cause_of_a_failure_is_an_error() {
         let failed = |what: &str| EventKind::Failed {
-            failure: rundir::Failure::new(rundir::ErrorCode::Unclassified, what, "why", ""),
+            failure: rundir::Failure::new(rundir::ErrorCode::RankFailed, what, "why", ""),
         };
         let died = |cause| EventKind::RankDied { rank: 1, code: Some(1), signal: None, message: "why".into(), cause };
         let lost = EventKind::Failed { failure: rundir::Failure::peer_lost(None, "connection reset", "") };

@@ -76,7 +76,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         job: None,
         is_command: false,
         is_stepless: false,
-        start_awaited_until_s: None,
+        start_deadline_s: None,
     }
 }
 
@@ -113,7 +113,7 @@ pub fn running(step: u64) -> RunRow {
 
 pub fn failure() -> Failure {
     Failure::new(
-        rundir::ErrorCode::Unclassified,
+        rundir::ErrorCode::OutOfMemory,
         "rank 1 died",
         "out of memory: it wanted 3.2 GiB and 1.1 GiB were free on devbox",
         "set train.grad_accum = 2, or train on a machine with more memory",

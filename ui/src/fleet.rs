@@ -1,7 +1,7 @@
-//! The nodes that are watched: what each does now and did lately, and what is wrong with it.
+//! The watched nodes: the latest sample, recent values and faults of each.
 //!
-//! A frame is taken in once, and then only digested numbers are compared and added up, so that a thousand nodes cost the
-//! screen little more than ten.
+//! A sample is summarized when it arrives. Sorting and totals use the summaries, so that a thousand nodes cost little
+//! more than ten.
 
 use cluster::fault::{Fault, FaultWeight, faults};
 use cluster::probe::{CpuTicks, Frame};
@@ -11,28 +11,28 @@ use rundir::{Failure, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 
-/// Where the nodes to watch come from.
+/// The source of the watched nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub enum FleetSource {
-    /// Those that the console was started with: a hostfile's, those of a partition of Slurm, or this machine.
+    /// The nodes given at the start: those of a hostfile or a Slurm partition, or this machine.
     #[default]
     Given,
-    /// Those that the newest attempt of a run is on.
+    /// The nodes of the newest attempt of a run.
     Run(RunId),
 }
 
-/// Values that are kept of each GPU: ten minutes at one every two seconds.
+/// Values kept per GPU: ten minutes at one every two seconds.
 pub const KEPT: usize = 300;
-/// A node that is so late may hang: it says something every two seconds.
+/// A node whose sample is this late may hang; samples come every two seconds.
 const LATE_S: f64 = 10.0;
 
-/// A node that is to be watched.
+/// A node to watch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedNode {
-    /// Its name, and how many ranks it takes.
+    /// Its name and number of slots.
     #[serde(flatten)]
     pub node: Node,
-    /// What Slurm says of it, where it is one of Slurm's.
+    /// Its state in Slurm, if Slurm manages it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmNode>,
 }
@@ -46,55 +46,55 @@ impl From<Node> for ListedNode {
 /// All watched nodes.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
-    /// Where they come from.
+    /// Their source.
     pub of: FleetSource,
-    /// In the order in which they are listed; `None` until the list was read.
+    /// Whether the list could be read; `None` while it loads.
     pub listed: Option<Result<(), Failure>>,
     nodes: Vec<NodeView>,
     places: HashMap<NodeId, usize>,
 }
 
-/// What is known of a node.
+/// A watched node.
 #[derive(Debug, Clone)]
 pub struct NodeView {
-    /// Its name, and how many ranks it takes.
+    /// Its name and number of slots.
     pub node: Node,
-    /// What Slurm says of it, seen or not.
+    /// Its state in Slurm, known even when the node is unreachable.
     pub slurm: Option<SlurmNode>,
-    /// Whether it can be seen.
+    /// Whether it can be reached.
     pub link: Link,
-    /// What it did when it was last seen.
+    /// The latest sample.
     pub frame: Option<Box<Frame>>,
-    /// When that was, by our clock.
+    /// When the sample arrived, Unix seconds.
     pub frame_s: Option<f64>,
-    /// What was wrong then, the worst first.
+    /// The faults in that sample, the worst first.
     pub faults: Vec<Fault>,
-    /// Its GPUs and processors in numbers.
+    /// Totals and means of that sample.
     pub summary: NodeSummary,
-    /// What each GPU drew lately, oldest first; in a node without GPUs, how busy its processors were.
+    /// Recent power of each GPU, oldest first; CPU utilization in a node without GPUs.
     pub traces: Vec<VecDeque<f32>>,
     cpu: Option<CpuTicks>,
 }
 
-/// Whether a node can be seen.
+/// Whether a node can be reached.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Link {
-    /// It was never seen yet.
+    /// No sample has arrived yet.
     Connecting,
-    /// It can.
+    /// The node can be reached.
     Up,
-    /// It cannot. That says nothing about what it does.
+    /// The node cannot be reached; its processes may still run.
     Unreachable {
-        /// When it was last seen, or first looked for.
+        /// When the last sample arrived, or the first attempt was made.
         since_s: f64,
         /// Why.
         why: Failure,
     },
 }
 
-/// How a node is, in one word; the most serious comes last.
+/// The condition of a node; the most serious comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names explain themselves")]
 pub enum Condition {
     Well,
     Connecting,
@@ -104,61 +104,61 @@ pub enum Condition {
     Unreachable,
 }
 
-/// A node's numbers, added up over its GPUs. Where no GPU says one there is none.
+/// Totals and means over the GPUs of a node. A value that no GPU reports is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct NodeSummary {
-    /// GPUs that answer.
+    /// GPUs that report.
     pub gpus: usize,
     /// Processes on them.
     pub processes: usize,
-    /// Mean power of a GPU.
+    /// Mean power per GPU.
     pub power_w_mean: Option<f64>,
-    /// Power of all together.
+    /// Power of all GPUs.
     pub power_w: Option<f64>,
     /// Mean share of time in which a kernel ran.
     pub util_pct_mean: Option<f64>,
     /// GPU memory in use.
     pub gpu_mem_used_mib: Option<u64>,
-    /// GPU memory there is.
+    /// Total GPU memory.
     pub gpu_mem_total_mib: Option<u64>,
     /// Temperature of the hottest GPU.
     pub temp_c_max: Option<f64>,
-    /// Mean clock of the multiprocessors.
+    /// Mean SM clock.
     pub sm_clock_mhz_mean: Option<f64>,
-    /// How busy the processors are, all of them together.
+    /// CPU utilization over all cores.
     pub cpu_pct: Option<f64>,
-    /// Processes that run or wait to, over the last minute.
+    /// Load average of the last minute.
     pub load: Option<f64>,
-    /// The machine's memory in use.
+    /// Node memory in use.
     pub mem_used_mib: Option<u64>,
-    /// The machine's memory.
+    /// Total node memory.
     pub mem_total_mib: Option<u64>,
 }
 
-/// All nodes in numbers.
+/// Totals and means over all nodes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct FleetSummary {
-    /// Nodes there are.
+    /// Number of nodes.
     pub nodes: usize,
-    /// Nodes that can be seen.
+    /// Nodes that can be reached.
     pub up: usize,
-    /// Nodes that cannot.
+    /// Nodes that cannot be reached.
     pub unreachable: usize,
-    /// Faults of nodes that can be seen.
+    /// Faults of nodes that can be reached.
     pub faults: usize,
-    /// GPUs that answer.
+    /// GPUs that report.
     pub gpus: usize,
-    /// Mean power of a GPU.
+    /// Mean power per GPU.
     pub power_w_mean: Option<f64>,
-    /// GPU memory in use; the machines' own, where no node has a GPU.
+    /// GPU memory in use; node memory where no node has a GPU.
     pub mem_used_mib: u64,
-    /// Memory of the same kind that there is.
+    /// Total memory of the same kind.
     pub mem_total_mib: u64,
 }
 
-/// By what nodes are sorted.
+/// The order of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names explain themselves")]
 pub enum Sort {
     #[default]
     Listed,
@@ -172,7 +172,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// All of them, in the order of the key that goes through them, with the words for people and scripts.
+    /// All orders, in the sequence of the key that changes them, with their names.
     pub const ALL: [(Self, &'static str); 8] = [
         (Self::Listed, "listed"),
         (Self::Faults, "faults"),
@@ -184,12 +184,12 @@ impl Sort {
         (Self::Name, "name"),
     ];
 
-    /// Returns its word.
+    /// Returns its name.
     pub fn word(self) -> &'static str {
         Self::ALL.iter().find(|(sort, _)| *sort == self).map_or("", |(_, word)| word)
     }
 
-    /// Returns the one after it.
+    /// Returns the next order.
     pub fn next(self) -> Self {
         let at = Self::ALL.iter().position(|(sort, _)| *sort == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()].0
@@ -197,14 +197,14 @@ impl Sort {
 }
 
 impl Fleet {
-    /// Watches other nodes: what is known of those before is forgotten.
+    /// Switches to another source and drops the nodes of the previous one.
     pub fn turn_to(&mut self, of: FleetSource) {
         if self.of != of {
             *self = Self { of, ..Self::default() };
         }
     }
 
-    /// Takes in which nodes there are; those that stay keep what is known of them.
+    /// Updates the list of nodes; nodes that stay keep their data.
     pub fn list(&mut self, nodes: Result<Vec<ListedNode>, Failure>) {
         match nodes {
             Err(failure) => self.listed = Some(Err(failure)),
@@ -222,14 +222,14 @@ impl Fleet {
         }
     }
 
-    /// Records a sample of a node. A node that is no longer listed is ignored.
+    /// Records a sample of a node. Nodes that are no longer listed are ignored.
     pub fn sampled(&mut self, node: &NodeId, frame: Box<Frame>, now: f64) {
         if let Some(view) = self.view_mut(node) {
             view.sampled(frame, now);
         }
     }
 
-    /// Records that a node cannot be reached. A node that is no longer listed is ignored.
+    /// Records that a node cannot be reached. Nodes that are no longer listed are ignored.
     pub fn unreachable(&mut self, node: &NodeId, why: Failure, now: f64) {
         let Some(view) = self.view_mut(node) else { return };
         let since_s = match &view.link {
@@ -243,7 +243,7 @@ impl Fleet {
         self.places.get(node).and_then(|at| self.nodes.get_mut(*at))
     }
 
-    /// Returns all nodes, as they are listed.
+    /// Returns all nodes, in their order.
     pub fn nodes(&self) -> &[NodeView] {
         &self.nodes
     }
@@ -253,17 +253,17 @@ impl Fleet {
         self.places.get(id).and_then(|at| self.nodes.get(*at))
     }
 
-    /// Returns whether any node has GPUs, as far as is known.
+    /// Returns whether any node has reported GPUs.
     pub fn has_gpus(&self) -> bool {
         self.nodes.iter().any(|view| view.summary.gpus > 0)
     }
 
-    /// Returns whether any of the nodes is Slurm's.
+    /// Returns whether Slurm manages any of the nodes.
     pub fn is_of_slurm(&self) -> bool {
         self.nodes.iter().any(|view| view.slurm.is_some())
     }
 
-    /// Returns the places of the nodes that contain a text, in order.
+    /// Returns the indices of the nodes that pass a filter, sorted.
     pub fn order(&self, sort: Sort, reverse: bool, filter: &str, now: f64) -> Vec<usize> {
         let wanted = filter.to_lowercase();
         let passes = |view: &NodeView| {
@@ -274,7 +274,7 @@ impl Fleet {
                 || view.faults.iter().any(|fault| fault.what.to_lowercase().contains(&wanted))
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(|at| passes(&self.nodes[*at])).collect();
-        // What has no number comes last, in either direction.
+        // A node without the value comes last in either direction.
         let by = |value: fn(&NodeView) -> Option<f64>| {
             move |at: &usize| {
                 let value = value(&self.nodes[*at]);
@@ -303,7 +303,7 @@ impl Fleet {
         order
     }
 
-    /// Adds everything up. Nodes that cannot be seen count as nodes, and their GPUs are not counted.
+    /// Returns the totals. An unreachable node counts as a node, but its GPUs are not counted.
     pub fn summary(&self) -> FleetSummary {
         let mut sum = FleetSummary { nodes: self.nodes.len(), ..FleetSummary::default() };
         let has_gpus = self.has_gpus();
@@ -339,7 +339,7 @@ impl Fleet {
     }
 }
 
-/// A float with a total order, for sorting.
+/// A float with a total order.
 #[derive(PartialEq)]
 struct OrderedF64(f64);
 
@@ -393,7 +393,7 @@ impl NodeView {
             add(0, cpu_pct);
         }
         for gpu in &frame.gpus {
-            // A number that no node has means that the row was not read right.
+            // An index that no node has means that the row was misread.
             if gpu.index < 64 {
                 add(gpu.index as usize, gpu.power_w.value());
             }
@@ -401,7 +401,7 @@ impl NodeView {
         self.frame = Some(frame);
     }
 
-    /// Returns how it is.
+    /// Returns the condition of the node.
     pub fn condition(&self, now: f64) -> Condition {
         match (&self.link, self.faults.first().map(|fault| fault.weight)) {
             (Link::Connecting, _) => Condition::Connecting,

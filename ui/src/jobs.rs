@@ -1,44 +1,44 @@
-//! What was asked of the shell and is not answered yet.
+//! Requests to the shell that have no answer yet.
 
 use crate::msg::JobId;
 use rundir::RunId;
 use std::collections::BTreeMap;
 
-/// Why a job was started: decides what its answer does.
+/// The purpose of a job; it decides what happens with the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Intent {
-    /// Plan a stage's start, then ask.
+    /// Plan the start of a stage, then ask for confirmation.
     PlanStage {
         /// The stage's name.
         stage: String,
     },
-    /// Plan a resume, then do it; ask only when there are warnings.
+    /// Plan a resume and perform it; ask for confirmation only when there are warnings.
     PlanResume(RunId),
-    /// Find out what a kill would signal, then ask.
+    /// Find the processes that a kill would signal, then ask for confirmation.
     PlanKill(RunId),
-    /// Start a run, or go on with one.
+    /// Start or resume a run.
     Launch {
         /// The run.
         run: RunId,
-        /// Whether it is new, so that its screen opens once it starts.
+        /// Whether the run is new: its screen opens when it starts.
         fresh: bool,
     },
-    /// Ask a run to stop.
+    /// Request a run to stop.
     Stop(RunId),
     /// Kill a run.
     Kill(RunId),
-    /// Collect the stacks of a run's processes.
+    /// Write the stack traces of a run's processes.
     Stacks(RunId),
-    /// Write a chart.
+    /// Export a chart.
     Export,
-    /// Look what a conversion would do.
+    /// Preview a conversion.
     PlanConvert,
     /// Convert weights into a folder.
     Convert(camino::Utf8PathBuf),
 }
 
 impl Intent {
-    /// Returns the run that is being acted on, which must not be acted on twice.
+    /// Returns the run that the job changes. One run has one such job at a time.
     pub fn run(&self) -> Option<&RunId> {
         match self {
             Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
@@ -47,48 +47,48 @@ impl Intent {
         }
     }
 
-    /// Returns what is going on, for the notice line.
+    /// Returns the job as a phrase for the notice line.
     pub fn text(&self) -> String {
         let short = crate::run_state::short_id;
         match self {
             Self::PlanStage { stage } => format!("preparing {stage}"),
             Self::PlanResume(run) => format!("preparing to resume {}", short(run)),
-            Self::PlanKill(run) => format!("looking for the processes of {}", short(run)),
+            Self::PlanKill(run) => format!("finding the processes of {}", short(run)),
             Self::Launch { run, .. } => format!("starting {}", short(run)),
-            Self::Stop(run) => format!("asking {} to save and stop", short(run)),
+            Self::Stop(run) => format!("requesting a stop of {}", short(run)),
             Self::Kill(run) => format!("killing {}", short(run)),
-            Self::Stacks(run) => format!("collecting the stacks of {}", short(run)),
-            Self::Export => "writing the chart".to_owned(),
-            Self::PlanConvert => "looking at the weights".to_owned(),
+            Self::Stacks(run) => format!("writing the stack traces of {}", short(run)),
+            Self::Export => "exporting the chart".to_owned(),
+            Self::PlanConvert => "reading the weights".to_owned(),
             Self::Convert(target) => format!("converting to {target}"),
         }
     }
 }
 
-/// Jobs in flight.
+/// The jobs without an answer.
 #[derive(Debug, Clone, Default)]
 pub struct Jobs {
     next: u64,
     running: BTreeMap<JobId, Job>,
 }
 
-/// One job in flight.
+/// One job without an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Why it was started.
+    /// Its purpose.
     pub intent: Intent,
-    /// What it said last.
+    /// Its latest progress line.
     pub progress: Option<String>,
-    /// What it waits for again and again, so that it can be given up.
+    /// What it waits for, while it retries and can be cancelled.
     pub waiting: Option<Waiting>,
 }
 
 /// What a job waits for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// Since when, Unix seconds: that it tries again in between is no end of it.
+    /// When the wait began, Unix seconds; retries do not reset it.
     pub since_s: f64,
-    /// For what, as it was said last.
+    /// The latest description of what it waits for.
     pub text: String,
 }
 
@@ -110,7 +110,7 @@ impl Jobs {
         }
     }
 
-    /// Takes in what a job waits for. Returns whether it begins to.
+    /// Records what a job waits for. Returns whether the wait has just begun.
     pub(crate) fn waits(&mut self, job: JobId, text: String, now: f64) -> bool {
         let Some(job) = self.running.get_mut(&job) else { return false };
         job.progress = Some(text.clone());
@@ -125,7 +125,7 @@ impl Jobs {
         self.running.iter().find_map(|(id, job)| Some((*id, job.waiting.as_ref().filter(|_| is_kill(job))?)))
     }
 
-    /// Returns whether nothing is in flight.
+    /// Returns whether every job has its answer.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty()
     }
@@ -135,17 +135,17 @@ impl Jobs {
         self.running.values().next_back()
     }
 
-    /// Returns what is already being done to a run.
+    /// Returns the job that changes a run.
     pub fn busy_with(&self, run: &RunId) -> Option<&Intent> {
         self.running.values().map(|job| &job.intent).find(|intent| intent.run() == Some(run))
     }
 
-    /// Returns whether the stacks of a run are already being collected.
+    /// Returns whether the stack traces of a run are being written.
     pub fn collecting(&self, run: &RunId) -> bool {
         self.running.values().any(|job| matches!(&job.intent, Intent::Stacks(of) if of == run))
     }
 
-    /// Returns whether a stage is already being prepared.
+    /// Returns whether a stage is being prepared.
     pub fn planning_stage(&self) -> bool {
         self.running.values().any(|job| matches!(job.intent, Intent::PlanStage { .. }))
     }

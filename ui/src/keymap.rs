@@ -1,12 +1,12 @@
-//! Every key, once: dispatch, the key bar and the help screen all read these tables.
+//! The key tables that dispatch, the key bar and the help dialog share.
 
 use crate::msg::{Key, KeyCode};
 
-/// What a key means. Named by meaning, so that a binding can move without a rename.
+/// What a key does. Named by its meaning, so that changing a key needs no rename.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "each is described by its binding's help text, shown on the help screen")]
+#[allow(missing_docs, reason = "the help text of its binding describes it")]
 pub enum Action {
-    // everywhere
+    // all screens
     Quit,
     Suspend,
     Help,
@@ -16,7 +16,7 @@ pub enum Action {
     NodesOfRun,
     ShowConvert,
     Back,
-    // moving in lists and text
+    // movement in lists and text
     Up,
     Down,
     PageUp,
@@ -83,17 +83,17 @@ pub enum Action {
 /// One row of a key table.
 #[derive(Debug, Clone, Copy)]
 pub struct Binding {
-    /// The keys that do it; the first one is shown in the key bar.
+    /// The keys; the key bar shows the first one.
     pub keys: &'static [Key],
-    /// What they do.
+    /// What the keys do.
     pub action: Action,
-    /// One or two words for the key bar; empty when it belongs only in the help.
+    /// One or two words for the key bar; empty for bindings that only the help lists.
     pub label: &'static str,
-    /// A sentence for the help screen.
+    /// A phrase for the help dialog.
     pub help: &'static str,
 }
 
-/// What the keyboard talks to at this moment.
+/// The screen or dialog that receives key presses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "one per screen and dialog")]
 pub enum Context {
@@ -112,7 +112,7 @@ pub enum Context {
 }
 
 impl Context {
-    /// All of them, screens first.
+    /// All contexts, screens first.
     pub const ALL: [Self; 12] = [
         Self::Runs,
         Self::Run,
@@ -132,21 +132,21 @@ impl Context {
     pub fn title(self) -> &'static str {
         match self {
             Self::Runs => "Runs",
-            Self::Run => "One run",
+            Self::Run => "Run",
             Self::Stages => "Stages",
             Self::Logs => "Logs",
             Self::Nodes => "Nodes",
-            Self::Node => "One node",
+            Self::Node => "Node",
             Self::Convert => "Convert",
-            Self::Help => "This help",
+            Self::Help => "Help",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
-            Self::FailureDialog => "Failure message",
-            Self::Input => "While typing",
+            Self::FailureDialog => "Error dialog",
+            Self::Input => "Text input",
         }
     }
 
-    /// Returns its own bindings, the most useful first.
+    /// Returns the bindings of this context alone, the most useful first.
     pub fn bindings(self) -> &'static [Binding] {
         match self {
             Self::Runs => RUNS,
@@ -164,7 +164,7 @@ impl Context {
         }
     }
 
-    /// Returns the bindings that work here besides its own: all global ones on screens, the vital ones in dialogs.
+    /// Returns the global bindings that work here: all on screens, only quit and suspend in dialogs.
     pub fn global(self) -> &'static [Binding] {
         match self {
             Self::Runs | Self::Run | Self::Stages | Self::Logs | Self::Nodes | Self::Node | Self::Convert => SCREENS,
@@ -172,25 +172,25 @@ impl Context {
         }
     }
 
-    /// Iterates over everything that works here, its own bindings first.
+    /// Iterates over all bindings that work here, those of this context first.
     pub fn all_bindings(self) -> impl Iterator<Item = &'static Binding> {
         self.bindings().iter().chain(self.global())
     }
 
-    /// Returns the name of an action's first key here; empty where it has none.
+    /// Returns the name of an action's first key; empty where the action has no key here.
     pub fn key_of(self, action: Action) -> String {
         let binding = self.all_bindings().find(|binding| binding.action == action);
         binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
     }
 
-    /// Returns what a key means here.
+    /// Returns the action of a key in this context.
     pub fn action(self, key: Key) -> Option<Action> {
         self.all_bindings().find(|binding| binding.keys.contains(&key)).map(|binding| binding.action)
     }
 }
 
 impl Key {
-    /// Returns what the key is called on the screen.
+    /// Returns the key's name on the screen.
     pub fn name(self) -> String {
         let name = match self.code {
             KeyCode::Char(' ') => "Space".to_owned(),
@@ -226,180 +226,172 @@ const fn bind(keys: &'static [Key], action: Action, label: &'static str, help: &
 const ENTER: Key = Key::code(KeyCode::Enter);
 const ESC: Key = Key::code(KeyCode::Esc);
 
-// Moving is the same everywhere; a macro because constant slices cannot be concatenated.
+// A macro, because constant slices cannot be concatenated.
 macro_rules! with_motion {
     ($($binding:expr),* $(,)?) => {
         &[
             $($binding,)*
-            bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "move down"),
-            bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "move up"),
-            bind(&[Key::code(KeyCode::PageDown), Key::ctrl('d')], Action::PageDown, "", "move down a page"),
-            bind(&[Key::code(KeyCode::PageUp), Key::ctrl('u')], Action::PageUp, "", "move up a page"),
-            bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "go to the beginning"),
-            bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "go to the end"),
+            bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "Move down"),
+            bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Move up"),
+            bind(&[Key::code(KeyCode::PageDown), Key::ctrl('d')], Action::PageDown, "", "Page down"),
+            bind(&[Key::code(KeyCode::PageUp), Key::ctrl('u')], Action::PageUp, "", "Page up"),
+            bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Go to the top"),
+            bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Go to the bottom"),
         ]
     };
 }
 
-/// Works everywhere, in dialogs too.
+/// Bindings that work in dialogs.
 const ALWAYS: &[Binding] = &[
-    bind(&[Key::ctrl('c')], Action::Quit, "", "close the console; runs go on"),
-    bind(&[Key::ctrl('z')], Action::Suspend, "", "suspend the console; fg brings it back"),
+    bind(&[Key::ctrl('c')], Action::Quit, "", "Close the console; runs continue"),
+    bind(&[Key::ctrl('z')], Action::Suspend, "", "Suspend the console; fg resumes it"),
 ];
 
-/// Works on every screen.
+/// Bindings that work on every screen.
 const SCREENS: &[Binding] = &[
-    bind(&[Key::ch('?')], Action::Help, "help", "show the keys"),
-    bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "close the console; runs go on"),
-    bind(&[Key::ch('1')], Action::ShowRuns, "", "show all runs"),
-    bind(&[Key::ch('2')], Action::ShowStages, "", "show the stages"),
-    bind(&[Key::ch('3')], Action::ShowNodes, "", "show the nodes of the hostfile, or this machine"),
-    bind(&[Key::ch('4')], Action::ShowConvert, "", "convert weights"),
-    bind(&[Key::ctrl('z')], Action::Suspend, "", "suspend the console; fg brings it back"),
+    bind(&[Key::ch('?')], Action::Help, "help", "Show all keys"),
+    bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "Close the console; runs continue"),
+    bind(&[Key::ch('1')], Action::ShowRuns, "", "List all runs"),
+    bind(&[Key::ch('2')], Action::ShowStages, "", "List the stages"),
+    bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
+    bind(&[Key::ch('4')], Action::ShowConvert, "", "Convert weights"),
+    bind(&[Key::ctrl('z')], Action::Suspend, "", "Suspend the console; fg resumes it"),
 ];
 
 const RUNS: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Open, "open", "open the selected run: its charts, checkpoints and events"),
-    bind(&[Key::ch('r')], Action::Resume, "resume", "go on from the run's newest checkpoint"),
-    bind(&[Key::ch('s')], Action::Stop, "stop", "save a checkpoint, then stop the run"),
-    bind(&[Key::ch('n')], Action::NewRun, "new run", "choose a stage and start it"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "read what the run's ranks print"),
-    bind(&[Key::ch('/')], Action::Filter, "filter", "show only runs whose name, stage or state contains a text"),
-    bind(&[Key::ch('K')], Action::Kill, "kill", "end the run's processes by force; asks first"),
+    bind(&[ENTER], Action::Open, "open", "Open the selected run: charts, checkpoints, events"),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume from the newest checkpoint"),
+    bind(&[Key::ch('s')], Action::Stop, "stop", "Save a checkpoint, then stop the run"),
+    bind(&[Key::ch('n')], Action::NewRun, "new run", "Choose a stage and start it"),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state"),
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
         &[Key::ch('t')],
         Action::Stacks,
         "stacks",
-        "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
+        "Write the stack traces of all ranks to the run's folder; sends no signal",
     ),
-    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "watch the nodes that the run is on"),
-    bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),
-    bind(&[ESC], Action::Back, "", "clear the filter"),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
+    bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
+    bind(&[ESC], Action::Back, "", "Clear the filter"),
 ];
 
 const RUN: &[Binding] = &[
-    bind(&[Key::ch('r')], Action::Resume, "resume", "go on from the newest checkpoint"),
-    bind(&[Key::ch('n')], Action::NextStage, "next stage", "start the next stage from this run's newest checkpoint"),
-    bind(&[Key::ch('s')], Action::Stop, "stop", "save a checkpoint, then stop the run"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "read what the run's ranks print"),
-    bind(
-        &[Key::code(KeyCode::Tab)],
-        Action::FocusNext,
-        "next panel",
-        "move to the next panel: a chart, the checkpoints or the events",
-    ),
-    bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "move to the previous panel"),
-    bind(&[ENTER, Key::ch('z')], Action::Enlarge, "enlarge", "give the panel the whole screen, or make it small again"),
-    bind(&[Key::ch('e')], Action::ExportSvg, "export", "write the chart to an SVG file"),
-    bind(&[Key::ch('E')], Action::ExportPng, "", "write the chart to a PNG file"),
-    bind(&[ESC], Action::Back, "back", "make the panel small again, or go back to the runs"),
-    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "read values further left; the view follows"),
-    bind(
-        &[Key::code(KeyCode::Right)],
-        Action::CursorRight,
-        "read values",
-        "read values further right; the view follows",
-    ),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume from the newest checkpoint"),
+    bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
+    bind(&[Key::ch('s')], Action::Stop, "stop", "Save a checkpoint, then stop the run"),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
+    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "next panel", "Next panel: charts, checkpoints, events"),
+    bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
+    bind(&[ENTER, Key::ch('z')], Action::Enlarge, "enlarge", "Enlarge the panel, or restore it"),
+    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
+    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
+    bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
+    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left; the view follows"),
+    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows"),
     bind(
         &[Key::code(KeyCode::PageUp), Key::ctrl('u')],
         Action::PageUp,
         "",
-        "move the view half a width left, or a list up",
+        "Scroll the view left by half, or a list up",
     ),
     bind(
         &[Key::code(KeyCode::PageDown), Key::ctrl('d')],
         Action::PageDown,
         "",
-        "move the view half a width right, or a list down",
+        "Scroll the view right by half, or a list down",
     ),
-    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "zoom in"),
-    bind(&[Key::ch('-'), Key::ch('_')], Action::ZoomOut, "", "zoom out"),
-    bind(&[Key::ch('0')], Action::ResetView, "all", "show everything again and follow the newest step"),
-    bind(&[Key::ch('L')], Action::LogY, "log y", "logarithmic y axis, on or off"),
-    bind(&[Key::ch('S')], Action::Smooth, "smooth", "smooth the lines more, or not at all; the raw line stays, faint"),
-    bind(&[Key::ch('x')], Action::ToggleX, "time", "x axis: steps or time"),
-    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "watch the nodes that the run is on"),
-    bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "list the checkpoints"),
-    bind(&[Key::ch('K')], Action::Kill, "kill", "end the run's processes by force; asks first"),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),
+    bind(&[Key::ch('-'), Key::ch('_')], Action::ZoomOut, "", "Zoom out"),
+    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show all steps and follow the newest"),
+    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
+    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
+    bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
+    bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
+    bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "List the checkpoints"),
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
         &[Key::ch('t')],
         Action::Stacks,
         "stacks",
-        "write the stacks of all ranks into the run's folder: where a run that hangs is; signals nothing",
+        "Write the stack traces of all ranks to the run's folder; sends no signal",
     ),
-    bind(&[Key::ch('y')], Action::CopyPath, "", "copy the path of the run's folder"),
-    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "move down in a list"),
-    bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "move up in a list"),
-    bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "go to the beginning"),
-    bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "go to the end"),
+    bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
+    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "Move down in a list"),
+    bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Move up in a list"),
+    bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Go to the top"),
+    bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Go to the bottom"),
 ];
 
 const STAGES: &[Binding] = with_motion![
-    bind(&[ENTER], Action::StartStage, "start", "start the selected stage; shows what would run and asks"),
-    bind(&[Key::ch('o')], Action::Open, "open its run", "open the newest run of the selected stage"),
-    bind(&[ESC], Action::Back, "back", "go back"),
+    bind(&[ENTER], Action::StartStage, "start", "Start the selected stage; shows the plan first"),
+    bind(&[Key::ch('o')], Action::Open, "open run", "Open the newest run of the selected stage"),
+    bind(&[ESC], Action::Back, "back", "Go back to the runs"),
 ];
 
 const CONVERT: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Edit, "change", "type the path of the selected line, or choose the next option"),
-    bind(&[Key::ch('c')], Action::Convert, "convert", "convert as the preview shows it"),
-    bind(&[Key::ch('X')], Action::CancelWork, "cancel", "stop the conversion; nothing of it is left"),
-    bind(&[Key::ch('r')], Action::Replace, "", "replace an earlier conversion that is in the way, or leave it"),
-    bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "choose the next option"),
-    bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "choose the option before"),
-    bind(&[ESC], Action::Back, "back", "go back to the runs; a conversion goes on"),
+    bind(&[ENTER], Action::Edit, "edit", "Edit the path, or choose the next option"),
+    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert as shown in the preview"),
+    bind(&[Key::ch('X')], Action::CancelWork, "cancel", "Cancel the conversion and remove its output"),
+    bind(&[Key::ch('r')], Action::Replace, "", "Replace the existing conversion, or keep it"),
+    bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "Choose the next option"),
+    bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "Choose the previous option"),
+    bind(&[ESC], Action::Back, "back", "Go back to the runs; a running conversion continues"),
 ];
 
 const LOGS: &[Binding] = with_motion![
-    bind(&[Key::ch('f')], Action::Follow, "follow", "keep to the newest lines, on or off"),
-    bind(&[Key::ch('/')], Action::Search, "search", "find a text (a regular expression)"),
-    bind(&[Key::ch('n')], Action::SearchNext, "next", "go to the next match"),
-    bind(&[Key::ch('N')], Action::SearchPrevious, "", "go to the previous match"),
-    bind(&[Key::ch(']')], Action::RankNext, "next rank", "show the next rank's log"),
-    bind(&[Key::ch('[')], Action::RankPrevious, "", "show the previous rank's log"),
-    bind(&[Key::ch('w')], Action::Wrap, "wrap", "break long lines, or cut them"),
-    bind(&[ESC], Action::Back, "back", "clear the search, or go back to the run"),
+    bind(&[Key::ch('f')], Action::Follow, "follow", "Follow the newest lines, or stop following"),
+    bind(&[Key::ch('/')], Action::Search, "search", "Search with a regular expression"),
+    bind(&[Key::ch('n')], Action::SearchNext, "next", "Go to the next match"),
+    bind(&[Key::ch('N')], Action::SearchPrevious, "", "Go to the previous match"),
+    bind(&[Key::ch(']')], Action::RankNext, "next rank", "Show the log of the next rank"),
+    bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank"),
+    bind(&[Key::ch('w')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
+    bind(&[ESC], Action::Back, "back", "Clear the search, or go back to the run"),
 ];
 
 const NODES: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Open, "open", "open the selected node: its GPUs and what runs on them"),
-    bind(&[Key::ch('o')], Action::Sort, "sort", "sort by the next thing: faults, power, utilization, memory, …"),
-    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "sort the other way round"),
-    bind(&[Key::ch('/')], Action::Filter, "filter", "show only nodes whose name, state or fault contains a text"),
-    bind(&[ESC], Action::Back, "back", "clear the filter, or go back"),
+    bind(&[ENTER], Action::Open, "open", "Open the selected node: GPUs and processes"),
+    bind(&[Key::ch('o')], Action::Sort, "sort", "Change the order: faults, power, utilization, memory, …"),
+    bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order"),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault"),
+    bind(&[ESC], Action::Back, "back", "Clear the filter, or go back"),
 ];
 
 const NODE: &[Binding] = with_motion![
-    bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "show what nvidia-smi prints there, or the tables again"),
-    bind(&[Key::ch(']')], Action::NodeNext, "next node", "show the next node"),
-    bind(&[Key::ch('[')], Action::NodePrevious, "", "show the previous node"),
-    bind(&[ESC], Action::Back, "back", "go back to all nodes"),
+    bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "Show the output of nvidia-smi, or the tables"),
+    bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node"),
+    bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
+    bind(&[ESC], Action::Back, "back", "Go back to all nodes"),
 ];
 
 const HELP: &[Binding] =
-    with_motion![bind(&[ESC, Key::ch('?'), Key::ch('q'), ENTER], Action::Cancel, "close", "close the help")];
+    with_motion![bind(&[ESC, Key::ch('?'), Key::ch('q'), ENTER], Action::Cancel, "close", "Close the help")];
 
 const LAUNCH: &[Binding] = with_motion![
-    bind(&[ENTER], Action::Accept, "start", "start the run as shown"),
-    bind(&[ESC, Key::ch('q')], Action::Cancel, "cancel", "close without starting anything"),
+    bind(&[ENTER], Action::Accept, "start", "Start the run as shown"),
+    bind(&[ESC, Key::ch('q')], Action::Cancel, "cancel", "Cancel; nothing is started"),
 ];
 
 const KILL: &[Binding] = with_motion![
-    bind(&[Key::ch('y')], Action::Yes, "yes, kill", "kill what is listed"),
-    bind(&[Key::ch('n'), ESC, Key::ch('q')], Action::No, "no", "close without killing anything"),
+    bind(&[Key::ch('y')], Action::Yes, "yes, kill", "Kill the listed processes"),
+    bind(&[Key::ch('n'), ESC, Key::ch('q')], Action::No, "no", "Cancel; nothing is killed"),
     bind(
         &[Key::code(KeyCode::Tab), Key::code(KeyCode::BackTab), Key::code(KeyCode::Left), Key::code(KeyCode::Right)],
         Action::Toggle,
         "",
-        "move between No and Yes",
+        "Move between No and Yes",
     ),
-    bind(&[ENTER], Action::Accept, "", "press the marked button; No is marked at first"),
+    bind(&[ENTER], Action::Accept, "", "Choose the marked button; No is marked at first"),
 ];
 
 const FAILURE: &[Binding] = with_motion![
-    bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "close the message"),
-    bind(&[Key::ch('c')], Action::Convert, "", "convert the weights that a stage cannot start from as they are"),
+    bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "Close the message"),
+    bind(&[Key::ch('c')], Action::Convert, "", "Convert the weights that the stage needs"),
 ];
 
-const INPUT: &[Binding] =
-    &[bind(&[ENTER], Action::Accept, "done", "keep the text"), bind(&[ESC], Action::Cancel, "clear", "drop the text")];
+const INPUT: &[Binding] = &[
+    bind(&[ENTER], Action::Accept, "apply", "Apply the text"),
+    bind(&[ESC], Action::Cancel, "clear", "Discard the text"),
+];

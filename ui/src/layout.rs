@@ -1,17 +1,17 @@
-//! Where everything goes: pure functions of the size, shared by `update` (paging) and `view` (drawing).
+//! The layout of the screens: pure functions of the size, shared by `update` (paging) and `view` (drawing).
 
 use crate::msg::Size;
 use ratatui_core::layout::Rect;
 use rundir::Chart;
 
-/// The parts that every screen has. A part without room has no height.
+/// The parts of every screen. A part without room has height 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Areas {
-    /// Product name and screens.
+    /// Product name and screen tabs.
     pub header: Rect,
-    /// The screen's own part.
+    /// The content of the screen.
     pub body: Rect,
-    /// Answers, progress and typing; the same row as the keys when there is no room for both.
+    /// Notices, progress and text input; the same row as the keys when there is no room for both.
     pub notice: Rect,
     /// The key bar.
     pub keys: Rect,
@@ -41,11 +41,11 @@ pub fn areas(size: Size) -> Areas {
 pub enum Panel {
     /// One chart.
     Chart(Chart),
-    /// How much slower than the others each rank is.
+    /// The slowness of each rank.
     Ranks,
-    /// What can be resumed from.
+    /// The checkpoints.
     Checkpoints,
-    /// What happened.
+    /// The events.
     Events,
 }
 
@@ -66,7 +66,7 @@ impl Panel {
         Self::Events,
     ];
 
-    /// Panels that share the column on the right, where there is room for four of them.
+    /// Panels of the right column, which has room for four of them.
     const SIDE: [Self; 7] = [
         Self::Chart(Chart::LearningRate),
         Self::Chart(Chart::GradNorm),
@@ -78,7 +78,7 @@ impl Panel {
     ];
 }
 
-/// Panels above each other in the column on the right.
+/// Number of visible panels in the right column.
 const SHOWN_OF_SIDE: usize = 4;
 
 /// Parts of the run screen.
@@ -86,21 +86,20 @@ const SHOWN_OF_SIDE: usize = 4;
 pub struct RunAreas {
     /// State, progress, time left.
     pub state: Rect,
-    /// What it means and what can be done.
+    /// Advice on the state and the next keys.
     pub advice: Rect,
-    /// The panels with room, in the order of the Tab key.
+    /// The visible panels, in the order of the Tab key.
     pub panels: Vec<(Panel, Rect)>,
 }
 
-/// Splits the run screen's body. `advice` is how many rows the advice would like, `nodes` whether there is anything to show
-/// of what the nodes did.
+/// Splits the body of the run screen. `advice` is the wanted height of the advice; `nodes` is whether there are node samples.
 pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: bool) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
     let most = match rest.height {
         0..4 => 0,
         4..10 => 1,
         10..16 => 2,
-        // Why a run failed is worth more than a large chart.
+        // The cause of a failure is more important than a large chart.
         _ => (rest.height / 3).max(5),
     };
     let (advice, rest) = cut_top(rest, advice.min(most));
@@ -115,14 +114,14 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: b
     RunAreas { state, advice, panels }
 }
 
-/// The loss large on the left, below it what nodes did at the same time, and the events; everything else in a column on the right, which moves on to the
-/// focused panel where it has no room for all.
+/// Places the loss, the node charts and the events on the left, and the other panels on the right. The right column
+/// scrolls to the focused panel.
 fn grid(area: Rect, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
     const GAP: u16 = 3;
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
-    // Tall terminals have a blank row between panels and room for more checkpoints.
+    // Tall terminals have a blank row between panels, and more rows of checkpoints.
     let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
     let (loss, events) = cut_top(left, area.height - (area.height / 3).max(5));
     let loss = Rect { height: loss.height - air, ..loss };
@@ -141,7 +140,7 @@ fn grid(area: Rect, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
     panels
 }
 
-/// Power and memory below the loss; where there is no room for both, the one that is focused.
+/// Places power and memory below the loss; if there is no room for both, only the focused one.
 fn under_the_loss(area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
     let [loss, power, memory] = [Chart::Loss, Chart::Power, Chart::NodeMemory].map(Panel::Chart);
     if !nodes {
@@ -162,12 +161,12 @@ fn under_the_loss(area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel
     panels
 }
 
-/// Splits a list screen into the list and the details below it. Without room there are no details.
+/// Splits a list screen into the list and the details below it. A small terminal shows no details.
 pub fn list_and_details(body: Rect, rows: u16, details: u16) -> (Rect, Rect) {
     if body.height < 9 {
         return (body, Rect { height: 0, ..body });
     }
-    // The list gets what it needs as long as the details keep their rows; then they share.
+    // The list gets the rows that it needs as long as the details fit; then both share the space.
     let list = rows.min(body.height.saturating_sub(details)).max((body.height / 3).min(rows));
     cut_top(body, list)
 }
@@ -184,7 +183,7 @@ pub fn centered(size: Size, width: u16, height: u16) -> Rect {
     Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
 }
 
-/// Moves the first visible line so that `selected` is visible.
+/// Returns the first visible line that keeps `selected` visible.
 pub fn scrolled(top: usize, selected: usize, visible: usize) -> usize {
     if selected < top {
         selected
@@ -202,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_never_leave_the_terminal_nor_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool) {
+        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
             let run = run_areas(areas.body, advice, Panel::Events, false, nodes);

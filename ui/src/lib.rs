@@ -1,12 +1,12 @@
-//! The screen: what it knows ([`Model`]), what can happen ([`Msg`]), what it asks for ([`Effect`], [`Watch`]), and how
-//! it looks ([`view`]).
+//! The console's screens: their state ([`Model`]), inputs ([`Msg`]), requests to the shell ([`Effect`], [`Watch`]) and
+//! drawing ([`view`]).
 //!
 //! Four functions, none of which does IO or reads a clock:
 //!
-//! * [`update`] takes in one message and returns effects: the only place where the model changes;
-//! * [`view`] draws the model: the only place that writes cells;
-//! * [`watches`] says which streams should be running now: they follow from what is shown, so none is forgotten;
-//! * [`keymap`] says which keys work now: dispatch, key bar and help read the same table.
+//! * [`update`] applies one message to the model and returns effects; nothing else changes the model;
+//! * [`view`] draws the model; nothing else writes cells;
+//! * [`watches`] returns the streams that should run now; they follow from the model;
+//! * [`keymap`] returns the keys that work now; dispatch, key bar and help share its tables.
 
 pub mod advice;
 pub mod charts;

@@ -1,4 +1,4 @@
-//! Everything the console knows. Plain data: no handles, no clock, no paths it opens itself.
+//! The state of the console. Plain data: no handles, no clock, no open files.
 
 mod convert_screen;
 mod dialogs;
@@ -25,7 +25,7 @@ use cluster::NodeId;
 use rundir::{Failure, RunId};
 use std::collections::BTreeSet;
 
-/// What the shell decides before the first frame.
+/// Settings that the shell chooses before the first frame.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// The terminal's size.
@@ -36,60 +36,60 @@ pub struct Setup {
     pub theme: Theme,
     /// Glyphs the terminal can show.
     pub symbols: Symbols,
-    /// The runs folder, for people to read.
+    /// The runs folder, for display.
     pub runs_dir: Utf8PathBuf,
-    /// Where exported charts go.
+    /// The folder for exported charts.
     pub export_dir: Utf8PathBuf,
-    /// Where the nodes to watch come from, for people to read: a hostfile, or this machine.
+    /// The source of the watched nodes, for display: a hostfile, or this machine.
     pub nodes_from: String,
-    /// Begin on this run's screen.
+    /// The run to open at the start.
     pub open: Option<RunId>,
 }
 
-/// A line that is being typed.
+/// The open text input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// What was typed so far.
+    /// The text typed so far.
     pub text: String,
 }
 
-/// What a typed line does.
+/// The purpose of a text input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Narrows the list of runs.
+    /// Filters the list of runs.
     Filter,
-    /// Narrows the list of nodes.
+    /// Filters the list of nodes.
     NodeFilter,
-    /// Finds text in a log.
+    /// Searches a log.
     Search,
-    /// Says what is converted.
+    /// The source of a conversion.
     ConvertSource,
-    /// Says where it goes.
+    /// The target of a conversion.
     ConvertTarget,
-    /// Says which adapter is added.
+    /// The LoRA adapter to merge.
     ConvertMerge,
 }
 
-/// A line that answers what was just done, shown for a few seconds.
+/// A short message about the latest action, shown for a few seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Notice {
-    /// One sentence.
+    /// The message.
     pub text: String,
-    /// Whether it says no.
+    /// Whether it is a warning.
     pub is_warning: bool,
     /// When it was shown, Unix seconds.
     pub since_s: f64,
 }
 
-/// How long a notice stays: long enough to read a path twice.
+/// How long a notice stays, seconds: long enough to read a path.
 const NOTICE_S: f64 = 10.0;
 
-/// Everything the console knows.
+/// The state of the console.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// Set by ticks.
+    /// The time of the latest tick, Unix seconds.
     pub now: f64,
     /// The terminal's size.
     pub size: Size,
@@ -99,15 +99,15 @@ pub struct Model {
     pub symbols: Symbols,
     /// The runs folder.
     pub runs_dir: Utf8PathBuf,
-    /// Where exported charts go.
+    /// The folder for exported charts.
     pub export_dir: Utf8PathBuf,
-    /// Where the nodes come from that no run names.
+    /// The source of the nodes when they are not those of a run, for display.
     pub nodes_from: String,
-    /// All runs, newest first; `None` until they were read.
+    /// All runs, newest first; `None` while they load.
     pub runs: Option<Result<RunList, Failure>>,
-    /// All curricula; `None` until they were read.
+    /// All curricula; `None` while they load.
     pub curricula: Option<Vec<CurriculumView>>,
-    /// What is shown.
+    /// The screen that is shown.
     pub screen: Screen,
     /// State of the Runs screen.
     pub runs_screen: RunsScreen,
@@ -117,7 +117,7 @@ pub struct Model {
     pub stages: StagesScreen,
     /// The open log.
     pub logs: Option<LogsScreen>,
-    /// The nodes that are watched.
+    /// The watched nodes.
     pub fleet: Fleet,
     /// State of the Nodes screen.
     pub nodes: NodesScreen,
@@ -125,11 +125,11 @@ pub struct Model {
     pub node: Option<NodeScreen>,
     /// State of the Convert screen.
     pub convert: ConvertScreen,
-    /// A line being typed.
+    /// The open text input.
     pub input: Option<Input>,
-    /// A dialog on top.
+    /// The open dialog.
     pub modal: Option<Modal>,
-    /// What was asked of the shell and is not answered.
+    /// Requests to the shell that have no answer yet.
     pub jobs: Jobs,
     /// The latest notice.
     pub notice: Option<Notice>,
@@ -138,7 +138,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Makes the model of a console that was just opened.
+    /// Returns the model of a console that has just opened.
     pub fn new(setup: Setup) -> Self {
         Self {
             now: setup.now,
@@ -168,17 +168,17 @@ impl Model {
         }
     }
 
-    /// Returns whether the console was asked to close.
+    /// Returns whether the user has quit.
     pub fn quitting(&self) -> bool {
         self.quitting
     }
 
-    /// Returns whether the picture may differ from the one last drawn.
+    /// Returns whether the screen must be drawn again.
     pub fn dirty(&self) -> bool {
         self.dirty
     }
 
-    /// Says that the model was drawn.
+    /// Marks the model as drawn.
     pub fn drawn(&mut self) {
         self.dirty = false;
     }
@@ -191,9 +191,9 @@ impl Model {
         }
     }
 
-    /// Returns the newest facts about a run.
+    /// Returns the newest row of a run.
     pub fn row(&self, run: &RunId) -> Option<&RunRow> {
-        // The open run's own stream is ahead of the list, but it stands still while another screen is shown.
+        // The stream of the open run is newer than the list, but it runs only while its screens are shown.
         let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
         let listed = || self.rows().iter().find(|row| row.run == *run);
         match self.screen {
@@ -202,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Returns the run that keys such as "resume" act on.
+    /// Returns the run that keys such as "resume" apply to.
     pub fn target(&self) -> Option<&RunRow> {
         match self.screen {
             Screen::Runs => self.selected_run(),
@@ -266,7 +266,7 @@ impl Model {
             .filter(move |row| row.curriculum.as_deref() == Some(curriculum) && row.stage.as_deref() == Some(stage))
     }
 
-    /// Returns where the watched nodes come from, for people to read.
+    /// Returns the source of the watched nodes, for display.
     pub(crate) fn nodes_source(&self) -> String {
         match &self.fleet.of {
             FleetSource::Given => self.nodes_from.clone(),
@@ -282,7 +282,7 @@ impl Model {
         self.notice = Some(Notice { text: text.into(), is_warning: true, since_s: self.now });
     }
 
-    /// Shows a run's screen; what was known of it is kept if it was open already.
+    /// Opens a run's screen. A run that is already open keeps its data.
     pub(crate) fn open_run(&mut self, run: RunId) {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
             self.run = Some(RunScreen::new(run.clone()));
@@ -301,16 +301,16 @@ impl Model {
         self.runs = runs;
     }
 
-    /// Moves the clock, and marks the picture as old if a text on it depends on that.
+    /// Sets the clock, and marks the screen for drawing if a text on it depends on the time.
     pub(crate) fn tick(&mut self, now: f64) {
         let before = std::mem::replace(&mut self.now, now);
-        // A clock that was put back must not keep it for longer either.
+        // A clock that was set back must not extend the notice.
         if self.notice.as_ref().is_some_and(|notice| !(0.0..=NOTICE_S).contains(&(now - notice.since_s))) {
             self.notice = None;
             self.dirty = true;
         }
         let active = |row: &RunRow| StateKind::of(&row.state).is_active() || now - row.updated_s < 60.0;
-        // Ages count seconds while something is going on, and minutes after that.
+        // Ages change every second while a run is active, and every 20 seconds otherwise.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
         if matches!(self.screen, Screen::Nodes | Screen::Node) {
@@ -320,7 +320,7 @@ impl Model {
     }
 }
 
-/// Returns what the keyboard talks to: the table behind dispatch, the key bar and the help.
+/// Returns the context of key presses: the key table for dispatch, key bar and help.
 pub fn keymap(model: &Model) -> Context {
     match (&model.modal, &model.input, model.screen) {
         (Some(modal), _, _) => modal.context(),
@@ -335,7 +335,7 @@ pub fn keymap(model: &Model) -> Context {
     }
 }
 
-/// Returns the streams that should be running now. They follow from what is shown, so none can be forgotten.
+/// Returns the streams that should run now. They follow from the model, so none is left running or missing.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
     if matches!(model.screen, Screen::Nodes | Screen::Node) {
@@ -357,16 +357,16 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     wanted
 }
 
-/// Returns what to print when the console has closed: that runs go on, and how to come back.
+/// Returns the text to print after the console closes: which runs continue, and how to reopen it.
 pub fn farewell(model: &Model) -> Option<String> {
     let active: Vec<&RunRow> = model.rows().iter().filter(|row| StateKind::of(&row.state).is_active()).collect();
     let first = active.first()?;
     let what = match active.len() {
         1 => {
             let id = short_id(&first.run);
-            format!("{id} goes on without the console (step {} of {})", first.step, first.steps_total)
+            format!("{id} continues without the console (step {} of {})", first.step, first.steps_total)
         }
-        n => format!("{n} runs go on without the console"),
+        n => format!("{n} runs continue without the console"),
     };
-    Some(format!("{what}. Open it again with: vidtui --runs {}", model.runs_dir))
+    Some(format!("{what}. Reopen it with: vidtui --runs {}", model.runs_dir))
 }

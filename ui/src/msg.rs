@@ -1,4 +1,4 @@
-//! Everything that can happen to the screen, as data: one closed list, ordered by one queue.
+//! The messages that the model reacts to, as data. One queue orders them.
 
 use crate::fleet::{FleetSource, ListedNode};
 use camino::Utf8PathBuf;
@@ -11,7 +11,7 @@ use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, No
 use runstate::RunState;
 use serde::{Deserialize, Serialize};
 
-/// A key press, free of any terminal library.
+/// A key press, independent of any terminal library.
 ///
 /// Shift is part of the character (`K`, not shift and `k`), except for [`KeyCode::BackTab`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct Key {
     pub alt: bool,
 }
 
-/// The keys the screen knows; the shell drops all others.
+/// The keys that can be bound; the shell drops all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are what is printed on the keys")]
 pub enum KeyCode {
@@ -77,184 +77,184 @@ impl From<Size> for ratatui_core::layout::Size {
     }
 }
 
-/// Names one request of the screen to the shell, so that the answer finds its way back.
+/// Identifies one request to the shell, so that the answer can be matched to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
-/// Everything that can happen.
+/// An input of [`update`](crate::update).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Msg {
     /// A key was pressed.
     Key(Key),
-    /// Text was pasted; it goes into an open input line or nowhere, never to the key bindings.
+    /// Text was pasted. It goes to an open text input, never to the key bindings.
     Paste(String),
-    /// The terminal has another size.
+    /// The terminal's size changed.
     Resize(Size),
-    /// The clock: Unix seconds. Nothing in this crate reads one.
+    /// The time, Unix seconds; this crate reads no clock.
     Tick(f64),
-    /// What the runs folder holds now (answers [`Watch::Runs`](crate::Watch::Runs)).
+    /// The contents of the runs folder (answers [`Watch::Runs`](crate::Watch::Runs)).
     Runs(Result<RunList, Failure>),
-    /// The curricula that were found (answers [`Watch::Curricula`](crate::Watch::Curricula)).
+    /// All curricula (answers [`Watch::Curricula`](crate::Watch::Curricula)).
     Curricula(Vec<CurriculumView>),
-    /// News of one run (answers [`Watch::Run`](crate::Watch::Run) and [`Watch::Log`](crate::Watch::Log)).
+    /// An update of one run (answers [`Watch::Run`](crate::Watch::Run) and [`Watch::Log`](crate::Watch::Log)).
     Run {
-        /// Which run.
+        /// The run.
         run: RunId,
-        /// What happened.
+        /// The update.
         what: RunMsg,
     },
-    /// Which nodes there are (answers [`Watch::Nodes`](crate::Watch::Nodes)).
+    /// The list of nodes (answers [`Watch::Nodes`](crate::Watch::Nodes)).
     Nodes {
-        /// Where they come from.
+        /// The source of the list.
         of: FleetSource,
-        /// In the order in which they are listed, or why there is no list.
+        /// The nodes in their order, or why there is no list.
         nodes: Result<Vec<ListedNode>, Failure>,
     },
-    /// News of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
+    /// An update of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
     Node {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// What happened.
+        /// The update.
         what: NodeMsg,
     },
-    /// News of a job that an effect started.
+    /// An update of a job that an effect started.
     Job {
-        /// Which job.
+        /// The job.
         job: JobId,
-        /// What happened.
+        /// The update.
         what: JobMsg,
     },
 }
 
-/// News of one node.
+/// An update of one node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum NodeMsg {
-    /// What it does now.
+    /// A sample of the node.
     Frame(Box<Frame>),
-    /// It cannot be seen, and is looked for again and again.
+    /// The node cannot be reached; the shell keeps trying.
     Down(Failure),
-    /// What nvidia-smi says there, as it is.
+    /// The output of nvidia-smi on the node.
     Smi(Result<String, Failure>),
 }
 
-/// The runs folder at one moment.
+/// The contents of the runs folder.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunList {
-    /// Every run that could be read, in any order: the screen sorts newest first.
+    /// Every readable run, in any order; the model sorts them, newest first.
     pub rows: Vec<RunRow>,
-    /// Why other folders could not be read.
+    /// Why the other folders could not be read.
     pub unreadable: Vec<Failure>,
 }
 
-/// One line of the Runs screen.
+/// A run as the Runs screen shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunRow {
     /// The run.
     pub run: RunId,
-    /// The name a person gave it.
+    /// The name that the user gave it.
     pub name: String,
-    /// The curriculum it belongs to: the same absolute path as [`CurriculumView::path`].
+    /// The path of its curriculum, equal to [`CurriculumView::path`].
     pub curriculum: Option<Utf8PathBuf>,
-    /// Its stage of that curriculum.
+    /// Its stage in that curriculum.
     pub stage: Option<String>,
-    /// The run whose weights it started from.
+    /// The run that its weights came from.
     pub lineage: Option<Lineage>,
-    /// Derived state.
+    /// Its derived state.
     pub state: RunState,
-    /// Last step taken.
+    /// The last finished step.
     pub step: u64,
-    /// Steps the recipe asks for.
+    /// The number of steps in the recipe.
     pub steps_total: u64,
-    /// Last loss; `None` before the first step and when it was not finite.
+    /// The last loss; `None` before the first step and when it is not finite.
     pub loss: Option<f64>,
     /// Median seconds per step.
     pub step_s: Option<f64>,
-    /// Seconds left, while it trains.
+    /// Estimated seconds left, while it trains.
     pub eta_s: Option<f64>,
     /// Number of ranks of the newest attempt.
     pub ranks: usize,
     /// When the run was created, Unix seconds.
     pub created_s: f64,
-    /// When it last wrote anything, Unix seconds.
+    /// When it last wrote a file, Unix seconds.
     pub updated_s: f64,
-    /// Step of the newest complete checkpoint: where a resume would start.
+    /// Step of the newest complete checkpoint, from which a resume starts.
     pub checkpoint_step: Option<u64>,
-    /// What a person should know of, the most urgent first.
+    /// Findings of its health checks, the most urgent first.
     #[serde(default)]
     pub findings: Vec<Finding>,
-    /// What is known of its Slurm job, if it is one.
+    /// Its Slurm job, if it has one.
     #[serde(default)]
     pub job: Option<JobSight>,
-    /// Whether a program of the user's own trains.
+    /// Whether a command of the user trains, instead of the embedded trainer.
     #[serde(default)]
     pub is_command: bool,
-    /// Whether nobody hears of its steps: a command's, whose log is not understood.
+    /// Whether its steps are unknown: no adapter reads the log of its command.
     #[serde(default)]
     pub is_stepless: bool,
-    /// Until when its processes are awaited, Unix seconds, while it counts as starting and there are none.
+    /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
-    pub start_awaited_until_s: Option<f64>,
+    pub start_deadline_s: Option<f64>,
 }
 
-/// News of one run.
+/// An update of one run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum RunMsg {
-    /// A stream (re)starts from the beginning: what was known of the run's samples, events and checkpoints is dropped.
+    /// A stream (re)starts from the beginning: samples, events and checkpoints that were received before are dropped.
     /// Always the first message of a [`Watch::Run`](crate::Watch::Run) stream.
     Opened,
-    /// Lines of `metrics.jsonl`, in file order. Large batches are fine: the first one may hold the whole history.
+    /// Lines of `metrics.jsonl`, in file order. The first batch may hold the whole history.
     Metrics(Vec<MetricSample>),
     /// Lines of the event files, in time order.
     Events(Vec<Event>),
-    /// What all nodes of the run did together, in the order of time, from its beginning.
+    /// Samples of all nodes of the run taken together, oldest first.
     #[serde(alias = "Moments")]
     NodePoints(Vec<NodePoint>),
-    /// The run as a whole; sent when it changes.
+    /// The state of the run; sent when it changes.
     State(Box<RunStatus>),
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
     /// Lines of one rank's log.
     Log(LogChunk),
-    /// The stream cannot go on (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
+    /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
     Lost(Failure),
 }
 
-/// The run screen's view of a run.
+/// A run as the Run screen shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
-    /// The same facts as in the list.
+    /// The same row as in the list.
     pub row: RunRow,
     /// The run's folder.
     pub dir: Utf8PathBuf,
-    /// Where the first attempt's weights came from.
+    /// The start of the first attempt.
     pub start: StartFrom,
-    /// The newest attempt: its placement names the ranks whose logs there are.
+    /// The newest attempt; its placement lists the ranks that have logs.
     pub attempt: Option<Attempt>,
 }
 
-/// Lines of a rank's log.
+/// Lines of one rank's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogChunk {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// Which attempt wrote them; the newest one is followed.
+    /// The attempt that wrote them.
     pub attempt: u32,
-    /// First chunk of a stream: lines shown so far are dropped.
+    /// Whether this is the first chunk of a stream; earlier lines are dropped then.
     pub from_start: bool,
-    /// Earlier bytes of the file that were not read, 0 when the chunk begins at the file's beginning.
+    /// Bytes at the beginning of the file that were not read.
     pub skipped_bytes: u64,
-    /// Whole lines without their line ends. The screen removes escape sequences itself.
+    /// Whole lines without line ends; the model removes escape sequences.
     pub lines: Vec<String>,
 }
 
-/// One curriculum file, as the Stages screen shows it.
+/// A curriculum file as the Stages screen shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CurriculumView {
     /// Absolute path of the file.
     pub path: Utf8PathBuf,
     /// Its title.
     pub title: String,
-    /// The stages in order, or why the file cannot be used.
+    /// The stages in order, or why the file cannot be read.
     pub stages: Result<Vec<StageView>, Failure>,
 }
 
@@ -263,7 +263,7 @@ pub struct CurriculumView {
 pub struct StageView {
     /// The stage's name.
     pub name: String,
-    /// The command that trains it, where vidtui's own trainer does not. Of its model nothing is known then.
+    /// The command that trains the stage instead of the embedded trainer. Its model is unknown then.
     #[serde(default)]
     pub command: Option<String>,
     /// Number of parameters of the model.
@@ -272,55 +272,55 @@ pub struct StageView {
     pub seq_len: usize,
     /// Latent frames per sample.
     pub latent_frames: usize,
-    /// Steps to train.
+    /// Number of steps.
     pub steps: u64,
     /// Samples per step over all ranks.
     pub global_batch: usize,
-    /// Ranks the mesh asks for.
+    /// Ranks of the mesh.
     pub ranks: usize,
-    /// Where the weights come from.
+    /// The source of the weights.
     pub start: recipe::StageStart,
-    /// What differs from the stage before.
+    /// The differences from the previous stage.
     pub changes: Vec<recipe::Change>,
 }
 
-/// A conversion of weights as it is wished for.
+/// The options of a weight conversion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConvertOptions {
-    /// What to convert: a path.
+    /// The path of the weights to convert.
     pub source: Utf8PathBuf,
-    /// The folder to make.
+    /// The folder to create.
     pub target: Utf8PathBuf,
-    /// What to convert it to.
+    /// The form to convert to.
     pub to: ConvertForm,
-    /// The layers besides attention; those of the source when `None`.
+    /// The layers besides attention; `None` keeps those of the source.
     pub layer: Option<recipe::Layer>,
-    /// The type of the parameters; that of the source when `None`.
+    /// The type of the parameters; `None` keeps that of the source.
     pub dtype: Option<WeightType>,
-    /// A LoRA adapter that is added to the weights.
+    /// A LoRA adapter to merge into the weights.
     pub merge: Option<Utf8PathBuf>,
-    /// Whether an earlier conversion in the way is replaced.
+    /// Whether to replace an existing conversion in the target folder.
     pub replace: bool,
 }
 
-/// What weights are converted to.
+/// The form that weights are converted to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConvertForm {
     /// A checkpoint that training starts from.
     #[default]
     Internal,
-    /// A folder that diffusers loads.
+    /// A folder for diffusers' `from_pretrained`.
     Diffusers,
-    /// An adapter as diffusers saves it, from an adapter.
+    /// An adapter in the form of diffusers, converted from another adapter.
     LoraDiffusers,
-    /// An adapter as PEFT saves it, from an adapter.
+    /// An adapter in the form of PEFT, converted from another adapter.
     LoraPeft,
-    /// An adapter with kohya's names, from an adapter.
+    /// An adapter with kohya's names, converted from another adapter.
     LoraKohya,
 }
 
 impl ConvertForm {
-    /// The form as the command line writes it.
+    /// Returns the form as on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Internal => "internal",
@@ -334,7 +334,7 @@ impl ConvertForm {
 
 /// The type of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names explain themselves")]
 pub enum WeightType {
     Float32,
     Bfloat16,
@@ -342,7 +342,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// The type as the command line writes it.
+    /// Returns the type as on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
@@ -352,46 +352,46 @@ impl WeightType {
     }
 }
 
-/// What a conversion would do, to be looked at; it is carried out as shown or not at all.
+/// A conversion that was planned but not executed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConvertPreview {
-    /// What is wished for.
+    /// Its options.
     pub options: ConvertOptions,
-    /// The same on the command line.
+    /// The equivalent command line.
     pub command: String,
     /// Names and values, in order.
     pub facts: Vec<(String, String)>,
-    /// What becomes of the tensors, blocks taken together.
+    /// How each tensor is converted; the blocks of a model share rows.
     pub rows: Vec<ConvertRow>,
-    /// Bytes that will be written.
+    /// Bytes to write.
     pub bytes: u64,
-    /// Why it would be refused.
+    /// Why the conversion is not possible.
     pub refusal: Option<Failure>,
-    /// Whether nothing but an earlier conversion is in the way, which can be replaced.
+    /// Whether the only obstacle is an existing conversion, which can be replaced.
     pub in_the_way: bool,
-    /// Identifies the plan, down to every byte that it reads and writes.
+    /// Hash of the plan, which covers every byte that it reads and writes.
     pub fingerprint: String,
 }
 
-/// Tensors of which the same becomes.
+/// Tensors that are converted in the same way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConvertRow {
-    /// How many.
+    /// Number of tensors.
     pub count: usize,
-    /// Their name in the source, `{i}` for the block, or where their values come from.
+    /// Their name in the source, with `{i}` for the block, or the origin of their values.
     pub source: String,
-    /// Their name in the target, or why they have none.
+    /// Their name in the target, or why they have none there.
     pub target: String,
-    /// Whether the conversion is refused because of them.
+    /// Whether they make the conversion impossible.
     pub wrong: bool,
 }
 
-/// News of a job.
+/// An update of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum JobMsg {
-    /// A short line about what it is doing.
+    /// A short progress line.
     Progress(String),
-    /// The same about what it waits for, before it tries again: it can be given up.
+    /// A short line about what the job waits for before it retries; it can be cancelled.
     Waiting(String),
     /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch), `PlanResume` and `PlanNext`.
     LaunchPlanned(Box<LaunchPlan>),
@@ -399,11 +399,11 @@ pub enum JobMsg {
     KillPlanned(Box<RunKill>),
     /// Answers [`Effect::PlanConvert`](crate::Effect::PlanConvert).
     ConvertPlanned(Box<ConvertPreview>),
-    /// How far a conversion is.
+    /// Progress of a conversion.
     Converting {
         /// Bytes written.
         done: u64,
-        /// Bytes to be written.
+        /// Bytes to write.
         total: u64,
     },
     /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch) when the weights that the stage starts from must be
@@ -411,40 +411,40 @@ pub enum JobMsg {
     ConvertFirst {
         /// Why the stage cannot start.
         failure: Failure,
-        /// The conversion that would help.
+        /// The options of the conversion.
         options: Box<ConvertOptions>,
     },
-    /// It worked.
+    /// The job succeeded.
     Done(Outcome),
-    /// It did not.
+    /// The job failed.
     Failed(Failure),
 }
 
-/// How a job ended well.
+/// The result of a successful job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// The run was started or resumed.
     Launched(RunId),
-    /// The stop signal was sent: the run saves a checkpoint, then ends.
+    /// The stop was requested: the run saves a checkpoint, then ends.
     StopSent(RunId),
-    /// Everything in the kill plan is gone; the text says how it went, in one line.
+    /// All processes in the kill plan have ended.
     Killed {
         /// The run.
         run: RunId,
         /// One line, such as "3 processes ended on devbox after 0.4 s".
         report: String,
     },
-    /// The stacks of a run's processes were written.
+    /// The stack traces of a run's processes were written.
     Stacks {
         /// The run.
         run: RunId,
-        /// One line: how many of which nodes, and where they are.
+        /// One line: the number of stack traces and their folder.
         report: String,
     },
     /// A chart was written.
     Exported(Utf8PathBuf),
     /// Weights were converted into this folder.
     Converted(Utf8PathBuf),
-    /// A conversion was stopped, and nothing was left behind.
+    /// A conversion was stopped and its output removed.
     ConvertStopped(Utf8PathBuf),
 }

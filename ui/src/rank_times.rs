@@ -1,34 +1,34 @@
-//! How long each rank was busy in each step, beside the others: who is waited for.
+//! The busy time of each rank in each step, relative to the other ranks: which ranks are slow.
 
 use rundir::MetricSample;
 use std::collections::VecDeque;
 
-/// Values that are kept; older steps go.
+/// Most values that are kept; older steps are dropped.
 const MAX_VALUES: usize = 1 << 19;
 
-/// What counts as slow: a twentieth more than the median of all ranks, a tenth, and so on.
+/// Levels of slowness: the excess over the median of all ranks, as a fraction of it.
 pub const LEVELS: [f32; 4] = [0.05, 0.10, 0.25, 0.50];
 
-/// The newest steps, ascending.
+/// Busy times of the newest steps, ascending.
 #[derive(Debug, Clone, Default)]
 pub struct RankTimes {
     rows: VecDeque<RankRow>,
     values: usize,
 }
 
-/// One step.
+/// Busy times of one step.
 #[derive(Debug, Clone)]
 pub struct RankRow {
     /// The step.
     pub step: u64,
-    /// Seconds of the median rank.
+    /// Busy time of the median rank, seconds.
     pub median_s: f32,
-    /// By rank, how much more than the median it took, as a part of it: 0.5 is half as much again.
+    /// The excess of each rank over the median, as a fraction of it: 0.5 means 50 % slower.
     pub over: Vec<f32>,
 }
 
 impl RankRow {
-    /// Returns the slowest rank and how much more than the median it took.
+    /// Returns the slowest rank and its excess over the median.
     pub fn slowest(&self) -> (usize, f32) {
         let most = self.over.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
         most.unwrap_or_default()
@@ -36,7 +36,8 @@ impl RankRow {
 }
 
 impl RankTimes {
-    /// Adds a step. Waiting is left out where the trainer tells it apart: with it all ranks take the same time.
+    /// Adds a step. Time spent waiting for other ranks is excluded where the trainer reports it, because with it all
+    /// ranks take the same time.
     pub fn push(&mut self, sample: &MetricSample) {
         let times = if sample.busy_s_by_rank.is_empty() { &sample.step_s_by_rank } else { &sample.busy_s_by_rank };
         let mut sorted = times.clone();
@@ -50,19 +51,19 @@ impl RankTimes {
         }
     }
 
-    /// Drops the steps from this one on: they are trained again.
+    /// Drops the steps from this one on, which a later attempt repeats.
     pub fn cut(&mut self, step: u64) {
         while self.rows.back().is_some_and(|row| row.step >= step) {
             self.values -= self.rows.pop_back().map_or(0, |row| row.over.len());
         }
     }
 
-    /// Returns how many ranks the newest step had.
+    /// Returns the number of ranks in the newest step.
     pub fn ranks(&self) -> usize {
         self.rows.back().map_or(0, |row| row.over.len())
     }
 
-    /// Returns the newest step that is not after this one.
+    /// Returns the newest step that is at most `step`.
     pub fn at(&self, step: u64) -> Option<&RankRow> {
         self.rows.get(self.rows.partition_point(|row| row.step <= step).checked_sub(1)?)
     }
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_trained_again_replace_the_old_ones() {
+    fn repeated_steps_replace_the_old_ones() {
         let mut times = RankTimes::default();
         (1..=9).for_each(|n| times.push(&step(n, &[1.0, 1.0])));
         times.cut(6);
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_number_of_kept_values_is_bounded() {
         let mut times = RankTimes::default();
         let busy = vec![1.0; 4096];
         (1..=300).for_each(|n| times.push(&step(n, &busy)));

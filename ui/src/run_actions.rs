@@ -1,4 +1,4 @@
-//! What can be done to a run: whether it makes sense now, and the effect that asks for it.
+//! The actions on a run: whether each is possible now, and the effect that performs it.
 
 use crate::advice;
 use crate::effect::Effect;
@@ -8,17 +8,17 @@ use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
 
-/// Returns why an action on the current run makes no sense now, as a sentence to show.
+/// Returns the run that an action applies to, or why the action is not possible now.
 ///
-/// The key bar leaves out what would be refused, so both always agree.
+/// The key bar hides keys whose action would be refused, so both always agree.
 ///
 /// # Errors
-/// The sentence.
+/// The reason, as a sentence to show.
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
-        (None, _) => "The runs are still being read.".to_owned(),
-        (_, Screen::Run | Screen::Logs) => "This run is still being read.".to_owned(),
-        _ => "There is no run yet. n starts one.".to_owned(),
+        (None, _) => "Still loading the runs".to_owned(),
+        (_, Screen::Run | Screen::Logs) => "Still loading this run".to_owned(),
+        _ => "There are no runs yet. Press n to start one.".to_owned(),
     })?;
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
@@ -29,42 +29,40 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         (Action::Kill, Some(_), _) => return Ok(row),
         (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
-            return Err(format!("{name} waits for its kill, {waited} so far: K gives that up."));
+            return Err(format!("The kill of {name} has been pending for {waited}. Press K to cancel it."));
         }
-        (_, _, Some(intent)) => return Err(format!("Already {}: wait for that.", intent.text())),
+        (_, _, Some(intent)) => return Err(format!("Already {}", intent.text())),
         _ => {}
     }
     match action {
-        Action::Resume if let (Some(left_s), Some(_)) = (advice::awaited_s(model, row), row.checkpoint_step) => {
+        Action::Resume if let (Some(left_s), Some(_)) = (advice::start_left_s(model, row), row.checkpoint_step) => {
             let left = units::duration(left_s);
-            Err(format!("{name} may still start: in {left} it can be resumed, if it has not."))
+            Err(format!("{name} may still start. If it does not, it can be resumed in {left}."))
         }
-        Action::Resume if kind.is_active() => Err(format!("{name} is {word}: there is nothing to resume.")),
+        Action::Resume if kind.is_active() => Err(format!("{name} is {word}; there is nothing to resume")),
         Action::Resume if kind == StateKind::Finished => {
-            Err(format!("{name} has done all its {} steps: there is nothing left to resume.", row.steps_total))
+            Err(format!("{name} has finished all {} steps; there is nothing to resume", row.steps_total))
         }
         Action::Resume if row.checkpoint_step.is_none() => {
-            Err(format!("{name} has no complete checkpoint to resume from. Start its stage again instead."))
+            Err(format!("{name} has no complete checkpoint to resume from. Restart its stage instead."))
         }
-        Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is stopping already.")),
-        Action::Stop if !kind.is_active() => Err(format!("{name} is not running ({word}).")),
+        Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is already stopping")),
+        Action::Stop if !kind.is_active() => Err(format!("{name} is not running ({word})")),
         Action::Kill if matches!(kind, StateKind::New | StateKind::Finished | StateKind::Stopped) => {
-            Err(format!("{name} is not running ({word})."))
+            Err(format!("{name} is not running ({word})"))
         }
-        Action::Stacks if model.jobs.collecting(&row.run) => {
-            Err(format!("Already collecting the stacks of {name}: wait for that."))
-        }
-        Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word}).")),
+        Action::Stacks if model.jobs.collecting(&row.run) => Err(format!("Already writing the stack traces of {name}")),
+        Action::Stacks if !kind.is_active() => Err(format!("{name} is not running ({word})")),
         Action::NextStage => {
             let next = model.next_stage(row);
             match (next, row.checkpoint_step) {
-                (None, _) if row.stage.is_none() => Err(format!("{name} does not belong to a curriculum.")),
-                (None, _) => Err(format!("{name} is the last stage of its curriculum.")),
+                (None, _) if row.stage.is_none() => Err(format!("{name} does not belong to a curriculum")),
+                (None, _) => Err(format!("{name} is the last stage of its curriculum")),
                 _ if kind.is_active() => {
-                    Err(format!("{name} is {word}: let it finish, or stop it with s, before the next stage."))
+                    Err(format!("{name} is {word}. Wait until it finishes, or press s to stop it first."))
                 }
-                (_, None) => Err(format!("{name} has no complete checkpoint for the next stage to start from.")),
-                _ if model.jobs.planning_stage() => Err("Already preparing a stage: wait for that.".to_owned()),
+                (_, None) => Err(format!("{name} has no complete checkpoint for the next stage")),
+                _ if model.jobs.planning_stage() => Err("A stage is already being prepared".to_owned()),
                 _ => Ok(row),
             }
         }
@@ -72,7 +70,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     }
 }
 
-/// Does something to the current run, or says why not.
+/// Performs an action on the current run, or shows why it is not possible.
 pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     let (run, next) = match check(model, action) {
         Ok(row) => (row.run.clone(), model.next_stage(row).map(|stage| stage.name.clone())),

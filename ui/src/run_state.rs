@@ -22,7 +22,7 @@ pub enum StateKind {
 }
 
 impl StateKind {
-    /// Drops the details of a state.
+    /// Returns the kind of a state.
     pub fn of(state: &RunState) -> Self {
         match state {
             RunState::New => Self::New,
@@ -58,7 +58,7 @@ impl StateKind {
         }
     }
 
-    /// Returns whether the run's processes should exist, or will without anybody's doing.
+    /// Returns whether the run's processes should exist now, or will start without user action.
     pub fn is_active(self) -> bool {
         matches!(self, Self::Queued | Self::Starting | Self::Running | Self::Saving | Self::Stopping | Self::Stalled)
     }

@@ -1,8 +1,7 @@
-//! A run's numbers over time: columns, a pyramid of minima and maxima over each, and what a resume superseded.
+//! The metrics of a run over time: columns, a pyramid of minima and maxima over each, and superseded samples.
 //!
-//! Adding a sample costs the same whether it is the tenth or the millionth, and so does drawing: a chart asks for the
-//! extremes of each of its columns, which the pyramid answers in a few dozen operations. Nothing is thrown away, so
-//! zooming in always ends at the samples themselves.
+//! The cost of adding a sample and of drawing a chart does not grow with the number of samples: the pyramid returns the
+//! extremes of any range in a few dozen operations. No sample is dropped, so that zooming in ends at single samples.
 
 use crate::rank_times::RankTimes;
 use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};
@@ -10,13 +9,13 @@ use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
 
-/// More ranks than this and memory is kept as highest and lowest only.
+/// With more ranks than this, only the highest and lowest memory are kept.
 pub const MAX_RANK_LINES: usize = 8;
 
-/// Weights of the moving averages that are kept, lightest first.
+/// Weights of the moving averages, lightest first.
 pub const SMOOTHING: [f64; 2] = [0.9, 0.99];
 
-/// From here on the bias correction of a moving average is below a millionth: 0.99^2000 is 2e-9.
+/// After this many samples, the bias correction of a moving average is negligible: 0.99^2000 is 2e-9.
 const CORRECTED: i32 = 2000;
 
 /// One column of numbers over time.
@@ -34,7 +33,7 @@ pub enum Track {
     Nodes(usize, Statistic),
 }
 
-/// Which of several values of the same moment.
+/// A statistic over the GPUs or nodes at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are clear")]
 pub enum Statistic {
@@ -86,7 +85,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Of nothing.
+    /// The extent of an empty range.
     pub const EMPTY: Self = Self { min: f32::INFINITY, max: f32::NEG_INFINITY };
 
     /// Returns whether there was no finite value.
@@ -99,18 +98,18 @@ impl Extent {
         Self { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
-    // `f32::min` and `max` ignore a NaN on either side, so gaps never poison an extent.
+    // `f32::min` and `max` ignore NaN, so a gap does not change an extent.
     fn with(self, value: f32) -> Self {
         Self { min: self.min.min(value), max: self.max.max(value) }
     }
 }
 
-/// A value about to be added.
+/// A value to add to a column.
 #[derive(Debug, Clone, Copy)]
 enum NewValue {
-    /// Nobody measured it.
+    /// It was not measured.
     Missing,
-    /// It was measured, and was infinite or not a number.
+    /// It was measured and is not finite.
     NotFinite,
     Value(f64),
 }
@@ -125,11 +124,11 @@ impl NewValue {
     }
 }
 
-/// One quantity of consecutive samples. NaN where there is no finite value; empty until the first measured one.
+/// The values of one track. NaN where there is no finite value; empty before the first measured one.
 #[derive(Debug, Clone, Default)]
 pub struct Column {
     values: Vec<f32>,
-    /// `levels[0]` holds complete buckets of [`FAN`] values, `levels[1]` of [`FAN`] of those, and so on.
+    /// `levels[0]` holds complete buckets of [`FAN`] values, `levels[1]` buckets of [`FAN`] of those, and so on.
     levels: Vec<Vec<Extent>>,
     /// Indices of values that were not finite, ascending.
     not_finite: Vec<usize>,
@@ -141,18 +140,18 @@ impl Column {
         self.values.get(index).copied().unwrap_or(f32::NAN)
     }
 
-    /// Returns whether nothing was ever measured.
+    /// Returns whether no value was measured.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// Returns whether a value in `low..high` was measured and not finite.
+    /// Returns whether a measured value in `low..high` is not finite.
     pub fn any_not_finite(&self, low: usize, high: usize) -> bool {
         let at = self.not_finite.partition_point(|i| *i < low);
         self.not_finite.get(at).is_some_and(|i| *i < high)
     }
 
-    /// Returns the extremes of `low..high`, in time logarithmic in its length.
+    /// Returns the extremes of `low..high`, in logarithmic time.
     pub fn extent(&self, low: usize, high: usize) -> Extent {
         let (mut low, mut high) = (low, high.min(self.values.len()));
         let mut extent = Extent::EMPTY;
@@ -195,7 +194,7 @@ impl Column {
                 self.not_finite.push(index);
                 self.append(f32::NAN);
             }
-            // Clamped, because a finite f64 beyond f32 is still a (huge) number and not a gap.
+            // Clamped, because a finite f64 beyond the range of f32 is not a gap.
             NewValue::Value(v) => self.append(v.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32),
         }
     }
@@ -218,7 +217,7 @@ impl Column {
         }
     }
 
-    /// Cuts everything from `at` on and returns it.
+    /// Removes the values from `at` on and returns them.
     fn split_off(&mut self, at: usize) -> Self {
         let mut tail = Self::default();
         for value in self.values.drain(at.min(self.values.len())..) {
@@ -239,7 +238,7 @@ impl Column {
 #[derive(Debug, Clone)]
 pub struct Segment {
     steps: Vec<u64>,
-    /// Unix seconds, never falling: a clock set back must not break the search.
+    /// Unix seconds, never decreasing: a clock that was set back must not break the binary search.
     times: Vec<f64>,
     attempts: Vec<u32>,
     columns: Vec<Column>,
@@ -279,12 +278,12 @@ impl Segment {
         self.times[index]
     }
 
-    /// Returns a quantity.
+    /// Returns the column of a track.
     pub fn column(&self, track: Track) -> &Column {
         &self.columns[track.index()]
     }
 
-    /// Returns a quantity's moving average, if it is kept: `level` counts into [`SMOOTHING`].
+    /// Returns the moving average of a track, if it is kept; `level` is an index into [`SMOOTHING`].
     pub fn smoothed(&self, track: Track, level: usize) -> Option<&Column> {
         self.smoothed.get(track.index()).and_then(|levels| levels.get(level))
     }
@@ -385,7 +384,7 @@ fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> N
     NewValue::Value((weight * old * last + (1.0 - weight) * f64::from(x)) / new)
 }
 
-/// A run's whole history: what counts now, and what resumed attempts made obsolete.
+/// The metrics of a run: the effective samples, and those that later attempts superseded.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     live: Segment,
@@ -396,7 +395,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Adds a sample. The higher attempt wins: when it repeats steps, the older ones from there on are superseded.
+    /// Adds a sample. The higher attempt wins: when it repeats steps, it supersedes older samples from there on.
     /// Within an attempt a later line wins.
     pub fn push(&mut self, sample: &MetricSample) {
         self.started_s.get_or_insert(sample.t);
@@ -417,17 +416,17 @@ impl Series {
         self.rank_times.push(sample);
     }
 
-    /// Adds what the nodes of the run did at a moment; moments come in the order of time.
+    /// Adds a sample of the nodes; samples come in the order of time.
     pub fn push_node_point(&mut self, moment: &NodePoint) {
         self.nodes.push_node_point(moment);
     }
 
-    /// Returns what the nodes did. Its samples have no steps: [`Self::step_at`] tells them.
+    /// Returns the samples of the nodes. They have no steps; [`Self::step_at`] returns the step of a time.
     pub fn nodes(&self) -> &Segment {
         &self.nodes
     }
 
-    /// Returns when a step was done, Unix seconds; between two steps, in proportion. Never, after the last.
+    /// Returns when a step finished, Unix seconds, interpolated between steps; infinity after the last step.
     pub fn time_at(&self, step: f64) -> f64 {
         let live = &self.live;
         let at = live.at_step(step);
@@ -442,7 +441,7 @@ impl Series {
         }
     }
 
-    /// Returns the step that was under way at a time; between two steps, in proportion.
+    /// Returns the step at a time, interpolated between steps.
     pub fn step_at(&self, time: f64) -> f64 {
         let live = &self.live;
         let at = live.at_time(time);
@@ -458,17 +457,17 @@ impl Series {
         }
     }
 
-    /// Returns how long each rank was busy in the newest steps that count.
+    /// Returns the busy times of ranks in the newest effective steps.
     pub fn rank_times(&self) -> &RankTimes {
         &self.rank_times
     }
 
-    /// Returns the samples that count.
+    /// Returns the effective samples.
     pub fn live(&self) -> &Segment {
         &self.live
     }
 
-    /// Returns the samples that later attempts repeated, oldest first.
+    /// Returns the superseded samples, oldest first.
     pub fn superseded(&self) -> &[Segment] {
         &self.superseded
     }
@@ -532,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantity_nobody_measured_takes_no_space() {
+    fn a_track_without_values_takes_no_space() {
         let mut series = Series::default();
         series.push(&sample(1, 1));
         assert!(series.live().column(Track::of("lr_ttt")).is_empty());

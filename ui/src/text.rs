@@ -1,10 +1,10 @@
-//! Text that fits: width in cells, cutting with an ellipsis, wrapping, and cleaning what programs print.
+//! Text layout: width in cells, truncation, wrapping, and removal of control characters.
 
 use ratatui_core::text::{Line, Span};
 use std::ops::Range;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Returns how many cells a text takes.
+/// Returns the width of a text in cells.
 pub fn width(text: &str) -> usize {
     text.width()
 }
@@ -22,7 +22,7 @@ pub fn fit(text: &str, max: usize, ellipsis: &str) -> String {
     out
 }
 
-/// Cuts a text to `max` cells from its beginning, for paths, whose end says more.
+/// Cuts the beginning of a text so that it fits `max` cells: the end of a path is more useful.
 pub fn fit_end(text: &str, max: usize, ellipsis: &str) -> String {
     if width(text) <= max {
         return text.to_owned();
@@ -54,7 +54,7 @@ pub fn fit_line(line: Line<'static>, max: usize, ellipsis: &str) -> Line<'static
             spans.push(span);
             continue;
         }
-        // Fits exactly only if nothing is cut here, which the check above leaves to the ellipsis.
+        // This span is cut: the spans before it leave room for the ellipsis.
         let mut text = prefix(&span.content, room.saturating_sub(width(ellipsis))).trim_end().to_owned();
         if width(ellipsis) <= room {
             text.push_str(ellipsis);
@@ -77,7 +77,7 @@ fn prefix(text: &str, max: usize) -> &str {
     text
 }
 
-/// Breaks a text at spaces into lines of at most `max` cells; words that are too long are broken where they must.
+/// Breaks a text at spaces into lines of at most `max` cells; breaks words that are longer than a line.
 pub fn wrap(text: &str, max: usize) -> Vec<String> {
     let max = max.max(1);
     let mut lines = Vec::new();
@@ -104,7 +104,7 @@ pub fn wrap(text: &str, max: usize) -> Vec<String> {
     lines
 }
 
-/// Iterates over the byte ranges of the screen rows that a text takes when broken at exactly `max` cells.
+/// Iterates over the byte ranges of the rows of a text that is broken at exactly `max` cells.
 ///
 /// An empty text takes one row.
 pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
@@ -118,7 +118,7 @@ pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         let rest = &text[start..];
         let mut taken = prefix(rest, max).len();
         if taken == 0 {
-            // A character wider than the whole row: it takes a row of its own, cut.
+            // A character that is wider than the row gets a row of its own.
             taken = rest.chars().next().map_or(0, char::len_utf8);
         }
         let range = start..start + taken;
@@ -128,8 +128,8 @@ pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// Removes what would disturb the screen from a program's line: escape sequences, control characters, and everything
-/// that a carriage return overwrote. Tabs become spaces.
+/// Removes escape sequences, control characters and text overwritten by a carriage return from a program's output.
+/// Tabs become spaces.
 pub fn clean(line: &str) -> String {
     let line = line.trim_end_matches(['\r', '\n']);
     let line = line.rsplit('\r').next().unwrap_or_default();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_prints_cannot_move_the_cursor() {
+    fn output_of_programs_cannot_move_the_cursor() {
         assert_eq!(clean("\x1b[31merror\x1b[0m: no\x07"), "error: no");
         assert_eq!(clean("  10%\r 20%\r 30%"), " 30%");
         assert_eq!(clean("line\r\n"), "line");

@@ -1,8 +1,8 @@
-//! Colours and glyphs. Colour never carries meaning alone: every state has its own glyph and word too.
+//! Colours and glyphs. Every state has a glyph and a word besides its colour.
 
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// The styles of everything on the screen, chosen by the shell from what the terminal can do.
+/// The styles of the screen. The shell chooses them for the terminal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Theme {
     /// Keys, focus, the selected line.
@@ -11,20 +11,20 @@ pub struct Theme {
     pub faint: Style,
     /// Titles.
     pub strong: Style,
-    /// Running and finished well.
+    /// Running and finished.
     pub good: Style,
-    /// Needs a look.
+    /// Warnings.
     pub warn: Style,
-    /// Failed.
+    /// Errors.
     pub bad: Style,
     /// A search match.
     pub matched: Style,
-    /// The colours of a chart's lines, in order.
+    /// The colours of chart lines, in order.
     pub lines: [Style; 4],
 }
 
 impl Theme {
-    /// No colour at all, only weight: for `NO_COLOR` and terminals without colours.
+    /// No colours, only bold and dim text: for `NO_COLOR` and terminals without colours.
     pub const fn no_color() -> Self {
         let plain = Style::new();
         let bold = plain.add_modifier(Modifier::BOLD);
@@ -40,7 +40,7 @@ impl Theme {
         }
     }
 
-    /// The terminal's own sixteen colours, so that it fits light and dark palettes.
+    /// The sixteen colours of the terminal's palette, light or dark.
     pub const fn ansi16() -> Self {
         Self::colored(
             [Color::Cyan, Color::DarkGray, Color::Green, Color::Yellow, Color::Red],
@@ -48,8 +48,8 @@ impl Theme {
         )
     }
 
-    /// Twenty-four-bit colours of middle lightness, legible on dark and light backgrounds.
-    /// The line colours stay apart for the common kinds of colour blindness (after Okabe and Ito, 2008).
+    /// 24-bit colours of medium lightness, legible on dark and light backgrounds. The line colours can be distinguished
+    /// with the common kinds of colour blindness (after Okabe and Ito, 2008).
     pub const fn truecolor() -> Self {
         Self::colored(
             [
@@ -78,14 +78,14 @@ impl Theme {
     }
 }
 
-/// The glyphs of everything on the screen.
+/// The glyphs of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Symbols {
     /// Whether charts may use braille dots.
     pub braille: bool,
-    /// Ends a text that was cut.
+    /// End of a cut text.
     pub ellipsis: &'static str,
-    /// Marks the selected line.
+    /// Mark of the selected line.
     pub pointer: &'static str,
     /// Horizontal rule.
     pub rule: &'static str,
@@ -93,27 +93,27 @@ pub struct Symbols {
     pub axis: &'static str,
     /// Vertical axis at a tick.
     pub tick: &'static str,
-    /// The read-out's vertical line.
+    /// Vertical line of the cursor.
     pub cursor: &'static str,
     /// Done part of a progress bar.
     pub bar_done: &'static str,
-    /// Open part of a progress bar.
+    /// Remaining part of a progress bar.
     pub bar_open: &'static str,
-    /// Bars that fill a cell from its bottom, lowest first.
+    /// Vertical bars, lowest first.
     pub levels: [&'static str; 8],
-    /// Where a value was not a finite number.
+    /// Mark of a value that is not finite.
     pub not_finite: &'static str,
-    /// Between a thing and its part.
+    /// Separator between facts.
     pub separator: &'static str,
-    /// Between old and new.
+    /// Between an old and a new value.
     pub arrow: &'static str,
-    /// Stands for "no value".
+    /// Placeholder for a missing value.
     pub none: &'static str,
     /// Corners and sides of a dialog: top left, top right, bottom left, bottom right, horizontal, vertical.
     pub frame: [&'static str; 6],
-    /// From usual to far too slow, in the order of [`crate::rank_times::LEVELS`].
+    /// Shades from normal to very slow, in the order of [`crate::rank_times::LEVELS`].
     pub shades: [&'static str; 5],
-    /// States, in the order of [`crate::run_state::StateKind`].
+    /// Run states, in the order of [`crate::run_state::StateKind`].
     pub states: [&'static str; 12],
 }
 
@@ -141,7 +141,7 @@ impl Symbols {
         }
     }
 
-    /// For everything else.
+    /// For all other terminals.
     pub const fn ascii() -> Self {
         Self {
             braille: false,

@@ -11,7 +11,7 @@ use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, stages};
 use rundir::RunId;
 
-/// Takes in one message and returns what the shell shall do.
+/// Applies one message to the model and returns the effects for the shell.
 pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Tick(now) => {
@@ -55,7 +55,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             model.fleet.list(nodes);
             nodes::renew(model);
         }
-        Msg::Node { node, what: NodeMsg::Smi(said) } => node::on_smi(model, &node, said),
+        Msg::Node { node, what: NodeMsg::Smi(output) } => node::on_smi(model, &node, output),
         Msg::Job { job, what } => return on_job(model, job, what),
         Msg::Tick(_) | Msg::Runs(_) | Msg::Nodes { .. } | Msg::Node { .. } => {}
     }
@@ -75,7 +75,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         }
         return Vec::new();
     };
-    // What was refused before is answered now.
+    // The next key clears a warning.
     model.notice.take_if(|notice| notice.is_warning);
     match action {
         Action::Quit => {
@@ -103,7 +103,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
         Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
             Some(run) => nodes::open(model, FleetSource::Run(run)),
-            None => model.warn("There is no run yet, so that it has no nodes. 3 shows those that there are."),
+            None => model.warn("No run selected. Press 3 to list nodes."),
         },
         Action::ShowConvert => model.screen = Screen::Convert,
         _ => {
@@ -125,7 +125,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Pasted text goes into an open input line only: it must never press keys.
+/// Adds pasted text to the open input line, if there is one. Pasted text never triggers key bindings.
 fn paste(model: &mut Model, text: &str) {
     if let (Some(input), None) = (&mut model.input, &model.modal) {
         input.text.extend(text.chars().filter(|c| !c.is_control()));
@@ -140,7 +140,7 @@ fn typed(model: &mut Model) {
         Purpose::Filter => runs::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
-        // Paths are taken over when they are whole.
+        // A path takes effect when Enter ends the input.
         Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge => {}
     }
 }
@@ -227,18 +227,18 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
         Outcome::Launched(run) => {
             model.notify(format!("{} is starting", short_id(&run)));
             let fresh = matches!(intent, Intent::Launch { fresh: true, .. });
-            // Somebody who reads a log meanwhile is not torn away from it.
+            // An open log stays on the screen.
             if fresh && model.screen != Screen::Logs {
                 model.open_run(run);
             }
         }
         Outcome::StopSent(run) => {
-            model.notify(format!("{} saves a checkpoint and stops at the end of this step", short_id(&run)));
+            model.notify(format!("Stop requested: {} saves a checkpoint after this step and stops", short_id(&run)));
         }
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         Outcome::Stacks { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         Outcome::Exported(path) => model.notify(format!("Wrote {path}")),
         Outcome::Converted(path) => model.notify(format!("Wrote {path}")),
-        Outcome::ConvertStopped(path) => model.notify(format!("Stopped: nothing was left at {path}")),
+        Outcome::ConvertStopped(path) => model.notify(format!("Conversion cancelled; no output is left in {path}")),
     }
 }

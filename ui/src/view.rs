@@ -14,7 +14,7 @@ use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
 use ratatui_core::text::{Line, Span};
 
-/// Draws the model. Never changes it, and works at any size.
+/// Draws the model at any size.
 pub fn view(model: &Model, frame: &mut Frame<'_>) {
     let area = frame.area();
     let buf = frame.buffer_mut();
@@ -22,7 +22,7 @@ pub fn view(model: &Model, frame: &mut Frame<'_>) {
         draw(model, buf);
         return;
     }
-    // The size in the model comes by message; until it has, nothing may be drawn outside the real one.
+    // The model learns a new size by a message. Until then, nothing may be drawn outside the real one.
     let mut canvas = Buffer::empty(ratatui_core::layout::Rect::new(0, 0, model.size.width, model.size.height));
     draw(model, &mut canvas);
     if !model.symbols.braille {
@@ -48,7 +48,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Convert => convert::view(model, buf, areas.body),
     }
     let notice = notice(model);
-    // A dialog says its keys itself.
+    // A dialog shows its own keys.
     if model.modal.is_none() && (notice.is_none() || areas.notice != areas.keys) {
         key_bar::draw(model, buf, areas.keys);
     }
@@ -60,7 +60,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
     }
 }
 
-/// The product, the screens with their keys, and where we are.
+/// Draws the product name, the screens with their keys, and the open run, folder or hostfile.
 fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     let theme = &model.theme;
     let tab = |key: &str, title: &str, here: bool| {
@@ -85,20 +85,20 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     write_split(model, buf, area, Line::from(left), Line::styled(place, theme.faint));
 }
 
-/// What is being typed, or said, or done.
+/// Returns the notice line: the text input, a running job, or the latest notice.
 fn notice(model: &Model) -> Option<Line<'static>> {
     let theme = &model.theme;
     if let Some(input) = &model.input {
         let prompt = match input.purpose {
-            Purpose::Filter => "Show runs with: ",
-            Purpose::NodeFilter => "Show nodes with: ",
-            Purpose::Search => "Find: ",
-            Purpose::ConvertSource => "Convert: ",
-            Purpose::ConvertTarget => "Into the new folder: ",
-            Purpose::ConvertMerge => "Add the LoRA adapter: ",
+            Purpose::Filter => "Filter runs: ",
+            Purpose::NodeFilter => "Filter nodes: ",
+            Purpose::Search => "Search: ",
+            Purpose::ConvertSource => "Source: ",
+            Purpose::ConvertTarget => "New folder: ",
+            Purpose::ConvertMerge => "LoRA adapter: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
-        // A long path loses its beginning, not the end that is being typed.
+        // A long path loses its beginning; the end is being typed.
         let room = usize::from(layout::areas(model.size).notice.width).saturating_sub(prompt.len() + 1);
         return Some(Line::from(vec![
             Span::styled(prompt, theme.accent),
@@ -106,12 +106,12 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Span::styled(cursor, theme.accent),
         ]));
     }
-    // The answer to a key comes before what goes on anyway, and anything before what may wait for days.
+    // A warning comes before a running job, and any notice before a job that waits: that wait may take days.
     let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
         if job.waiting.is_some() {
-            text += &format!("; {} gives up", Context::Run.key_of(Action::Kill));
+            text += &format!("; {} cancels it", Context::Run.key_of(Action::Kill));
         }
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
     }

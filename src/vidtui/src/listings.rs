@@ -111,7 +111,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         job: summary.job.clone(),
         is_command: run.is_command(),
         is_stepless: run.is_stepless(),
-        start_awaited_until_s: facts.start_awaited_until_s(),
+        start_deadline_s: facts.start_awaited_until_s(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What went wrong, why, and what to do.
+//! The error dialog: what failed, why, and a hint.
 
 use crate::effect::Effect;
 use crate::keymap::{Action, Context};
@@ -11,7 +11,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: FailureDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
@@ -32,10 +32,10 @@ impl FailureDialog {
         }
         if !self.failure.fix.is_empty() {
             lines.push(Line::default());
-            let fix = text::wrap(&format!("What to do: {}", self.failure.fix), width);
+            let fix = text::wrap(&format!("Hint: {}", self.failure.fix), width);
             lines.extend(fix.into_iter().map(|line| Line::styled(text::clean(&line), model.theme.accent)));
         }
-        // A title is one line; a longer one is repeated in full.
+        // The title is one line. If it does not fit, the text repeats it in full.
         if text::width(&self.failure.what) + 4 > width {
             let what = text::wrap(&widgets::capitalized(&self.failure.what), width);
             lines.splice(0..0, what.into_iter().map(|line| Line::styled(line, Style::new())));
@@ -43,12 +43,12 @@ impl FailureDialog {
         lines
     }
 
-    /// Draws it.
+    /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let title = capitalized(&self.failure.what);
         let mut footer = Vec::new();
         if self.convert.is_some() {
-            footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Convert), "convert them"));
+            footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Convert), "convert the weights"));
             footer.push(Span::raw("   "));
         }
         footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Cancel), "close"));

@@ -1,4 +1,4 @@
-//! Every key, made from the key table.
+//! The help dialog, built from the key tables.
 
 use crate::effect::Effect;
 use crate::keymap::{Action, Binding, Context};
@@ -9,7 +9,7 @@ use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
 
-/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: HelpDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
@@ -20,10 +20,11 @@ pub fn on_action(model: &mut Model, mut dialog: HelpDialog, action: Action) -> V
 }
 
 impl HelpDialog {
-    /// Returns the whole help text: this screen's keys, those of every screen, then the other screens'.
+    /// Returns the help text: keys of this screen, keys of all screens, then keys of the other screens.
     pub fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
-        let mut sections = vec![(self.context.title(), self.context.bindings()), ("Everywhere", self.context.global())];
+        let mut sections =
+            vec![(self.context.title(), self.context.bindings()), ("All screens", self.context.global())];
         let others = Context::ALL.into_iter().filter(|context| *context != self.context);
         sections.extend(others.map(|context| (context.title(), context.bindings())));
         let mut lines = Vec::new();
@@ -35,7 +36,7 @@ impl HelpDialog {
         lines
     }
 
-    /// Draws it.
+    /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let footer = hint(model, &Context::Help.key_of(Action::Cancel), "close");
         dialog::draw(model, buf, "Keys", model.theme.accent, self.lines(model), Line::from(footer), self.scroll);

@@ -1,4 +1,4 @@
-//! Asks before killing, and shows exactly what would be signalled. "No" is the default.
+//! The kill dialog: shows the processes that would be signalled and asks for confirmation. "No" is the default.
 
 use crate::effect::{Confirmed, Effect};
 use crate::jobs::Intent;
@@ -13,7 +13,7 @@ use ratatui_core::style::Modifier;
 use ratatui_core::text::{Line, Span};
 use units::counted;
 
-/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
@@ -21,7 +21,7 @@ pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> V
         Action::Yes => return dialog.accept(model),
         Action::Accept if dialog.yes => return dialog.accept(model),
         Action::Accept | Action::No => {
-            model.notify(format!("Nothing was killed; {} goes on", short_id(&dialog.plan.run)));
+            model.notify("Kill cancelled");
         }
         Action::Toggle => {
             dialog.yes = !dialog.yes;
@@ -33,7 +33,7 @@ pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> V
 }
 
 impl KillDialog {
-    /// The one place where a "yes" is made.
+    /// The only place where a kill is confirmed.
     fn accept(self, model: &mut Model) -> Vec<Effect> {
         let job = model.jobs.start(Intent::Kill(self.plan.run.clone()));
         vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_user() }]
@@ -51,22 +51,24 @@ impl KillDialog {
         let worst = match row.map(|row| (row.step, row.checkpoint_step)) {
             Some((step, Some(saved))) if step > saved => {
                 format!(
-                    " At worst it goes back to step {saved} and loses {}.",
+                    " At worst, the run falls back to step {saved} and loses {}.",
                     counted((step - saved) as usize, "step")
                 )
             }
-            Some((step, None)) if step > 0 => format!(" It has no checkpoint yet: at worst all {step} steps are lost."),
+            Some((step, None)) if step > 0 => {
+                format!(" It has no checkpoint yet: at worst, all {step} steps are lost.")
+            }
             _ => String::new(),
         };
         let stop = Context::Run.key_of(Action::Stop);
         let instead = match &self.plan.job {
             Some(job) if job.is_waiting => {
-                "Nothing of it runs now. Its checkpoints stay: it can be resumed later.".into()
+                "The job is pending and runs no process. Checkpoints are kept; the run can be resumed later.".into()
             }
             job => {
-                let time = if job.is_some() { "the seconds that Slurm gives it" } else { "10 s" };
+                let time = if job.is_some() { "the time that Slurm allows" } else { "10 s" };
                 format!(
-                    "It gets {time} to save, then it is ended by force.{worst} To be sure, choose No and press {stop}."
+                    "The processes get {time} to save, then they are killed.{worst} To save first, choose No and press {stop}."
                 )
             }
         };
@@ -85,7 +87,7 @@ impl KillDialog {
             for rank in &node.ranks {
                 lines.push(Line::from(format!("  rank {:<5}  pid {}", rank.rank, rank.pid)));
             }
-            // Processes of a job are Slurm's to end.
+            // Slurm ends the processes of a job.
             let why = if self.plan.job.is_some() { "" } else { &node.why };
             let why = text::wrap(why, width.saturating_sub(2)).into_iter().filter(|line| !line.is_empty());
             lines.extend(why.map(|line| Line::styled(format!("  {line}"), faint)));
@@ -93,7 +95,7 @@ impl KillDialog {
         lines
     }
 
-    /// Draws it.
+    /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let nodes = match &self.plan.nodes[..] {
             [node] => node.node.to_string(),
@@ -117,7 +119,7 @@ impl KillDialog {
             marked(&format!("Yes, kill ({yes})"), self.yes),
         ];
         if dialog::text_width(model.size) >= 60 {
-            footer.push(Span::styled("   Tab moves, Enter chooses", model.theme.faint));
+            footer.push(Span::styled("   Tab move   Enter choose", model.theme.faint));
         }
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }

@@ -1,4 +1,4 @@
-//! What would be started, before it is: the plan that is shown is the plan that runs.
+//! The launch dialog: shows the plan that runs when the user confirms it.
 
 use crate::effect::Effect;
 use crate::jobs::Intent;
@@ -12,7 +12,7 @@ use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
 
-/// Reacts to a key; the dialog was taken out of the model and goes back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
@@ -22,7 +22,7 @@ pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) ->
             let job = model.jobs.start(Intent::Launch { run, fresh: !dialog.resumes });
             return vec![Effect::Launch { job, plan: dialog.plan }];
         }
-        Action::Cancel => model.notify("Nothing was started"),
+        Action::Cancel => model.notify(if dialog.resumes { "Resume cancelled" } else { "Launch cancelled" }),
         _ => model.modal = Some(Modal::Launch(dialog)),
     }
     Vec::new()
@@ -34,12 +34,12 @@ impl LaunchDialog {
         let names = self.plan.summary.iter().map(|(name, _)| text::width(name)).max().unwrap_or(0).min(width / 3);
         let mut lines = vec![Line::default()];
         let warning = model.symbols.states[StateKind::Stalled as usize];
-        // Slurm sees to it that jobs share no node.
+        // Slurm does not let jobs share a node.
         let shares = |row: &&RunRow| row.run != self.plan.run.id && row.job.is_none() && self.plan.job_script.is_none();
         let others = model.rows().iter().filter(shares);
         let busy = others.filter(|row| StateKind::of(&row.state).is_active()).map(|row| {
             format!(
-                "{} is still {}: both would share this machine",
+                "{} is still {}; both runs would share this machine",
                 short_id(&row.run),
                 StateKind::of(&row.state).word()
             )
@@ -66,7 +66,7 @@ impl LaunchDialog {
         lines
     }
 
-    /// Draws it.
+    /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let (title, verb) = if self.resumes {
             (format!("Resume {} from step {}?", short_id(&self.plan.run.id), self.plan.attempt.start_step), "resume")

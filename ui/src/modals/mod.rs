@@ -1,4 +1,4 @@
-//! Dialogs in front of a screen.
+//! The dialogs: reaction to keys and drawing.
 
 pub mod failure;
 pub mod help;
@@ -20,7 +20,7 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
     }
 }
 
-/// Moves a dialog's text; returns false for keys that do not move.
+/// Scrolls a dialog; returns whether the action scrolls.
 fn scrolls(model: &Model, scroll: &mut usize, lines: usize, action: Action) -> bool {
     let last = dialog::max_scroll(model.size, lines);
     let page = usize::from(model.size.height.saturating_sub(6)).max(1);

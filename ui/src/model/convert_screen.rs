@@ -4,52 +4,52 @@ use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId};
 use camino::Utf8PathBuf;
 use rundir::Failure;
 
-/// What the Convert screen remembers.
+/// State of the Convert screen.
 #[derive(Debug, Clone, Default)]
 pub struct ConvertScreen {
-    /// What is wished for.
+    /// The chosen options.
     pub options: ConvertOptions,
     /// The selected field.
     pub field: usize,
-    /// What would be done.
+    /// The preview of the conversion.
     pub preview: Preview,
     /// First visible line of the preview.
     pub scroll: usize,
-    /// The conversion that is going on.
+    /// The running conversion.
     pub work: Option<Work>,
 }
 
-/// What would be done, as far as it is known.
+/// The preview of a conversion.
 #[derive(Debug, Clone, Default)]
 pub enum Preview {
-    /// Nothing was asked for.
+    /// The options are incomplete.
     #[default]
     None,
-    /// The shell looks.
+    /// The shell is preparing it.
     Requested(JobId),
-    /// This, as it will be done.
+    /// The conversion as it will be executed.
     Shown(Box<ConvertPreview>),
-    /// It cannot be done.
+    /// The conversion is not possible.
     Refused(Failure),
-    /// It was done.
+    /// The conversion has finished.
     Made(Utf8PathBuf, ConvertForm),
 }
 
-/// A conversion that is going on.
+/// A running conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
     /// Its job.
     pub job: JobId,
-    /// What is made.
+    /// The output folder.
     pub target: Utf8PathBuf,
-    /// As what.
+    /// The output form.
     pub to: ConvertForm,
     /// Bytes written.
     pub done: u64,
-    /// Bytes to be written.
+    /// Bytes to write.
     pub total: u64,
-    /// When it began, Unix seconds.
+    /// When it started, Unix seconds.
     pub since_s: f64,
-    /// Whether somebody has cancelled it.
+    /// Whether the user has cancelled it.
     pub stopping: bool,
 }

@@ -5,21 +5,21 @@ use crate::msg::ConvertOptions;
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
 
-/// The dialog on top.
+/// The open dialog.
 #[derive(Debug, Clone)]
 pub enum Modal {
-    /// What would be started.
+    /// Confirms a launch or resume.
     Launch(LaunchDialog),
-    /// What would be killed.
+    /// Confirms a kill.
     Kill(KillDialog),
-    /// What went wrong.
+    /// Shows an error.
     Failure(FailureDialog),
-    /// The keys.
+    /// Lists all keys.
     Help(HelpDialog),
 }
 
 impl Modal {
-    /// Returns the key table that holds while it is open.
+    /// Returns the key table of the dialog.
     pub fn context(&self) -> Context {
         match self {
             Self::Launch(_) => Context::LaunchDialog,
@@ -33,9 +33,9 @@ impl Modal {
 /// The launch dialog.
 #[derive(Debug, Clone)]
 pub struct LaunchDialog {
-    /// What would be started.
+    /// The plan that is shown and then executed.
     pub plan: Box<LaunchPlan>,
-    /// Whether it goes on with an existing run.
+    /// Whether the plan resumes an existing run.
     pub resumes: bool,
     /// First visible line.
     pub scroll: usize,
@@ -44,9 +44,9 @@ pub struct LaunchDialog {
 /// The kill dialog.
 #[derive(Debug, Clone)]
 pub struct KillDialog {
-    /// What would be signalled.
+    /// The plan that is shown and then executed.
     pub plan: Box<RunKill>,
-    /// Whether Enter means yes.
+    /// Whether Yes is marked.
     pub yes: bool,
     /// First visible line.
     pub scroll: usize,
@@ -55,9 +55,9 @@ pub struct KillDialog {
 /// The failure dialog.
 #[derive(Debug, Clone)]
 pub struct FailureDialog {
-    /// What is shown.
+    /// The error.
     pub failure: Failure,
-    /// The conversion that would help.
+    /// The conversion that would solve it.
     pub convert: Option<Box<ConvertOptions>>,
     /// First visible line.
     pub scroll: usize,
@@ -66,7 +66,7 @@ pub struct FailureDialog {
 /// The help dialog.
 #[derive(Debug, Clone)]
 pub struct HelpDialog {
-    /// Whose keys come first.
+    /// The context whose keys come first.
     pub context: Context,
     /// First visible line.
     pub scroll: usize,

@@ -7,10 +7,10 @@ use cluster::RankPlace;
 use regex::Regex;
 use std::collections::VecDeque;
 
-/// Lines that are kept; older ones stay in the file.
+/// Most lines that are kept; older ones are only in the file.
 const MAX_LINES: usize = 5000;
 
-/// Longest part of a line that is kept: one runaway line must not make drawing slow.
+/// Most bytes of a line that are kept, so that one very long line does not slow down drawing.
 const MAX_LINE: usize = 4096;
 
 /// An open log.
@@ -23,10 +23,10 @@ pub struct LogsScreen {
     pub(crate) first: u64,
     pub(crate) attempt: Option<u32>,
     pub(crate) skipped_bytes: u64,
-    /// The line and the row of it at the top of the screen; the newest lines if `None`.
+    /// The line, and the row in it, at the top of the screen; `None` to follow the newest lines.
     pub(crate) top: Option<(u64, usize)>,
     pub(crate) wrap: bool,
-    /// What is searched for.
+    /// The search.
     pub search: Option<Search>,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct LogLine {
 pub(crate) enum LineKind {
     Plain,
     Bad,
-    /// Made here: where another attempt begins.
+    /// A divider between two attempts; not part of the file.
     Divider,
 }
 
 /// A search in a log.
 #[derive(Debug, Clone)]
 pub struct Search {
-    /// What was typed.
+    /// The search text.
     pub text: String,
     pub(crate) regex: Option<Regex>,
     /// Line of the current match.
@@ -70,12 +70,12 @@ impl Default for LogsScreen {
 }
 
 impl LogsScreen {
-    /// Returns where the shown rank runs, once that is known.
+    /// Returns the placement of the shown rank, once it has loaded.
     pub fn place<'a>(&self, run: &'a RunScreen) -> Option<&'a RankPlace> {
         run.places().get(self.rank)
     }
 
-    /// Adds lines of the shown rank; those of another one come from a stream that is being stopped.
+    /// Adds lines of the shown rank. Lines of another rank come from a stream that is being stopped, and are ignored.
     pub fn add(&mut self, chunk: LogChunk) {
         if chunk.rank != self.rank {
             return;
@@ -123,7 +123,7 @@ impl LogsScreen {
         }
     }
 
-    /// Returns the place `rows` above a place, stopping at the beginning.
+    /// Returns the position `rows` rows above another, or the beginning.
     pub(crate) fn above(&self, (mut line, mut row): (u64, usize), mut rows: usize, width: usize) -> (u64, usize) {
         while rows > 0 {
             if row >= rows {
@@ -139,7 +139,7 @@ impl LogsScreen {
         (line, row)
     }
 
-    /// Returns the place `rows` below a place, stopping at the end.
+    /// Returns the position `rows` rows below another, or the end.
     pub(crate) fn below(&self, (mut line, mut row): (u64, usize), mut rows: usize, width: usize) -> (u64, usize) {
         while line < self.end() {
             let left = self.rows_of(line, width) - row;
@@ -152,15 +152,15 @@ impl LogsScreen {
         (self.end(), 0)
     }
 
-    /// The place at the top of the screen when the newest lines are shown.
+    /// Returns the position at the top of the screen when the newest lines are shown.
     pub(crate) fn bottom_top(&self, size: (usize, usize)) -> (u64, usize) {
         self.above((self.end(), 0), size.1, size.0)
     }
 
-    /// The place at the top of the screen.
+    /// Returns the position at the top of the screen.
     pub(crate) fn shown_top(&self, size: (usize, usize)) -> (u64, usize) {
         let newest = self.bottom_top(size);
-        // Lines that were dropped meanwhile cannot be shown any more.
+        // The wanted line may have been dropped meanwhile.
         let wanted = self.top.map(|(line, row)| {
             let line = line.max(self.first);
             (line, row.min(self.rows_of(line, size.0).saturating_sub(1)))
@@ -170,7 +170,7 @@ impl LogsScreen {
 
     pub(crate) fn scroll_up(&mut self, rows: usize, size: (usize, usize)) {
         let top = self.above(self.shown_top(size), rows, size.0);
-        // Whoever is at the beginning of a short log still follows it.
+        // A log that fits on the screen is still followed.
         self.top = (top < self.bottom_top(size)).then_some(top);
     }
 
@@ -179,7 +179,7 @@ impl LogsScreen {
         self.top = (top < self.bottom_top(size)).then_some(top);
     }
 
-    /// Goes to the next line that matches, from the current match or what is on the screen, around the end.
+    /// Goes to the next matching line, from the current match or the top of the screen; wraps around.
     pub(crate) fn find(&mut self, forward: bool, size: (usize, usize)) -> bool {
         let from = self.shown_top(size).0;
         let Some(search) = &self.search else { return false };
@@ -197,7 +197,7 @@ impl LogsScreen {
         });
         let Some(index) = found else { return false };
         let line = self.first + index as u64;
-        // The match stands a third down the screen, with what came before it.
+        // The match is placed a third down the screen, below its context.
         let top = self.above((line, 0), size.1 / 3, size.0);
         self.top = (top < self.bottom_top(size)).then_some(top);
         if let Some(search) = &mut self.search {
@@ -214,7 +214,7 @@ impl LogsScreen {
     }
 }
 
-/// Returns whether a line tells of trouble: such lines are easy to miss in a long log.
+/// Returns whether a line looks like an error; such lines are coloured.
 fn looks_bad(text: &str) -> bool {
     const SIGNS: [&str; 5] = ["error", "panicked", "failed", "out of memory", "fatal"];
     let lower = text.to_ascii_lowercase();

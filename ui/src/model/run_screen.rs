@@ -9,7 +9,7 @@ use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Events that are kept; older ones stay in the run's files.
+/// Most events that are kept; older ones are only in the run's files.
 const MAX_EVENTS: usize = 1000;
 
 /// Narrowest window of a zoomed chart, in samples.
@@ -18,19 +18,19 @@ const MIN_SPAN: f64 = 4.0;
 /// An open run.
 #[derive(Debug, Clone)]
 pub struct RunScreen {
-    /// Which run.
+    /// The run.
     pub id: RunId,
-    /// The run as a whole, once it was read.
+    /// The state of the run; `None` while it loads.
     pub status: Option<Box<RunStatus>>,
-    /// Its numbers.
+    /// Its metrics.
     pub series: Series,
-    /// Its newest events, in the order of time.
+    /// Its newest events, oldest first.
     pub events: VecDeque<Event>,
-    /// Its checkpoints, ascending, once they were read.
+    /// Its checkpoints, ascending; `None` while they load.
     pub checkpoints: Option<Vec<CheckpointEntry>>,
-    /// Why nothing more comes.
+    /// Why the stream has ended.
     pub lost: Option<Failure>,
-    /// The panel that keys act on.
+    /// The panel that keys apply to.
     pub focus: Panel,
     /// Whether it fills the screen.
     pub enlarged: bool,
@@ -38,20 +38,20 @@ pub struct RunScreen {
     pub log_y: BTreeSet<Chart>,
     /// Which moving average is shown: an index into [`SMOOTHING`].
     pub smoothing: Option<usize>,
-    /// What runs along the x axes.
+    /// The quantity on the x axes.
     pub x: XAxis,
-    /// Width of the visible part of the x axis; everything if `None`.
+    /// Width of the visible part of the x axis; `None` for all of it.
     pub span: Option<f64>,
-    /// Right end of the visible part; the newest sample if `None`.
+    /// Right end of the visible part; `None` for the newest sample.
     pub end: Option<f64>,
-    /// Where values are read; the newest sample if `None`.
+    /// Position of the cursor on the x axis; `None` for the newest sample.
     pub cursor: Option<f64>,
     /// First visible line of the focused list.
     pub scroll: usize,
 }
 
 impl RunScreen {
-    /// Opens a run of which nothing is known yet.
+    /// Returns the state of a run that has just been opened.
     pub fn new(id: RunId) -> Self {
         Self {
             id,
@@ -72,7 +72,7 @@ impl RunScreen {
         }
     }
 
-    /// Takes in news. Costs as much as the news, however much there is already.
+    /// Applies a message. The cost depends on the size of the message only.
     pub fn take_in(&mut self, what: RunMsg) {
         match what {
             RunMsg::Opened => {
@@ -95,13 +95,13 @@ impl RunScreen {
         }
     }
 
-    /// Returns where the ranks of the newest attempt run.
+    /// Returns the placement of the newest attempt's ranks.
     pub fn places(&self) -> &[RankPlace] {
         let attempt = self.status.as_ref().and_then(|status| status.attempt.as_ref());
         attempt.map_or(&[], |attempt| &attempt.placement.ranks)
     }
 
-    /// Returns the chart that keys act on.
+    /// Returns the chart that keys apply to.
     pub fn focused_chart(&self) -> Option<Chart> {
         match self.focus {
             Panel::Chart(chart) => Some(chart),
@@ -122,13 +122,13 @@ impl RunScreen {
         }
     }
 
-    /// Returns the ends of everything there is to show on the x axis.
+    /// Returns the ends of the whole x axis.
     pub fn full_range(&self) -> (f64, f64) {
         let pieces = || std::iter::once(self.series.live()).chain(self.series.superseded()).filter(|p| !p.is_empty());
         let low = pieces().map(|p| self.x_of(p, 0)).fold(f64::INFINITY, f64::min);
         let high = pieces().map(|p| self.x_of(p, p.len() - 1)).fold(f64::NEG_INFINITY, f64::max);
         let nodes = self.series.nodes();
-        // Nodes are at work before the first step and between two attempts.
+        // Nodes have samples before the first step and between attempts.
         let (low, high) = match (self.x, nodes.len().checked_sub(1)) {
             (XAxis::Time, Some(last)) if low <= high => {
                 (low.min(self.x_of(nodes, 0)), high.max(self.x_of(nodes, last)))
@@ -142,7 +142,7 @@ impl RunScreen {
         }
     }
 
-    /// Returns the ends of what is shown.
+    /// Returns the ends of the visible part of the x axis.
     pub fn window(&self) -> (f64, f64) {
         let (low, high) = self.full_range();
         let Some(span) = self.span.filter(|span| *span < high - low) else { return (low, high) };
@@ -150,7 +150,7 @@ impl RunScreen {
         (end - span, end)
     }
 
-    /// Returns the sample where values are read.
+    /// Returns the sample at the cursor.
     pub fn cursor_index(&self) -> Option<usize> {
         let live = self.series.live();
         let last = live.len().checked_sub(1)?;
@@ -168,7 +168,7 @@ impl RunScreen {
         }
     }
 
-    /// Moves the read-out by about one column of a chart of `columns`; the window follows.
+    /// Moves the cursor by about one column of a chart that has `columns`; the window follows.
     pub(crate) fn move_cursor(&mut self, columns: usize, right: bool) {
         let Some(at) = self.cursor_index() else { return };
         let (low, high) = self.window();
@@ -215,7 +215,7 @@ impl RunScreen {
         }
         self.span = Some(span);
         if self.cursor.is_some() {
-            // The read-out keeps its place on the screen.
+            // The cursor keeps its position on the screen.
             let x = self.x_of(self.series.live(), at);
             let share = ((x - low) / (high - low)).clamp(0.0, 1.0);
             let end = x + (1.0 - share) * span;

@@ -4,7 +4,7 @@ use crate::fleet::Sort;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
 
-/// What fills the terminal.
+/// The screen that fills the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "one per file in screens/")]
 pub enum Screen {
@@ -17,18 +17,18 @@ pub enum Screen {
     Convert,
 }
 
-/// What the Runs screen remembers.
+/// State of the Runs screen.
 #[derive(Debug, Clone, Default)]
 pub struct RunsScreen {
-    /// The selected run; the newest one if none was chosen.
+    /// The selected run; `None` for the newest one.
     pub selected: Option<RunId>,
     /// First visible row.
     pub top: usize,
-    /// Only runs that contain this.
+    /// The filter; empty shows all runs.
     pub filter: String,
 }
 
-/// What the Stages screen remembers.
+/// State of the Stages screen.
 #[derive(Debug, Clone, Default)]
 pub struct StagesScreen {
     /// The selected stage, counted over all curricula.
@@ -37,20 +37,20 @@ pub struct StagesScreen {
     pub top: usize,
 }
 
-/// What the Nodes screen remembers.
+/// State of the Nodes screen.
 #[derive(Debug, Clone, Default)]
 pub struct NodesScreen {
-    /// The selected node; the first one if none was chosen.
+    /// The selected node; `None` for the first one.
     pub selected: Option<NodeId>,
     /// First visible row.
     pub top: usize,
-    /// Only nodes that contain this.
+    /// The filter; empty shows all nodes.
     pub filter: String,
-    /// What they are sorted by.
+    /// The sort order.
     pub sort: Sort,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub reverse: bool,
-    /// The nodes that pass, in order: places in the fleet. Renewed by the clock, so that rows do not jump about.
+    /// The nodes that pass the filter, in order: indices into the fleet. Each tick updates them, so that rows do not jump.
     pub order: Vec<usize>,
     /// The screen to go back to.
     pub from: Option<Screen>,
@@ -59,11 +59,11 @@ pub struct NodesScreen {
 /// The open node.
 #[derive(Debug, Clone)]
 pub struct NodeScreen {
-    /// Which.
+    /// The node.
     pub id: NodeId,
-    /// Whether what nvidia-smi says is shown as it is.
+    /// Whether the output of nvidia-smi is shown.
     pub raw: bool,
-    /// What it said last.
+    /// The latest output of nvidia-smi.
     pub smi: Option<Result<String, Failure>>,
     /// First visible line.
     pub scroll: usize,

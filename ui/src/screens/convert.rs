@@ -1,4 +1,4 @@
-//! Weights from one form to another: what to convert, what would become of every tensor, and the work itself.
+//! The Convert screen: the options, the preview of every tensor, and the progress of a conversion.
 
 use crate::effect::Effect;
 use crate::jobs::Intent;
@@ -16,9 +16,9 @@ use ratatui_core::text::{Line, Span};
 use recipe::Layer;
 use rundir::Failure;
 
-/// What can be chosen, in order.
+/// The fields, in order.
 const FIELDS: [Field; 6] = [Field::Source, Field::Target, Field::Form, Field::Layer, Field::Type, Field::Merge];
-/// What can be made.
+/// The output forms, in order.
 const FORMS: [ConvertForm; 5] = [
     ConvertForm::Internal,
     ConvertForm::Diffusers,
@@ -26,16 +26,16 @@ const FORMS: [ConvertForm; 5] = [
     ConvertForm::LoraPeft,
     ConvertForm::LoraKohya,
 ];
-/// What can be converted, and what that is good for.
+/// The supported sources.
 const SOURCES: [(&str, &str); 5] = [
     ("diffusers", "CogVideoX 2B, 5B, 1.5, I2V, Fun: transformer/, or the pipeline"),
     ("runs", "a run's folder (its newest checkpoint) or one of its checkpoints"),
     ("ttt-video", "a folder of .distcp files, a .pt or .pth file"),
-    ("LoRA", "an adapter of diffusers, PEFT or kohya: to another form, or merged"),
-    ("more", "vidtui convert --help: channels, seed, scale, tensors to waive"),
+    ("LoRA", "an adapter of diffusers, PEFT or kohya: converted, or merged into weights"),
+    ("more", "channels, seed, scale, tensors to ignore: vidtui convert --help"),
 ];
 
-/// One of the things that can be chosen.
+/// A field of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Source,
@@ -59,22 +59,22 @@ impl Field {
     }
 }
 
-/// Shows the screen with a request that comes from elsewhere, and asks what it would do.
+/// Opens the screen with these options and requests a preview.
 pub fn open_with(model: &mut Model, options: ConvertOptions) -> Vec<Effect> {
     model.screen = Screen::Convert;
     model.convert.options = options;
     model.convert.field = 0;
-    ask(model)
+    request_preview(model)
 }
 
-/// Returns whether the preview can be carried out.
+/// Returns whether the shown preview can be executed.
 pub fn can_start(model: &Model) -> bool {
     let ready = matches!(&model.convert.preview, Preview::Shown(preview) if preview.refusal.is_none());
     ready && model.convert.work.is_none()
 }
 
-/// Asks what the request would do, once it names both places.
-fn ask(model: &mut Model) -> Vec<Effect> {
+/// Requests a preview, once source and target are set.
+fn request_preview(model: &mut Model) -> Vec<Effect> {
     model.convert.scroll = 0;
     let options = model.convert.options.clone();
     if options.source.as_str().is_empty() || options.target.as_str().is_empty() {
@@ -86,38 +86,38 @@ fn ask(model: &mut Model) -> Vec<Effect> {
     vec![Effect::PlanConvert { job, options }]
 }
 
-/// Takes in what the request would do; an answer to an earlier request is dropped.
+/// Shows a preview. The answer to an earlier request is ignored.
 pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
     if matches!(model.convert.preview, Preview::Requested(asked) if asked == job) {
         model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
     }
 }
 
-/// Takes in how far the work is.
+/// Records the progress of the conversion.
 pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
     if let Some(work) = model.convert.work.as_mut().filter(|work| work.job == job) {
         (work.done, work.total) = (done, total);
     }
 }
 
-/// The work is over, one way or another.
+/// Records the end of the conversion.
 pub fn ended(model: &mut Model, job: JobId, made: bool) {
     if let Some(work) = model.convert.work.take_if(|work| work.job == job) {
         model.convert.options.replace = false;
         model.convert.scroll = 0;
-        // The target may be there now, so that the same request would be refused.
+        // The target may exist now, so that another preview with these options would fail.
         model.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
     }
 }
 
-/// Takes a typed path over.
+/// Applies a typed path.
 pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
     let path = Utf8PathBuf::from(text.trim());
     let options = &mut model.convert.options;
     match purpose {
         Purpose::ConvertMerge => options.merge = Some(path).filter(|path| !path.as_str().is_empty()),
         Purpose::ConvertSource => {
-            // A name beside the source is a good place, until somebody has chosen another.
+            // The default target is beside the source, unless the user has chosen another.
             if options.target.as_str().is_empty() || options.target == beside(&options.source, options.to) {
                 options.target = beside(&path, options.to);
             }
@@ -125,9 +125,9 @@ pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
         }
         _ => options.target = path,
     }
-    // What was said of one folder does not hold for another.
+    // The permission to replace one folder does not apply to another.
     model.convert.options.replace = false;
-    ask(model)
+    request_preview(model)
 }
 
 fn beside(source: &Utf8PathBuf, form: ConvertForm) -> Utf8PathBuf {
@@ -138,7 +138,7 @@ fn beside(source: &Utf8PathBuf, form: ConvertForm) -> Utf8PathBuf {
     format!("{trimmed}-{}", form.word()).into()
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let field = FIELDS[model.convert.field];
     match action {
@@ -206,18 +206,18 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
             options.dtype = turned(&all, options.dtype, by);
         }
     }
-    ask(model)
+    request_preview(model)
 }
 
-/// Says that what is in the way may be replaced, or takes that back; it is shown before it is done.
+/// Toggles whether an existing conversion is replaced; the preview shows it first.
 fn replace(model: &mut Model) -> Vec<Effect> {
     match &model.convert.preview {
         Preview::Shown(preview) if preview.in_the_way && model.convert.work.is_none() => {
             model.convert.options.replace = !model.convert.options.replace;
-            ask(model)
+            request_preview(model)
         }
         _ => {
-            model.warn("No earlier conversion is in the way.");
+            model.warn("There is no existing conversion to replace");
             Vec::new()
         }
     }
@@ -225,21 +225,21 @@ fn replace(model: &mut Model) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.convert.work.is_some() {
-        model.warn("A conversion is going on: wait for it, or cancel it.");
+        model.warn("A conversion is running. Wait for it, or press X to cancel it.");
         return Vec::new();
     }
     let preview = match &model.convert.preview {
         Preview::Shown(preview) if preview.refusal.is_none() => preview.clone(),
         Preview::Shown(_) | Preview::Refused(_) => {
-            model.warn("This cannot be converted: the preview says why.");
+            model.warn("This cannot be converted; the preview shows why");
             return Vec::new();
         }
         Preview::Requested(_) => {
-            model.warn("Still looking at the weights.");
+            model.warn("Still reading the weights");
             return Vec::new();
         }
         Preview::None | Preview::Made(..) => {
-            model.warn("Choose what to convert, and where to.");
+            model.warn("Choose a source and a new folder first");
             return Vec::new();
         }
     };
@@ -252,14 +252,14 @@ fn start(model: &mut Model) -> Vec<Effect> {
 
 fn cancel(model: &mut Model) -> Vec<Effect> {
     let Some(work) = model.convert.work.as_mut() else {
-        model.warn("No conversion is going on.");
+        model.warn("No conversion is running");
         return Vec::new();
     };
     work.stopping = true;
     vec![Effect::StopConvert { job: work.job }]
 }
 
-/// The fields, and what is below them.
+/// Returns the areas of the fields and of the preview.
 fn areas(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (fields, rest) = layout::cut_top(body, FIELDS.len() as u16 + 2);
@@ -282,7 +282,7 @@ pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
         }
         None => below,
     };
-    let area = panel(model, buf, below, "What becomes of every tensor", Vec::new(), false);
+    let area = panel(model, buf, below, "Preview", Vec::new(), false);
     let lines = preview_lines(model, usize::from(area.width));
     let more = lines.len() > usize::from(area.height);
     let scroll = model.convert.scroll.min(lines.len().saturating_sub(1));
@@ -314,7 +314,7 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
         path => Span::styled(text::fit_end(path, room, model.symbols.ellipsis), style),
     };
     spans.push(match field {
-        Field::Source => path(&options.source, "a diffusers folder, a run, a checkpoint, a .pt file (Enter types)"),
+        Field::Source => path(&options.source, "a diffusers folder, a run, a checkpoint, a .pt file (Enter to type)"),
         Field::Target => path(&options.target, "a new folder"),
         Field::Form => Span::styled(
             match options.to {
@@ -328,14 +328,14 @@ fn line(model: &Model, number: usize, field: Field, width: usize) -> Line<'stati
         ),
         Field::Layer => Span::styled(
             match options.layer {
-                None => "as they are",
+                None => "unchanged",
                 Some(Layer::None) => "none: without TTT layers",
-                Some(Layer::TttLinear) => "ttt_linear: new ones where there are none",
-                Some(Layer::TttMlp) => "ttt_mlp: new ones where there are none",
+                Some(Layer::TttLinear) => "ttt_linear: added where missing",
+                Some(Layer::TttMlp) => "ttt_mlp: added where missing",
             },
             style,
         ),
-        Field::Type => Span::styled(options.dtype.map_or("as it is", WeightType::word), style),
+        Field::Type => Span::styled(options.dtype.map_or("unchanged", WeightType::word), style),
         Field::Merge => match &options.merge {
             Some(adapter) => path(adapter, ""),
             None => Span::styled("no adapter", style),
@@ -376,14 +376,14 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     let theme = &model.theme;
     let preview = match &model.convert.preview {
         Preview::None => {
-            let text = "Choose where the weights are and where they go. What would become of every tensor is shown \
-                        here, and nothing is written before you say so.";
+            let text = "Choose a source and a new folder. This preview then lists every tensor. Nothing is written \
+                        until you confirm.";
             let mut lines: Vec<_> = text::wrap(text, width).into_iter().map(Line::from).collect();
             lines.push(Line::default());
             lines.extend(facts_lines(model, SOURCES, width));
             return lines;
         }
-        Preview::Requested(_) => return vec![Line::styled("Reading headers…", theme.faint)],
+        Preview::Requested(_) => return vec![Line::styled("Reading tensor headers…", theme.faint)],
         Preview::Refused(failure) => return failure_lines(model, failure, width),
         Preview::Made(target, to) => return made_lines(model, target, *to, width),
         Preview::Shown(preview) => preview,
@@ -402,7 +402,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
         }
         None if model.convert.work.is_none() => {
             if preview.in_the_way {
-                lines.push(Line::styled("Replaces the earlier conversion there.", theme.warn));
+                lines.push(Line::styled("Replaces the existing conversion in that folder.", theme.warn));
             }
             let mut line = hint(model, &Context::Convert.key_of(Action::Convert), "convert as shown");
             if preview.in_the_way {
@@ -436,25 +436,25 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// What was made, and what it is good for.
+/// Returns the lines after a conversion: the output and the next commands.
 fn made_lines(model: &Model, target: &Utf8PathBuf, to: ConvertForm, width: usize) -> Vec<Line<'static>> {
     let next = match to {
         ConvertForm::Internal => ("train", format!("vidtui launch RECIPE --init {target}")),
         ConvertForm::Diffusers => ("load", format!("CogVideoXTransformer3DModel.from_pretrained(\"{target}\")")),
         _ => ("merge", format!("vidtui convert MODEL OUT --to diffusers --merge {target}")),
     };
-    let mut facts = vec![next, ("look", format!("vidtui inspect {target}"))];
+    let mut facts = vec![next, ("inspect", format!("vidtui inspect {target}"))];
     if to == ConvertForm::Internal {
-        facts.push(("recipe", format!("a recipe that begins with base = \"{target}/model.toml\" has its sizes")));
+        facts.push(("recipe", format!("start the recipe with base = \"{target}/model.toml\" to use its model sizes")));
     }
-    let said = text::wrap(&text::clean(&format!("Wrote {target}")), width);
-    let mut lines: Vec<_> = said.into_iter().map(|line| Line::styled(line, model.theme.good)).collect();
+    let wrote = text::wrap(&text::clean(&format!("Wrote {target}")), width);
+    let mut lines: Vec<_> = wrote.into_iter().map(|line| Line::styled(line, model.theme.good)).collect();
     lines.push(Line::default());
     lines.extend(facts_lines(model, facts, width));
     lines
 }
 
-/// Names and values in two columns.
+/// Returns names and values in two columns.
 fn facts_lines<N: AsRef<str>, V: AsRef<str>>(
     model: &Model,
     facts: impl IntoIterator<Item = (N, V)>,

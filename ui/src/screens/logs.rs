@@ -1,4 +1,4 @@
-//! What one rank prints: followed, scrolled, searched.
+//! The Logs screen: the log of one rank, which can be followed, scrolled and searched.
 
 use crate::effect::Effect;
 use crate::keymap::Action;
@@ -14,10 +14,10 @@ use ratatui_core::text::{Line, Span};
 use regex::RegexBuilder;
 use units::counted;
 
-/// Most memory a search expression may compile to, so that a typo cannot freeze the screen.
+/// Memory limit of a compiled search expression, so that a typo cannot freeze the screen.
 const MAX_REGEX: usize = 1 << 20;
 
-/// Searches for what was typed so far; an empty text ends the search.
+/// Searches for the text typed so far; an empty text ends the search.
 pub fn set_search(model: &mut Model, text: &str) {
     let size = text_size(model);
     let Some(logs) = &mut model.logs else { return };
@@ -25,18 +25,18 @@ pub fn set_search(model: &mut Model, text: &str) {
         logs.search = None;
         return;
     }
-    // All in small letters finds capitals too, as people expect from editors.
+    // A lower-case pattern ignores case, as in editors.
     let build = |pattern: &str| {
         let any_case = !text.chars().any(char::is_uppercase);
         RegexBuilder::new(pattern).case_insensitive(any_case).size_limit(MAX_REGEX).build()
     };
-    // Half an expression, as while typing "(", is searched for as it stands.
+    // An incomplete expression, such as "(", is searched literally.
     let regex = build(text).or_else(|_| build(&regex::escape(text))).ok();
     logs.search = Some(Search { text: text.to_owned(), regex, at: None });
     logs.find(true, size);
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let size = text_size(model);
     let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
@@ -59,8 +59,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             let wanted = logs.search.as_ref().map(|search| search.text.clone());
             if !logs.find(action == Action::SearchNext, size) {
                 model.warn(match wanted {
-                    Some(text) => format!("\"{text}\" is not in the lines shown here."),
-                    None => "Nothing is searched for: / starts a search.".to_owned(),
+                    Some(text) => format!("No match for \"{text}\" in the loaded lines"),
+                    None => "No search text. Press / to search.".to_owned(),
                 });
             }
         }
@@ -68,7 +68,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             let step = if action == Action::RankNext { 1 } else { ranks - 1 };
             logs.show_rank((logs.rank + step) % ranks);
         }
-        Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank."),
+        Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank"),
         Action::Back if logs.search.is_some() => logs.search = None,
         Action::Back => {
             model.logs = None;
@@ -79,7 +79,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Width and height of the text.
+/// Returns width and height of the text.
 fn text_size(model: &Model) -> (usize, usize) {
     let (_, text) = layout::cut_top(layout::areas(model.size).body, 1);
     (usize::from(text.width).max(1), usize::from(text.height))
@@ -93,11 +93,11 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;
     if logs.lines.is_empty() {
         let text = if run.status.is_none() || logs.attempt.is_none() && !run.places().is_empty() {
-            "Reading the log…"
+            "Loading the log…"
         } else if run.places().is_empty() {
-            "This run has never been started, so it has no logs."
+            "No logs: this run was never started"
         } else {
-            "This rank has printed nothing yet."
+            "This rank has not printed anything yet"
         };
         write_centered(model, buf, area, vec![Line::styled(text, faint)]);
         return;
@@ -113,9 +113,9 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         && logs.top.is_some()
     {
         let text = if logs.first > 0 || logs.skipped_bytes == 0 {
-            "earlier lines are in the file only".to_owned()
+            "earlier lines are only in the file".to_owned()
         } else {
-            format!("the first {} are in the file only", units::bytes(logs.skipped_bytes))
+            format!("the first {} are only in the file", units::bytes(logs.skipped_bytes))
         };
         write(model, buf, Rect { y, height: 1, ..area }, Line::styled(format!("… {text}"), faint));
         y += 1;
@@ -145,7 +145,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Part of a line with its matches marked.
+/// Returns a part of a line with its matches marked.
 fn styled(
     model: &Model,
     logs: &LogsScreen,
@@ -177,7 +177,7 @@ fn heading(model: &Model, run: &RunScreen, logs: &LogsScreen, buf: &mut Buffer, 
     match logs.place(run) {
         Some(place) => {
             left.push(Span::raw(format!("rank {} of {}", place.rank, run.places().len())));
-            // While searching, what was found matters more than where this rank runs.
+            // During a search, the matches are more important than the node of the rank.
             if logs.search.is_none() {
                 left.push(Span::styled(format!(" on {}", place.node), theme.faint));
                 left.extend(logs.attempt.map(|attempt| Span::styled(format!(", attempt {attempt}"), theme.faint)));

@@ -1,4 +1,4 @@
-//! One file per screen, with its state, its reaction to keys and its drawing.
+//! One file per screen: reaction to keys and drawing.
 
 pub mod convert;
 pub mod logs;

@@ -1,4 +1,4 @@
-//! One node: its GPUs, what runs on them and whose it is, and what nvidia-smi says itself.
+//! The Node screen: GPUs, processes with their owners, or the output of nvidia-smi.
 
 use crate::effect::Effect;
 use crate::fleet::{Condition, Link, NodeView};
@@ -17,7 +17,7 @@ use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
 use std::collections::VecDeque;
 
-/// Shows the selected node.
+/// Opens the selected node.
 pub fn open(model: &mut Model) {
     if let Some(id) = model.selected_node().map(|view| view.node.id.clone()) {
         show(model, id);
@@ -33,14 +33,14 @@ fn show(model: &mut Model, id: NodeId) {
     model.screen = Screen::Node;
 }
 
-/// Takes in what nvidia-smi said on the open node.
-pub fn on_smi(model: &mut Model, node: &NodeId, said: Result<String, Failure>) {
+/// Records the output of nvidia-smi on the open node.
+pub fn on_smi(model: &mut Model, node: &NodeId, output: Result<String, Failure>) {
     if let Some(open) = model.node.as_mut().filter(|open| open.id == *node) {
-        open.smi = Some(said);
+        open.smi = Some(output);
     }
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let room = usize::from(areas(model).1.height).max(1);
     let lines = lines_of(model);
@@ -62,7 +62,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Moves to the node after or before, in the order of the list.
+/// Opens the next or previous node of the list.
 fn step(model: &mut Model, forward: bool) {
     let nodes = model.fleet.nodes();
     let order: Vec<&NodeId> = model.nodes.order.iter().filter_map(|at| Some(&nodes.get(*at)?.node.id)).collect();
@@ -77,7 +77,7 @@ fn step(model: &mut Model, forward: bool) {
     }
 }
 
-/// The head, and what scrolls.
+/// Returns the areas of the head and of the scrolled part.
 fn areas(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (head, rest) = layout::cut_top(body, 1);
@@ -92,7 +92,7 @@ fn opened(model: &Model) -> Option<(&NodeScreen, &NodeView)> {
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some((open, view)) = opened(model) else {
-        let gone = model.node.as_ref().map_or_else(String::new, |open| format!("{} is no longer listed.", open.id));
+        let gone = model.node.as_ref().map_or_else(String::new, |open| format!("{} is no longer listed", open.id));
         write_centered(model, buf, body, vec![Line::styled(gone, model.theme.faint)]);
         return;
     };
@@ -105,9 +105,9 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     if open.raw {
         let below = panel(model, buf, rest, "nvidia-smi", position(model, top, room.saturating_sub(1), total), false);
         let lines: Vec<Line<'static>> = match &open.smi {
-            None => vec![Line::styled("Asking…", model.theme.faint)],
+            None => vec![Line::styled("Running nvidia-smi…", model.theme.faint)],
             Some(Err(failure)) => failure_lines(model, failure, width),
-            Some(Ok(said)) => said.lines().skip(top).take(room).map(|line| Line::from(text::clean(line))).collect(),
+            Some(Ok(output)) => output.lines().skip(top).take(room).map(|line| Line::from(text::clean(line))).collect(),
         };
         write_lines(model, buf, below, lines);
         return;
@@ -122,7 +122,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Where one is in a text that does not fit.
+/// Returns the scroll position, if the text does not fit.
 fn position(model: &Model, top: usize, room: usize, total: usize) -> Vec<Span<'static>> {
     match total > room {
         true => {
@@ -132,12 +132,12 @@ fn position(model: &Model, top: usize, room: usize, total: usize) -> Vec<Span<'s
     }
 }
 
-/// NodeLines there are to scroll through.
+/// Returns the number of lines to scroll through.
 fn lines_of(model: &Model) -> usize {
     let Some((open, view)) = opened(model) else { return 0 };
     match &open.smi {
-        // Its heading takes a row too.
-        Some(Ok(said)) if open.raw => said.lines().count() + 1,
+        // The heading takes a row too.
+        Some(Ok(output)) if open.raw => output.lines().count() + 1,
         _ if open.raw => 1,
         _ => NodeLines::of(model, view, usize::from(areas(model).1.width)).rows.len(),
     }
@@ -162,7 +162,7 @@ enum NodeLine {
     Heading(String, Vec<Span<'static>>),
 }
 
-/// Everything that scrolls: a node has a few dozen lines of it.
+/// The scrolled part, a few dozen lines per node.
 struct NodeLines {
     rows: Vec<NodeLine>,
 }
@@ -174,7 +174,7 @@ impl NodeLines {
         match (&view.link, view.condition(model.now)) {
             (Link::Unreachable { why, .. }, _) => {
                 let since = match view.frame {
-                    Some(_) => format!("{}; below is what it did before", node_table::unreachable(model.now, view)),
+                    Some(_) => format!("{}; the last sample is below", node_table::unreachable(model.now, view)),
                     None => node_table::unreachable(model.now, view),
                 };
                 lines.text(Line::styled(since, faint));
@@ -183,7 +183,7 @@ impl NodeLines {
             }
             (_, Condition::Late) => {
                 let late = units::short_duration(view.late_s(model.now).unwrap_or(0.0));
-                let text = format!("Silent for {late}: it is connected, and nvidia-smi may hang.");
+                let text = format!("No sample for {late}: the node is connected, but nvidia-smi may hang.");
                 lines.text(Line::styled(text, model.theme.warn));
                 lines.text(Line::default());
             }
@@ -201,7 +201,7 @@ impl NodeLines {
         }
         let Some(frame) = &view.frame else { return lines };
         if frame.gpus.is_empty() {
-            lines.heading("Processors", Vec::new());
+            lines.heading("CPU", Vec::new());
             let trace = view.traces.first().map(|trace| sparkline(model, trace, width.saturating_sub(12), Some(100.0)));
             let now = view.summary.cpu_pct.map_or_else(|| model.symbols.none.to_owned(), |pct| format!("{pct:.0} %"));
             lines.text(Line::from(vec![
@@ -223,7 +223,7 @@ impl NodeLines {
         let count = Span::styled(processes.len().to_string(), model.theme.strong);
         lines.heading("Processes", vec![count]);
         if processes.is_empty() {
-            lines.text(Line::styled("None on its GPUs", faint));
+            lines.text(Line::styled("No processes on the GPUs", faint));
             return lines;
         }
         lines.text(Line::styled(PROCESS_HEADING, faint));
@@ -269,9 +269,9 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
     let mut spans = vec![Span::styled(text, if stale { model.theme.faint } else { Style::new() })];
     let mut room = width.saturating_sub(used + 2);
     if let Some(fault) = fault {
-        let said = text::fit(&fault.what, room.min(40), model.symbols.ellipsis);
-        room = room.saturating_sub(text::width(&said) + 2);
-        spans.push(Span::styled(format!("  {said}"), node_table::condition_style(model, Condition::Faulty)));
+        let note = text::fit(&fault.what, room.min(40), model.symbols.ellipsis);
+        room = room.saturating_sub(text::width(&note) + 2);
+        spans.push(Span::styled(format!("  {note}"), node_table::condition_style(model, Condition::Faulty)));
     }
     if room >= 8
         && let Some(trace) = view.traces.get(gpu.index as usize)
@@ -283,14 +283,14 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
     Line::from(spans)
 }
 
-/// Draws values in one row, the newest at its right end, from nothing to `most`; a value that was not there is a gap.
+/// Draws values in one row, oldest first, scaled from 0 to `most`; a missing value is a gap.
 fn sparkline(model: &Model, trace: &VecDeque<f32>, width: usize, most: Option<f64>) -> String {
     let levels = &model.symbols.levels;
     let highest = trace.iter().copied().filter(|value| value.is_finite()).fold(0.0, f32::max);
     let most = most.map_or(highest, |most| most as f32).max(f32::MIN_POSITIVE);
-    // Wide enough for all that is kept, or the mean of several values in each cell.
+    // If there are more values than cells, each cell shows the mean of several.
     let each = trace.len().div_ceil(width.max(1)).max(1);
-    // Counted from the first value, so that cells keep their values while new ones come.
+    // Cells are counted from the first value, so that they do not change when values are added.
     let cell = |values: &[f32]| {
         let finite: Vec<f32> = values.iter().copied().filter(|value| value.is_finite()).collect();
         if finite.is_empty() {

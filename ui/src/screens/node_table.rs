@@ -1,4 +1,4 @@
-//! What the Nodes screen, the Node screen and `vidtui nodes` show of a node: columns, signs, faults and findings.
+//! Parts that the Nodes screen, the Node screen and `vidtui nodes` share: columns, glyphs, faults and findings.
 
 use crate::advice::finding_in_words;
 use crate::fleet::{Condition, Fleet, Link, NodeView};
@@ -11,7 +11,7 @@ use health::{Finding, Rule};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Formats `70.2/79.6 GiB`: memory in use of memory there is.
+/// Formats memory in use and total memory: `70.2/79.6 GiB`.
 pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
     let gib = |mib: u64| mib as f64 / 1024.0;
     let (used, total) = (gib(used_mib), gib(total_mib));
@@ -24,12 +24,12 @@ pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
 
 /// One column of the table.
 pub struct NodeColumn {
-    /// Its heading, and the key of scripts.
+    /// Its heading, also its name for scripts.
     pub title: &'static str,
     pub(super) width: usize,
-    /// Words stand on the left, numbers on the right.
+    /// Whether it is aligned right.
     pub right: bool,
-    /// Whether it says nothing where no node has GPUs.
+    /// Whether it is empty where no node has GPUs.
     pub of_gpus: bool,
     cell: fn(&NodeView) -> Option<String>,
 }
@@ -38,7 +38,7 @@ const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&Node
     NodeColumn { title, width, right: true, of_gpus, cell }
 }
 
-/// The columns between a node's name and what is wrong with it, the most useful first.
+/// The columns between a node's name and the note, the most useful first.
 pub const NODE_COLUMNS: [NodeColumn; 10] = [
     NodeColumn {
         right: false,
@@ -55,7 +55,7 @@ pub const NODE_COLUMNS: [NodeColumn; 10] = [
     column("clock", 8, true, |view| view.summary.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
 ];
 
-/// Returns whether a column has something to say of such nodes.
+/// Returns whether a column has values for these nodes.
 pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
     match column.title {
         "slurm" => fleet.is_of_slurm(),
@@ -63,17 +63,17 @@ pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
     }
 }
 
-/// A node's text in a column; none where there is nothing to say.
+/// Returns a node's text in a column, if there is one.
 pub fn cell(column: &NodeColumn, view: &NodeView) -> Option<String> {
-    // Slurm knows its nodes, seen or not.
+    // The state in Slurm is known even when the node is unreachable.
     if column.title == "slurm" {
         return (column.cell)(view);
     }
-    let says = view.frame.is_some() && (!column.of_gpus || view.summary.gpus > 0 || column.title == "gpus");
-    if says { (column.cell)(view) } else { None }
+    let has_value = view.frame.is_some() && (!column.of_gpus || view.summary.gpus > 0 || column.title == "gpus");
+    if has_value { (column.cell)(view) } else { None }
 }
 
-/// Returns the sign of a condition.
+/// Returns the glyph of a condition.
 pub fn glyph(model: &Model, condition: Condition) -> &'static str {
     use crate::run_state::StateKind::*;
     let state = match condition {
@@ -86,7 +86,7 @@ pub fn glyph(model: &Model, condition: Condition) -> &'static str {
     model.symbols.states[state as usize]
 }
 
-/// Returns the colour of a condition. What cannot be seen is grey, never red: nobody knows how it is.
+/// Returns the colour of a condition. An unreachable node is grey, not red: its state is unknown.
 pub fn condition_style(model: &Model, condition: Condition) -> Style {
     match condition {
         Condition::Well => model.theme.good,
@@ -96,7 +96,7 @@ pub fn condition_style(model: &Model, condition: Condition) -> Style {
     }
 }
 
-/// Says since when a node has been out of sight.
+/// Returns for how long a node has been unreachable.
 pub fn unreachable(now: f64, view: &NodeView) -> String {
     match &view.link {
         Link::Unreachable { since_s, .. } => format!("unreachable {}", units::short_duration(now - since_s)),
@@ -104,7 +104,7 @@ pub fn unreachable(now: f64, view: &NodeView) -> String {
     }
 }
 
-/// What each GPU draws of what it may, in one cell each.
+/// Returns one bar per GPU: its power relative to its limit.
 pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
     let levels = &model.symbols.levels;
     let bar = |gpu: &GpuSample| match (gpu.power_w.value(), gpu.power_limit_w.value()) {
@@ -118,7 +118,7 @@ pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
     gpus.iter().take(16).map(bar).collect()
 }
 
-/// Returns a fault as a line, with what to do.
+/// Returns a fault as a line, with its hint.
 pub fn fault_line(model: &Model, fault: &Fault) -> Line<'static> {
     let (condition, style) = match fault.weight {
         FaultWeight::Warn => (Condition::Warned, model.theme.warn),
@@ -130,23 +130,23 @@ pub fn fault_line(model: &Model, fault: &Fault) -> Line<'static> {
     ])
 }
 
-/// Returns what was found of a node by watching its runs for some time, as lines. What one look at it shows is among its
-/// faults already.
+/// Returns the findings about a node from the health checks of its runs, as lines. Findings that a single sample shows
+/// are left out, because they are already among its faults.
 pub fn finding_lines(model: &Model, node: &NodeId) -> Vec<Line<'static>> {
     let at_once = [Rule::NodeLost, Rule::GpuLost, Rule::Ecc, Rule::Xid, Rule::Throttled, Rule::Smi];
     let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
     let of_node = found.filter(|(_, f)| f.about.node() == Some(node) && !at_once.contains(&f.rule));
     let line = |(row, finding): (&RunRow, &Finding)| {
-        let said = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
+        let text = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
         Line::from(vec![
-            Span::styled(said, model.theme.warn),
+            Span::styled(text, model.theme.warn),
             Span::styled(format!("  {}: {}", short_id(&row.run), finding.fix), model.theme.faint),
         ])
     };
     of_node.map(line).collect()
 }
 
-/// Returns what a machine is, in one line: its GPUs' model, its processors and memory.
+/// Returns the hardware and load of a node in one line: GPU model, CPU, memory.
 pub fn machine(model: &Model, view: &NodeView) -> String {
     let dot = format!(" {} ", model.symbols.separator);
     let summary = &view.summary;

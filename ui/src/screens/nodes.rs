@@ -1,4 +1,4 @@
-//! All watched nodes, a line each: who is up, what they draw, what is wrong.
+//! The Nodes screen: one line per watched node, with its condition, values and faults.
 
 use crate::effect::Effect;
 use crate::fleet::{Condition, FleetSource, Link, NodeView, Sort};
@@ -20,7 +20,7 @@ use units::counted;
 /// Rows of the part below the list.
 const DETAILS: u16 = 6;
 
-/// Shows the nodes that come from there.
+/// Opens the screen with the nodes of a source.
 pub fn open(model: &mut Model, of: FleetSource) {
     if !matches!(model.screen, Screen::Nodes | Screen::Node) {
         model.nodes.from = Some(model.screen);
@@ -34,14 +34,14 @@ pub fn open(model: &mut Model, of: FleetSource) {
     renew(model);
 }
 
-/// Puts the nodes in order again, and scrolls so that the selected one is visible.
+/// Sorts and filters the nodes again, and scrolls to the selected one.
 pub fn renew(model: &mut Model) {
     let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
     model.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
     keep_selection(model);
 }
 
-/// Scrolls so that the selected node is visible.
+/// Scrolls to the selected node.
 pub fn keep_selection(model: &mut Model) {
     let rows = usize::from(areas(model).table.height.saturating_sub(1));
     let top = layout::scrolled(model.nodes.top, model.node_position(), rows);
@@ -49,14 +49,14 @@ pub fn keep_selection(model: &mut Model) {
     model.nodes.top = top.min(model.nodes.order.len().saturating_sub(rows.max(1)));
 }
 
-/// Narrows the list.
+/// Sets the filter.
 pub fn set_filter(model: &mut Model, filter: String) {
     model.nodes.filter = filter;
     model.nodes.top = 0;
     renew(model);
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.node_position();
     let page = usize::from(areas(model).table.height.saturating_sub(2)).max(1);
@@ -119,7 +119,7 @@ fn areas(model: &Model) -> NodesAreas {
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     match &model.fleet.listed {
         None => {
-            write_centered(model, buf, body, vec![Line::styled("Looking for the nodes…", model.theme.faint)]);
+            write_centered(model, buf, body, vec![Line::styled("Loading nodes…", model.theme.faint)]);
             return;
         }
         Some(Err(failure)) if model.fleet.nodes().is_empty() => {
@@ -132,8 +132,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let areas = areas(model);
     write(model, buf, areas.summary, summary(model));
     if model.nodes.order.is_empty() {
-        let nothing = format!("No node matches \"{}\".", model.nodes.filter);
-        let clear = hint(model, &Context::Nodes.key_of(Action::Back), "shows all nodes");
+        let nothing = format!("No node matches \"{}\"", model.nodes.filter);
+        let clear = hint(model, &Context::Nodes.key_of(Action::Back), "show all nodes");
         write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -143,7 +143,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// All nodes in one line.
+/// Returns the totals over all nodes, as one line.
 fn summary(model: &Model) -> Line<'static> {
     let theme = &model.theme;
     let sum = model.fleet.summary();
@@ -154,9 +154,9 @@ fn summary(model: &Model) -> Line<'static> {
     }
     let mut add = |text: String, style: Style| spans.extend([dot(), Span::styled(text, style)]);
     add(format!("{} up", sum.up), if sum.up == sum.nodes { theme.good } else { Style::new() });
-    // Those listed before are watched on.
+    // The nodes of the previous list are still watched.
     if let Some(Err(failure)) = &model.fleet.listed {
-        add(format!("not listed anew: {}", failure.why), theme.warn);
+        add(format!("list not updated: {}", failure.why), theme.warn);
     }
     if sum.unreachable > 0 {
         add(format!("{} unreachable", sum.unreachable), theme.faint);
@@ -179,15 +179,15 @@ fn summary(model: &Model) -> Line<'static> {
     }
     if model.nodes.sort != Sort::Listed {
         let reversed = if model.nodes.reverse { ", reversed" } else { "" };
-        add(format!("by {}{reversed}", model.nodes.sort.word()), theme.accent);
+        add(format!("sorted by {}{reversed}", model.nodes.sort.word()), theme.accent);
     }
     if !model.nodes.filter.is_empty() {
-        add(format!("with \"{}\": {}", model.nodes.filter, model.nodes.order.len()), theme.accent);
+        add(format!("filter \"{}\": {}", model.nodes.filter, model.nodes.order.len()), theme.accent);
     }
     Line::from(spans)
 }
 
-/// Cells for what is wrong, at least.
+/// Minimum width of the notes on faults.
 const NOTE: usize = 14;
 const GAP: usize = 2;
 
@@ -208,7 +208,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     for (i, column) in NODE_COLUMNS.iter().filter(|column| node_table::is_shown(column, &model.fleet)).enumerate() {
         let cells = shown.iter().filter_map(|view| node_table::cell(column, view));
         let wanted = cells.map(|cell| text::width(&cell)).max().unwrap_or(0).max(column.width);
-        // What is wrong with a node is worth more than all but the first columns.
+        // The notes are more important than all but the first columns.
         let kept = if i < 3 { 0 } else { NOTE + GAP };
         if wanted + GAP + kept <= room {
             room -= wanted + GAP;
@@ -232,7 +232,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     for (y, view) in (below.top()..below.bottom()).zip(shown) {
         let is_chosen = chosen == Some(&view.node.id);
         let condition = view.condition(model.now);
-        // What is not seen now is grey: the numbers are old.
+        // The values of an unreachable node are old, so they are grey.
         let style = match condition {
             Condition::Unreachable | Condition::Connecting => faint,
             _ if is_chosen => model.theme.strong,
@@ -252,7 +252,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         for (column, width) in &columns {
             let cell = node_table::cell(column, view).unwrap_or_else(|| model.symbols.none.to_owned());
             let style = match &view.slurm {
-                // Slurm's word is of now.
+                // The state in Slurm is current even when the node is unreachable.
                 Some(slurm) if column.title == "slurm" && !slurm.state.takes_jobs() => model.theme.warn,
                 Some(_) if column.title == "slurm" && !is_chosen => Style::new(),
                 _ => style,
@@ -266,10 +266,10 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             line.extend([Span::raw(" ".repeat(GAP)), Span::styled(bars + &fill, ink)]);
         }
         if note >= 6
-            && let Some((said, style)) = said(model, view, condition)
+            && let Some((note_text, style)) = note_of(model, view, condition)
         {
             line.push(Span::raw(" ".repeat(GAP)));
-            line.push(Span::styled(text::fit(&said, note, model.symbols.ellipsis), style));
+            line.push(Span::styled(text::fit(&note_text, note, model.symbols.ellipsis), style));
         }
         write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
     }
@@ -280,8 +280,8 @@ fn padded(column: &NodeColumn, width: usize, cell: &str) -> String {
     if column.right { format!("{:GAP$}{fill}{cell}", "") } else { format!("{:GAP$}{cell}{fill}", "") }
 }
 
-/// What there is to say of a node besides its numbers.
-fn said(model: &Model, view: &NodeView, condition: Condition) -> Option<(String, Style)> {
+/// Returns the note on a node: its faults, its condition, or the reason from Slurm.
+fn note_of(model: &Model, view: &NodeView, condition: Condition) -> Option<(String, Style)> {
     let style = node_table::condition_style(model, condition);
     let reason = view.slurm.as_ref().and_then(slurm::reason).map(|reason| (reason, model.theme.warn));
     Some(match condition {
@@ -289,7 +289,7 @@ fn said(model: &Model, view: &NodeView, condition: Condition) -> Option<(String,
         Condition::Unreachable | Condition::Connecting if reason.is_some() => return reason,
         Condition::Connecting => ("connecting".into(), style),
         Condition::Unreachable => (node_table::unreachable(model.now, view), style),
-        Condition::Late => (format!("silent for {}", units::short_duration(view.late_s(model.now)?)), style),
+        Condition::Late => (format!("no sample for {}", units::short_duration(view.late_s(model.now)?)), style),
         Condition::Warned | Condition::Faulty => {
             let more = match view.faults.len() {
                 0 | 1 => String::new(),
@@ -320,7 +320,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
             lines.extend(failure_lines(model, why, usize::from(below.width)));
         }
         (_, Condition::Late) => {
-            lines.push(Line::styled("It is connected and says nothing: nvidia-smi may hang.", model.theme.warn));
+            lines.push(Line::styled("Connected, but no samples arrive; nvidia-smi may hang.", model.theme.warn));
         }
         (Link::Connecting, _) => lines.push(Line::styled("Connecting…", model.theme.faint)),
         _ => {}
@@ -330,7 +330,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     }
     lines.extend(node_table::finding_lines(model, &view.node.id));
     let room = usize::from(below.height);
-    let open = hint(model, &Context::Nodes.key_of(Action::Open), "shows what runs on it");
+    let open = hint(model, &Context::Nodes.key_of(Action::Open), "show GPUs and processes");
     if view.frame.is_some() && lines.len() < room {
         lines.push(Line::from(open));
     }

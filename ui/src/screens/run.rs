@@ -1,4 +1,4 @@
-//! One run: its state and what to do next, its charts, checkpoints and events.
+//! The Run screen: state, advice, charts, checkpoints and events of one run.
 
 use crate::advice;
 use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
@@ -17,7 +17,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use rundir::Chart;
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let columns = chart_columns(model);
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
@@ -64,9 +64,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             };
             let text = match run.smoothing.map(|level| SMOOTHING[level]) {
                 Some(weight) => {
-                    format!("Moving average of about {:.0} samples; the raw line is faint", 1.0 / (1.0 - weight))
+                    format!("Smoothing over about {:.0} samples; the raw line is faint", 1.0 / (1.0 - weight))
                 }
-                None => "No smoothing".to_owned(),
+                None => "Smoothing off".to_owned(),
             };
             model.notify(text);
         }
@@ -99,7 +99,7 @@ fn focus_by(run: &mut RunScreen, forward: bool) {
     run.scroll = 0;
 }
 
-/// Columns of the focused chart's plot, about.
+/// Returns the approximate number of columns in the focused chart.
 fn chart_columns(model: &Model) -> usize {
     let Some(run) = &model.run else { return 1 };
     let areas = screen_areas(model, run);
@@ -110,11 +110,11 @@ fn chart_columns(model: &Model) -> usize {
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let Some(run) = &model.run else { return Vec::new() };
     let Some(chart) = run.focused_chart() else {
-        model.warn("Only charts can be exported: Tab moves to one.");
+        model.warn("Only charts can be exported. Press Tab to select one.");
         return Vec::new();
     };
     if run.series.live().is_empty() {
-        model.warn("There is nothing to export before the first step.");
+        model.warn("There is nothing to export before the first step");
         return Vec::new();
     }
     let title = short_id(&run.id).to_owned();
@@ -154,7 +154,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some(row) = model.row(&run.id) else {
         let lines = match &run.lost {
             Some(failure) => failure_lines(model, failure, usize::from(body.width.min(76))),
-            None => vec![Line::styled(format!("Reading {}…", short_id(&run.id)), model.theme.faint)],
+            None => vec![Line::styled(format!("Loading {}…", short_id(&run.id)), model.theme.faint)],
         };
         write_centered(model, buf, body, lines);
         return;
@@ -168,13 +168,13 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// RunScreen, name, step, progress, pace and time left, as much as fits.
+/// Returns state, name, step, progress, time left and time per step, as far as they fit.
 fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");
     let steps = match row.steps_total {
         0 => "no step yet".to_owned(),
-        _ if row.is_stepless => "its steps are not told".to_owned(),
+        _ if row.is_stepless => "steps unknown".to_owned(),
         total => format!("step {} of {}", units::grouped(row.step), units::grouped(total)),
     };
     let name = Span::styled(short_id(&row.run).to_owned(), model.theme.strong);
@@ -182,24 +182,24 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let mut tail = Vec::new();
     if kind == StateKind::Running || kind == StateKind::Saving {
         tail.extend(row.eta_s.map(|s| format!("{} left", units::duration(s))));
-        tail.extend(row.step_s.map(|s| format!("{} a step", units::value(s, units::Unit::Seconds))));
+        tail.extend(row.step_s.map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))));
     } else if !kind.is_active() {
         tail.push(units::ago(model.now, row.updated_s));
     }
     let percent = format!(" {:.0} %", (crate::widgets::fraction(row) * 100.0).floor());
     let used = |spans: &[Span<'_>]| spans.iter().map(Span::width).sum::<usize>();
-    // The first of the tail is worth more than the bar, and a short bar more than the second.
+    // The time left is more important than the bar, and a short bar more than the time per step.
     const BAR: usize = 8;
     let mut room = width.saturating_sub(used(&spans));
     let mut first = tail.into_iter().filter_map(|text| {
-        let keep = if text.ends_with("a step") { BAR + 2 + percent.len() } else { 0 };
+        let keep = if text.ends_with("per step") { BAR + 2 + percent.len() } else { 0 };
         let fits = text.len() + 2 + keep <= room;
         room -= if fits { text.len() + 2 } else { 0 };
         fits.then(|| [gap(), Span::raw(text)])
     });
     let tail: Vec<Span<'static>> = first.by_ref().flatten().collect();
-    let is_told = !row.is_stepless || row.step > 0;
-    if is_told && room >= BAR + 2 + percent.len() {
+    let has_steps = !row.is_stepless || row.step > 0;
+    if has_steps && room >= BAR + 2 + percent.len() {
         spans.push(gap());
         spans.extend(progress(model, row, (room - 2 - percent.len()).min(40)));
         spans.push(Span::raw(percent));

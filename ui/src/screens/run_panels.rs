@@ -1,4 +1,4 @@
-//! The panels of the run screen: charts with their read-outs, checkpoints, events.
+//! The panels of the Run screen: charts with their values, ranks, checkpoints and events.
 
 use crate::charts;
 use crate::effect::XAxis;
@@ -20,7 +20,7 @@ use ratatui_core::text::{Line, Span};
 use rundir::{Chart, ChartInfo, Event, EventKind};
 use units::Unit;
 
-/// Whether any node of the run has GPUs that say what they draw.
+/// Returns whether any node of the run has GPUs that report their power.
 fn has_power(run: &RunScreen) -> bool {
     !run.series.nodes().column(Track::of("power")).is_empty()
 }
@@ -30,7 +30,7 @@ pub fn info(run: &RunScreen, chart: Chart) -> ChartInfo {
     chart.info(has_power(run))
 }
 
-/// The lines of a chart: those that were measured.
+/// Returns the lines of a chart that were measured.
 fn lines(model: &Model, run: &RunScreen, chart: Chart) -> Vec<ChartLine> {
     let (live, nodes) = (run.series.live(), run.series.nodes());
     let superseded = run.series.superseded();
@@ -57,10 +57,10 @@ pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area
     }
 }
 
-/// Why there is nothing to draw yet.
+/// Returns why there is no step to draw.
 fn no_step(run: &RunScreen) -> &'static str {
     let is_stepless = run.status.as_ref().is_some_and(|status| status.row.is_stepless);
-    if is_stepless { "No steps: its adapter is none" } else { "No step yet" }
+    if is_stepless { "No steps: adapter = \"none\"" } else { "No step yet" }
 }
 
 fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect) {
@@ -75,7 +75,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         return;
     }
     if lines.is_empty() {
-        let nothing = if chart == Chart::Mfu { "Needs log.peak_tflops in the recipe" } else { "Not measured" };
+        let nothing = if chart == Chart::Mfu { "Set log.peak_tflops in the recipe" } else { "Not measured" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
@@ -93,7 +93,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         window: run.window(),
         log_y: run.log_y.contains(&chart),
         smoothing: run.smoothing,
-        // The charts above each other have one x axis.
+        // Charts in one column align their x axes.
         aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
         cursor: run.cursor,
         symbols: model.symbols,
@@ -103,12 +103,12 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     write(model, buf, legend, read_out(model, run, chart, &lines));
 }
 
-/// Value of a line where the read-out stands. Where nothing was measured there is no text.
+/// Returns the value of a line at the cursor; `None` where it was not measured.
 fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
     if line.track.is_of_nodes() {
         let nodes = run.series.nodes();
         let last = nodes.len().checked_sub(1)?;
-        // The newest, unless somebody reads another place.
+        // The newest value, unless the cursor is elsewhere.
         let at = if run.cursor.is_some() { nodes.at_time(run.series.live().time(index)).min(last) } else { last };
         let value = nodes.column(line.track).get(at);
         return value.is_finite().then(|| units::value(f64::from(value), unit));
@@ -122,7 +122,7 @@ fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Opti
     }
 }
 
-/// The values for a heading: all lines if they fit, or else the first.
+/// Returns the values for a heading: those of all lines if they fit, or else of the first ones.
 fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
     let room = usize::from(area.width).saturating_sub(text::width(info(run, chart).title) + 6);
@@ -153,23 +153,23 @@ fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLi
     spans
 }
 
-/// How an enlarged chart is drawn, in words.
+/// Returns the settings of an enlarged chart.
 fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> {
-    let mut words = Vec::new();
+    let mut settings = Vec::new();
     if run.log_y.contains(&chart) {
-        words.push("logarithmic".to_owned());
+        settings.push("log y".to_owned());
     }
     if let Some(level) = run.smoothing {
-        words.push(format!("smoothed over {:.0}", 1.0 / (1.0 - SMOOTHING[level])));
+        settings.push(format!("smoothed over {:.0}", 1.0 / (1.0 - SMOOTHING[level])));
     }
     if run.span.is_some() {
         let share = (run.window().1 - run.window().0) / (run.full_range().1 - run.full_range().0);
-        words.push(format!("zoomed to {:.0} %", (share * 100.0).max(1.0)));
+        settings.push(format!("zoomed to {:.0} %", (share * 100.0).max(1.0)));
     }
-    vec![Span::styled(words.join(", "), model.theme.faint)].into_iter().filter(|span| span.width() > 0).collect()
+    vec![Span::styled(settings.join(", "), model.theme.faint)].into_iter().filter(|span| span.width() > 0).collect()
 }
 
-/// The line under an enlarged chart: where the read-out stands and every value there.
+/// Returns the line under an enlarged chart: the position of the cursor and every value there.
 fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -> Line<'static> {
     let Some(index) = run.cursor_index() else { return Line::default() };
     let live = run.series.live();
@@ -183,7 +183,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
     for line in lines {
         let Some(value) = value_at(run, line, index, info(run, chart).unit) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
-        // "rank 0" says its mark already.
+        // A label such as "rank 0" ends with its mark.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
         spans.push(Span::styled(format!("   {mark}{} ", line.label), line.style));
         spans.push(Span::styled(value, model.theme.strong));
@@ -195,7 +195,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
     Line::from(spans)
 }
 
-/// Who is waited for: ranks from top to bottom, steps from left to right.
+/// Draws the slowness of ranks: ranks from top to bottom, steps from left to right.
 fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Ranks;
     let times = run.series.rank_times();
@@ -203,7 +203,7 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let row = index.and_then(|index| times.at(run.series.live().step(index)));
     let slowest = row.map(|row| {
         let (rank, over) = row.slowest();
-        let how = if over < LEVELS[0] { "no rank lags".to_owned() } else { format!("rank {rank} {}", more(over)) };
+        let how = if over < LEVELS[0] { "no slow rank".to_owned() } else { format!("rank {rank} {}", more(over)) };
         let step = if run.cursor.is_some() && focused {
             format!("step {}  ", units::grouped(row.step))
         } else {
@@ -213,7 +213,7 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     });
     let below = heading(model, buf, area, "Ranks", slowest.unwrap_or_default(), focused);
     if times.ranks() < 2 {
-        let nothing = if times.ranks() == 0 { no_step(run) } else { "One rank waits for nobody" };
+        let nothing = if times.ranks() == 0 { no_step(run) } else { "Only one rank" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
@@ -231,12 +231,12 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     };
     let cursor = run.cursor.and(row).map(|row| row.step as f64);
     HeatMap { times, window: range, cursor, symbols: model.symbols, theme: model.theme }.render(plot, buf);
-    let mut words = vec![Span::styled(format!("{} usual", model.symbols.shades[0]), model.theme.faint)];
+    let mut words = vec![Span::styled(format!("{} normal", model.symbols.shades[0]), model.theme.faint)];
     for (level, over) in LEVELS.iter().enumerate() {
         let style = shade_style(&model.theme, level + 1);
         words.push(Span::styled(format!("   {} {}", model.symbols.shades[level + 1], more(*over)), style));
     }
-    words.push(Span::styled("   over the median rank", model.theme.faint));
+    words.push(Span::styled("   above the median rank", model.theme.faint));
     write(model, buf, legend, Line::from(words));
 }
 
@@ -255,8 +255,8 @@ fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
         let nothing = match run.checkpoints {
             Some(_) if is_command => "None yet",
-            Some(_) => "None yet: stopping saves one",
-            None => "Reading…",
+            Some(_) => "None yet; stopping the run saves one",
+            None => "Loading…",
         };
         write(model, buf, below, Span::styled(nothing, faint));
         return;
@@ -272,8 +272,8 @@ fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
                 Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
             ]),
             Err((how, why)) => {
-                let said = format!("  {} {how}: {why}", glyph(model, Severity::Warn));
-                Line::from(vec![Span::raw(step), Span::styled(said, model.theme.warn)])
+                let text = format!("  {} {how}: {why}", glyph(model, Severity::Warn));
+                Line::from(vec![Span::raw(step), Span::styled(text, model.theme.warn)])
             }
         }
     });
@@ -294,12 +294,12 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Events;
     let below = heading(model, buf, area, "Events", Vec::new(), focused);
     if run.events.is_empty() {
-        let nothing = if run.status.is_some() { "Nothing has happened yet" } else { "Reading…" };
+        let nothing = if run.status.is_some() { "No events yet" } else { "Loading…" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
     let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
-    // That saving began is news only until it ended, and of a failure that every node passes on, the first word is.
+    // The start of a save is shown only until it ends, and a failure that every node reports is shown once.
     let newest = run.events.len() - 1;
     let ended = |i: usize, event: &Event| i < newest && event.kind == EventKind::CheckpointStarted;
     let repeated = |i: usize, event: &Event| {

@@ -1,4 +1,4 @@
-//! All runs, newest first, and what can be done with the selected one.
+//! The Runs screen: all runs, newest first, and the details of the selected one.
 
 use crate::advice;
 use crate::effect::Effect;
@@ -22,7 +22,7 @@ use units::counted;
 /// Rows of the part below the list.
 const DETAILS: u16 = 8;
 
-/// Scrolls so that the selected run is visible.
+/// Scrolls to the selected run.
 pub fn keep_selection(model: &mut Model) {
     let rows = model.visible_runs();
     let at = model.run_position(&rows);
@@ -30,14 +30,14 @@ pub fn keep_selection(model: &mut Model) {
     model.runs_screen.top = layout::scrolled(model.runs_screen.top, at, usize::from(list.height.saturating_sub(1)));
 }
 
-/// Narrows the list.
+/// Sets the filter.
 pub fn set_filter(model: &mut Model, filter: String) {
     model.runs_screen.filter = filter;
     model.runs_screen.top = 0;
     keep_selection(model);
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let rows = model.visible_runs();
     let at = model.run_position(&rows);
@@ -78,7 +78,7 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let list = match &model.runs {
         None => {
-            write_centered(model, buf, body, vec![Line::styled("Reading the runs…", model.theme.faint)]);
+            write_centered(model, buf, body, vec![Line::styled("Loading runs…", model.theme.faint)]);
             return;
         }
         Some(Err(failure)) => {
@@ -94,8 +94,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
     let rows = model.visible_runs();
     if rows.is_empty() {
-        let nothing = format!("No run matches \"{}\".", model.runs_screen.filter);
-        let clear = hint(model, &Context::Runs.key_of(Action::Back), "shows all runs");
+        let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
+        let clear = hint(model, &Context::Runs.key_of(Action::Back), "show all runs");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -116,7 +116,7 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
         ),
         Line::default(),
         Line::from(hint(model, &Context::Runs.key_of(Action::NewRun), "choose a stage and start training")),
-        Line::from(hint(model, &Context::Runs.key_of(Action::Help), "all keys")),
+        Line::from(hint(model, &Context::Runs.key_of(Action::Help), "show all keys")),
     ];
     if let Some(failure) = unreadable.first() {
         lines.push(Line::default());
@@ -127,7 +127,7 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
 }
 
 fn unreadable_line(n: usize) -> String {
-    format!("{} here cannot be read as a run:", counted(n, "folder"))
+    format!("{} not readable as a run:", counted(n, "folder"))
 }
 
 /// One column of the table.
@@ -138,10 +138,10 @@ struct RunColumn {
     cell: fn(&Model, &RunRow) -> String,
 }
 
-/// The column that is a bar; it also takes what room is left over.
+/// The column of progress bars, which also takes the remaining width.
 const BAR: &str = "progress";
 
-/// The columns after state and name, in the order in which they are given room.
+/// The columns after state and name, the most important first.
 const RUN_COLUMNS: [RunColumn; 7] = [
     RunColumn { title: "step", width: 0, right: true, cell: |_, row| steps(row) },
     RunColumn {
@@ -195,7 +195,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     for (column, width) in &mut columns {
         *width += if column.title == BAR { room.min(24) } else { 0 };
     }
-    // The bar stands beside the steps, whatever its place in the order of importance.
+    // The bar is placed beside the steps, whatever its importance.
     columns.sort_by_key(|(column, _)| match column.title {
         "step" => 0,
         BAR => 1,
@@ -224,7 +224,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
         let style = if i == chosen { model.theme.strong } else { Style::new() };
         let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
         let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
-        // A stalled run has the mark already.
+        // A stalled run already has this mark.
         let worth_a_look = row.findings.first().is_some_and(|finding| finding.urgency < Urgency::Note);
         let marked = worth_a_look && StateKind::of(&row.state) != StateKind::Stalled;
         let mut line = row_line(
@@ -285,7 +285,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
             n => format!(" ({} more like this)", n - 1),
         };
         let glyph = model.symbols.states[StateKind::Stalled as usize];
-        let text = format!("{glyph} {}: {}{others}. What to do: {}", failure.what, failure.why, failure.fix);
+        let text = format!("{glyph} {}: {}{others}. Hint: {}", failure.what, failure.why, failure.fix);
         lines.push(Line::default());
         lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
     }

@@ -1,4 +1,4 @@
-//! The curriculum: its stages in order, what each changes, where its weights come from, and a key to start it.
+//! The Stages screen: the stages of each curriculum, their changes and the source of their weights.
 
 use crate::effect::Effect;
 use crate::jobs::Intent;
@@ -14,7 +14,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::StageStart;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 12;
@@ -24,7 +24,7 @@ enum StagesRow<'a> {
     Title(&'a CurriculumView),
     Broken(&'a Failure),
     Fix(&'a Failure),
-    /// With its number over all curricula.
+    /// With its index over all curricula.
     Stage(usize, &'a CurriculumView, &'a StageView),
     Air,
 }
@@ -74,17 +74,17 @@ pub fn can_start(model: &Model) -> bool {
     selected(model).is_some_and(|(c, stage)| !matches!(weights(model, c, stage), Weights::Missing(_)))
 }
 
-/// Where a stage's weights would come from.
+/// The source of a stage's weights.
 enum Weights<'a> {
     Random,
     File(String),
     Run(&'a RunRow, u64),
-    /// The stage that has to be trained first.
+    /// The stage that must be trained first.
     Missing(&'a StageView),
 }
 
-/// Decides where a stage's weights come from: for "previous", the newest finished run of the stage before, or its
-/// newest run with a checkpoint when none has finished.
+/// Returns the source of a stage's weights. For "previous", that is the newest finished run of the previous stage, or its
+/// newest run with a checkpoint if none has finished.
 fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Weights<'a> {
     match &stage.start {
         StageStart::Random => Weights::Random,
@@ -105,8 +105,8 @@ fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a Stag
     }
 }
 
-/// Shows the screen with the stage selected that makes sense next: the one after the current run's when that has
-/// finished, or else the first one that has not.
+/// Opens the screen and selects the next stage to train: the one after the current run's stage if that run has finished,
+/// or else the first unfinished stage.
 pub fn open(model: &mut Model) {
     let target = model.target().filter(|row| row.stage.is_some());
     let wanted = target.map(|row| {
@@ -127,7 +127,7 @@ pub fn open(model: &mut Model) {
     keep_selection(model);
 }
 
-/// Keeps the selection on an existing stage and scrolls to it.
+/// Limits the selection to the existing stages and scrolls to it.
 pub fn keep_selection(model: &mut Model) {
     model.stages.selected = model.stages.selected.min(all_stages(model).count().saturating_sub(1));
     let rows = rows(model);
@@ -135,11 +135,11 @@ pub fn keep_selection(model: &mut Model) {
     let at = rows.iter().position(|row| matches!(row, StagesRow::Stage(n, ..) if *n == selected)).unwrap_or(0);
     let visible = usize::from(areas(model, rows.len()).0.height);
     let top = layout::scrolled(model.stages.top, at, visible);
-    // The first stage keeps its curriculum's title in view.
+    // With the first stage, the title of its curriculum is visible too.
     model.stages.top = if at <= 2 { 0 } else { top };
 }
 
-/// Reacts to a key.
+/// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.stages.selected;
     match action {
@@ -150,7 +150,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::StartStage => return start(model),
         Action::Open => match newest_run(model).map(|row| row.run.clone()) {
             Some(run) => model.open_run(run),
-            None => model.warn("This stage has no run yet."),
+            None => model.warn("This stage has no run yet"),
         },
         Action::Back => model.screen = Screen::Runs,
         _ => {}
@@ -161,20 +161,20 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.jobs.planning_stage() {
-        model.warn("Already preparing a stage: wait for that.");
+        model.warn("A stage is already being prepared");
         return Vec::new();
     }
     let Some((curriculum, stage)) = selected(model) else {
-        model.warn("There is no stage to start.");
+        model.warn("There is no stage to start");
         return Vec::new();
     };
     let from = match weights(model, curriculum, stage) {
         Weights::Missing(before) => {
             let failure = Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::NoCheckpoint,
                 format!("cannot start {}", stage.name),
-                format!("it starts from the weights of {}, which has no complete checkpoint yet", before.name),
-                format!("start {} first, and let it finish", before.name),
+                format!("it starts from the weights of stage {}, which has no complete checkpoint", before.name),
+                format!("start stage {} first and wait until it finishes", before.name),
             );
             model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }));
             return Vec::new();
@@ -195,13 +195,13 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;
     let Some(curricula) = &model.curricula else {
-        write_centered(model, buf, body, vec![Line::styled("Reading the curricula…", faint)]);
+        write_centered(model, buf, body, vec![Line::styled("Loading curricula…", faint)]);
         return;
     };
     if curricula.is_empty() {
-        let mut lines = vec![Line::styled("No curriculum was found", model.theme.strong)];
-        let text = "A curriculum lists the stages of a training, like configs/demo/curriculum.toml. \
-                    Start vidtui in a folder that has a configs folder.";
+        let mut lines = vec![Line::styled("No curriculum found", model.theme.strong)];
+        let text = "A curriculum file lists training stages; see configs/demo/curriculum.toml. \
+                    Start vidtui in a folder that contains configs/.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
         write_centered(model, buf, body, lines);
         return;
@@ -222,7 +222,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
                 write(model, buf, area, Line::styled(format!("  {}: {}", failure.what, failure.why), model.theme.bad));
             }
             StagesRow::Fix(failure) => {
-                write(model, buf, area, Line::styled(format!("  What to do: {}", failure.fix), model.theme.accent));
+                write(model, buf, area, Line::styled(format!("  Hint: {}", failure.fix), model.theme.accent));
             }
             StagesRow::Stage(number, curriculum, stage) => {
                 let line = stage_line(model, *number, curriculum, stage, names, usize::from(list.width));
@@ -280,7 +280,7 @@ fn stage_line(
     Line::from(spans)
 }
 
-/// What a stage is, below the list, of which so many stages are `unseen` further down.
+/// Draws the details of a stage below the list; `unseen` stages of the list are hidden.
 fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView, unseen: usize) {
     let more = match unseen {
         0 => Vec::new(),
@@ -310,11 +310,11 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     }
     lines.push(Line::default());
     let (from, ready) = match weights(model, curriculum, stage) {
-        Weights::Random if stage.command.is_some() => ("whatever its command says".to_owned(), true),
+        Weights::Random if stage.command.is_some() => ("set by the command".to_owned(), true),
         Weights::Random => ("random weights".to_owned(), true),
-        Weights::File(path) => (format!("the weights in {path}"), true),
+        Weights::File(path) => (format!("weights in {path}"), true),
         Weights::Run(row, step) => (format!("{}, step {}", short_id(&row.run), units::grouped(step)), true),
-        Weights::Missing(before) => (format!("a checkpoint of {}, which has none yet", before.name), false),
+        Weights::Missing(before) => (format!("stage {}, which has no checkpoint yet", before.name), false),
     };
     let mut start = vec![Span::styled("Starts from  ", theme.faint), Span::raw(from)];
     if !ready {
@@ -333,11 +333,11 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let mut keys = Vec::new();
     if ready {
         keys.extend(hint(model, &Context::Stages.key_of(Action::StartStage), &format!("start {}", stage.name)));
-        keys.push(Span::styled(" (shows everything first, and asks)", theme.faint));
+        keys.push(Span::styled(" (shows the plan first)", theme.faint));
     }
     if newest(model, curriculum, stage).is_some() {
         keys.push(Span::raw(if ready { "   " } else { "" }));
-        keys.extend(hint(model, &Context::Stages.key_of(Action::Open), "open its newest run"));
+        keys.extend(hint(model, &Context::Stages.key_of(Action::Open), "open the newest run"));
     }
     if !keys.is_empty() {
         lines.push(Line::from(keys));
@@ -347,21 +347,21 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     write_lines(model, buf, below, lines);
 }
 
-/// The table of what a stage changes, cut to `room` rows with a count of what is left out.
+/// Returns the table of a stage's changes, cut to `room` rows with a count of those left out.
 fn changes(model: &Model, stage: &StageView, width: usize, room: usize) -> Vec<Line<'static>> {
     if stage.changes.is_empty() || room < 2 {
         return Vec::new();
     }
     let (theme, symbols) = (&model.theme, &model.symbols);
     let first = stage.changes.iter().all(|change| change.from.is_none());
-    let title = if first { "It sets" } else { "It changes, compared with the stage before" };
+    let title = if first { "Settings" } else { "Changes from the previous stage" };
     let mut lines = vec![Line::styled(title, theme.faint)];
     let shown = if stage.changes.len() < room { stage.changes.len() } else { room - 2 };
     let keys = stage.changes.iter().map(|change| text::width(&change.key)).max().unwrap_or(0);
     for change in &stage.changes[..shown] {
         let pad = " ".repeat(keys.saturating_sub(text::width(&change.key)) + 2);
         let mut spans = vec![Span::raw(format!("  {}{pad}", change.key))];
-        // Of long paths the ends differ.
+        // The ends of long paths differ, so the beginnings are cut.
         let room = width.saturating_sub(keys + 8) / 2;
         if let Some(from) = &change.from {
             let from = text::fit_end(from, room, symbols.ellipsis);

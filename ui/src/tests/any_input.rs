@@ -84,7 +84,7 @@ fn any_row() -> impl Strategy<Value = RunRow> {
             loss: maybe,
             eta_s: maybe,
             step_s: maybe,
-            start_awaited_until_s: maybe,
+            start_deadline_s: maybe,
             created_s: NOW + number,
             updated_s: number,
             findings: if step % 2 == 0 { slowed().findings } else { vec![] },

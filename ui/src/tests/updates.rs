@@ -36,7 +36,7 @@ fn killing_asks_first_and_only_a_yes_kills() {
 }
 
 #[test]
-fn a_kill_that_waits_for_nodes_says_which_and_is_given_up_by_the_same_key() {
+fn a_kill_that_waits_for_nodes_is_cancelled_with_the_same_key() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     let asked = ui.press("K");
     let [Effect::PlanKill { job, .. }] = &asked[..] else { panic!("{asked:?}") };
@@ -44,21 +44,21 @@ fn a_kill_that_waits_for_nodes_says_which_and_is_given_up_by_the_same_key() {
     let effects = ui.press("y");
     let [Effect::Kill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Progress("TERM sent to 3 processes: 1, 2, 3".into()));
-    assert!(ui.press("K").is_empty(), "what is under way is not cut off");
+    assert!(ui.press("K").is_empty(), "a kill in progress is not interrupted");
     ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 4 s".into()));
-    assert!(ui.screen().contains("Ml-[2-3] do not answer, asked again in 4 s; K gives up…"), "{}", ui.screen());
+    insta::assert_snapshot!("kill_waiting_for_nodes_80x24", ui.screen());
     ui.send(Msg::Tick(NOW + 125.0));
     ui.answer(*job, JobMsg::Progress("ml-2 and ml-3 are asked".into()));
     ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 30 s".into()));
     for key in ["r", "s"] {
         assert!(ui.press(key).is_empty());
-        let screen = ui.screen();
-        assert!(screen.contains("demo-2s-k7f2 waits for its kill, 2 min 05 s so far: K gives that up."), "{screen}");
-        assert!(screen.contains("Its kill has waited for 2 min 05 s: ml-[2-3] do not answer"), "{screen}");
-        assert!(screen.contains("K give the kill up"), "{screen}");
+        let (_, waiting) = ui.model.jobs.waiting_kill(&stage_1()).unwrap();
+        assert_eq!(waiting.since_s, NOW, "retries do not reset the wait");
+        assert!(ui.model.notice.as_ref().unwrap().is_warning);
     }
+    insta::assert_snapshot!("kill_waiting_for_nodes_refuses_a_stop_80x24", ui.screen());
     let effects = ui.press("K");
-    assert!(matches!(&effects[..], [Effect::GiveUpKill { job: given_up }] if given_up == job), "{effects:?}");
+    assert!(matches!(&effects[..], [Effect::GiveUpKill { job: cancelled }] if cancelled == job), "{effects:?}");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_resume_with_warnings_asks() {
 }
 
 #[test]
-fn a_second_press_while_the_first_is_under_way_does_nothing() {
+fn a_second_press_while_the_first_is_in_progress_does_nothing() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     assert_eq!(ui.press("r").len(), 1);
     assert!(ui.press("r").is_empty());
@@ -92,25 +92,23 @@ fn a_second_press_while_the_first_is_under_way_does_nothing() {
     assert_eq!(ui.press("s").len(), 1);
     assert!(ui.press("s").is_empty());
     assert!(ui.press("K").is_empty());
-    assert!(ui.screen().contains("Already asking demo-2s-k7f2 to save and stop: wait for that."), "{}", ui.screen());
+    assert!(ui.model.notice.as_ref().unwrap().is_warning);
 }
 
 #[test]
-fn a_run_whose_processes_do_not_come_says_how_long_they_are_awaited_and_what_comes_then() {
-    let starting = |awaited_s: f64| {
-        let row = row(stage_1(), "2s", RunState::Starting, 0);
-        Ui::with_runs(vec![RunRow { start_awaited_until_s: Some(NOW + awaited_s), ..row }]).screen()
+fn a_run_without_processes_shows_how_long_it_still_counts_as_starting() {
+    let starting = |left_s: f64, step: u64| {
+        let row = row(stage_1(), "2s", RunState::Starting, step);
+        Ui::with_runs(vec![RunRow { start_deadline_s: Some(NOW + left_s), ..row }])
     };
-    assert!(starting(175.0).contains("2 ranks are starting"), "a start may take some seconds");
-    let screen = starting(130.0);
-    assert!(screen.contains("None of its processes is there yet"), "{screen}");
-    assert!(screen.contains("awaited for 2 min 10 s more"), "{screen}");
-    assert!(screen.contains("its stage can be started again"), "{screen}");
-    let row = row(stage_1(), "2s", RunState::Starting, 97);
-    let mut ui = Ui::with_runs(vec![RunRow { start_awaited_until_s: Some(NOW + 130.0), ..row }]);
-    assert!(ui.screen().contains("can be resumed"), "{}", ui.screen());
+    let left_s = |ui: &Ui| advice::start_left_s(&ui.model, ui.model.selected_run().unwrap());
+    assert_eq!(left_s(&starting(175.0, 0)), None, "a start may take some seconds");
+    let ui = starting(130.0, 0);
+    assert_eq!(left_s(&ui), Some(130.0));
+    insta::assert_snapshot!("runs_with_a_late_start_80x24", ui.screen());
+    let mut ui = starting(130.0, 97);
     assert!(ui.press("r").is_empty());
-    assert!(ui.screen().contains("may still start: in 2 min 10 s it can be resumed"), "{}", ui.screen());
+    insta::assert_snapshot!("runs_with_a_late_start_refuse_a_resume_80x24", ui.screen());
 }
 
 #[test]
@@ -121,25 +119,27 @@ fn stopping_needs_no_dialog() {
     assert_eq!(*run, stage_1());
     ui.answer(*job, JobMsg::Done(Outcome::StopSent(stage_1())));
     assert!(ui.model.modal.is_none());
-    assert!(ui.screen().contains("saves a checkpoint and stops"));
+    assert!(!ui.model.notice.as_ref().unwrap().is_warning);
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words() {
+fn impossible_actions_are_refused_with_a_reason() {
     let refusals = [
-        (running(83), "r", "there is nothing to resume"),
-        (finished(), "r", "nothing left to resume"),
-        (RunRow { checkpoint_step: None, ..stopped() }, "r", "no complete checkpoint"),
-        (stopped(), "s", "is not running"),
-        (stopped(), "K", "is not running"),
-        (row(stage_1(), "2s", RunState::Stopping, 97), "s", "is stopping already"),
+        (running(83), "r"),
+        (finished(), "r"),
+        (RunRow { checkpoint_step: None, ..stopped() }, "r"),
+        (stopped(), "s"),
+        (stopped(), "K"),
+        (row(stage_1(), "2s", RunState::Stopping, 97), "s"),
     ];
-    for (row, key, words) in refusals {
+    let reasons = refusals.map(|(row, key)| {
         let mut ui = Ui::with_runs(vec![row]);
         assert!(ui.press(key).is_empty());
-        let notice = ui.model.notice.clone().unwrap().text;
-        assert!(notice.contains(words), "{notice}");
-    }
+        let notice = ui.model.notice.clone().unwrap();
+        assert!(notice.is_warning);
+        notice.text
+    });
+    insta::assert_snapshot!("reasons_of_refused_actions", reasons.join("\n"));
 }
 
 #[test]
@@ -166,12 +166,13 @@ fn a_stage_starts_from_the_newest_finished_run_of_the_stage_before() {
 }
 
 #[test]
-fn a_stage_without_weights_to_start_from_says_which_stage_comes_first() {
+fn a_stage_without_weights_is_refused_and_names_the_stage_before_it() {
     let mut ui = Ui::with_runs(vec![]);
     ui.press("n G");
     assert!(ui.press("Enter").is_empty());
     let Some(Modal::Failure(dialog)) = &ui.model.modal else { panic!() };
-    assert_eq!(dialog.failure.fix, "start 2s first, and let it finish");
+    assert_eq!(dialog.failure.code, rundir::ErrorCode::NoCheckpoint);
+    insta::assert_snapshot!("stage_without_weights_80x24", ui.screen());
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn another_rank_means_another_log_stream() {
 }
 
 #[test]
-fn leaving_the_run_screen_stops_its_stream_and_late_news_is_harmless() {
+fn leaving_the_run_screen_stops_its_stream_and_late_messages_are_ignored() {
     let mut ui = Ui::on_run(running(83));
     assert!(watches(&ui.model).contains(&Watch::Run(stage_1())));
     ui.press("Esc");
@@ -214,7 +215,7 @@ fn leaving_the_run_screen_stops_its_stream_and_late_news_is_harmless() {
 }
 
 #[test]
-fn a_reopened_stream_replaces_what_was_known() {
+fn a_reopened_stream_replaces_earlier_data() {
     let mut ui = Ui::on_run(running(83));
     ui.run_msg(RunMsg::Opened);
     ui.run_msg(RunMsg::Metrics(vec![sample(1, 1), sample(1, 2)]));
@@ -224,7 +225,7 @@ fn a_reopened_stream_replaces_what_was_known() {
 }
 
 #[test]
-fn export_asks_for_the_focused_chart_as_it_is_shown() {
+fn export_requests_the_focused_chart_as_it_is_shown() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab Tab L S x +");
     let effects = ui.press("E");
@@ -239,16 +240,12 @@ fn export_asks_for_the_focused_chart_as_it_is_shown() {
 }
 
 #[test]
-fn quitting_leaves_runs_alone_and_says_so() {
+fn quitting_leaves_runs_alone_and_lists_them() {
     for key in ["q", "Ctrl-C"] {
         let mut ui = Ui::with_runs(vec![running(83)]);
         assert!(matches!(&ui.press(key)[..], [Effect::Quit]));
         assert!(ui.model.quitting());
-        assert_eq!(
-            farewell(&ui.model).unwrap(),
-            "demo-2s-k7f2 goes on without the console (step 83 of 240). \
-             Open it again with: vidtui --runs /home/ada/vidtui/runs"
-        );
+        insta::assert_snapshot!("farewell_with_one_running_run", farewell(&ui.model).unwrap());
     }
     assert_eq!(farewell(&Ui::with_runs(vec![finished()]).model), None);
 }
@@ -262,7 +259,7 @@ fn ctrl_c_quits_and_ctrl_z_suspends_in_dialogs_too() {
 }
 
 #[test]
-fn pasted_text_presses_no_keys() {
+fn pasted_text_triggers_no_keys() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     assert!(ui.send(Msg::Paste("K\ny\nqs".into())).is_empty());
     assert!(ui.model.modal.is_none() && !ui.model.quitting());
@@ -272,7 +269,7 @@ fn pasted_text_presses_no_keys() {
 }
 
 #[test]
-fn typing_narrows_the_list_and_escape_restores_it() {
+fn typing_filters_the_list_and_escape_restores_it() {
     let mut ui = Ui::new();
     ui.send(Msg::Runs(Ok(many_runs())));
     ui.press("/");
@@ -293,12 +290,13 @@ fn the_selection_stays_on_its_run_when_a_newer_one_appears() {
 }
 
 #[test]
-fn a_failed_job_explains_itself_in_a_dialog() {
+fn a_failed_job_opens_the_error_dialog() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");
     let [Effect::PlanResume { job, .. }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Failed(failure()));
-    assert!(ui.screen().contains("What to do"));
+    let Some(Modal::Failure(dialog)) = &ui.model.modal else { panic!("{:?}", ui.model.modal) };
+    assert_eq!(dialog.failure, failure());
     ui.press("Enter");
     assert!(ui.model.modal.is_none());
     assert_eq!(ui.press("r").len(), 1, "the key works again");
@@ -372,26 +370,25 @@ fn messages_survive_a_recording() {
 }
 
 #[test]
-fn a_failure_that_is_too_long_for_the_screen_shows_where_it_was_cut_and_keeps_the_keys() {
+fn a_failure_that_does_not_fit_is_cut_visibly_and_keeps_the_keys() {
     let why = "the loader of rank 3 could not open a file ".repeat(20);
-    let failure = rundir::Failure::new(rundir::ErrorCode::Unclassified, "the run failed", why, "read the log");
+    let failure = rundir::Failure::new(rundir::ErrorCode::RankFailed, "the run failed", why, "read the log");
     let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure), 97));
     for (width, height) in [(80, 24), (40, 12)] {
         ui.resize(width, height);
-        let screen = ui.screen();
-        assert!(screen.contains(" …") && screen.contains("read the logs"), "{screen}");
+        insta::assert_snapshot!(format!("run_with_a_long_failure_{width}x{height}"), ui.screen());
     }
 }
 
 #[test]
-fn stages_for_which_the_list_has_no_room_are_counted_until_they_are_in_sight() {
+fn hidden_stages_below_the_list_are_counted() {
     let mut many = curricula();
     let stages = many[0].stages.as_mut().unwrap();
     stages.extend(vec![stages[0].clone(); 12]);
     let mut ui = Ui::with_runs(vec![]);
     ui.press("2");
     ui.send(Msg::Curricula(many));
-    assert!(ui.screen().contains("stages below"), "{}", ui.screen());
+    insta::assert_snapshot!("stages_with_hidden_ones_80x24", ui.screen());
     ui.press("G");
-    assert!(!ui.screen().contains("stages below"), "{}", ui.screen());
+    insta::assert_snapshot!("stages_at_the_end_of_the_list_80x24", ui.screen());
 }

@@ -1,4 +1,4 @@
-//! A box in front of everything else.
+//! A dialog box in front of a screen.
 
 use crate::keymap::Action;
 use crate::layout;
@@ -10,10 +10,10 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Widest text of a dialog: longer lines are hard to read.
+/// Maximum width of a dialog's text; longer lines are hard to read.
 const WIDEST: u16 = 76;
 
-/// Returns how many cells a dialog's text may take in a terminal.
+/// Returns the width of a dialog's text in cells.
 pub fn text_width(size: Size) -> usize {
     usize::from(outer_width(size).saturating_sub(4).max(1))
 }
@@ -22,7 +22,7 @@ fn outer_width(size: Size) -> u16 {
     if size.width < 60 { size.width } else { (size.width - 4).min(WIDEST + 4) }
 }
 
-/// Returns how far a dialog of this many lines can scroll.
+/// Returns the last scroll position of a dialog with this many lines.
 pub fn max_scroll(size: Size, lines: usize) -> usize {
     lines.saturating_sub(visible(size, lines))
 }
@@ -43,7 +43,7 @@ pub fn draw(
 ) {
     let visible = visible(model.size, lines.len());
     let area = layout::centered(model.size, outer_width(model.size), visible as u16 + 4).intersection(buf.area);
-    // A little air at the sides, so that what lies behind does not touch the box.
+    // A margin at the sides separates the box from the screen behind it.
     for y in area.top()..area.bottom() {
         for x in area.left().saturating_sub(2)..(area.right() + 2).min(buf.area.right()) {
             if let Some(cell) = buf.cell_mut((x, y)) {
@@ -52,7 +52,7 @@ pub fn draw(
         }
     }
     if area.width < 8 || area.height < 4 {
-        // Too small for a box: the footer says what the keys do, and that matters most.
+        // Too small for a box: the keys in the footer are the most important part.
         write(model, buf, area, footer);
         return;
     }

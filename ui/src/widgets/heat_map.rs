@@ -1,6 +1,6 @@
-//! Ranks from top to bottom, steps from left to right: the darker a cell, the longer the others waited for that rank.
+//! A heat map of rank times: ranks from top to bottom, steps from left to right; the darker a cell, the slower the rank.
 //!
-//! Where there are more ranks than rows, or more steps than columns, a cell shows the slowest of those it stands for.
+//! With more ranks than rows, or more steps than columns, a cell shows the slowest of its ranks and steps.
 
 use crate::rank_times::{LEVELS, RankRow, RankTimes};
 use crate::text;
@@ -10,14 +10,14 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use units::Unit;
 
-/// Everything a heat map needs; drawing it changes nothing.
+/// A heat map of rank times.
 #[derive(Debug, Clone)]
 pub struct HeatMap<'a> {
-    /// The numbers.
+    /// The rank times.
     pub times: &'a RankTimes,
     /// First and last visible step.
     pub window: (f64, f64),
-    /// The step where values are read.
+    /// The step at the cursor.
     pub cursor: Option<f64>,
     /// Glyphs.
     pub symbols: Symbols,
@@ -25,7 +25,7 @@ pub struct HeatMap<'a> {
     pub theme: Theme,
 }
 
-/// Returns the style of a shade: the glyph says the same.
+/// Returns the style of a shade, in addition to its glyph.
 pub fn shade_style(theme: &Theme, shade: usize) -> Style {
     match shade {
         0 => theme.faint,
@@ -70,7 +70,7 @@ impl HeatMap<'_> {
             let mut steps = self.times.between(from, from + column).peekable();
             match steps.peek() {
                 Some(_) => steps.for_each(of_step),
-                // Fewer steps than columns: a step is as wide as it takes.
+                // Fewer steps than columns: a step covers several columns.
                 None => self.times.between(low, from).next_back().into_iter().for_each(&mut of_step),
             }
             for (r, worst) in worst.into_iter().enumerate() {
@@ -106,7 +106,7 @@ impl HeatMap<'_> {
     }
 }
 
-/// `7`, or `8-15` for a row of several.
+/// Returns the label of a row: `7`, or `8-15` for several ranks.
 fn label(group: &std::ops::Range<usize>) -> String {
     match group.len() {
         1 => group.start.to_string(),

@@ -1,4 +1,4 @@
-//! The last line: the keys that do something now, straight from the key table.
+//! The key bar in the last row: the keys that work now, from the key tables.
 
 use crate::advice;
 use crate::effect::Watch;
@@ -13,15 +13,15 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 
-/// Draws the key bar. Keys that would be refused are left out, so what is shown works.
+/// Draws the key bar, without keys whose action would be refused.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     let context = keymap(model);
     let mut own: Vec<&Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
     if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
-        // With one chart on the screen, its own keys come first.
+        // With an enlarged chart, the chart keys come first.
         own.sort_by_key(|binding| !is_chart_action(binding.action));
     }
-    // It is shown only when it is what to do first.
+    // Stack traces are offered only when the run may hang, and come first then.
     own.sort_by_key(|binding| binding.action != Action::Stacks);
     let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(binding)).sum::<usize>();
@@ -35,7 +35,7 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     write(model, buf, area, Line::from(spans));
 }
 
-/// The key as the bar writes it; opposite keys share an item.
+/// Returns the key's name in the bar; opposite keys share an item.
 fn bar_key(binding: &Binding) -> String {
     match binding.action {
         Action::CursorRight => "Left/Right".to_owned(),
@@ -57,7 +57,7 @@ fn item_width(binding: &Binding) -> usize {
     crate::text::width(&bar_key(binding)) + 1 + crate::text::width(binding.label) + 2
 }
 
-/// Returns whether a key belongs in the bar now: it has a label, and pressing it would do something.
+/// Returns whether a key is shown in the bar now: it has a label, and its action is possible.
 fn useful(model: &Model, binding: &Binding) -> bool {
     let enlarged = model.run.as_ref().and_then(|run| run.enlarged_chart());
     if binding.label.is_empty() {
@@ -65,9 +65,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
     }
     match binding.action {
         Action::Resume | Action::Stop | Action::Kill => run_actions::check(model, binding.action).is_ok(),
-        // Of any run that lives; worth offering when it hangs, or may.
+        // Possible for any active run, but shown only when it may hang.
         Action::Stacks => run_actions::check(model, binding.action).is_ok_and(advice::may_hang),
-        // Possible from any checkpoint, but only worth offering at the end.
+        // Possible from any checkpoint, but shown only when the run has finished.
         Action::NextStage => {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }

@@ -1,7 +1,7 @@
 //! Lines over steps or time, in braille dots (two by four per cell), drawn from a [`Series`] pyramid.
 //!
-//! Every dot column asks for the extremes of the samples that fall into it, so a spike of one sample in a million
-//! is still a dot, and the cost depends on the width of the chart only.
+//! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The cost
+//! depends only on the width of the chart.
 
 use crate::effect::XAxis;
 use crate::series::{Column, Extent, Segment, Series, Track};
@@ -14,37 +14,37 @@ use units::Unit;
 /// One line of a chart.
 #[derive(Debug, Clone)]
 pub struct ChartLine {
-    /// What it shows.
+    /// The track it draws.
     pub track: Track,
     /// Its name in the legend.
     pub label: String,
-    /// One letter at its end, so that lines can be told apart without colour.
+    /// The letter at its end, so that lines can be distinguished without colour.
     pub mark: char,
     /// Its colour.
     pub style: Style,
 }
 
-/// Everything a chart needs; drawing it changes nothing.
+/// A line chart.
 #[derive(Debug, Clone)]
 pub struct LineChart<'a> {
-    /// The numbers.
+    /// The metrics.
     pub series: &'a Series,
     /// The lines, first one on top.
     pub lines: &'a [ChartLine],
-    /// The y axis's unit.
+    /// The unit of the y axis.
     pub unit: Unit,
-    /// What runs along the x axis.
+    /// The quantity on the x axis.
     pub x: XAxis,
     /// Visible part of the x axis.
     pub window: (f64, f64),
     /// Logarithmic y axis.
     pub log_y: bool,
-    /// Draw this moving average over the faint raw line.
+    /// The moving average to draw over the faint raw line.
     pub smoothing: Option<usize>,
-    /// Width of the y axis's labels at least, and room for the end marks even of a single line, so that charts above
-    /// each other have their x axes in line. `None` for a chart on its own.
+    /// Minimum width of the y axis labels, so that charts in one column align their x axes; it also reserves room for end
+    /// marks. `None` for a single chart.
     pub aligned: Option<u16>,
-    /// Where the read-out stands.
+    /// Position of the cursor.
     pub cursor: Option<f64>,
     /// Glyphs.
     pub symbols: Symbols,
@@ -90,7 +90,7 @@ impl LineChart<'_> {
         self.series.started_s().unwrap_or(0.0)
     }
 
-    /// First sample of a piece at `x` or right of it.
+    /// Returns the first sample of a segment at `x` or right of it.
     fn index_at(&self, piece: &Segment, x: f64) -> usize {
         match self.x {
             XAxis::Step if self.is_of_nodes(piece) => piece.at_time(self.series.time_at(x)),
@@ -118,7 +118,7 @@ impl LineChart<'_> {
         superseded.chain(std::iter::once((newest, false)))
     }
 
-    /// The y range of what is visible, or nothing when nothing is.
+    /// Returns the y range of the visible values, if there are any.
     fn scale(&self) -> Option<Scale> {
         let mut extent = Extent::EMPTY;
         for (piece, _) in self.pieces() {
@@ -133,15 +133,15 @@ impl LineChart<'_> {
         }
         let (low, high) = (f64::from(extent.min), f64::from(extent.max));
         if self.log_y && high > 0.0 {
-            // A logarithm has no place for zero and below: four decades down from the top are shown instead.
+            // A logarithmic axis cannot show zero and below: it shows four decades below the maximum instead.
             let low = if low > 0.0 { low } else { high * 1e-4 };
             let (low, high) = if high / low < 1.05 { (low * 0.9, high * 1.1) } else { (low, high) };
             return Some(Scale { low, high, log: true });
         }
         let span = high - low;
-        // A constant line is drawn in the middle of a small range; otherwise a little air above and below.
+        // A constant line is drawn in the middle of a small range; other lines have a margin above and below.
         let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { (high.abs() * 0.1).max(1e-12) };
-        // Less than some hundredths of a whole are no news; nor is there more than all of it.
+        // A share is shown with a range of at least 5 %, up to at most 100 %.
         let is_share = self.unit == Unit::Share;
         let pad = if is_share { pad.max((0.05 - span) / 2.0) } else { pad };
         let ceiling = if is_share && high <= 1.0 { 1.0 } else { f64::INFINITY };
@@ -235,7 +235,7 @@ impl LineChart<'_> {
         ends
     }
 
-    /// Index of the first sample of each dot column, and one more at the end.
+    /// Returns the index of the first sample of each dot column, and one more at the end.
     fn bounds(&self, piece: &Segment, width: usize) -> Vec<usize> {
         let (low, high) = self.window;
         let column = (high - low) / (width - 1) as f64;
@@ -258,7 +258,7 @@ impl LineChart<'_> {
         let row = |value: f32| scale.row(f64::from(value), bottom);
         let rightmost = (dots.width - 1) as f64;
         let across = |index: usize| (self.x_of(piece, index) - low) / (high - low) * rightmost;
-        // The sample just left of the window: its line enters at the edge.
+        // The line from the sample left of the window enters at the edge.
         let mut previous = bounds[0].checked_sub(1);
         let mut end = None;
         for c in 0..dots.width {
@@ -282,7 +282,7 @@ impl LineChart<'_> {
             }
             previous = Some(to - 1);
         }
-        // And the one just right of it: its line leaves at the edge.
+        // The line to the sample right of the window leaves at the edge.
         if let (Some(before), true) = (previous, bounds[dots.width] < piece.len()) {
             let after = bounds[dots.width];
             dots.segment(
@@ -295,7 +295,7 @@ impl LineChart<'_> {
         end.map(|row| (row.clamp(0.0, bottom) as u16) / dots.down as u16)
     }
 
-    /// Writes each line's letter beside its end; where two end in one row, the later one moves to the nearest free row.
+    /// Writes each line's letter beside its end; if two lines end in one row, the later letter moves to the nearest free row.
     fn end_marks(&self, buf: &mut Buffer, plot: Rect, ends: &mut [(usize, u16)]) {
         ends.sort_by_key(|(number, row)| (*row, *number));
         let mut taken = vec![false; usize::from(plot.height)];
@@ -314,7 +314,7 @@ fn units_width(label: &str) -> u16 {
     crate::text::width(label) as u16
 }
 
-/// Writes a text if its place is inside the buffer.
+/// Writes a text if its position is inside the buffer.
 fn put(buf: &mut Buffer, x: u16, y: u16, text: &str, style: Style) {
     if x < buf.area.right() && y < buf.area.bottom() && x >= buf.area.x && y >= buf.area.y {
         buf.set_string(x, y, text, style);
@@ -347,7 +347,7 @@ impl Scale {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Texture {
     Solid,
-    /// Every other dot, for what a resume superseded.
+    /// Every other dot, for superseded samples.
     Dotted,
 }
 

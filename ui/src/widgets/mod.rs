@@ -1,4 +1,4 @@
-//! Drawing that several screens share.
+//! Drawing functions that several screens share.
 
 pub mod dialog;
 pub mod heat_map;
@@ -24,14 +24,14 @@ pub fn write(model: &Model, buf: &mut Buffer, area: Rect, line: impl Into<Line<'
     }
 }
 
-/// Writes lines from the top of an area; those without room are left out.
+/// Writes lines from the top of an area; lines that do not fit are dropped.
 pub fn write_lines(model: &Model, buf: &mut Buffer, area: Rect, lines: impl IntoIterator<Item = Line<'static>>) {
     for (row, line) in (area.top()..area.bottom()).zip(lines) {
         write(model, buf, Rect { y: row, height: 1, ..area }, line);
     }
 }
 
-/// Writes one line at the left and one at the right end of a row; the right one goes first when both do not fit.
+/// Writes one line at the left and one at the right end of a row; the right one is dropped if both do not fit.
 pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'static>, right: Line<'static>) {
     let needed = left.width() + 2 + right.width();
     if needed <= usize::from(area.width) {
@@ -43,7 +43,7 @@ pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'stat
     }
 }
 
-/// Draws a panel's heading — a rule with a title and a value at its end — and returns the area below.
+/// Draws a panel's heading, a rule with a title and a value at its end, and returns the area below.
 pub fn panel(
     model: &Model,
     buf: &mut Buffer,
@@ -97,7 +97,7 @@ pub fn state_style(model: &Model, kind: StateKind) -> Style {
     }
 }
 
-/// Returns a progress bar of `width` cells. Never full before the end and never empty after the beginning.
+/// Returns a progress bar of `width` cells. It is full only at the end and empty only at the beginning.
 pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>> {
     let (theme, symbols) = (&model.theme, &model.symbols);
     let fraction = fraction(row);
@@ -117,12 +117,12 @@ pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>>
     ]
 }
 
-/// Returns how much of a run is done, 0 to 1.
+/// Returns the finished part of a run, 0 to 1.
 pub fn fraction(row: &RunRow) -> f64 {
     if row.steps_total == 0 { 0.0 } else { (row.step as f64 / row.steps_total as f64).clamp(0.0, 1.0) }
 }
 
-/// Returns a failure as lines of at most `width` cells: what, why, what to do.
+/// Returns a failure as lines of at most `width` cells: what failed, why, and a hint.
 pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<Line<'static>> = Vec::new();
     let styled = |text: &str, style: Style| {
@@ -132,18 +132,18 @@ pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line
     lines.extend(styled(&capitalized(&failure.what), model.theme.bad));
     lines.extend(styled(&capitalized(&failure.why), Style::new()));
     if !failure.fix.is_empty() {
-        lines.extend(styled(&format!("What to do: {}", failure.fix), model.theme.accent));
+        lines.extend(styled(&format!("Hint: {}", failure.fix), model.theme.accent));
     }
     lines
 }
 
-/// Makes the first letter of a sentence large.
+/// Returns the text with its first letter in upper case.
 pub fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-/// Writes a short block of lines into the middle of an area: for what is empty, loading or broken.
+/// Writes lines into the middle of an area, for empty, loading and failed screens.
 pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
     let height = (lines.len() as u16).min(area.height);
     let width = (lines.iter().map(Line::width).max().unwrap_or(0) as u16).min(area.width);
@@ -152,7 +152,7 @@ pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Li
     write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
 }
 
-/// Returns a key and what it does, as it is written everywhere.
+/// Returns a key hint: the key and what it does.
 pub fn hint(model: &Model, key: &str, text: &str) -> Vec<Span<'static>> {
     vec![Span::styled(key.to_owned(), model.theme.accent), Span::raw(format!(" {text}"))]
 }
