@@ -4,25 +4,26 @@ use crate::bench::python;
 use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system};
 use crate::process::{cargo, run as run_command};
-use crate::{check_cuda, test};
+use crate::{check_cuda, licences, test};
 
-/// Runs the command. The cheap checks come first.
+/// Runs the command: the cheap checks first.
 pub fn run(args: &[String]) -> Result<()> {
     if let [first, ..] = args {
         return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
     }
     run_command(&mut cargo(["fmt", "--all", "--check"]), "run `cargo fmt --all`")?;
+    licences::run(&[])?;
     libtorch::ensure(&[test::NEEDS, &[system::VENV]].concat())?;
     let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    run_command(&mut cargo(clippy), "put right what clippy names above")?;
-    // A check must not depend on what somebody happened to install before: here diffusers is got for its tests.
+    run_command(&mut cargo(clippy), "fix what clippy reports above")?;
+    let mut doc = cargo(["doc", "--release", "--workspace", "--no-deps"]);
+    run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), "fix the links that rustdoc reports above")?;
+    // The tests against diffusers run wherever it can be installed, so that the result does not depend on the machine.
     let python = python::environment();
     if let Err(failure) = &python {
         println!("{failure}\nthe tests against diffusers and the build for GPUs will be skipped");
     }
     test::run(&[])?;
-    let mut doc = cargo(["doc", "--release", "--workspace", "--no-deps"]);
-    run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), "put right the links that rustdoc names above")?;
     if python.is_ok() {
         match python::packages_with_cuda() {
             Ok(_) => check_cuda::run(&[])?,

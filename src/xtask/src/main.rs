@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask COMMAND`.
+//! Project tasks: `cargo xtask COMMAND`.
 
 mod bench;
 mod build;
@@ -10,6 +10,7 @@ mod failure;
 mod fixtures;
 mod fuzz;
 mod libtorch;
+mod licences;
 mod process;
 mod progress;
 mod rig;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 
 use failure::{Failure, Result};
 
-/// A chore: its name, its arguments, what it does, and the function that does it.
+/// A task of the command line.
 struct Command {
     name: &'static str,
     args: &'static str,
@@ -30,17 +31,18 @@ struct Command {
 
 #[rustfmt::skip]
 const COMMANDS: &[Command] = &[
-    Command { name: "demo", args: "[--nodes N]", does: "trains the demo, on N nodes that stand on this machine if asked, and opens the console", run: demo::run },
-    Command { name: "build", args: "", does: "gets libtorch and builds both programs in release", run: build::run },
-    Command { name: "libtorch", args: "", does: "gets libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
-    Command { name: "test", args: "[FILTER]", does: "builds and runs all tests, after getting what they need", run: test::run },
-    Command { name: "ci", args: "", does: "runs fmt, clippy, all tests and docs, after getting all that tests may lack (5 GB, once): what must hold before a change goes in", run: ci::run },
-    Command { name: "check-cuda", args: "", does: "compiles and links the trainer for GPUs, without needing one; 5 GB, once", run: check_cuda::run },
-    Command { name: "bench", args: "[PART]", does: "measures against PyTorch, and the console's first frame and idle cost", run: bench::run },
-    Command { name: "fuzz", args: "[SECONDS] [READER]", does: "gives each reader of weights damaged files for a while", run: fuzz::run },
+    Command { name: "demo", args: "[--nodes N]", does: "trains the demo and opens the console; --nodes N trains on N nodes simulated on this machine", run: demo::run },
+    Command { name: "build", args: "", does: "installs libtorch and builds both programs in release", run: build::run },
+    Command { name: "libtorch", args: "", does: "installs libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
+    Command { name: "test", args: "[FILTER]…", does: "installs what the tests need, builds them and runs all, or those whose names contain a FILTER", run: test::run },
+    Command { name: "ci", args: "", does: "runs all that must pass before a change is merged: fmt, licences, clippy, docs, tests and check-cuda; downloads 5 GB once", run: ci::run },
+    Command { name: "licences", args: "", does: "checks the licences of all dependencies", run: licences::run },
+    Command { name: "check-cuda", args: "", does: "compiles and links the trainer for GPUs, without a GPU; downloads 5 GB once", run: check_cuda::run },
+    Command { name: "bench", args: "[PART]…", does: "compares speed with PyTorch, and measures the console's first frame and idle CPU", run: bench::run },
+    Command { name: "fuzz", args: "[SECONDS] [READER]", does: "gives damaged files to each reader of weights", run: fuzz::run },
     Command { name: "fixtures", args: "[--clip VIDEO]", does: "makes the demo's latents and texts from its clip (needs ffmpeg)", run: fixtures::run },
-    Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts N nodes with SSH servers on this machine, or ends them", run: rig::run },
-    Command { name: "decode", args: "LATENT OUT.png", does: "turns a demo latent back into a picture (needs ffmpeg)", run: decode::run },
+    Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts or ends N nodes with SSH servers on this machine", run: rig::run },
+    Command { name: "decode", args: "LATENT OUT.png", does: "decodes a demo latent to a picture (needs ffmpeg)", run: decode::run },
 ];
 
 fn main() -> ExitCode {
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let done = COMMANDS.iter().find(|c| c.name == name).map_or_else(
-        || Err(Failure::request(format!("cannot do {name:?}"), "there is no such command", "see `cargo xtask help`")),
+        || Err(Failure::request(format!("cannot run {name:?}"), "there is no such command", "see `cargo xtask help`")),
         |command| (command.run)(rest),
     );
     done.map_or_else(
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn help() -> String {
-    let mut text = String::from("The project's chores.\n\nusage: cargo xtask COMMAND\n\n");
+    let mut text = String::from("Project tasks.\n\nusage: cargo xtask COMMAND\n\n");
     for Command { name, args, does, .. } in COMMANDS {
         text += &format!("  {:<26} {does}\n", format!("{name} {args}"));
     }

@@ -1,0 +1,161 @@
+//! The processes that `cargo xtask test` starts: test binaries, whole or one process per test.
+
+use std::process::{Command, Stdio};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::Value;
+
+use crate::failure::{Failure, Result};
+use crate::process::{cargo, command, not_started, output, shown};
+
+/// CPU that a job takes on average, in hundredths of a core.
+pub type Load = u32;
+
+/// One core.
+const CORE: Load = 100;
+
+/// Marks a job that runs while no other does.
+pub const ALONE: Load = Load::MAX;
+
+/// Binaries with long tests: each test is a process of its own, so that tests that wait run beside tests that compute.
+/// A load is user plus system time over wall time.
+const SPLIT: &[(&str, Load)] = &[
+    ("vidtui/cluster", 40),
+    ("trainer/trainer", CORE),
+    ("trainer/vidtui-train", CORE),
+    ("vidtui/console", 50),
+    ("rig/rig", 50),
+    ("remote/nodes", 30),
+    ("remote/watch", 30),
+    ("remote/launches", 50),
+    ("remote/signals", 50),
+    ("c10d/processes", 50),
+    ("supervise", 30),
+];
+
+/// Tests that need the machine to themselves, by a part of their name.
+const LONERS: &[&str] = &[];
+
+/// A process that runs one test, or all tests of a binary.
+pub struct Job {
+    /// `plan` for a whole binary, `vidtui/cluster life::a_kill_ends_every_process` for one test.
+    pub name: String,
+    /// CPU that it takes.
+    pub load: Load,
+    /// What to start.
+    pub command: Command,
+}
+
+/// A test binary.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Binary {
+    /// `plan` for the unit tests of a library, `vidtui/cluster` for any other target.
+    name: String,
+    path: Utf8PathBuf,
+    /// The folder of its package, which is where cargo runs it and has the package's name.
+    folder: Utf8PathBuf,
+}
+
+/// Builds all programs and tests; returns the test binaries.
+///
+/// Everything has one profile, so that torch-sys is compiled once.
+pub fn build() -> Result<Vec<Binary>> {
+    let messages = "--message-format=json-render-diagnostics";
+    let mut build = cargo(["test", "--release", "--workspace", "--no-run", messages]);
+    let built = build.stderr(Stdio::inherit()).output().map_err(|e| not_started(&build, &e))?;
+    if !built.status.success() {
+        return Err(Failure::new(
+            format!("`{}` failed", shown(&build)),
+            built.status,
+            "see the compiler's errors above",
+        ));
+    }
+    let messages = String::from_utf8_lossy(&built.stdout);
+    Ok(messages.lines().filter_map(|line| Binary::read(&serde_json::from_str(line).ok()?)).collect())
+}
+
+/// Returns the jobs that run all tests whose names contain one of the filters; without filters, all tests.
+pub fn plan(binaries: &[Binary], filters: &[String]) -> Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for binary in binaries {
+        match SPLIT.iter().find(|(name, _)| *name == binary.name) {
+            Some((_, load)) => jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test, *load))),
+            None => jobs.push(binary.whole(filters)),
+        }
+    }
+    let mut doc = cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
+    doc.args(filters.first()).args(["--", "--show-output"]);
+    jobs.push(Job { name: "documentation".into(), load: CORE, command: doc });
+    Ok(jobs)
+}
+
+impl Binary {
+    /// Reads a message of cargo's; returns nothing when it is not about a test binary.
+    fn read(message: &Value) -> Option<Self> {
+        let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
+        let folder = Utf8Path::new(message["manifest_path"].as_str()?).parent()?;
+        let (package, target) = (folder.file_name()?, message["target"]["name"].as_str()?);
+        let is_library = message["target"]["kind"][0] == "lib";
+        let name = if is_library { package.to_owned() } else { format!("{package}/{target}") };
+        Some(Self { name, path: path.into(), folder: folder.into() })
+    }
+
+    /// Makes a command that runs the binary as cargo does. Cargo's own variables are those of xtask here.
+    fn command(&self) -> Command {
+        let mut command = command::<&str>(&self.path, []);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.env("CARGO_PKG_NAME", self.folder.file_name().unwrap_or_default());
+        command
+    }
+
+    fn list(&self, filters: &[String]) -> Result<Vec<String>> {
+        let mut list = self.command();
+        let listed = output(list.args(filters).args(["--list", "--format", "terse"]), "run it by hand")?;
+        Ok(tests(&String::from_utf8_lossy(&listed.stdout)))
+    }
+
+    fn whole(&self, filters: &[String]) -> Job {
+        let mut command = self.command();
+        command.args(filters).args(["--show-output", "--test-threads=1"]);
+        Job { name: self.name.clone(), load: CORE, command }
+    }
+
+    fn one(&self, test: &str, load: Load) -> Job {
+        let mut command = self.command();
+        command.args(["--exact", test, "--show-output"]);
+        let name = format!("{} {test}", self.name);
+        let load = if LONERS.iter().any(|part| name.contains(part)) { ALONE } else { load };
+        Job { name, load, command }
+    }
+}
+
+/// Reads the lines `module::name: test`.
+fn tests(listed: &str) -> Vec<String> {
+    listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn test_binaries_are_named_by_package_and_target() {
+        let message = |kind: &str, target: &str, test: bool| {
+            json!({
+                "manifest_path": "/w/src/plan/Cargo.toml", "target": { "kind": [kind], "name": target },
+                "profile": { "test": test }, "executable": "/w/target/release/deps/x-1",
+            })
+        };
+        let name = |message| Binary::read(&message).map(|binary| binary.name);
+        assert_eq!(name(message("lib", "plan", true)).as_deref(), Some("plan"));
+        assert_eq!(name(message("test", "launch", true)).as_deref(), Some("plan/launch"));
+        assert_eq!(name(message("bin", "plan", false)), None, "a program is not a test");
+        assert_eq!(name(json!({ "reason": "build-finished", "success": true })), None);
+    }
+
+    #[test]
+    fn benchmarks_and_counts_are_not_tests() {
+        assert_eq!(super::tests("a::b: test\nc: bench\n\n1 test, 1 benchmark\n"), ["a::b"]);
+    }
+}

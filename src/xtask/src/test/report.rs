@@ -1,0 +1,182 @@
+//! What `cargo xtask test` prints: a line for each job, failures in full, the longest jobs, and the counts.
+
+use std::time::Duration;
+
+use super::schedule::Ended;
+
+/// How many of the longest jobs are listed.
+const LONGEST: usize = 15;
+
+/// The results of all jobs so far.
+#[derive(Default)]
+pub struct Report {
+    pub passed: u64,
+    pub failed: u64,
+    pub skipped: u64,
+    /// What failed jobs printed.
+    failures: String,
+    times: Vec<(Duration, String)>,
+}
+
+/// What the test harness prints, read line by line.
+///
+/// A test that lacks something prints a line that begins with `skipped`, and passes. The rest of what passing tests
+/// print is not shown.
+#[derive(Default)]
+struct Reading {
+    passed: u64,
+    failed: u64,
+    skipped: Vec<String>,
+    ignored: u64,
+    /// All but the output of passing tests.
+    shown: String,
+    in_successes: bool,
+}
+
+impl Report {
+    /// Adds a job; returns the lines that it is reported with.
+    pub fn add(&mut self, job: Ended) -> String {
+        let mut read = Reading::of(&job.output);
+        let success = job.status.is_some_and(|status| status.success());
+        if !success && read.failed == 0 {
+            // The process itself failed: it crashed, was killed or could not be started.
+            read.failed = 1;
+        }
+        self.passed += read.passed;
+        self.failed += read.failed;
+        self.skipped += read.ignored + read.skipped.len() as u64;
+        let mut line = format!("{:>7.1} s  {}  {}", job.took.as_secs_f64(), if success { "ok    " } else { "FAILED" }, job.name);
+        if read.passed + read.failed != 1 {
+            line += &format!(", {} tests", read.passed + read.failed);
+        }
+        for skipped in &read.skipped {
+            line += &format!("\n           {skipped}");
+        }
+        if !success {
+            let status = job.status.map_or("not started".into(), |status| status.to_string());
+            self.failures += &format!("\n==== {} ({status})\n{}", job.name, read.shown);
+        }
+        self.times.push((job.took, job.name));
+        line
+    }
+
+    /// Returns the end of the report.
+    pub fn end(&mut self, took: Duration) -> String {
+        self.times.sort();
+        let sum: Duration = self.times.iter().map(|(took, _)| *took).sum();
+        let mut text = self.failures.clone();
+        text += &format!("\nthe longest of {:.0} s, which took {:.0} s side by side:\n", sum.as_secs_f64(), took.as_secs_f64());
+        for (took, name) in self.times.iter().rev().take(LONGEST) {
+            text += &format!("{:>7.1} s  {name}\n", took.as_secs_f64());
+        }
+        text + &format!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+
+    /// Returns how long each job took.
+    pub fn times(&self) -> impl Iterator<Item = (&str, Duration)> {
+        self.times.iter().map(|(took, name)| (name.as_str(), *took))
+    }
+}
+
+impl Reading {
+    fn of(output: &str) -> Self {
+        let mut reading = Self::default();
+        output.lines().for_each(|line| reading.line(line));
+        reading
+    }
+
+    fn line(&mut self, line: &str) {
+        if line == "successes:" {
+            self.in_successes = true;
+        } else if line == "failures:" {
+            self.in_successes = false;
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            self.in_successes = false;
+            self.count(counts);
+        } else if self.in_successes && line.to_ascii_lowercase().starts_with("skipped") {
+            self.skipped.push(line.to_owned());
+        }
+        if !self.in_successes {
+            self.shown += line;
+            self.shown.push('\n');
+        }
+    }
+
+    /// Reads `ok. 5 passed; 0 failed; 1 ignored; …`.
+    fn count(&mut self, counts: &str) {
+        let counts = counts.split_once(". ").map_or("", |(_, counts)| counts);
+        for (number, what) in counts.split("; ").filter_map(|count| count.split_once(' ')) {
+            let number: u64 = number.parse().unwrap_or(0);
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    fn ended(name: &str, seconds: u64, status: i32, output: &str) -> Ended {
+        let status = Some(ExitStatus::from_raw(status));
+        Ended { name: name.into(), took: Duration::from_secs(seconds), status, output: output.into() }
+    }
+
+    #[test]
+    fn the_output_of_passing_tests_is_hidden_except_what_they_skipped() {
+        let output = "\
+running 4 tests
+test a ... ok
+
+successes:
+
+---- a stdout ----
+chatter
+SKIPPED: no ffmpeg
+
+
+successes:
+    a
+    b
+
+failures:
+
+---- c stdout ----
+it broke
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.00s";
+        let mut report = Report::default();
+        let line = report.add(ended("plan", 2, 101 << 8, output));
+        assert!(line.contains("FAILED") && line.contains("plan, 6 tests") && line.contains("SKIPPED: no ffmpeg"), "{line}");
+        let end = report.end(Duration::from_secs(2));
+        assert!(end.contains("it broke") && !end.contains("chatter") && !end.contains("    a\n"), "{end}");
+        assert_eq!(end.lines().last(), Some("5 passed, 1 failed, 2 skipped"));
+    }
+
+    #[test]
+    fn a_process_that_crashes_counts_as_a_failed_test_and_shows_what_it_printed() {
+        let mut report = Report::default();
+        report.add(ended("c10d", 1, 6, "running 1 test\nterminate called\n"));
+        let end = report.end(Duration::from_secs(1));
+        assert!(end.contains("==== c10d (signal: 6") && end.contains("terminate called"), "{end}");
+        assert_eq!((report.passed, report.failed), (0, 1));
+    }
+
+    #[test]
+    fn the_longest_jobs_come_first() {
+        let mut report = Report::default();
+        for seconds in 1..=20 {
+            report.add(ended(&format!("test-{seconds}"), seconds, 0, "test result: ok. 1 passed; 0 failed"));
+        }
+        let end = report.end(Duration::from_secs(100));
+        let listed: Vec<&str> = end.lines().filter_map(|line| line.split_once("s  test-")).map(|(_, name)| name).collect();
+        assert_eq!(listed, (6..=20).rev().map(|n| n.to_string()).collect::<Vec<_>>());
+    }
+}

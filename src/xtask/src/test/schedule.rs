@@ -1,0 +1,130 @@
+//! Runs jobs side by side, as many as there are cores for.
+
+use std::fs::{self, File};
+use std::process::{ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::jobs::{ALONE, Job, Load};
+use crate::failure::{Failure, Result};
+
+/// A job that takes longer is killed.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A job that has ended.
+pub struct Ended {
+    /// The job's name.
+    pub name: String,
+    /// Wall time.
+    pub took: Duration,
+    /// How it ended; nothing when it could not be started.
+    pub status: Option<ExitStatus>,
+    /// What it and its child processes printed.
+    pub output: String,
+}
+
+/// Runs all jobs, in their order where there is room; `report` gets each as it ends. Jobs that need the machine to
+/// themselves run last. Outputs are written to files in `logs`.
+pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
+    fs::create_dir_all(logs)
+        .map_err(|e| Failure::new(format!("cannot create {logs}"), e, "check the folder's permissions"))?;
+    let (mut waiting, (send, ended)) = (jobs, channel());
+    let (mut free, mut running) = (cores, 0);
+    while !waiting.is_empty() || running > 0 {
+        while let Some(next) = next(&waiting, free, cores) {
+            let job = waiting.remove(next);
+            let load = job.load.min(cores);
+            (free, running) = (free - load, running + 1);
+            let log = logs.join(format!("{}.log", job.name.replace(['/', ':', ' '], "-")));
+            start(job, load, log, send.clone());
+        }
+        let (load, result) = ended.recv().expect("a sender is alive");
+        (free, running) = (free + load, running - 1);
+        report(result);
+    }
+    Ok(())
+}
+
+/// Returns the first job that there is room for.
+fn next(waiting: &[Job], free: Load, cores: Load) -> Option<usize> {
+    let others = waiting.iter().any(|job| job.load != ALONE);
+    waiting.iter().position(|job| job.load.min(cores) <= free && (job.load != ALONE || !others))
+}
+
+/// Runs a job in a thread. Its output goes to a file and not through a pipe, which a process that outlives it would keep open.
+fn start(mut job: Job, load: Load, log: Utf8PathBuf, send: Sender<(Load, Ended)>) {
+    thread::spawn(move || {
+        let began = Instant::now();
+        let (status, error) = match wait(&mut job, &log) {
+            Ok(status) => (Some(status), String::new()),
+            Err(error) => (None, format!("cannot run it: {error}\n")),
+        };
+        let printed = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let output = printed.unwrap_or_default() + &error;
+        // The receiver lives until all jobs have ended.
+        let _ = send.send((load, Ended { name: job.name, took: began.elapsed(), status, output }));
+    });
+}
+
+fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<ExitStatus> {
+    let file = File::create(log)?;
+    let errors = file.try_clone()?;
+    let mut child = job.command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn()?;
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Err(std::io::Error::other(format!("it did not end within {} s and was killed", LIMIT.as_secs())));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::command;
+
+    fn job(name: &str, load: Load, script: &str) -> Job {
+        Job { name: name.into(), load, command: command("sh", ["-c", script]) }
+    }
+
+    fn ended(jobs: Vec<Job>, cores: Load) -> Vec<Ended> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut ended = Vec::new();
+        run(jobs, cores, Utf8Path::from_path(folder.path()).unwrap(), |job| ended.push(job)).unwrap();
+        ended
+    }
+
+    #[test]
+    fn jobs_that_wait_for_each_other_run_at_the_same_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let wait = |own: &str, other: &str| {
+            let (own, other) = (folder.path().join(own), folder.path().join(other));
+            format!("touch {}; until [ -e {} ]; do sleep 0.01; done", own.display(), other.display())
+        };
+        let jobs = vec![job("a", 50, &wait("a", "b")), job("b", 50, &wait("b", "a"))];
+        assert_eq!(ended(jobs, 100).len(), 2);
+    }
+
+    #[test]
+    fn a_job_that_needs_the_machine_runs_after_all_others() {
+        let jobs = vec![job("alone", ALONE, "true"), job("first", 100, "sleep 0.1"), job("second", 300, "true")];
+        let names: Vec<String> = ended(jobs, 200).into_iter().map(|job| job.name).collect();
+        assert_eq!(names, ["first", "second", "alone"]);
+    }
+
+    #[test]
+    fn output_and_exit_status_are_kept() {
+        let ended = ended(vec![job("x", 100, "echo out; echo err >&2; exit 3")], 100);
+        assert_eq!(ended[0].output, "out\nerr\n");
+        assert_eq!(ended[0].status.unwrap().code(), Some(3));
+    }
+}
