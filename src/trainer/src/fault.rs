@@ -1,10 +1,11 @@
-//! Fault injection: kills this process in the middle of a save, for tests of crash recovery.
+//! Fault injection: kills this process in the middle of a save, for tests of crash recovery, or makes it train slowly.
 //!
 //! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when the save of that step reaches that phase.
-//! Without the variable, a phase costs one read of a static.
+//! `VIDTUI_PACE=SECONDS` makes every step take at least that long. Without the variables, each costs one read of a static.
 
 use signal_hook::consts::SIGKILL;
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// Names the phase and the step.
 const VARIABLE: &str = "VIDTUI_DIE";
@@ -16,5 +17,18 @@ pub fn reached(phase: &str, step: u64) {
     if WANTED.as_ref().is_some_and(|wanted| *wanted == format!("{phase}:{step}")) {
         // If SIGKILL cannot be sent, the test fails.
         let _ = signal_hook::low_level::raise(SIGKILL);
+    }
+}
+
+/// The least time that a step takes, in seconds.
+const PACE: &str = "VIDTUI_PACE";
+
+static PACE_S: LazyLock<Option<f64>> = LazyLock::new(|| std::env::var(PACE).ok()?.parse().ok());
+
+/// Sleeps until a step that began at `start` has taken as long as `VIDTUI_PACE` says, so that a test of a long run
+/// leaves the CPU to other tests.
+pub fn pace(start: Instant) {
+    if let Some(rest) = PACE_S.and_then(|s| Duration::try_from_secs_f64(s).ok()?.checked_sub(start.elapsed())) {
+        std::thread::sleep(rest);
     }
 }

@@ -4,6 +4,7 @@ use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMem
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
 use crate::exchange::{agree, agree_on};
+use crate::fault;
 use crate::init;
 use crate::log::RunLog;
 use crate::optim::AdamState;
@@ -372,6 +373,7 @@ impl Trainer {
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, requests)?;
         self.progress.step += 1;
         self.progress.samples += self.recipe.train.global_batch as u64;
+        fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.record_step(step_s);
         self.record(&outcome, step_s - outcome.checkpoint_s);

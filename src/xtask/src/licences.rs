@@ -44,7 +44,8 @@ pub fn run(args: &[String]) -> Result<()> {
         println!("{} crates, every licence is allowed", packages.len());
         return Ok(());
     }
-    let fix = "use another crate, or add the licence to ALLOWED in src/xtask/src/licences.rs if the project may ship it";
+    let fix =
+        "use another crate, or add the licence to ALLOWED in src/xtask/src/licences.rs if the project may ship it";
     Err(Failure::new("a dependency has a licence that is not allowed", refused.join("\n"), fix))
 }
 

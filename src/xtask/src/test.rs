@@ -39,7 +39,9 @@ pub fn run(args: &[String]) -> Result<()> {
     seconds.write(&report);
     match report.failed {
         0 => Ok(()),
-        failed => Err(Failure::new("the tests do not pass", format!("{failed} tests failed"), "see the failures above")),
+        failed => {
+            Err(Failure::new("the tests do not pass", format!("{failed} tests failed"), "see the failures above"))
+        }
     }
 }
 

@@ -45,7 +45,8 @@ impl Report {
         self.passed += read.passed;
         self.failed += read.failed;
         self.skipped += read.ignored + read.skipped.len() as u64;
-        let mut line = format!("{:>7.1} s  {}  {}", job.took.as_secs_f64(), if success { "ok    " } else { "FAILED" }, job.name);
+        let mut line =
+            format!("{:>7.1} s  {}  {}", job.took.as_secs_f64(), if success { "ok    " } else { "FAILED" }, job.name);
         if read.passed + read.failed != 1 {
             line += &format!(", {} tests", read.passed + read.failed);
         }
@@ -65,7 +66,11 @@ impl Report {
         self.times.sort();
         let sum: Duration = self.times.iter().map(|(took, _)| *took).sum();
         let mut text = self.failures.clone();
-        text += &format!("\nthe longest of {:.0} s, which took {:.0} s side by side:\n", sum.as_secs_f64(), took.as_secs_f64());
+        text += &format!(
+            "\nthe longest of {:.0} s, which took {:.0} s side by side:\n",
+            sum.as_secs_f64(),
+            took.as_secs_f64()
+        );
         for (took, name) in self.times.iter().rev().take(LONGEST) {
             text += &format!("{:>7.1} s  {name}\n", took.as_secs_f64());
         }
@@ -154,7 +159,10 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; 
 test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.00s";
         let mut report = Report::default();
         let line = report.add(ended("plan", 2, 101 << 8, output));
-        assert!(line.contains("FAILED") && line.contains("plan, 6 tests") && line.contains("SKIPPED: no ffmpeg"), "{line}");
+        assert!(
+            line.contains("FAILED") && line.contains("plan, 6 tests") && line.contains("SKIPPED: no ffmpeg"),
+            "{line}"
+        );
         let end = report.end(Duration::from_secs(2));
         assert!(end.contains("it broke") && !end.contains("chatter") && !end.contains("    a\n"), "{end}");
         assert_eq!(end.lines().last(), Some("5 passed, 1 failed, 2 skipped"));
@@ -176,7 +184,8 @@ test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; fini
             report.add(ended(&format!("test-{seconds}"), seconds, 0, "test result: ok. 1 passed; 0 failed"));
         }
         let end = report.end(Duration::from_secs(100));
-        let listed: Vec<&str> = end.lines().filter_map(|line| line.split_once("s  test-")).map(|(_, name)| name).collect();
+        let listed: Vec<&str> =
+            end.lines().filter_map(|line| line.split_once("s  test-")).map(|(_, name)| name).collect();
         assert_eq!(listed, (6..=20).rev().map(|n| n.to_string()).collect::<Vec<_>>());
     }
 }
