@@ -1,4 +1,4 @@
-//! What nodes wrote of their GPUs over the last minutes, for the rules that tell what is wrong with a run.
+//! The GPU samples of nodes over the last minutes, for the health rules.
 
 use cluster::NodeId;
 use health::{Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence};
@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The end of a node's file that is read at first: five minutes of sixteen GPUs, and more.
+/// How much of the end of a node's file is read first: more than five minutes of sixteen GPUs.
 const FIRST_BYTES: u64 = 128 << 10;
-/// The most that is read of it, to find what GPUs drew before the last step: half a day of eight GPUs.
+/// The most that is read, to find the GPU power before the last step: half a day of eight GPUs.
 const MOST_BYTES: u64 = 4 << 20;
-/// NodeSamples arrive some seconds late, more on a busy disk: clocks that seem no further apart are taken for equal.
-const BLUR_S: f64 = 10.0;
-/// This machine's clock counts unless it is so far from the nodes': a sample that is late by less proves nothing.
-const FAR_S: f64 = 20.0;
-/// NodeSamples come every few seconds; reading them at each look at a run would tell nothing more.
+/// Samples arrive some seconds late, more on a busy disk. Clocks that differ by less count as equal.
+const CLOCK_TOLERANCE_S: f64 = 10.0;
+/// The clock of this machine is used unless it differs from the clocks of the nodes by more than this.
+const CLOCK_MISMATCH_S: f64 = 20.0;
+/// Shortest time between two reads: nodes sample every few seconds only.
 const EVERY: Duration = Duration::from_secs(2);
-/// A run that nobody has asked about for so long is forgotten.
+/// A run whose samples are not requested for this long is dropped from the cache.
 const FORGET: Duration = Duration::from_secs(60);
 
-/// The samples of the runs that are looked at. Only what was added to a file is read.
+/// The cached samples of the watched runs. Only new lines of a file are read.
 #[derive(Default)]
 pub struct NodeSamples {
     runs: Mutex<BTreeMap<RunDir, RunSamples>>,
@@ -29,7 +29,7 @@ pub struct NodeSamples {
 
 struct RunSamples {
     attempt: u32,
-    /// How far the nodes' clocks are ahead of this machine's, told by the samples that arrived last.
+    /// How far the clocks of the nodes are ahead of this machine, by the samples that arrived last.
     ahead_s: Option<f64>,
     read: Instant,
     nodes: Vec<NodeFile>,
@@ -39,24 +39,24 @@ struct RunSamples {
 
 struct NodeFile {
     tail: Option<Tail<NodeSample>>,
-    /// How far its clock was ahead when its newest sample was found: a few seconds less than it is.
+    /// How far the clock of the node is ahead, by its newest sample. A few seconds too little.
     ahead_s: Option<f64>,
     evidence: NodeEvidence,
 }
 
 impl NodeSamples {
-    /// The time on the nodes of a run: what its steps and samples are to be compared with.
+    /// Returns the time on the nodes of a run, to compare with the times of its steps and samples.
     ///
-    /// This machine's own clock, unless the nodes' are far from it: a laptop that was put ahead must not call every run
-    /// stalled.
+    /// This is the time of this machine, unless it differs much from the nodes: a laptop with a wrong clock must not show every
+    /// run as stalled.
     pub fn now_s(&self, dir: &RunDir, facts: &RunFacts, own_s: f64) -> f64 {
         self.of(dir, facts, own_s);
         let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        let ahead_s = runs.get(dir).and_then(|kept| kept.ahead_s).filter(|ahead_s| ahead_s.abs() > FAR_S);
+        let ahead_s = runs.get(dir).and_then(|kept| kept.ahead_s).filter(|ahead_s| ahead_s.abs() > CLOCK_MISMATCH_S);
         own_s + ahead_s.unwrap_or(0.0)
     }
 
-    /// What the nodes of a run's newest attempt told of the GPUs that its ranks use.
+    /// Returns the samples of the GPUs that the ranks of the newest attempt use, per node.
     pub fn of(&self, dir: &RunDir, facts: &RunFacts, now_s: f64) -> Arc<Vec<NodeEvidence>> {
         let Some(attempt) = &facts.attempt else { return Arc::default() };
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl NodeSamples {
         let step_s = facts.last_metric.map(|(_, t)| t);
         for (file, (_, ranks)) in nodes.iter_mut().zip(&places) {
             file.read(dir, step_s, now_s, |evidence, sample| {
-                // Local ranks take the first GPUs of their node, in order.
+                // Local ranks use the first GPUs of their node, in order.
                 if sample.attempt == attempt.number {
                     evidence.see(sample, ranks.len());
                 }
@@ -84,7 +84,7 @@ impl NodeSamples {
         let ahead_s = offsets.get(offsets.len() / 2).copied();
         for file in &mut nodes {
             let apart_s = file.ahead_s.zip(ahead_s).map(|(own, usual)| own - usual);
-            file.evidence.clock_ahead_s = apart_s.filter(|apart_s| apart_s.abs() > BLUR_S);
+            file.evidence.clock_ahead_s = apart_s.filter(|apart_s| apart_s.abs() > CLOCK_TOLERANCE_S);
         }
         let evidence: Arc<Vec<_>> = Arc::new(nodes.iter().map(|file| file.evidence.clone()).collect());
         let read = Instant::now();
@@ -93,7 +93,7 @@ impl NodeSamples {
         evidence
     }
 
-    /// Says since when things are as they were found, as far as they were found before.
+    /// Adds to each finding since when it holds, if it was found before.
     pub fn complete(&self, dir: &RunDir, found: &mut [Finding], now_s: f64) {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = runs.get_mut(dir) {
@@ -107,7 +107,7 @@ impl NodeFile {
         Self { tail: None, ahead_s: None, evidence: NodeEvidence::new(node) }
     }
 
-    /// Reads what is new. What cannot be read now may be readable the next time.
+    /// Reads the new samples. A file that cannot be read now may be readable next time.
     fn read(
         &mut self,
         dir: &RunDir,
@@ -118,7 +118,7 @@ impl NodeFile {
         let new = match &mut self.tail {
             Some(tail) => {
                 let (new, _) = tail.poll_all().unwrap_or_default();
-                // What was there at first may be old; what is added is of now.
+                // The first samples can be old. Those that are appended later are current.
                 if let Some(written_s) = new.last().and_then(NodeSample::written_s) {
                     self.ahead_s = Some(written_s - now_s);
                 }
@@ -135,7 +135,7 @@ impl NodeFile {
     }
 }
 
-/// The newest samples of a node, back to some minutes before the last step.
+/// Returns the newest samples of a node, back to some minutes before the last step.
 fn recent(dir: &RunDir, node: &NodeId, step_s: Option<f64>) -> Option<(Tail<NodeSample>, Vec<NodeSample>)> {
     let reaches = |samples: &[NodeSample]| {
         samples.first().is_some_and(|first| step_s.is_none_or(|step_s| first.t <= step_s - LOOKS_BACK_S))
@@ -150,6 +150,7 @@ mod tests {
     use cluster::nvidia_smi::GpuQuery;
     use cluster::probe::Frames;
     use cluster::{Node, Placement};
+    use health::{Rule, Subject};
     use rundir::{Attempt, LineAppender, MetricSample, SAMPLE_EVERY_S, SCHEMA};
     use runstate::{Liveness, Load, RunState};
 
@@ -177,7 +178,7 @@ mod tests {
         RunFacts { attempt: Some(attempt), alive: Liveness::Alive, ..RunFacts::default() }
     }
 
-    /// Appends to a node's file what its supervisor would: a frame of its stream, begun at `t`.
+    /// Appends a sample to a node's file as its supervisor does. The sampling started at `t`.
     fn wrote(dir: &RunDir, node: &str, t: f64, took_s: f64, gpus: &str) {
         let path = dir.gpu_samples(&NodeId::new(node).unwrap());
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -186,7 +187,7 @@ mod tests {
         LineAppender::open(&path).unwrap().append(&NodeSample::new(1, &frame, None)).unwrap();
     }
 
-    /// Rows of nvidia-smi for GPUs that draw so much.
+    /// Returns rows of nvidia-smi for GPUs with this power.
     fn rows(power_w: &[f64]) -> String {
         let row = |(index, power_w): (usize, &f64)| {
             format!(
@@ -196,25 +197,25 @@ mod tests {
         power_w.iter().enumerate().map(row).collect::<String>() + "\n#exit 0"
     }
 
-    /// Appends a sample of a node's clock to its file.
+    /// Appends a sample at a time of the node's clock.
     fn sampled(dir: &RunDir, node: &str, t: f64) {
         wrote(dir, node, t, 0.0, &rows(&[600.0, 70.0]));
     }
 
-    /// Steps of a second until `t`, as they are logged.
+    /// Logs a step of one second that ends at `t`.
     fn stepped(facts: &mut RunFacts, t: f64) {
         let step = facts.last_metric.map_or(1, |(step, _)| step + 1);
         facts.see_metric(&MetricSample { step, t, step_s: 1.0, ..MetricSample::default() });
         facts.median_step_s = Some(1.0);
     }
 
-    /// Forgets when it was read last, as if seconds had gone by.
+    /// Makes the cached samples old enough to be read again.
     fn later(samples: &NodeSamples) {
         samples.runs.lock().unwrap().values_mut().for_each(|kept| kept.read -= EVERY);
     }
 
     #[test]
-    fn a_laptop_whose_clock_jumps_still_tells_the_time_of_the_nodes() {
+    fn a_laptop_whose_clock_jumps_uses_the_time_of_the_nodes() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let (samples, facts) = (NodeSamples::default(), facts(&["ml-1", "ml-2"]));
@@ -224,15 +225,15 @@ mod tests {
             sampled(&dir, node, OWN_S + 4.0);
         }
         later(&samples);
-        // It was put an hour ahead in between.
+        // The clock of this machine was set one hour ahead.
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 3605.0), OWN_S + 4.0);
         sampled(&dir, "ml-1", OWN_S + 8.0);
         later(&samples);
-        assert_eq!(samples.now_s(&dir, &facts, OWN_S + 9.0), OWN_S + 9.0, "and back again");
+        assert_eq!(samples.now_s(&dir, &facts, OWN_S + 9.0), OWN_S + 9.0, "and set back");
     }
 
     #[test]
-    fn a_node_whose_clock_is_apart_is_told_with_the_gpus_that_its_ranks_use() {
+    fn a_node_whose_clock_differs_is_reported_and_unused_gpus_are_ignored() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let (samples, facts) = (NodeSamples::default(), facts(&["ml-1", "ml-2", "ml-3"]));
@@ -241,43 +242,43 @@ mod tests {
             sampled(&dir, node, OWN_S + ahead_s);
         }
         later(&samples);
-        let told = samples.of(&dir, &facts, OWN_S + 1.0);
-        let ahead: Vec<Option<f64>> = told.iter().map(|node| node.clock_ahead_s).collect();
+        let evidence = samples.of(&dir, &facts, OWN_S + 1.0);
+        let ahead: Vec<Option<f64>> = evidence.iter().map(|node| node.clock_ahead_s).collect();
         assert_eq!(ahead, [None, None, Some(40.0)]);
-        // The other GPU, which no rank uses, draws little.
+        // The other GPU, which no rank uses, has a low power.
         let facts = RunFacts { last_metric: Some((1, OWN_S)), ..facts };
-        assert_eq!(health::power(&told, &facts, OWN_S + 1.0), Some(Load::Unknown));
+        assert_eq!(health::power(&evidence, &facts, OWN_S + 1.0), Some(Load::Unknown));
     }
 
     #[test]
-    fn an_nvidia_smi_that_hangs_moves_no_clock() {
+    fn a_hanging_nvidia_smi_does_not_change_the_clock_difference() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let (samples, facts) = (NodeSamples::default(), facts(&["ml-1"]));
         sampled(&dir, "ml-1", OWN_S);
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 1.0), OWN_S + 1.0);
-        // It was ended after 22 s, so that its frame is as late.
+        // nvidia-smi was ended after 22 s, so its frame is late by that.
         wrote(&dir, "ml-1", OWN_S + 5.0, 22.0, "\n#exit 137");
         later(&samples);
         assert_eq!(samples.now_s(&dir, &facts, OWN_S + 28.0), OWN_S + 28.0);
         let node = &samples.of(&dir, &facts, OWN_S + 28.0)[0];
         assert_eq!(node.clock_ahead_s, None);
-        assert_eq!(health::node_findings(node)[0].saw, "nvidia-smi hangs");
+        assert_eq!(health::node_findings(node)[0].rule, Rule::Smi);
     }
 
-    /// Replays a run as its files tell it: what its two GPUs draw at each second, and whether a step is logged then. Looks
-    /// every two seconds, and returns the seconds at which it counts as stalled. The console is opened at `opened_s`.
+    /// Simulates a run second by second: the power of its two GPUs, and whether a step is logged. Derives the state every two
+    /// seconds, and returns the seconds at which the run is stalled. The console opens at `opened_s`.
     fn stalled(opened_s: u32, seconds: u32, at: impl Fn(u32) -> (f64, bool)) -> Vec<u32> {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let (samples, mut facts) = (NodeSamples::default(), facts(&["ml-1"]));
         // Two ranks, so that both GPUs count.
         facts.attempt.as_mut().unwrap().placement = Placement::new(&[Node::local("ml-1", 2)], 2).unwrap();
-        let (mut called, mut next_sample) = (Vec::new(), 3.0);
+        let (mut stalled_at, mut next_sample) = (Vec::new(), 3.0);
         for second in 0..seconds {
             let (power_w, steps) = at(second);
             let t = OWN_S + f64::from(second);
-            // The pace of the supervisor, and a second and a half of nvidia-smi.
+            // The interval of the supervisor, and 1.5 s of nvidia-smi.
             if f64::from(second) >= next_sample {
                 wrote(&dir, "ml-1", t, 1.5, &rows(&[power_w, power_w]));
                 next_sample += SAMPLE_EVERY_S + 1.5;
@@ -292,20 +293,20 @@ mod tests {
                     facts.load = health::power(&nodes, &facts, t).unwrap_or_default();
                 }
                 if matches!(runstate::derive(&facts, t), RunState::Stalled { .. }) {
-                    called.push(second);
+                    stalled_at.push(second);
                 }
                 later(&samples);
             }
         }
-        called
+        stalled_at
     }
 
     #[test]
-    fn by_what_supervisors_sample_a_hang_is_called_within_a_minute_and_an_evaluation_is_not() {
+    fn a_hang_is_stalled_within_a_minute_and_an_evaluation_is_not() {
         let hangs = |second| if second < 200 { (650.0, true) } else { (120.0, false) };
-        let called = stalled(0, 300, hangs);
-        assert!((229..=260).contains(&called[0]), "{called:?}");
-        assert_eq!(called.last(), Some(&298));
+        let stalled_at = stalled(0, 300, hangs);
+        assert!((229..=260).contains(&stalled_at[0]), "{stalled_at:?}");
+        assert_eq!(stalled_at.last(), Some(&298));
         let evaluates = |second| match second {
             0..200 | 500.. => (650.0, true),
             _ => (0.7 * 650.0, false),
@@ -314,22 +315,22 @@ mod tests {
     }
 
     #[test]
-    fn what_gpus_drew_in_training_is_remembered_however_long_no_step_is_made() {
-        // Nobody announces the evaluation; fifteen minutes into it, a collective hangs.
+    fn the_power_in_training_is_kept_however_long_no_step_is_made() {
+        // An evaluation without an event. A collective hangs after fifteen minutes of it.
         let power = |second| match second {
             0..200 => (650.0, true),
             200..1100 => (0.7 * 650.0, false),
             _ => (120.0, false),
         };
         for opened_s in [0, 1000] {
-            let called = stalled(opened_s, 1200, power);
-            assert!((1104..=1140).contains(&called[0]), "opened at {opened_s}: {called:?}");
-            assert_eq!(called.last(), Some(&1198));
+            let stalled_at = stalled(opened_s, 1200, power);
+            assert!((1104..=1140).contains(&stalled_at[0]), "opened at {opened_s}: {stalled_at:?}");
+            assert_eq!(stalled_at.last(), Some(&1198));
         }
     }
 
     #[test]
-    fn of_many_ranks_the_slow_one_and_a_spike_of_the_loss_are_found() {
+    fn the_slow_one_of_many_ranks_and_a_loss_spike_are_found() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let mut facts = facts(&["ml-1"]);
@@ -366,8 +367,8 @@ mod tests {
             disk: None,
             nodes: &[],
         });
-        let found: Vec<String> = found.iter().map(Finding::sentence).collect();
-        let slow = "rank 7 on ml-1: all others wait for it, 4.20 s in each step";
-        assert_eq!(found, ["the loss rose from about 0.500 to 2.500", slow]);
+        let found: Vec<_> = found.into_iter().map(|finding| (finding.rule, finding.about)).collect();
+        let slow = Subject::Rank(7, Some(NodeId::new("ml-1").unwrap()));
+        assert_eq!(found, [(Rule::LossSpike, Subject::Run), (Rule::Straggler, slow)]);
     }
 }

@@ -1,4 +1,4 @@
-//! `vidtui checkpoints`.
+//! `vidtui checkpoints`: the checkpoints of a run.
 
 use crate::args::RunArgs;
 use crate::documents::CheckpointDocument;

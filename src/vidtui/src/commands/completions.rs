@@ -1,4 +1,4 @@
-//! `vidtui completions`.
+//! `vidtui completions`: the completion script of a shell.
 
 use crate::args::Args;
 use crate::output;
@@ -6,7 +6,7 @@ use crate::refusal::Refusal;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-/// Prints the script that a shell reads to complete commands.
+/// Prints the completion script.
 pub fn run(shell: Shell) -> Result<(), Refusal> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "vidtui", &mut script);

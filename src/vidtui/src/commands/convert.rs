@@ -1,4 +1,4 @@
-//! `vidtui convert`: what becomes of every tensor is known before anything is written.
+//! `vidtui convert`: plans the result for every tensor, then writes it.
 
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
 use crate::commands::transfer::{Transfer, find};
@@ -7,17 +7,17 @@ use crate::output::{self, Side};
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Layer;
-use rundir::{Failure, now_s};
+use rundir::{ErrorCode, Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm};
 
-/// Converts weights, or shows what would be converted.
+/// Converts weights, or shows the plan with `--dry-run`.
 pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), Refusal> {
     let request = request(workspace, args)?;
     let plan = weights::plan_conversion(&request)?;
     if !args.output.json {
         let text = if args.dry_run { in_full(&plan) } else { in_short(&plan) };
-        // The report is what was asked for in a dry run, and news about the work otherwise.
+        // The report is the output of a dry run, and progress information otherwise.
         if args.dry_run { output::text(&text)? } else { eprint!("{text}") }
     }
     if args.dry_run {
@@ -42,10 +42,10 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         Some(gb) if gb > 0.0 && gb.is_finite() => Some((gb * 1e9) as u64),
         Some(gb) => {
             let failure = Failure::new(
-                rundir::ErrorCode::Unclassified,
-                "cannot use --shard-gb",
-                format!("{gb} is not a size"),
-                "give a number above 0",
+                ErrorCode::InvalidArgument,
+                format!("cannot use --shard-gb {gb}"),
+                "the size must be greater than 0",
+                "for example: --shard-gb 5",
             );
             return Err(Refusal::request(failure));
         }

@@ -1,4 +1,4 @@
-//! `vidtui data`.
+//! `vidtui data import`: converts a data set for training.
 
 use crate::args::DataImportArgs;
 use crate::commands::transfer::Transfer;
@@ -6,7 +6,7 @@ use crate::output;
 use crate::refusal::Refusal;
 use weights::{ImportRequest, Imported, plan_import};
 
-/// Brings a dataset into the form that training reads.
+/// Converts a data set of torch pickles.
 pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {
     let DataImportArgs { index, target, root, channels, force, .. } = args;
     let request =

@@ -1,4 +1,4 @@
-//! `vidtui inspect`: what weights are, and how they differ from others.
+//! `vidtui inspect`: the properties of weights, and the differences from other weights.
 
 use crate::args::InspectArgs;
 use crate::commands::transfer::{Transfer, find};
@@ -8,7 +8,7 @@ use crate::workspace::Workspace;
 use camino::Utf8Path;
 use weights::{Changed, Difference, Inspection, Source, TensorRow};
 
-/// Shows what weights are, or how two differ.
+/// Shows the properties of weights, or the differences of two.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), Refusal> {
     let path = find(workspace, &args.path)?;
     if let Some(other) = &args.other {

@@ -1,5 +1,5 @@
-//! `vidtui job`: what the batch script of a Slurm job asks on the job's first node, at each of its turns. What comes of it was
-//! decided in `plan`; messages go to the job's log.
+//! `vidtui job`: the batch script of a Slurm job calls it on the first node, at the start and the end of each turn. `plan` makes
+//! the decisions. Messages go to the log of the job.
 
 use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
@@ -9,9 +9,9 @@ use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{JobTurn, JobTurnRequest, ResumeOptions, ResumeRequest, Target};
-use rundir::{Failure, RunDir, now_s};
+use rundir::{ErrorCode, Failure, RunDir, now_s};
 
-/// Does what the script asks.
+/// Runs a command of the script.
 pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), Refusal> {
     match command {
         JobCommand::Begin { run_dir, attempt } => begin(workspace, run_dir, *attempt),
@@ -28,10 +28,10 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     let Some(slurm) = attempt.slurm else {
         let why = format!("attempt {submitted} of {} was not submitted as a job", run.id);
         return Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot begin in this job",
+            ErrorCode::SlurmJobState,
+            "cannot start an attempt in this job",
             why,
-            "resume it with --slurm FILE",
+            format!("resume the run as a job: vidtui resume {} --slurm FILE", run.id),
         )));
     };
     let target = Target::allocation(job, slurm.spec, names);
@@ -59,7 +59,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         JobTurn::NextAttempt(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next_attempt(&plan)?;
-            eprintln!("attempt {} goes on from step {}", plan.attempt.number, plan.attempt.start_step);
+            eprintln!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);
             plan
         }
     };
@@ -77,40 +77,38 @@ fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
     let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
     match plan::requeue(&facts, warned, details.as_ref(), now_s()) {
         Ok(why) => {
-            eprintln!("{why}: it goes back into the queue");
+            eprintln!("{why}: the job is requeued");
             Ok(())
         }
-        Err(why) => {
-            Err(Failure::new(rundir::ErrorCode::Unclassified, "it does not go back into the queue", why, "").into())
-        }
+        Err(why) => Err(Failure::new(ErrorCode::SlurmJobState, "the job is not requeued", why, "").into()),
     }
 }
 
-/// The job that this program runs in, and its nodes.
+/// Returns the Slurm job of this process, and its nodes.
 fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
-    let odd = |name: &str, why: String| {
+    let invalid = |name: &str, why: String| {
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot begin in this job",
+            ErrorCode::SlurmJobState,
+            "cannot start an attempt in this job",
             format!("{name} {why}"),
             FIX,
         ))
     };
     let job = variable("SLURM_JOB_ID")?;
-    let job = job.parse().map_err(|_| odd("SLURM_JOB_ID", format!("is {job:?}, which is no number")))?;
+    let job = job.parse().map_err(|_| invalid("SLURM_JOB_ID", format!("is {job:?}, not a number")))?;
     let list = variable("SLURM_JOB_NODELIST")?;
-    let names = cluster::hostlist::expand(&list).map_err(|error| odd("SLURM_JOB_NODELIST", error.to_string()))?;
+    let names = cluster::hostlist::expand(&list).map_err(|error| invalid("SLURM_JOB_NODELIST", error.to_string()))?;
     let names: Result<Vec<NodeId>, _> = names.into_iter().map(NodeId::new).collect();
-    Ok((job, names.map_err(|error| odd("SLURM_JOB_NODELIST", error.to_string()))?))
+    Ok((job, names.map_err(|error| invalid("SLURM_JOB_NODELIST", error.to_string()))?))
 }
 
-const FIX: &str = "this command is for the scripts of Slurm jobs: submit them with sbatch";
+const FIX: &str = "only the script of a Slurm job calls this command: submit the script with sbatch";
 
 fn variable(name: &str) -> Result<String, Refusal> {
     std::env::var(name).map_err(|_| {
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot begin in this job",
+            ErrorCode::SlurmJobState,
+            "cannot start an attempt in this job",
             format!("{name} is not set"),
             FIX,
         ))

@@ -1,4 +1,4 @@
-//! `vidtui launch`, `vidtui resume` and `vidtui next`: three ways to a plan, one way to carry it out.
+//! `vidtui launch`, `vidtui resume` and `vidtui next`: three ways to make a plan, one way to execute it.
 
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::commands::waiting;
@@ -6,7 +6,7 @@ use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 /// Starts a run.
 pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
@@ -16,7 +16,7 @@ pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
     let plan = workspace.plan_launch(&options)?;
-    carry_out(workspace, &plan, &args.then)
+    execute(workspace, &plan, &args.then)
 }
 
 /// Continues a run.
@@ -28,23 +28,22 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), Refusal> {
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
     let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, &args.nodes, options)?;
-    carry_out(workspace, &plan, &args.then)
+    execute(workspace, &plan, &args.then)
 }
 
-/// Starts the stage that follows a run's.
+/// Starts the stage after the stage of a run.
 pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), Refusal> {
     let how = &args.how;
     let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
-    carry_out(workspace, &plan, &args.then)
+    execute(workspace, &plan, &args.then)
 }
 
-/// The one key that a resume may change: how long the run is to be.
+/// Returns the number of steps, the only key that a resume can change.
 fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
-    let refuse = |set: &str, why: &str| {
-        let fix =
-            "a resume can only train longer: --set train.steps=N; for other settings launch a new run with --init RUN";
+    let invalid = |set: &str, why: &str| {
+        let fix = "change train.steps only; for other keys, launch a new run with --init RUN";
         Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidArgument,
             format!("cannot resume with --set {set}"),
             why,
             fix,
@@ -54,14 +53,14 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
     for set in sets {
         match set.split_once('=').map(|(key, value)| (key.trim(), value.trim().parse())) {
             Some(("train.steps", Ok(number))) => steps = Some(number),
-            Some(("train.steps", Err(_))) => return refuse(set, "the number of steps is not a whole number"),
-            _ => return refuse(set, "the run keeps the recipe that it was launched with"),
+            Some(("train.steps", Err(_))) => return invalid(set, "the number of steps is not an integer"),
+            _ => return invalid(set, "a resumed run keeps its recipe"),
         }
     }
     Ok(steps)
 }
 
-fn carry_out(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
+fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
     if then.dry_run {
         return show(plan, then.output.json);
     }
@@ -78,7 +77,7 @@ fn carry_out(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Resul
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
 }
 
-/// Shows a plan: what the dialog of the console shows, and the scripts that would run.
+/// Shows a plan: the summary, as in the launch dialog of the console, and the scripts.
 fn show(plan: &LaunchPlan, json: bool) -> Result<(), Refusal> {
     if json {
         let summary: serde_json::Map<_, _> =

@@ -1,29 +1,29 @@
-//! `vidtui logs`.
+//! `vidtui logs`: the logs of the ranks.
 
 use crate::args::LogsArgs;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
-use rundir::{Attempt, Error, Failure, RunDir, Tail};
+use rundir::{Attempt, Error, ErrorCode, Failure, RunDir, Tail};
 use std::thread;
 use std::time::Duration;
 
-/// How often growing files are looked at.
+/// How often growing files are read.
 const FOLLOW: Duration = Duration::from_millis(300);
 
-/// A rank's log, and how far it has been read.
+/// The log of a rank, read up to an offset.
 struct Log {
     rank: usize,
     tail: Tail<String>,
 }
 
-/// Prints what the ranks of the newest attempt printed.
+/// Prints the logs of the newest attempt.
 pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), Refusal> {
     let dir = workspace.find(&args.run)?;
     let Some(mut attempt) = dir.latest_attempt()? else {
         let fix = format!("see its state: vidtui status {}", dir.name());
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunNotStarted,
             format!("{} has no logs", dir.name()),
             "it was never started",
             fix,
@@ -33,7 +33,7 @@ pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), Refusal> {
     let mut logs = open(&dir, &attempt, args.rank)?;
     let mut first = true;
     loop {
-        // Whether it has ended is asked before the last look at the files, so that no line is missed.
+        // The state is read before the files, so that no line is missed at the end.
         let ended = !args.follow || workspace.summary(&dir)?.0.state.is_end();
         for log in &mut logs {
             let lines = read(log)?;
@@ -65,17 +65,17 @@ fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>
             let last = attempt.placement.world().saturating_sub(1);
             let why = format!("attempt {} has ranks 0 to {last}", attempt.number);
             Err(Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnknownName,
                 format!("{} has no rank {rank}", dir.name()),
                 why,
-                "name one of them",
+                "choose one of them",
             )))
         }
         _ => Ok(logs),
     }
 }
 
-/// All lines that were added since the last time.
+/// Returns the new lines of a log.
 fn read(log: &mut Log) -> Result<Vec<String>, Refusal> {
     let mut lines = Vec::new();
     loop {

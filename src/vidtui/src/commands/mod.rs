@@ -1,4 +1,4 @@
-//! What each command does: every key of the console has its twin here.
+//! The commands. Every key of the console has a command that does the same.
 
 mod check;
 mod checkpoints;
@@ -31,9 +31,9 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use std::time::Duration;
 
-/// Does what the command line asks.
+/// Runs the command, or the console if there is none.
 pub fn run(args: &Args) -> Result<End, Refusal> {
-    // A command may wait for nodes that are slow to answer; a screen that waits looks dead.
+    // A command can wait for slow nodes. The screen cannot: it would look frozen.
     let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
     let workspace = Workspace::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
     let workspace = Workspace { simulate: args.simulate, ..workspace };

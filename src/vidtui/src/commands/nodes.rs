@@ -1,4 +1,4 @@
-//! `vidtui nodes` and `vidtui smi`.
+//! `vidtui nodes` and `vidtui smi`: the state of nodes, for users and scripts.
 
 use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
@@ -10,7 +10,7 @@ use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
 use remote::{NodeUpdate, NodeWatch};
-use rundir::{Failure, Login, RunId, now_s};
+use rundir::{ErrorCode, Failure, Login, RunId, now_s};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -21,12 +21,12 @@ use ui::fleet::{Condition, Fleet, FleetSummary, Link, ListedNode, NodeSummary, N
 use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
 use ui::{NodeMsg, run_state};
 
-/// How often nodes are asked.
+/// How often nodes send samples.
 const EVERY: Duration = Duration::from_secs(2);
-/// How long nodes may take to say something, connecting included. Those that need longer are shown as they are.
+/// How long nodes have for the first sample, connecting included. Slower nodes are shown without one.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Shows what nodes do: once, or again and again.
+/// Shows the state of nodes, once or repeatedly.
 pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refusal> {
     let list = || match &args.run {
         Some(run) => Ok(workspace.nodes_of_run(&workspace.find(run)?)?),
@@ -35,10 +35,10 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refus
     };
     let listed = list()?;
     let sort = sort_of(args.sort.as_deref())?;
-    let mut news = News::of(workspace, listed);
+    let mut updates = Updates::of(workspace, listed);
     let mut fleet = Fleet::default();
-    fleet.list(Ok(news.nodes.clone()));
-    news.wait_for_all(&mut fleet);
+    fleet.list(Ok(updates.nodes.clone()));
+    updates.wait_for_all(&mut fleet);
     loop {
         let now = now_s();
         let order = fleet.order(sort, args.reverse, "", now);
@@ -47,7 +47,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refus
             (true, true) => output::json_line(&document(&fleet, &views, now))?,
             (true, false) => output::json(&document(&fleet, &views, now))?,
             (false, watch) => {
-                // As `watch` does, where there is a screen.
+                // Like the command `watch`, on a terminal.
                 let clear = if watch && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
                 output::text(&format!("{clear}{}", table(&fleet, &views, now)))?;
             }
@@ -55,49 +55,45 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refus
         if !args.watch {
             return Ok(());
         }
-        news.wait(&mut fleet, EVERY);
-        // Slurm drains nodes meanwhile, gets new ones, or gives them to others. When it is silent, what it said before is shown on.
+        updates.wait(&mut fleet, EVERY);
+        // The nodes and states of Slurm change. While Slurm does not answer, the last list stays.
         if fleet.is_of_slurm()
             && let Ok(listed) = list()
         {
-            news.watch(listed);
-            fleet.list(Ok(news.nodes.clone()));
+            updates.watch(listed);
+            fleet.list(Ok(updates.nodes.clone()));
         }
     }
 }
 
-/// Shows one node: its GPUs, what runs on them, and what nvidia-smi says.
+/// Shows one node: its GPUs, the processes on them, and the output of nvidia-smi.
 pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), Refusal> {
     let login = login_of(workspace, args)?;
     let node = Node { id: login.node.clone(), slots: 1 };
-    let mut news = News::of(workspace, vec![(node.into(), login.clone())]);
+    let mut updates = Updates::of(workspace, vec![(node.into(), login.clone())]);
     let mut fleet = Fleet::default();
-    fleet.list(Ok(news.nodes.clone()));
-    news.wait_for_all(&mut fleet);
+    fleet.list(Ok(updates.nodes.clone()));
+    updates.wait_for_all(&mut fleet);
     let view = fleet.nodes().first();
     let Some(view) = view.filter(|view| view.frame.is_some()) else {
-        let silent = || {
-            let why = format!("it said nothing within {} s", PATIENCE.as_secs());
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("node {} cannot be seen", login.node),
-                why,
-                "nvidia-smi may hang there: see `dmesg`",
-            )
+        let timeout = || {
+            let why = format!("no sample arrived within {} s", PATIENCE.as_secs());
+            let fix = "check whether nvidia-smi hangs on the node: run it there, and see `dmesg`";
+            Failure::new(ErrorCode::NoAnswer, format!("cannot watch node {}", login.node), why, fix)
         };
         return Err(match view.map(|view| &view.link) {
             Some(Link::Unreachable { why, .. }) => why.clone(),
-            _ => silent(),
+            _ => timeout(),
         }
         .into());
     };
-    let said = workspace.smi(&login);
+    let table = workspace.smi(&login);
     if args.output.json {
-        let said = said.as_ref().map(String::as_str);
+        let table = table.as_ref().map(String::as_str);
         return output::json(&SmiDocument {
             node: NodeDocument::new(view, now_s()),
-            nvidia_smi: said.ok(),
-            failure: said.err(),
+            nvidia_smi: table.ok(),
+            failure: table.err(),
         });
     }
     let mut text = format!("{}: {}\n", view.node.id, facts(view));
@@ -110,9 +106,9 @@ pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), Refusal> {
         text.push('\n');
         text += &if processes.is_empty() { "no processes on its GPUs\n".to_owned() } else { process_table(&processes) };
     }
-    match said {
-        Ok(said) => text += &format!("\n{}\n", said.trim_end()),
-        // Without GPUs there is no nvidia-smi, which was said above.
+    match table {
+        Ok(table) => text += &format!("\n{}\n", table.trim_end()),
+        // A node without GPUs needs no nvidia-smi.
         Err(_) if view.gpus().is_empty() => {}
         Err(failure) => text += &format!("\n{failure}\n"),
     }
@@ -129,10 +125,10 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
             Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidArgument,
                 &*what,
                 error.to_string(),
-                "name it as ssh is asked for it",
+                "use the name that you use with ssh",
             ))
         })?;
         return Ok(Login::by_name(node));
@@ -141,7 +137,7 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
     found.ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(listed, _)| listed.node.id.as_str()).collect();
         let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
-        Refusal::request(Failure::new(rundir::ErrorCode::Unclassified, what, why, "name one of them"))
+        Refusal::request(Failure::new(ErrorCode::UnknownName, what, why, "choose one of them"))
     })
 }
 
@@ -150,100 +146,97 @@ fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
     let found = Sort::ALL.iter().find(|(_, known)| *known == word).map(|(sort, _)| *sort);
     found.ok_or_else(|| {
         let words: Vec<&str> = Sort::ALL.iter().map(|(_, word)| *word).collect();
-        let why = format!("it can be one of {}", words.join(", "));
+        let why = format!("the columns are {}", words.join(", "));
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::UnknownName,
             format!("cannot sort by '{word}'"),
             why,
-            "name one of them",
+            "choose one of them",
         ))
     })
 }
 
-/// What nodes say, while this lives.
-struct News<'a> {
+/// The updates of watched nodes. Dropping it ends the watching.
+struct Updates<'a> {
     workspace: &'a Workspace,
     nodes: Vec<ListedNode>,
-    tell: Sender<(NodeId, NodeMsg)>,
-    said: Receiver<(NodeId, NodeMsg)>,
+    sender: Sender<(NodeId, NodeMsg)>,
+    receiver: Receiver<(NodeId, NodeMsg)>,
     watching: BTreeMap<NodeId, NodeWatch>,
 }
 
-impl<'a> News<'a> {
+impl<'a> Updates<'a> {
     fn of(workspace: &'a Workspace, listed: Vec<(ListedNode, Login)>) -> Self {
-        let (tell, said) = mpsc::channel();
-        let mut news = Self { workspace, nodes: Vec::new(), tell, said, watching: BTreeMap::new() };
+        let (sender, receiver) = mpsc::channel();
+        let mut updates = Self { workspace, nodes: Vec::new(), sender, receiver, watching: BTreeMap::new() };
         if let Some(count) = workspace.simulate {
-            let tell = news.tell.clone();
+            let sender = updates.sender.clone();
             std::thread::spawn(move || {
                 let mut nodes = simulate::Nodes::new(count, EVERY);
-                while nodes.due().into_iter().all(|(node, frame)| tell.send((node, NodeMsg::Frame(frame))).is_ok()) {
+                while nodes.due().into_iter().all(|(node, frame)| sender.send((node, NodeMsg::Frame(frame))).is_ok()) {
                     std::thread::sleep(nodes.pause());
                 }
             });
-            news.nodes = simulate::nodes(count).into_iter().map(ListedNode::from).collect();
+            updates.nodes = simulate::nodes(count).into_iter().map(ListedNode::from).collect();
         } else {
-            news.watch(listed);
+            updates.watch(listed);
         }
-        news
+        updates
     }
 
-    /// Watches these nodes: those that it watches already go on being watched, and those that are not among them no longer.
+    /// Watches these nodes and no others. Nodes that are watched already stay connected.
     fn watch(&mut self, listed: Vec<(ListedNode, Login)>) {
-        let mut before = std::mem::take(&mut self.watching);
+        let mut previous = std::mem::take(&mut self.watching);
         self.nodes.clear();
         for (listed, login) in listed {
             let node = listed.node.id.clone();
-            let watching = before.remove(&node).unwrap_or_else(|| self.begin(node.clone(), &login));
+            let watching = previous.remove(&node).unwrap_or_else(|| self.begin(node.clone(), &login));
             self.watching.insert(node, watching);
             self.nodes.push(listed);
         }
     }
 
     fn begin(&self, node: NodeId, login: &Login) -> NodeWatch {
-        let tell = self.tell.clone();
-        let see = move |sight| {
-            let what = match sight {
+        let sender = self.sender.clone();
+        let on_update = move |update| {
+            let what = match update {
                 NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
-                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("cannot watch node {node}"))),
             };
-            if tell.send((node.clone(), what)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            if sender.send((node.clone(), what)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        self.workspace.fleet.watch(login, EVERY, Box::new(see))
+        self.workspace.fleet.watch(login, EVERY, Box::new(on_update))
     }
 
-    /// Takes in what is said until every node has said something, or is known to be out of sight.
+    /// Handles updates until every node has sent a sample or is known to be unreachable.
     fn wait_for_all(&mut self, fleet: &mut Fleet) {
         let deadline = Instant::now() + PATIENCE;
-        while fleet.nodes().iter().any(|view| view.link == Link::Connecting) && self.take_in(fleet, deadline) {}
+        while fleet.nodes().iter().any(|view| view.link == Link::Connecting) && self.handle_one(fleet, deadline) {}
     }
 
-    /// Takes in what is said for so long.
+    /// Handles updates for a time.
     fn wait(&mut self, fleet: &mut Fleet, time: Duration) {
         let deadline = Instant::now() + time;
-        while self.take_in(fleet, deadline) {}
+        while self.handle_one(fleet, deadline) {}
     }
 
-    fn take_in(&mut self, fleet: &mut Fleet, deadline: Instant) -> bool {
+    fn handle_one(&mut self, fleet: &mut Fleet, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let said = self.said.recv_timeout(left);
-        let heard = said.is_ok();
-        if let Ok((node, what)) = said {
-            match what {
-                NodeMsg::Frame(frame) => fleet.sampled(&node, frame, now_s()),
-                NodeMsg::Down(why) => fleet.unreachable(&node, why, now_s()),
-                NodeMsg::Smi(_) => {}
-            }
+        let Ok((node, update)) = self.receiver.recv_timeout(left) else { return false };
+        match update {
+            NodeMsg::Frame(frame) => fleet.sampled(&node, frame, now_s()),
+            NodeMsg::Down(why) => fleet.unreachable(&node, why, now_s()),
+            NodeMsg::Smi(_) => {}
         }
-        heard
+        true
     }
 }
 
 fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     let has_gpus = fleet.has_gpus();
-    // How busy processors are takes two looks; a column that says nothing is left out.
-    let says = |column: &&NodeColumn| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
-    let columns: Vec<_> = NODE_COLUMNS.iter().filter(|column| is_shown(column, fleet)).filter(says).collect();
+    // CPU use needs two samples. Empty columns are left out.
+    let has_values = |column: &&NodeColumn| views.is_empty() || views.iter().any(|view| cell(column, view).is_some());
+    let columns: Vec<_> = NODE_COLUMNS.iter().filter(|column| is_shown(column, fleet)).filter(has_values).collect();
     let mut titles = vec![("node", Side::Left), ("state", Side::Left)];
     titles.extend(columns.iter().map(|column| (column.title, if column.right { Side::Right } else { Side::Left })));
     if has_gpus {
@@ -265,17 +258,17 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     format!("{}{}\n", output::table(&titles, &rows), ascii(summary(&fleet.summary())))
 }
 
-/// What there is to say of a node besides its numbers.
+/// Returns the faults of a node, or why it is unreachable or late.
 fn note(view: &NodeView, now: f64) -> String {
-    let mut said: Vec<String> = view.slurm.iter().filter_map(ui::slurm::reason).collect();
+    let mut notes: Vec<String> = view.slurm.iter().filter_map(ui::slurm::reason).collect();
     match (&view.link, view.condition(now)) {
-        (Link::Unreachable { why, .. }, _) => said.push(format!("{}: {}", unreachable(now, view), why.why)),
+        (Link::Unreachable { why, .. }, _) => notes.push(format!("{}: {}", unreachable(now, view), why.why)),
         (_, Condition::Late) => {
-            said.push(format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))));
+            notes.push(format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))));
         }
-        _ => said.extend(view.faults.iter().map(Fault::to_string)),
+        _ => notes.extend(view.faults.iter().map(Fault::to_string)),
     }
-    said.join("; ")
+    notes.join("; ")
 }
 
 fn summary(sum: &FleetSummary) -> String {
@@ -379,12 +372,12 @@ fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
     output::table(&titles, &processes.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Leaves out what a terminal without UTF-8 would show as rubbish.
+/// Removes characters that a terminal without UTF-8 cannot show.
 fn ascii(text: String) -> String {
     if appearance::is_unicode() { text } else { text.replace("°", "") }
 }
 
-/// All nodes, for scripts.
+/// The JSON document of `vidtui nodes`.
 #[derive(Serialize)]
 struct Document<'a> {
     t: f64,
@@ -405,11 +398,11 @@ struct NodeDocument<'a> {
     #[serde(flatten)]
     digest: &'a NodeSummary,
     faults: &'a [Fault],
-    /// As they were seen last.
+    /// The last samples.
     gpu: &'a [GpuSample],
 }
 
-/// What Slurm says of a node, in its own words.
+/// The state of a node in the words of Slurm.
 #[derive(Serialize)]
 struct SlurmDocument<'a> {
     partition: &'a str,

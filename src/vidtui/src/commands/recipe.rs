@@ -1,4 +1,4 @@
-//! `vidtui recipe show`.
+//! `vidtui recipe show`: the complete recipe.
 
 use crate::args::RecipeShowArgs;
 use crate::output;
@@ -6,7 +6,7 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Origin;
 
-/// Prints the complete recipe, as TOML that loads again.
+/// Prints the complete recipe as TOML that can be loaded.
 pub fn show(workspace: &Workspace, args: &RecipeShowArgs) -> Result<(), Refusal> {
     let subject = workspace.subject(&args.recipe, &args.set)?;
     let resolved = subject.resolved();

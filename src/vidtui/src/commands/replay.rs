@@ -1,4 +1,4 @@
-//! `vidtui replay`: a recorded session, played in the terminal or printed as its last screen.
+//! `vidtui replay`: plays a recorded session, or prints its last screen.
 
 use crate::args::ReplayArgs;
 use crate::console::{self, End};
@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 use crate::terminal::Screen;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use ui::{Model, Msg, Size};
 
 /// Plays a recording.
@@ -17,7 +17,7 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
         let size = parse_size(size)?;
         let mut model = Model::new(header.setup(size));
         for moment in moments {
-            // The size is the one that was asked for, not the one of the recording's window.
+            // The requested size applies, not the recorded one.
             match moment?.msg {
                 Msg::Resize(_) => {}
                 msg => drop(ui::update(&mut model, msg)),
@@ -26,24 +26,24 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
         return print_screen(&model, size).map(|()| End::Quit);
     }
     if !Screen::available() {
-        let fix = "print its last screen instead: vidtui replay FILE --screen 80x24";
+        let fix = "print the last screen instead: vidtui replay FILE --screen 80x24";
         return Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot play here",
-            "this is not a terminal",
+            ErrorCode::NoTerminal,
+            format!("cannot replay {}", args.file),
+            "standard input or output is not a terminal",
             fix,
         )));
     }
     if !(args.speed.is_finite() && args.speed > 0.0) {
         let why = format!("--speed {} is not a positive number", args.speed);
         return Err(Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidArgument,
             format!("cannot replay {}", args.file),
             why,
-            "for twice as fast: --speed 2",
+            "for example: --speed 2",
         )));
     }
-    // Read before the terminal is taken, so that a line that cannot be read is told where it can be seen.
+    // Read before the alternate screen opens, so that an error stays visible.
     let moments: Vec<RecordedMsg> = moments.collect::<Result<_, _>>()?;
     console::replay(&header, moments.into_iter(), args.speed)
 }
@@ -68,12 +68,12 @@ fn parse_size(text: &str) -> Result<Size, Refusal> {
             Ok(Size { width, height })
         }
         _ => {
-            let what = format!("'{text}' is not the size of a screen");
+            let what = format!("cannot use --screen {text}");
             Err(Refusal::request(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidArgument,
                 what,
-                "it must be columns x rows",
-                "for example --screen 80x24",
+                "the size must be COLSxROWS, each from 1 to 1000",
+                "for example: --screen 80x24",
             )))
         }
     }

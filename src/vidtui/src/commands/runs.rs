@@ -1,4 +1,4 @@
-//! `vidtui runs`.
+//! `vidtui runs`: the list of runs.
 
 use crate::args::JsonArgs;
 use crate::documents::RunDocument;

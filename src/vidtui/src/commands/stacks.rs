@@ -1,11 +1,11 @@
-//! `vidtui stacks`.
+//! `vidtui stacks`: the stacks of all ranks.
 
 use crate::args::RunArgs;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{Workspace, stacks_in_words};
 
-/// Writes where the processes of a run are into its folder, and says where. Signals nothing.
+/// Writes the stacks of the processes of a run into its folder and prints the path. Signals no process.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
     let dir = workspace.find(&args.run)?;
     let stacks = workspace.stacks(&dir)?;

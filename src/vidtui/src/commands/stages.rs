@@ -1,4 +1,4 @@
-//! `vidtui stages`.
+//! `vidtui stages`: the stages of a curriculum.
 
 use crate::args::StagesArgs;
 use crate::output;
@@ -11,7 +11,7 @@ use std::fmt::Write;
 use ui::StageView;
 use ui::run_state::StateKind;
 
-/// A stage, with the run that is furthest in it.
+/// A stage, and the run that determines its state.
 struct Stage<'a> {
     spec: &'a StageSpec,
     view: StageView,
@@ -38,12 +38,12 @@ pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), Refusal> {
     output::text(&in_words(&curriculum, &stages))
 }
 
-/// The run that tells the state of a stage: a finished one before others, then the newest.
+/// Returns the run that determines the state of a stage: a finished one first, then the newest.
 fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
     let of_stage = |summary: &&RunSummary| {
         summary.run.curriculum.as_ref() == Some(&curriculum.path) && summary.run.stage.as_ref() == Some(&stage.name)
     };
-    // Of several that are as good, the last, and they come oldest first.
+    // Runs are sorted from oldest to newest, and max_by_key returns the last of equal ones.
     runs.iter().filter(of_stage).max_by_key(|summary| summary.state == RunState::Finished)
 }
 
@@ -85,7 +85,7 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
 fn start_in_words(start: &StageStart) -> String {
     match start {
         StageStart::Random => "random".into(),
-        StageStart::Previous => "the last checkpoint of the stage before".into(),
+        StageStart::Previous => "newest checkpoint of the previous stage".into(),
         StageStart::Path(path) => path.to_string(),
     }
 }
@@ -97,7 +97,7 @@ struct StageDocument<'a> {
     run: Option<String>,
     step: u64,
     steps: u64,
-    /// Of what a command trains, neither is known.
+    /// The command of a stage that trains with one. The next five fields are unknown then.
     command: Option<&'a str>,
     params: Option<u64>,
     latent_frames: Option<usize>,

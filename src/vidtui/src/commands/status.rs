@@ -1,4 +1,4 @@
-//! `vidtui status`.
+//! `vidtui status`: the state of a run.
 
 use crate::args::RunArgs;
 use crate::documents::RunDocument;
@@ -22,7 +22,7 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
     output::text(&output::facts(&facts(&summary, &findings, now_s())))
 }
 
-/// The facts about a run, as a person asks for them.
+/// Returns the names and values that are printed.
 fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
@@ -31,7 +31,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         facts.push(("", format!("hint: {}", failure.fix)));
         if !summary.consequences.is_empty() {
             let nodes: Vec<&str> = summary.consequences.iter().map(NodeId::as_str).collect();
-            facts.push(("", format!("then ended: {}", hostlist::compress(&nodes))));
+            facts.push(("", format!("ended because of it: {}", hostlist::compress(&nodes))));
         }
     }
     if let Some(job) = &summary.job {
@@ -45,21 +45,21 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         facts.push(("stage", format!("{stage} of {curriculum}")));
     }
     if let Some(parent) = &run.lineage {
-        facts.push(("weights", format!("of step {} of {}", parent.step, parent.run)));
+        facts.push(("weights", format!("step {} of {}", parent.step, parent.run)));
     }
     let mut progress = format!("{} of {}", units::grouped(summary.step), units::grouped(summary.steps_total));
     if let Some(left) = summary.eta_s {
         progress += &format!(", {} left", units::duration(left));
     }
     if run.is_stepless() {
-        progress = "not told: with adapter = \"none\", nobody reads what its command says of them".into();
+        progress = "unknown, because adapter = \"none\" does not read the log of the command".into();
     }
     facts.push(("step", progress));
     if let Some(sample) = &summary.last {
         facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
         facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
         if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
-            facts.push(("memory", format!("{} at most in a rank", units::value(most, units::Unit::Gib))));
+            facts.push(("memory", format!("peak {} in a rank", units::value(most, units::Unit::Gib))));
         }
     }
     if let Some(attempt) = &summary.attempt {
@@ -67,12 +67,12 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         let why = match attempt.why {
             AttemptWhy::Launch => "launched",
             AttemptWhy::Resume => "resumed",
-            AttemptWhy::Requeue => "started again by the queue",
+            AttemptWhy::Requeue => "requeued",
         };
         let ranks = units::counted(attempt.mesh.world(), "rank");
-        let place = if nodes.is_empty() { "nodes that Slurm has yet to choose".into() } else { nodes.join(", ") };
+        let on = if nodes.is_empty() { "nodes that Slurm has not allocated yet".into() } else { nodes.join(", ") };
         let ago = units::ago(now, attempt.started_s);
-        facts.push(("attempt", format!("{}: {ranks} on {place}, {why} {ago} by {}", attempt.number, attempt.by)));
+        facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
     facts.push((
         "checkpoint",

@@ -1,10 +1,10 @@
-//! Work on many gigabytes: where they are, how far it is, and what happens when somebody loses patience.
+//! Commands on large weights: finding the source, progress on standard error, and interruption by a signal.
 
 use crate::refusal::Refusal;
 use crate::signals;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use weights::{Doing, Progress};
 
-/// How often a bar is drawn on a terminal.
+/// How often the bar is drawn on a terminal.
 const DRAW: Duration = Duration::from_millis(100);
-/// How often a line is written into a log.
+/// How often a line is written into a file.
 const LOG: Duration = Duration::from_secs(10);
 /// The width of the bar.
 const WIDTH: u64 = 24;
 
-/// Finds weights: a path, or else a run as other commands name it.
+/// Finds weights by their path, or by the name of a run.
 pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> {
     let path = Utf8Path::new(given);
     if path.exists() || given.contains('/') {
@@ -28,9 +28,9 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
     }
     workspace.find(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
-        let why = format!("there is no such file or folder; as a run: {why}");
+        let why = format!("there is no such file, folder or run: {why}");
         Refusal::request(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::NotFound,
             format!("cannot find '{given}'"),
             why,
             format!("check the path; {fix}"),
@@ -38,7 +38,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
     })
 }
 
-/// The progress of one piece of work, shown on standard error.
+/// The progress of one transfer, shown on standard error.
 pub struct Transfer {
     doing: Option<Doing>,
     signal: Arc<AtomicUsize>,
@@ -48,33 +48,33 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Begins; from now on a signal stops the work instead of the process.
+    /// Starts. From now on a signal stops the transfer instead of the process.
     pub fn begin() -> Self {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
-            // Without the handler the process ends at once, and what it leaves is cleared next time.
+            // Without the handler the process ends at once, and the next transfer removes its files.
             let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
         }
         Self { doing: None, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
     }
 
-    /// Shows how far the work is; breaks when a signal came.
+    /// Shows the progress. Breaks when a signal has arrived.
     pub fn step(&mut self, progress: Progress) -> ControlFlow<()> {
         if self.doing.replace(progress.doing) != Some(progress.doing) {
-            // Each part of the work has a rate of its own.
+            // Each phase has its own rate.
             self.began = Instant::now();
         }
         let pause = if self.bar { DRAW } else { LOG };
         if self.shown.unwrap_or(self.began).elapsed() >= pause {
             self.shown = Some(Instant::now());
             let line = line(progress, self.began.elapsed());
-            // Nobody may be there to read it.
+            // Standard error may be closed.
             let _ = if self.bar { write!(io::stderr(), "\r{line}\x1b[K") } else { writeln!(io::stderr(), "{line}") };
         }
         if self.signal.load(Ordering::Relaxed) == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Ends: clears the bar, and dies of the signal that stopped the work.
+    /// Ends: clears the bar, and exits by the signal that stopped the transfer.
     pub fn end(self) {
         if self.bar && self.shown.is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");

@@ -2,27 +2,27 @@
 
 use crate::refusal::Refusal;
 use crate::workspace::Workspace;
-use rundir::{Failure, RunDir};
+use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
 use ui::run_state::StateKind;
 
-/// How often the run is looked at.
-const LOOK: Duration = Duration::from_millis(300);
-/// How often progress is told.
-const TELL: Duration = Duration::from_secs(10);
+/// How often the state is read.
+const POLL: Duration = Duration::from_millis(300);
+/// How often progress is printed.
+const PRINT: Duration = Duration::from_secs(10);
 
-/// Waits until a run is finished, telling its progress on standard error.
+/// Waits until a run has finished. Prints its progress on standard error.
 ///
 /// # Errors
-/// Why it ended otherwise.
+/// When the run ends without finishing.
 pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Refusal> {
     let summary = until_ended(workspace, dir)?;
     let stopped = || {
         let why = format!("it was stopped at step {} of {}", summary.step, summary.steps_total);
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::RunNotRunning,
             format!("{} is not finished", summary.run.id),
             why,
             format!("continue it: vidtui resume {}", summary.run.id),
@@ -35,26 +35,26 @@ pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Refusal
     }
 }
 
-/// Waits until nothing of a run is alive, however it ended.
+/// Waits until a run has ended and its processes are gone.
 ///
 /// # Errors
-/// When the run cannot be looked at any more.
+/// When the run cannot be read.
 pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, Refusal> {
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     loop {
         let (summary, facts) = workspace.summary(dir)?;
         if summary.state.is_end() && facts.alive != Liveness::Alive {
             return Ok(summary);
         }
-        if told.elapsed() >= TELL {
-            told = Instant::now();
+        if printed.elapsed() >= PRINT {
+            printed = Instant::now();
             eprintln!("{}", progress(&summary));
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL);
     }
 }
 
-/// One line: `step 40 of 240, loss 0.1123, 2 min 10 s left`.
+/// Returns the progress: `step 40 of 240, loss 0.1123, 2 min 10 s left`.
 fn progress(summary: &RunSummary) -> String {
     if summary.run.is_stepless() {
         return StateKind::of(&summary.state).word().to_owned();
