@@ -82,7 +82,7 @@ fn what_is_wrong_shows_and_what_is_right_again_too() {
     let lost = stream.wait_for(|frame| !frame.troubles.is_empty());
     assert_eq!(
         (lost.gpus.len(), lost.troubles[0].to_string().as_str()),
-        (1, "GPU 1 at 0000:2A:00.0 does not answer: GPU is lost")
+        (1, "GPU 1 at 0000:2A:00.0 does not respond: GPU is lost")
     );
     rig.verb("smi node01 missing").unwrap();
     stream.wait_for(|frame| frame.troubles == [SmiTrouble::NotFound]);

@@ -1,4 +1,4 @@
-//! What is wrong with a node, seen at one moment.
+//! Faults of a node in one frame.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,30 +10,30 @@ use crate::nvidia_smi::SmiTrouble;
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
-/// A program that failed is of interest for so long; the GPU is well.
+/// How long an Xid error of a failed program is shown, in seconds. The GPU is healthy.
 const HOUR_S: f64 = 3600.0;
-/// What calls for a reset is shown for so long after it happened: longer than a night, and not until the next boot, since the
-/// log does not tell of the reset.
+/// How long an Xid error that needs a reset is shown, in seconds: more than a night, and not until the next boot, because the
+/// kernel log does not show a reset.
 const DAY_S: f64 = 24.0 * HOUR_S;
 
-/// Something that a healthy node does not show.
+/// A fault of a node or GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The GPU's number; none when it is about the whole node.
+    /// The index of the GPU; none if it concerns the whole node.
     pub gpu: Option<u32>,
-    /// How bad it is.
+    /// How severe it is.
     pub weight: FaultWeight,
-    /// What, in a few words.
+    /// What is wrong, in a few words.
     pub what: String,
     /// What to do.
     pub fix: String,
 }
 
-/// How bad a fault is.
+/// How severe a fault is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultWeight {
-    /// Training goes on, slower or at a risk.
+    /// Training continues, slower or at risk.
     Warn,
     /// A GPU, or all of them, cannot be used.
     Bad,
@@ -48,9 +48,9 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Lists what is wrong in a frame, the worst first.
+/// Returns the faults of a frame, most severe first.
 ///
-/// A node without nvidia-smi has no GPUs, which is no fault; nor is a power that cannot be told for a moment.
+/// A node without nvidia-smi has no GPUs, which is not a fault. A missing power reading alone is not a fault either.
 pub fn faults(frame: &Frame) -> Vec<Fault> {
     let mut faults: Vec<Fault> = frame.troubles.iter().filter_map(of_trouble).collect();
     faults.extend(frame.gpus.iter().flat_map(of_gpu));
@@ -70,15 +70,15 @@ fn of_trouble(trouble: &SmiTrouble) -> Option<Fault> {
         GpuLost { gpu, .. } => gpu.index,
         _ => None,
     };
-    // The number stands before it.
+    // `Fault` shows the index of the GPU before the text.
     let what = match trouble {
-        GpuLost { gpu, why } if gpu.index.is_some() => format!("does not answer: {why}"),
+        GpuLost { gpu, why } if gpu.index.is_some() => format!("does not respond: {why}"),
         other => other.to_string(),
     };
     Some(Fault { gpu, weight, what, fix: trouble.fix().into() })
 }
 
-/// What the driver wrote to the kernel's log lately, each error once.
+/// Returns recent errors of the driver in the kernel log, each once.
 fn of_xids(frame: &Frame) -> Vec<Fault> {
     let recent = frame.xids.iter().filter_map(|at| {
         let (weight, shown_s) = match at.xid.action() {
@@ -108,21 +108,21 @@ fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
         gpu.power_w.absent(),
     ];
     let mut broken = absent.into_iter().flatten().filter(|why| why.is_fault());
-    // `ERR!` for power alone is gone the next time; for anything else the GPU is not well.
+    // `ERR!` for power alone is usually gone in the next sample; for other fields the GPU is faulty.
     let only_power = gpu.power_w.absent().is_some_and(|why| *why == Absent::Error) && broken.clone().count() == 1;
     if let Some(why) = broken.next().filter(|_| !only_power) {
         let fix = match why {
-            Absent::RequiresReset => "end what runs on it, then `nvidia-smi --gpu-reset`, or reboot the node",
-            _ => "take the node out of the run and reboot it; see `dmesg` for Xid errors",
+            Absent::RequiresReset => "end its processes and run `nvidia-smi --gpu-reset`, or reboot the node",
+            _ => "resume without the node (--exclude) and reboot it; check `dmesg` for Xid errors",
         };
         add(FaultWeight::Bad, why.to_string(), fix);
     }
     if let Some(errors) = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0) {
         let errors = format!("{errors} uncorrected memory error{}", if errors == 1 { "" } else { "s" });
-        add(FaultWeight::Bad, errors, "results may be wrong: take it out of the run and reset it");
+        add(FaultWeight::Bad, errors, "results may be wrong: resume without the node (--exclude) and reset the GPU");
     }
     if let Some(reasons) = gpu.throttle_reasons.value().filter(|reasons| reasons.is_worrying()) {
-        add(FaultWeight::Warn, format!("throttled: {reasons}"), "look at the node's cooling and power supply");
+        add(FaultWeight::Warn, format!("throttled: {reasons}"), "check cooling and power supply of the node");
     }
     faults
 }
@@ -133,7 +133,7 @@ mod tests {
     use crate::nvidia_smi::GpuQuery;
     use crate::probe::Frames;
 
-    fn said(rows: &str, status: i32) -> Vec<String> {
+    fn shown(rows: &str, status: i32) -> Vec<String> {
         let text = format!("#frame 1 5\n#gpus\n{rows}\n#exit {status}\n#end 1\n");
         let frame = Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0);
         faults(&frame).iter().map(ToString::to_string).collect()
@@ -146,26 +146,26 @@ mod tests {
     }
 
     #[test]
-    fn busy_idle_and_capped_gpus_have_no_faults_nor_has_a_node_without_any() {
-        assert_eq!(said(&row("631.95", "100", "0", "0x4"), 0), [""; 0]);
-        assert_eq!(said(&row("70.1", "0", "[N/A]", "0x1"), 0), [""; 0]);
-        assert_eq!(said("", 127), [""; 0]);
+    fn busy_idle_and_capped_gpus_and_nodes_without_gpus_have_no_faults() {
+        assert_eq!(shown(&row("631.95", "100", "0", "0x4"), 0), [""; 0]);
+        assert_eq!(shown(&row("70.1", "0", "[N/A]", "0x1"), 0), [""; 0]);
+        assert_eq!(shown("", 127), [""; 0]);
     }
 
     #[test]
-    fn a_power_that_cannot_be_told_for_a_moment_is_no_fault_and_any_other_number_is() {
-        assert_eq!(said(&row("ERR!", "100", "0", "0x0"), 0), [""; 0]);
-        assert_eq!(said(&row("ERR!", "ERR!", "0", "0x0"), 0), ["GPU 0: ERR!"]);
+    fn a_missing_power_reading_is_not_a_fault_and_other_missing_readings_are() {
+        assert_eq!(shown(&row("ERR!", "100", "0", "0x0"), 0), [""; 0]);
+        assert_eq!(shown(&row("ERR!", "ERR!", "0", "0x0"), 0), ["GPU 0: ERR!"]);
         assert_eq!(
-            said(&row("[GPU is lost]", "[GPU is lost]", "[GPU is lost]", "[GPU is lost]"), 0),
+            shown(&row("[GPU is lost]", "[GPU is lost]", "[GPU is lost]", "[GPU is lost]"), 0),
             ["GPU 0: GPU is lost"]
         );
     }
 
     #[test]
-    fn what_the_driver_wrote_to_the_kernels_log_is_a_fault_of_its_gpu_for_a_while() {
+    fn an_xid_error_is_a_fault_of_its_gpu_for_some_time() {
         let mut frames = Frames::new(GpuQuery::default());
-        let mut said = |number: u32, up_s: u32, log: &str| {
+        let mut shown = |number: u32, up_s: u32, log: &str| {
             let rows = row("300", "100", "0", "0x0");
             let text = format!("#frame {number} 1763612345 {up_s}\n#gpus\n{rows}\n#exit 0\n{log}#end {number}\n");
             let frame = frames.push(text.as_bytes()).remove(0);
@@ -173,37 +173,37 @@ mod tests {
         };
         let line = |at: u32, place: &str, number: u32| format!("[ {at}.5] NVRM: Xid (PCI:0000:{place}:00): {number}\n");
         let log = [
-            // Twice, as drivers repeat themselves.
+            // Drivers repeat messages.
             line(50_000, "19", 48),
             line(50_001, "19", 48),
             line(99_000, "19", 31),
             line(90_000, "19", 13),
-            // The consequence of another.
+            // A consequence of another error.
             line(99_990, "19", 45),
             line(99_991, "3b", 79),
         ];
-        let on_gpu = "GPU 0: Xid 48 at 0000:19:00: a memory error that could not be corrected";
-        let lost = "Bad Xid 79 at 0000:3b:00: it has fallen off the bus".to_owned();
+        let on_gpu = "GPU 0: Xid 48 at 0000:19:00: an uncorrected memory error";
+        let lost = "Bad Xid 79 at 0000:3b:00: the GPU has fallen off the bus".to_owned();
         let all = [
             format!("Bad {on_gpu}"),
             lost.clone(),
-            "Warn GPU 0: Xid 31 at 0000:19:00: a kernel used memory that is not its own".into(),
+            "Warn GPU 0: Xid 31 at 0000:19:00: a kernel accessed invalid memory".into(),
         ];
-        assert_eq!(said(1, 100_000, &format!("#xids\n{}", log.concat())), all);
-        // The log is not read for every frame.
-        assert_eq!(said(2, 100_002, ""), all);
-        assert_eq!(said(13, 100_030, &format!("#xids\n{}", log[5])), [lost]);
-        assert_eq!(said(25, 190_000, &format!("#xids\n{}", log[5])), [""; 0], "a day later");
+        assert_eq!(shown(1, 100_000, &format!("#xids\n{}", log.concat())), all);
+        // Not every frame contains the log.
+        assert_eq!(shown(2, 100_002, ""), all);
+        assert_eq!(shown(13, 100_030, &format!("#xids\n{}", log[5])), [lost]);
+        assert_eq!(shown(25, 190_000, &format!("#xids\n{}", log[5])), [""; 0], "a day later");
     }
 
     #[test]
-    fn the_worst_comes_first() {
+    fn the_most_severe_fault_is_first() {
         let lost = "Unable to determine the device handle for GPU1: 0000:0A:00.0: GPU is lost.  Reboot the system\n";
         let rows = row("300", "100", "2", "0x48") + lost;
         assert_eq!(
-            said(&rows, 15),
+            shown(&rows, 15),
             [
-                "GPU 1: does not answer: GPU is lost",
+                "GPU 1: does not respond: GPU is lost",
                 "GPU 0: 2 uncorrected memory errors",
                 "GPU 0: throttled: hardware slowdown, thermal, by hardware",
             ]

@@ -1,4 +1,4 @@
-//! What is known of a GPU at one moment.
+//! A sample of a GPU.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{self, IntoDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A number that a GPU reported, or why there is none. Never 0 for want of a number.
+/// A number that a GPU reported, or the reason why there is none. A missing number is never 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Reading<T> {
@@ -36,7 +36,7 @@ impl<T> Reading<T> {
     }
 }
 
-/// By hand, because the derived one tries each variant on a copy, and samples are read by the million.
+/// Implemented by hand, because the derived implementation tries each variant on a copy, and millions of samples are read.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reading<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(NumberOrReason(PhantomData))
@@ -69,14 +69,14 @@ impl<'de, T: Deserialize<'de>> de::Visitor<'de> for NumberOrReason<T> {
     }
 }
 
-/// No number, because nobody asked: what a sample of an older program has for a field that is new.
+/// Returns `NotAsked`, for samples of an older version that did not have the field.
 impl<T> Default for Reading<T> {
     fn default() -> Self {
         Reading::Absent(Absent::NotAsked)
     }
 }
 
-/// The number, or the reason in the words of nvidia-smi.
+/// Shows the number, or nvidia-smi's reason.
 impl<T: fmt::Display> fmt::Display for Reading<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -86,31 +86,31 @@ impl<T: fmt::Display> fmt::Display for Reading<T> {
     }
 }
 
-/// Says why there is no number.
+/// Why there is no number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Absent {
-    /// `[N/A]`: this GPU does not have it, or not in this mode (utilization under MIG).
+    /// `[N/A]`: this GPU does not have the value, or not in this mode (utilization under MIG).
     NotAvailable,
     /// `[Not Supported]`: the same, from older drivers.
     NotSupported,
-    /// `[Unknown Error]`: the driver could not tell.
+    /// `[Unknown Error]`: the driver failed to read it.
     UnknownError,
-    /// `ERR!`: the driver could not tell. For power alone it is often gone the next time.
+    /// `ERR!`: the driver failed to read it. For power alone this is often gone in the next sample.
     Error,
-    /// `[GPU is lost]`: it fell off the bus; the node needs a reboot.
+    /// `[GPU is lost]`: the GPU has fallen off the bus; the node needs a reboot.
     GpuIsLost,
     /// `[GPU requires reset]`.
     RequiresReset,
     /// `[Insufficient Permissions]`: in containers, and for MIG.
     NotPermitted,
-    /// `[Function Not Found]`: the driver is too old for it.
+    /// `[Function Not Found]`: the driver is too old.
     NoFunction,
-    /// `[Requested functionality has been deprecated]`: the driver is too new for it.
+    /// `[Requested functionality has been deprecated]`: the driver is too new.
     Deprecated,
-    /// This driver does not know the field, so it was left out of the question.
+    /// The driver does not have the field, so it was not queried.
     NotAsked,
-    /// Anything else that is not a number.
+    /// Any other text that is not a number.
     Other(String),
 }
 
@@ -128,7 +128,7 @@ impl Absent {
         (Absent::NotAsked, "not asked"),
     ];
 
-    /// Says whether it is a fault of the GPU, and not a number that this GPU never has.
+    /// Returns whether the reason is a fault of the GPU, and not a value that this GPU never has.
     pub fn is_fault(&self) -> bool {
         matches!(self, Absent::UnknownError | Absent::Error | Absent::GpuIsLost | Absent::RequiresReset)
     }
@@ -161,92 +161,92 @@ impl fmt::Display for Absent {
     }
 }
 
-/// One reading of one GPU.
+/// A sample of one GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuSample {
-    /// When, in Unix seconds of the node's clock.
+    /// The time by the node's clock, Unix seconds.
     pub t: f64,
-    /// Its number on the node, from 0; where that cannot be read, its place among the rows.
+    /// The index on the node, from 0; if it cannot be read, the number of the row.
     pub index: u32,
-    /// Its name for life: `GPU-…`.
+    /// The UUID: `GPU-…`.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// Its model: `NVIDIA H100 80GB HBM3`.
+    /// The model: `NVIDIA H100 80GB HBM3`.
     #[serde(default)]
     pub name: Option<String>,
-    /// Where it is plugged in: `00000000:19:00.0`. A GPU that is lost is named by it.
+    /// The PCI bus id: `00000000:19:00.0`. Messages about a lost GPU contain it.
     #[serde(default)]
     pub bus_id: Option<String>,
-    /// What it draws now.
+    /// GPU power.
     #[serde(default)]
     pub power_w: Reading<f64>,
-    /// What it may draw.
+    /// The power limit.
     #[serde(default)]
     pub power_limit_w: Reading<f64>,
-    /// Memory in use by everyone.
+    /// GPU memory in use by all processes.
     #[serde(default)]
     pub mem_used_mib: Reading<u64>,
-    /// Memory there is.
+    /// GPU memory.
     #[serde(default)]
     pub mem_total_mib: Reading<u64>,
-    /// The share of time in which a kernel ran. 100 in a collective that waits, too.
+    /// The share of time in which a kernel ran. A waiting collective counts as 100 % too.
     #[serde(default)]
     pub util_pct: Reading<f64>,
-    /// The temperature of the chip.
+    /// The GPU temperature.
     #[serde(default)]
     pub temp_c: Reading<f64>,
-    /// The clock of its multiprocessors.
+    /// The SM clock.
     #[serde(default)]
     pub sm_clock_mhz: Reading<f64>,
-    /// Memory errors since the driver was loaded that could not be corrected.
+    /// Uncorrected memory errors since the driver was loaded.
     #[serde(default)]
     pub ecc_uncorrected: Reading<u64>,
-    /// Why its clocks are not at their highest.
+    /// Why the clocks are not at their maximum.
     #[serde(default)]
     pub throttle_reasons: Reading<ThrottleReasons>,
-    /// Whether it is cut into instances. Then utilization is absent.
+    /// Whether MIG is enabled. Then utilization is absent.
     #[serde(default)]
     pub mig: bool,
-    /// The processes that compute on it.
+    /// The compute processes.
     #[serde(default)]
     pub processes: Vec<GpuProcess>,
 }
 
-/// A process that computes on a GPU.
+/// A compute process on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuProcess {
-    /// Its process id on the node; in a container it may be another's than `ps` shows.
+    /// The process id on the node; in a container it may differ from that of `ps`.
     pub pid: Reading<u32>,
-    /// The program's path.
+    /// The path of the program.
     pub name: String,
-    /// GPU memory it holds.
+    /// GPU memory of the process.
     pub mem_used_mib: Reading<u64>,
-    /// Who started it, where the node can tell.
+    /// Details of the process, if the node has them.
     pub owner: Option<ProcessOwner>,
 }
 
-/// What the node knows of a process besides its GPU memory.
+/// User, age and command of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessOwner {
     /// The user.
     pub user: String,
     /// Seconds since it started.
     pub age_s: u64,
-    /// Its command line, cut short.
+    /// The command line, truncated.
     pub command: String,
-    /// The run it belongs to, from `VIDTUI_RUN` in its environment, where that can be read.
+    /// The run, from `VIDTUI_RUN` in the environment, if that can be read.
     pub run: Option<String>,
-    /// Its rank, from `RANK`.
+    /// The rank, from `RANK`.
     pub rank: Option<usize>,
 }
 
-/// Why a GPU's clocks are not at their highest: the bits of NVML's `nvmlClocksEventReason*`.
+/// Why a GPU's clocks are not at their maximum: the bits of NVML's `nvmlClocksEventReason*`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ThrottleReasons(pub u64);
 
 impl ThrottleReasons {
-    /// Bit, name, and whether the GPU is slower than it should be.
+    /// Bit, name, and whether the reason slows the GPU down.
     const TABLE: [(u64, &'static str, bool); 9] = [
         (0x1, "idle", false),
         (0x2, "application clocks", false),
@@ -259,17 +259,17 @@ impl ThrottleReasons {
         (0x100, "display clocks", false),
     ];
 
-    /// Lists the reasons in words; bits that have none are left out.
+    /// Returns the names of the reasons; unknown bits are skipped.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::TABLE.into_iter().filter(move |(bit, ..)| self.0 & bit != 0).map(|(_, name, _)| name)
     }
 
-    /// Says whether heat or power holds the GPU back. A power cap alone is usual under full load.
+    /// Returns whether heat or power slows the GPU down. A power cap alone is normal under full load.
     pub fn is_slowed(self) -> bool {
         Self::TABLE.into_iter().any(|(bit, _, slowed)| slowed && self.0 & bit != 0)
     }
 
-    /// Says whether anything but the power cap holds it back, which a healthy GPU does not show.
+    /// Returns whether anything other than the power cap slows the GPU down, which a healthy GPU does not show.
     pub fn is_worrying(self) -> bool {
         ThrottleReasons(self.0 & !0x4).is_slowed()
     }
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reading_is_a_number_or_a_reason_in_json_too() {
+    fn a_reading_is_a_number_or_a_reason_in_json() {
         let read = |json: &str| serde_json::from_str::<Reading<f64>>(json).unwrap();
         assert_eq!(read("631.95"), Reading::Value(631.95));
         assert_eq!(read("\"[GPU is lost]\""), Reading::Absent(Absent::GpuIsLost));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_without_a_field_that_came_later_is_read() {
+    fn a_sample_of_an_older_version_is_read() {
         let sample: GpuSample =
             serde_json::from_str(r#"{"t":1.5,"index":3,"power_w":631.95,"temp_c":"ERR!"}"#).unwrap();
         assert_eq!((sample.power_w.value(), sample.temp_c.absent()), (Some(631.95), Some(&Absent::Error)));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_and_capped_gpus_do_not_worry_and_hot_ones_do() {
+    fn hot_gpus_are_worrying_and_idle_or_capped_ones_are_not() {
         let reasons = [0x0, 0x1, 0x4, 0x24, 0x40, 0x8000].map(ThrottleReasons);
         assert_eq!(reasons.map(ThrottleReasons::is_slowed), [false, false, true, true, true, false]);
         assert_eq!(reasons.map(ThrottleReasons::is_worrying), [false, false, false, true, true, false]);

@@ -1,55 +1,55 @@
-//! Slurm's way to write many names: `gpu[001-024,030],login`.
+//! Slurm's notation for lists of names: `gpu[001-024,030],login`.
 
-/// The most names that a list may stand for. A longer one is a slip of the finger, and would fill the memory.
-const MOST: usize = 65_536;
+/// The maximum number of names in a list. A longer list is a typing mistake and would fill the memory.
+const MAX_NAMES: usize = 65_536;
 
-/// Says why a list of names cannot be read.
+/// Why a list of names cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostlistError {
-    /// A name is missing between two commas, or altogether.
+    /// A name is missing.
     #[error("a name is missing in {list:?}")]
     NoName {
-        /// The list as it was given.
+        /// The list as given.
         list: String,
     },
-    /// Brackets do not pair up, or one is inside another.
-    #[error("the brackets in {list:?} do not pair up")]
+    /// Brackets do not match or are nested.
+    #[error("the brackets in {list:?} do not match")]
     Brackets {
-        /// The list as it was given.
+        /// The list as given.
         list: String,
     },
-    /// What is in brackets is not a number or a range of numbers.
+    /// Brackets contain something other than numbers and ranges.
     #[error("{range:?} is not a number or a range such as 001-024")]
     NotARange {
         /// The part between commas.
         range: String,
     },
-    /// A range ends before it begins.
-    #[error("the range {range} runs backwards")]
+    /// The last number of a range is smaller than the first.
+    #[error("the range {range} is in descending order")]
     Backwards {
-        /// The range as it was given.
+        /// The range as given.
         range: String,
     },
-    /// The list stands for more names than anyone has nodes.
-    #[error("{list:?} stands for more than {MOST} names")]
+    /// The list has too many names.
+    #[error("{list:?} has more than {MAX_NAMES} names")]
     TooMany {
-        /// The list as it was given.
+        /// The list as given.
         list: String,
     },
 }
 
-/// Writes out the names that a list stands for, in its order.
+/// Returns the names of a list, in its order.
 ///
-/// Numbers keep the leading zeros of the range's first: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may hold several
+/// Numbers have the leading zeros of the first number of their range: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may contain several
 /// brackets.
 ///
 /// # Errors
-/// When a name is missing, brackets do not pair up, a range is not one, or the list is absurdly long.
+/// When a name is missing, brackets do not match, a range is not valid, or the list is too long.
 pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
     let mut names = Vec::new();
     for item in items(list)? {
         names.append(&mut expand_item(item.trim(), list)?);
-        if names.len() > MOST {
+        if names.len() > MAX_NAMES {
             return Err(HostlistError::TooMany { list: list.into() });
         }
     }
@@ -89,7 +89,7 @@ fn expand_item(item: &str, list: &str) -> Result<Vec<String>, HostlistError> {
         for range in ranges.split(',') {
             numbers.append(&mut expand_range(range.trim(), list)?);
         }
-        if names.len().saturating_mul(numbers.len()) > MOST {
+        if names.len().saturating_mul(numbers.len()) > MAX_NAMES {
             return Err(HostlistError::TooMany { list: list.into() });
         }
         let with = |name: &String| numbers.iter().map(|n| format!("{name}{before}{n}")).collect::<Vec<_>>();
@@ -111,13 +111,13 @@ fn expand_range(range: &str, list: &str) -> Result<Vec<String>, HostlistError> {
     if last < first {
         return Err(HostlistError::Backwards { range: range.into() });
     }
-    if last - first >= MOST as u64 {
+    if last - first >= MAX_NAMES as u64 {
         return Err(HostlistError::TooMany { list: list.into() });
     }
     Ok((first..=last).map(|number| format!("{number:0width$}")).collect())
 }
 
-/// Writes names as a list that [`expand`] writes out again: neighbours that count up become a range.
+/// Formats names as a list that [`expand`] reads: consecutive numbers become a range.
 pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
     let mut parts: Vec<Part> = Vec::new();
     for name in names.iter().map(AsRef::as_ref) {
@@ -130,10 +130,10 @@ pub fn compress<S: AsRef<str>>(names: &[S]) -> String {
     parts.iter().map(Part::write).collect::<Vec<_>>().join(",")
 }
 
-/// Names that differ in the number at their end alone.
+/// Names that differ only in the number at their end.
 struct Part<'a> {
     prefix: &'a str,
-    /// First and last number, as they are written.
+    /// The first and the last number as written.
     ranges: Vec<(&'a str, &'a str)>,
 }
 
@@ -170,7 +170,7 @@ fn follows(last: &str, next: &str, width: usize) -> bool {
 /// Splits a name before the number at its end.
 fn split_number(name: &str) -> (&str, &str) {
     let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
-    // A longer number than a u64 holds is not one to count with.
+    // A longer number does not fit a u64.
     if digits > 18 { (name, "") } else { name.split_at(name.len() - digits) }
 }
 
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_lists_and_several_brackets_are_written_out_in_order() {
+    fn ranges_lists_and_several_brackets_are_expanded_in_order() {
         let cases = [
             ("node01", "node01"),
             ("node[01-03,07],login", "node01 node02 node03 node07 login"),
@@ -197,27 +197,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused_with_the_part_that_is_wrong() {
-        let said = |list: &str| expand(list).unwrap_err().to_string();
+    fn an_invalid_list_is_refused_with_the_part_that_is_wrong() {
+        let refused = |list: &str| expand(list).unwrap_err().to_string();
         let lists = ["", "a,,b", "gpu[1-3", "gpu1-3]", "gpu[[1]]", "gpu[]", "gpu[1-]", "gpu[a-b]", "gpu[9-1]"];
         assert_eq!(
-            lists.map(said),
+            lists.map(refused),
             [
                 "a name is missing in \"\"",
                 "a name is missing in \"a,,b\"",
-                "the brackets in \"gpu[1-3\" do not pair up",
-                "the brackets in \"gpu1-3]\" do not pair up",
-                "the brackets in \"gpu[[1]]\" do not pair up",
+                "the brackets in \"gpu[1-3\" do not match",
+                "the brackets in \"gpu1-3]\" do not match",
+                "the brackets in \"gpu[[1]]\" do not match",
                 "\"\" is not a number or a range such as 001-024",
                 "\"1-\" is not a number or a range such as 001-024",
                 "\"a-b\" is not a number or a range such as 001-024",
-                "the range 9-1 runs backwards",
+                "the range 9-1 is in descending order",
             ]
         );
     }
 
     #[test]
-    fn a_list_that_would_fill_the_memory_is_refused() {
+    fn a_list_with_too_many_names_is_refused() {
         for list in ["n[1-999999999999]", "n[0-65536]", "n[1-999][1-999]", "n[1-99999999999999999999]"] {
             assert!(
                 matches!(expand(list), Err(HostlistError::TooMany { .. } | HostlistError::NotARange { .. })),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_become_ranges() {
+    fn consecutive_numbers_become_ranges() {
         let cases = [
             ("node01 node02 node03 node07 login", "node[01-03,07],login"),
             ("gpu8 gpu9 gpu10", "gpu[8-10]"),
@@ -244,7 +244,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn compressed_names_are_written_out_again(names in prop::collection::vec("[a-z.-]{0,3}[0-9]{0,3}[a-z]?[0-9]{1,2}|[a-z]{1,4}", 1..40)) {
+        fn compressed_names_can_be_expanded(names in prop::collection::vec("[a-z.-]{0,3}[0-9]{0,3}[a-z]?[0-9]{1,2}|[a-z]{1,4}", 1..40)) {
             prop_assert_eq!(expand(&compress(&names)).unwrap(), names);
         }
 

@@ -1,6 +1,7 @@
-//! Where to train: nodes, ranks, which rank goes to which node, and what nodes, GPUs and Slurm say of themselves.
+//! Where to train: nodes, ranks and their placement; parsers for hostfiles and for the output of nvidia-smi, node probes and
+//! Slurm.
 //!
-//! Nothing here reads a file or starts a program: texts come in, facts go out.
+//! Nothing here reads a file or starts a program: the input is text.
 
 pub mod fault;
 pub mod gpu;

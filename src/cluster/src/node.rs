@@ -1,17 +1,19 @@
+//! Nodes and ranks.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a machine: letters, digits, `.`, `_` and `-`, since folders and files are named after it.
+/// The name of a node: letters, digits, `.`, `_` and `-`, because names of folders and files contain it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeId(String);
 
-/// Says why a name cannot be a node's.
+/// A name is not valid for a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} cannot name a node: only letters, digits, '.', '_' and '-', not starting with '.'")]
+#[error("{name:?} is not a valid node name: use letters, digits, '.', '_' and '-', and do not begin with '.'")]
 pub struct NodeIdError {
-    /// The name as it was given.
+    /// The name as given.
     pub name: String,
 }
 
@@ -19,7 +21,7 @@ impl NodeId {
     /// Makes a node's name.
     ///
     /// # Errors
-    /// When the name is empty, starts with a dot or holds a character that does not belong in a file name.
+    /// When the name is empty, begins with a dot or contains a character that is not allowed.
     pub fn new(name: impl Into<String>) -> Result<Self, NodeIdError> {
         let name = name.into();
         if name.is_empty() || name.starts_with('.') || !name.chars().all(is_allowed) {
@@ -28,7 +30,7 @@ impl NodeId {
         Ok(NodeId(name))
     }
 
-    /// Makes a name out of what a machine calls itself, with `-` in place of characters that do not belong in one.
+    /// Makes a name from a hostname, with `-` in place of characters that are not allowed.
     pub fn from_hostname(hostname: &str) -> Self {
         let name: String =
             hostname.chars().map(|c| if is_allowed(c) { c } else { '-' }).collect::<String>().trim_matches('.').into();
@@ -65,7 +67,7 @@ impl From<NodeId> for String {
     }
 }
 
-/// A process of a run, counted from 0 over all nodes.
+/// The number of a rank, counted from 0 over all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(pub usize);
@@ -76,17 +78,17 @@ impl fmt::Display for Rank {
     }
 }
 
-/// A machine and how many ranks it takes.
+/// A node and the number of ranks that it takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its name.
+    /// The name.
     pub id: NodeId,
-    /// Ranks it takes: one per GPU, or per share of its CPU.
+    /// The number of ranks: one per GPU, or per share of the CPU.
     pub slots: usize,
 }
 
 impl Node {
-    /// Describes this machine, with room for `slots` ranks.
+    /// Makes the node of this machine, with slots for `slots` ranks.
     pub fn local(hostname: &str, slots: usize) -> Self {
         Node { id: NodeId::from_hostname(hostname), slots }
     }
@@ -97,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_would_leave_its_folder_is_refused() {
+    fn a_name_that_is_not_safe_as_a_file_name_is_refused() {
         for name in ["", "..", ".hidden", "a/b", "../up", "a b", "knoten-ü"] {
             assert_eq!(NodeId::new(name), Err(NodeIdError { name: name.into() }));
         }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn any_hostname_becomes_a_name() {
+    fn any_hostname_becomes_a_valid_name() {
         let names = ["ml-1", "my laptop", "", "...", "büro"].map(|name| NodeId::from_hostname(name).to_string());
         assert_eq!(names, ["ml-1", "my-laptop", "localhost", "localhost", "b-ro"]);
     }

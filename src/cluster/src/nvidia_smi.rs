@@ -1,7 +1,7 @@
-//! What to ask nvidia-smi, and how to read its answers, odd ones included.
+//! Queries of nvidia-smi, and the parser of its output.
 //!
-//! Rows are read by position, since headers do not carry the names that were asked for. Errors and rows come mixed, on
-//! either stream, so both are read as one text, line by line.
+//! Rows are read by position, because headers do not contain the queried names. Errors and rows are mixed on both streams, so
+//! the streams are read as one text, line by line.
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ mod trouble;
 
 pub use trouble::{GpuName, SmiTrouble};
 
-/// How both questions want their answers.
+/// The output format of both queries.
 pub const FORMAT: &str = "--format=csv,noheader,nounits";
 
-/// Asks for the processes that compute, one to a row and GPU.
+/// Queries the compute processes, one row per process and GPU.
 pub const COMPUTE_APPS: &str = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory";
 
-/// A question about all GPUs: fields, in the order of the answer's cells.
+/// A query of all GPUs: the fields, in the order of the cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuQuery {
     fields: Vec<Field>,
 }
 
-/// A field of the question, and what it is called.
+/// A field of the query with its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Field {
     cell: Cell,
     name: &'static str,
-    /// What older drivers call it.
+    /// The name in older drivers.
     former: Option<&'static str>,
 }
 
@@ -73,21 +73,21 @@ const FIELDS: [Field; 14] = [
 ];
 
 impl Default for GpuQuery {
-    /// Asks for everything that a [`GpuSample`] holds.
+    /// Queries everything that a [`GpuSample`] contains.
     fn default() -> Self {
         GpuQuery { fields: FIELDS.to_vec() }
     }
 }
 
 impl GpuQuery {
-    /// Asks only for what tells whether GPUs can be used: fields that every driver knows, so that once is enough.
+    /// Queries only what shows whether GPUs can be used: fields that every driver has, so that one query suffices.
     pub fn of_use() -> Self {
         const CELLS: [Cell; 6] = [Cell::Index, Cell::Uuid, Cell::BusId, Cell::MemUsed, Cell::MemTotal, Cell::Ecc];
         GpuQuery { fields: FIELDS.into_iter().filter(|field| CELLS.contains(&field.cell)).collect() }
     }
 
-    /// Returns the question to ask after one whose answer was that a field is not known: with its former name, or else
-    /// without it. `None` when there is nothing to change.
+    /// Returns the query to try after the driver has rejected a field: with the field's former name, or else without the
+    /// field. Returns none if nothing can be changed.
     pub fn without(&self, unknown: &str) -> Option<GpuQuery> {
         let at = self.fields.iter().position(|field| field.name == unknown)?;
         let mut fields = self.fields.clone();
@@ -98,13 +98,13 @@ impl GpuQuery {
         (!fields.is_empty()).then_some(GpuQuery { fields })
     }
 
-    /// Reads the answer: both output streams as one, and the exit status where it is known.
+    /// Reads the output: both streams as one, and the exit status if known.
     ///
-    /// A last line without its end is half a row, and not read.
+    /// A last line without a line end is incomplete and is not read.
     pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Answer<GpuSample> {
         Answer::read(text, status, |line, place| {
             let cells = cells(line, self.fields.len(), self.fields.iter().position(|f| f.cell == Cell::Name))?;
-            // A message with as many commas as a row is not a row.
+            // A message may have as many commas as a row.
             let numbered = cells[0].bytes().all(|b| b.is_ascii_digit()) || cells[0].starts_with('[');
             (numbered && !cells[0].is_empty()).then(|| self.sample(&cells, place, t))
         })
@@ -136,7 +136,7 @@ impl GpuQuery {
     }
 }
 
-/// The argument of nvidia-smi: `--query-gpu=index,…`.
+/// Shows the argument of nvidia-smi: `--query-gpu=index,…`.
 impl fmt::Display for GpuQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.fields.iter().map(|field| field.name).collect();
@@ -144,12 +144,12 @@ impl fmt::Display for GpuQuery {
     }
 }
 
-/// An answer: its rows, and everything that was wrong with it.
+/// The output of a query: rows and errors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<T> {
-    /// What could be read.
+    /// The rows.
     pub rows: Vec<T>,
-    /// What could not, and what nvidia-smi said was wrong.
+    /// Lines that are not rows, and errors of nvidia-smi.
     pub troubles: Vec<SmiTrouble>,
 }
 
@@ -170,18 +170,18 @@ impl<T> Answer<T> {
     }
 }
 
-/// A process with the GPU that it computes on.
+/// A compute process with its GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeApp {
-    /// The GPU; under MIG, the one that the instance is part of.
+    /// The GPU; under MIG, the GPU of the instance.
     pub gpu_uuid: Option<String>,
     /// The process.
     pub process: GpuProcess,
 }
 
-/// Reads the answer to [`COMPUTE_APPS`], as [`GpuQuery::read`] does its own.
+/// Reads the output of [`COMPUTE_APPS`] like [`GpuQuery::read`].
 ///
-/// A program's name may hold commas, so the memory is read from the right.
+/// A program's name may contain commas, so the memory is read from the right.
 pub fn read_compute_apps(text: &str, status: Option<i32>) -> Answer<ComputeApp> {
     Answer::read(text, status, |line, _| {
         let cells = cells(line, 4, Some(2))?;
@@ -198,19 +198,19 @@ pub fn read_compute_apps(text: &str, status: Option<i32>) -> Answer<ComputeApp> 
     })
 }
 
-/// Splits a row into its cells; what is too many belongs to the one that holds free text.
+/// Splits a row into cells. Extra commas belong to the cell with free text.
 fn cells(line: &str, count: usize, free: Option<usize>) -> Option<Vec<&str>> {
     let commas: Vec<usize> = line.match_indices(',').map(|(at, _)| at).collect();
     let extra = (commas.len() + 1).checked_sub(count).filter(|&extra| extra == 0 || free.is_some())?;
     let free = free.unwrap_or(count);
     let mut cells = Vec::with_capacity(count);
-    let mut begin = 0;
+    let mut start = 0;
     for cell in 0..count {
-        // The comma after this cell: those inside the free text are passed over.
+        // The comma after this cell; commas inside the free text are skipped.
         let comma = if cell < free { cell } else { cell + extra };
         let end = commas.get(comma).copied().unwrap_or(line.len());
-        cells.push(line[begin..end].trim());
-        begin = end + 1;
+        cells.push(line[start..end].trim());
+        start = end + 1;
     }
     Some(cells)
 }
@@ -223,7 +223,7 @@ fn whole(cell: Option<&str>) -> Reading<u64> {
     read_cell(cell, |cell| cell.parse().ok())
 }
 
-/// Reads a cell, without its unit where there is one; a cell that is none was not asked for.
+/// Reads a cell without its unit. A missing cell was not queried.
 fn read_cell<T>(cell: Option<&str>, read: impl Fn(&str) -> Option<T>) -> Reading<T> {
     let Some(cell) = cell else { return Reading::Absent(Absent::NotAsked) };
     let bare = cell.rsplit_once(' ').filter(|(_, unit)| matches!(*unit, "W" | "MiB" | "%" | "MHz" | "C"));

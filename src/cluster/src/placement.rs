@@ -1,39 +1,41 @@
+//! Which rank runs on which node.
+
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Node, NodeId};
 
-/// Which rank runs where.
+/// The node of each rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
-    /// One place per rank, in rank order.
+    /// One entry per rank, in rank order.
     pub ranks: Vec<RankPlace>,
 }
 
-/// Where one rank runs.
+/// The node of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// The rank, counted over all nodes.
     pub rank: usize,
-    /// Its node.
+    /// The node.
     pub node: NodeId,
     /// The rank, counted within its node.
     pub local_rank: usize,
 }
 
-/// Says why ranks cannot be placed.
+/// Why ranks cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// A run of no ranks.
+    /// The run has no ranks.
     #[error("cannot place a run of 0 ranks")]
     NoRanks,
-    /// The nodes are too small.
+    /// The nodes have too few slots.
     #[error("cannot place {ranks} rank{}: {}, {} too few", if *ranks == 1 { "" } else { "s" }, sum(nodes), ranks - total(nodes))]
     TooFewSlots {
-        /// Ranks to place.
+        /// The ranks to place.
         ranks: usize,
-        /// The nodes there are.
+        /// The nodes.
         nodes: Vec<Node>,
     },
     /// A node is listed twice.
@@ -42,12 +44,12 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// Fills the nodes with ranks, in the order in which they are listed.
+    /// Fills the nodes with ranks, in their order.
     ///
-    /// Consecutive ranks share a node, so that a shard group does when it fits.
+    /// Consecutive ranks share a node, so that a shard group stays on one node if it fits.
     ///
     /// # Errors
-    /// When the nodes have fewer slots than there are ranks (shows the sum), or one is listed twice.
+    /// When the nodes have too few slots or one of them is listed twice.
     pub fn new(nodes: &[Node], world: usize) -> Result<Placement, PlacementError> {
         let mut seen = BTreeSet::new();
         if let Some(twice) = nodes.iter().find(|node| !seen.insert(&node.id)) {
@@ -73,7 +75,7 @@ impl Placement {
         self.ranks.len()
     }
 
-    /// Lists the nodes in use with their ranks, in rank order.
+    /// Returns the nodes in use with their ranks, in rank order.
     pub fn by_node(&self) -> Vec<(&NodeId, Vec<&RankPlace>)> {
         let mut nodes: Vec<(&NodeId, Vec<&RankPlace>)> = Vec::new();
         for place in &self.ranks {
@@ -90,14 +92,14 @@ fn total(nodes: &[Node]) -> usize {
     nodes.iter().map(|node| node.slots).sum()
 }
 
-/// Writes where slots come from: `a 8 + b 4 = 12 slots`.
+/// Formats the slots of nodes: `nodes have a 8 + b 4 = 12 slots`.
 fn sum(nodes: &[Node]) -> String {
     match nodes {
         [] => "there are no nodes".into(),
-        [node] => format!("node {} takes {}", node.id, node.slots),
+        [node] => format!("node {} has {} slots", node.id, node.slots),
         _ => {
             let each: Vec<_> = nodes.iter().map(|node| format!("{} {}", node.id, node.slots)).collect();
-            format!("nodes take {} = {}", each.join(" + "), total(nodes))
+            format!("nodes have {} = {} slots", each.join(" + "), total(nodes))
         }
     }
 }
@@ -120,27 +122,25 @@ mod tests {
     }
 
     #[test]
-    fn too_few_slots_are_refused_with_the_sum() {
+    fn too_few_slots_are_refused() {
         let errors = [(&[2][..], 3), (&[8, 4], 16), (&[], 1)]
-            .map(|(slots, world)| Placement::new(&nodes(slots), world).unwrap_err().to_string());
-        assert_eq!(
-            errors,
-            [
-                "cannot place 3 ranks: node a takes 2, 1 too few",
-                "cannot place 16 ranks: nodes take a 8 + b 4 = 12, 4 too few",
-                "cannot place 1 rank: there are no nodes, 1 too few",
-            ]
-        );
+            .map(|(slots, world)| Placement::new(&nodes(slots), world).unwrap_err());
+        assert!(errors.iter().all(|error| matches!(error, PlacementError::TooFewSlots { .. })));
+        insta::assert_snapshot!(errors.map(|error| error.to_string()).join("\n"), @r"
+        cannot place 3 ranks: node a has 2 slots, 1 too few
+        cannot place 16 ranks: nodes have a 8 + b 4 = 12 slots, 4 too few
+        cannot place 1 rank: there are no nodes, 1 too few
+        ");
     }
 
     #[test]
     fn a_node_listed_twice_is_refused() {
         let twice = [Node::local("a", 1), Node::local("a", 1)];
-        assert_eq!(Placement::new(&twice, 1).unwrap_err().to_string(), "cannot place ranks: node a is listed twice");
+        assert_eq!(Placement::new(&twice, 1), Err(PlacementError::TwiceListed(NodeId::from_hostname("a"))));
     }
 
     #[test]
-    fn a_run_of_no_ranks_is_refused() {
+    fn a_run_without_ranks_is_refused() {
         assert_eq!(Placement::new(&nodes(&[1]), 0), Err(PlacementError::NoRanks));
     }
 }

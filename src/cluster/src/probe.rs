@@ -1,21 +1,21 @@
-//! Watching a node: a script that prints frames of what it does, and the parser of those frames.
+//! Node probes: a script that prints frames of samples, and the parser of those frames.
 //!
-//! One shell per node prints all frames, so that watching costs a node no logins and nvidia-smi is never asked anew while
-//! an earlier one hangs. A frame is
+//! One shell per node prints all frames, so that monitoring needs no further logins and never starts a second nvidia-smi while
+//! one hangs. A frame is
 //!
 //! ```text
-//! #frame 17 1763612345.123456789 512.31  its number, the node's clock, and for how long the node has been up
+//! #frame 17 1763612345.123456789 512.31  number, node clock in Unix seconds, uptime
 //! #host                                boot id, /proc/loadavg, lines of /proc/meminfo, the first of /proc/stat
-//! #gpus                                rows, or what is wrong
-//!                                      (an empty line: the rows before are whole)
+//! #gpus                                rows or errors
+//!                                      (an empty line: the last row is complete)
 //! #exit 0
-//! #apps                                the same for processes
+//! #apps                                the same for compute processes
 //!
 //! #exit 0
-//! #processes                           pid, user, age, command of those
+//! #processes                           pid, user, age and command of each
 //! #environment                         /proc/PID/environ:RANK=3
-//! #xids                                in some frames: what the kernel's log says of GPUs, or `denied`
-//! #end 17 513.02                       for how long it has been up by now
+//! #xids                                in some frames: Xid lines of the kernel log, or `denied`
+//! #end 17 513.02                       number, uptime
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
 use crate::{Xid, XidAt};
 
-/// A line longer than this is cut, and a frame longer than this is given up: no node has that much to say.
+/// A longer line is truncated and a longer frame is dropped.
 const LONGEST_LINE: usize = 16 * 1024;
 const LONGEST_FRAME: usize = 1024 * 1024;
 
@@ -35,31 +35,32 @@ const LONGEST_FRAME: usize = 1024 * 1024;
 pub struct Pace {
     /// Seconds between two frames.
     pub every_s: f64,
-    /// Seconds between the first two, which tells nodes apart that were asked at the same moment.
+    /// Seconds between the first two frames; different for each node, so that frames of nodes do not coincide.
     pub first_s: f64,
-    /// Seconds after which nvidia-smi hangs: frames go on without it. It is ended a little sooner, if it can be.
+    /// Seconds after which nvidia-smi counts as hung and frames continue without it. It is killed a little earlier, if
+    /// possible.
     pub hung_s: u32,
 }
 
 impl Pace {
-    /// A frame every so many seconds, from the first on.
+    /// Makes a pace with equal intervals.
     pub fn every_s(every_s: f64) -> Self {
         Pace { every_s, first_s: every_s, hung_s: 25 }
     }
 }
 
-/// The connection holds standard input open. Without this, a loop whose connection is gone would go on until its next write.
+/// The connection keeps standard input open. Without this, the loop would outlive its connection until the next write.
 const UNTIL_INPUT_ENDS: &str = "frames &
 loop=$!
 cat >/dev/null
 kill $loop 2>/dev/null";
 
-/// Writes the script that a node runs, for `sh -c`. It ends with its standard input.
+/// Returns the script of a node, for `sh -c`. It ends when its standard input closes.
 pub fn script_until_input_ends(query: &GpuQuery, pace: Pace) -> String {
     format!("{}{UNTIL_INPUT_ENDS}", functions(query, pace))
 }
 
-/// Writes the script that a node runs, for `sh -c` by somebody who ends it.
+/// Returns the script of a node, for `sh -c`. The caller must end it.
 pub fn script(query: &GpuQuery, pace: Pace) -> String {
     format!("{}frames", functions(query, pace))
 }
@@ -73,66 +74,66 @@ fn functions(query: &GpuQuery, pace: Pace) -> String {
     )
 }
 
-/// What a node did at one moment.
+/// A sample of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Frame {
-    /// Its number since the stream began.
+    /// The number since the start of the stream.
     pub number: u64,
-    /// The node's clock when it began, in Unix seconds.
+    /// The node's clock at its start, Unix seconds.
     pub t: f64,
-    /// Seconds until it was whole; most of them are nvidia-smi's.
+    /// Seconds until it was complete, mostly for nvidia-smi.
     #[serde(default)]
     pub took_s: f64,
-    /// The machine.
+    /// CPU and memory.
     pub host: HostSample,
-    /// Its GPUs, with their processes.
+    /// The GPUs with their processes.
     pub gpus: Vec<GpuSample>,
-    /// Processes on GPUs that have no row: lost ones, or when only the list of processes is to be had.
+    /// Processes on GPUs without a row, such as lost ones.
     pub elsewhere: Vec<GpuProcess>,
-    /// What is wrong.
+    /// Errors of nvidia-smi.
     pub troubles: Vec<SmiTrouble>,
-    /// Errors in the kernel's log since the node was started, as it was read last.
+    /// Xid errors since boot, from the last time that the kernel log was read.
     #[serde(default)]
     pub xids: Vec<XidAt>,
-    /// Whether the user may not read that log.
+    /// Whether the user may not read the kernel log.
     #[serde(default)]
     pub xids_denied: bool,
 }
 
-/// What a machine did at one moment, its GPUs apart.
+/// A sample of CPU and memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostSample {
-    /// Another one since the last frame means that the node was started anew.
+    /// The boot id; it changes when the node reboots.
     pub boot_id: Option<String>,
-    /// Processes that ran or waited to run, averaged over a minute.
+    /// The load average over one minute.
     pub load: Option<f64>,
-    /// Memory that programs could still have.
+    /// Available memory.
     pub mem_available_mib: Option<u64>,
-    /// Memory there is.
+    /// Total memory.
     pub mem_total_mib: Option<u64>,
-    /// What its processors have done since it was started.
+    /// CPU ticks since boot.
     #[serde(default)]
     pub cpu: Option<CpuTicks>,
 }
 
-/// Clock ticks of all processors together since the machine was started; two of these make a share.
+/// Clock ticks of all CPUs since boot; two samples give the CPU utilization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTicks {
-    /// Ticks in which something ran.
+    /// Busy ticks.
     pub busy: u64,
     /// All ticks.
     pub total: u64,
 }
 
 impl CpuTicks {
-    /// Returns how busy the processors were since an earlier moment, all of them together, in percent.
+    /// Returns the CPU utilization since an earlier sample, over all CPUs, in percent.
     pub fn busy_pct_since(self, earlier: CpuTicks) -> Option<f64> {
         let total = self.total.checked_sub(earlier.total).filter(|total| *total > 0)?;
         Some(self.busy.checked_sub(earlier.busy)? as f64 / total as f64 * 100.0)
     }
 }
 
-/// The part of a frame that lines belong to.
+/// The section of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Section {
     Host,
@@ -152,18 +153,18 @@ const SECTIONS: [(&str, Section); 6] = [
     ("#xids", Section::Xids),
 ];
 
-/// Reads frames out of a stream of bytes, however it is cut into pieces.
+/// Reads frames from a stream of bytes in pieces of any size.
 #[derive(Debug, Clone)]
 pub struct Frames {
     query: GpuQuery,
-    /// The line that is not yet whole.
+    /// The incomplete last line.
     line: Vec<u8>,
     open: Option<Open>,
-    /// What the kernel's log said when it was read last, which is not in every frame.
+    /// The last Xid errors; not every frame contains the kernel log.
     xids: Vec<XidAt>,
 }
 
-/// A frame whose end has not come.
+/// An incomplete frame.
 #[derive(Debug, Clone)]
 struct Open {
     number: u64,
@@ -176,12 +177,12 @@ struct Open {
 }
 
 impl Frames {
-    /// Begins to read the output of the [script] with this question.
+    /// Makes a parser for the output of [`script`] with this query.
     pub fn new(query: GpuQuery) -> Self {
         Frames { query, line: Vec::new(), open: None, xids: Vec::new() }
     }
 
-    /// Takes the next bytes and returns the frames that they complete.
+    /// Reads the next bytes and returns the frames that they complete.
     pub fn push(&mut self, mut bytes: &[u8]) -> Vec<Frame> {
         let mut frames = Vec::new();
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
@@ -199,11 +200,11 @@ impl Frames {
         self.line.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Takes the next line, without its end, and returns the frame that it completes.
+    /// Reads the next line, without its line end, and returns the frame that it completes.
     pub fn push_line(&mut self, line: &str) -> Option<Frame> {
-        if let Some(begin) = line.strip_prefix("#frame ") {
-            let open = read_begin(begin);
-            // Anything else is a program's own output that happens to begin so.
+        if let Some(header) = line.strip_prefix("#frame ") {
+            let open = read_header(header);
+            // Otherwise this is the output of a program that begins in the same way.
             if open.is_some() {
                 self.open = open;
             }
@@ -241,8 +242,8 @@ impl Frames {
 }
 
 /// Reads `17 1763612345.123456789 512.31`.
-fn read_begin(begin: &str) -> Option<Open> {
-    let mut words = begin.split(' ');
+fn read_header(header: &str) -> Option<Open> {
+    let mut words = header.split(' ');
     let (number, clock) = (words.next()?.parse().ok()?, words.next()?);
     let t: f64 = clock.parse().ok().filter(|t: &f64| t.is_finite())?;
     let up_s = words.next().map_or(Some(None), |up| up.parse().ok().map(Some))?;
@@ -257,7 +258,7 @@ fn read_end(end: &str) -> Option<(u64, Option<f64>)> {
 }
 
 impl Open {
-    /// What the kernel's log says, if this frame tells.
+    /// Returns the Xid errors, if this frame contains the kernel log.
     fn xids(&self) -> Option<Vec<XidAt>> {
         let text = self.texts.get(&Section::Xids)?;
         Some(text.lines().filter_map(|line| XidAt::read(line, self.t, self.up_s?)).collect())
@@ -272,7 +273,7 @@ impl Open {
         let mut frame = Frame {
             number: self.number,
             t: self.t,
-            took_s: up_s.zip(self.up_s).map_or(0.0, |(end, begin)| end - begin).max(0.0),
+            took_s: up_s.zip(self.up_s).map_or(0.0, |(end, start)| end - start).max(0.0),
             host: read_host(text(Section::Host)),
             gpus: gpus.rows,
             elsewhere: Vec::new(),
@@ -287,14 +288,14 @@ impl Open {
                 None => frame.elsewhere.push(process),
             }
         }
-        // Both questions fail for the same reasons.
-        let news: Vec<_> = apps.troubles.into_iter().filter(|trouble| !frame.troubles.contains(trouble)).collect();
-        frame.troubles.extend(news);
+        // Both queries fail for the same reasons.
+        let more: Vec<_> = apps.troubles.into_iter().filter(|trouble| !frame.troubles.contains(trouble)).collect();
+        frame.troubles.extend(more);
         frame
     }
 }
 
-/// Takes off the line end that the script adds: what is left ends with one only if the last row is whole.
+/// Removes the line end that the script adds. The rest ends with a line end only if the last row is complete.
 fn rows(text: &str) -> &str {
     text.strip_suffix('\n').unwrap_or(text)
 }
@@ -318,7 +319,7 @@ fn read_host(text: &str) -> HostSample {
     host
 }
 
-/// Reads `user nice system idle iowait irq softirq steal guest guest_nice`; user and nice hold the guests' already.
+/// Reads `user nice system idle iowait irq softirq steal guest guest_nice`; user and nice include the guests.
 fn read_cpu(rest: &str) -> Option<CpuTicks> {
     let ticks: Vec<u64> = rest.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let total: u64 = ticks.iter().sum();
@@ -326,7 +327,7 @@ fn read_cpu(rest: &str) -> Option<CpuTicks> {
     Some(CpuTicks { busy: total.checked_sub(idle)?, total })
 }
 
-/// Reads lines of `ps`, `4100 me 3600 python3 train.py`, and of the processes' environments.
+/// Reads lines of `ps`, `4100 me 3600 python3 train.py`, and of the environments of the processes.
 fn read_owners(processes: &str, environment: &str) -> BTreeMap<u32, ProcessOwner> {
     let mut owners = BTreeMap::new();
     for line in processes.lines() {
@@ -336,13 +337,13 @@ fn read_owners(processes: &str, environment: &str) -> BTreeMap<u32, ProcessOwner
         let command = words.collect::<Vec<_>>().join(" ");
         owners.insert(pid, ProcessOwner { user: user.into(), age_s, command, run: None, rank: None });
     }
-    let mut told = BTreeSet::new();
+    let mut set = BTreeSet::new();
     for line in environment.lines() {
         let read = line.strip_prefix("/proc/").and_then(|rest| rest.split_once("/environ:"));
         let Some((pid, (key, value))) = read.and_then(|(pid, set)| Some((pid, set.split_once('=')?))) else { continue };
         let Some((pid, owner)) = pid.parse().ok().and_then(|pid| Some((pid, owners.get_mut(&pid)?))) else { continue };
-        // A variable that is set twice counts as programs read it: the first time.
-        if told.insert((pid, key.to_owned())) {
+        // The first value of a variable counts, as for getenv.
+        if set.insert((pid, key.to_owned())) {
             match key {
                 "VIDTUI_RUN" => owner.run = Some(value.into()),
                 "RANK" => owner.rank = value.parse().ok(),

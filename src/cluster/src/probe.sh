@@ -1,6 +1,6 @@
-# Prints a frame of what this node does every so many seconds, for `sh -c` with $query, $format, $apps, $every and $first set.
-# One write per frame: whoever watches many nodes is woken once for each.
-# It starts as few programs as it can: on a busy node each of them waits for its turn.
+# Prints a frame of samples of this node every $every seconds, for `sh -c` with $query, $format, $apps, $every and $first set.
+# Each frame is one write, so that the reader wakes up once per frame.
+# The script starts few programs, because on a busy node each of them waits for the CPU.
 export LC_ALL=C
 read -r boot </proc/sys/kernel/random/boot_id
 host() {
@@ -14,9 +14,9 @@ frame() {
     echo '#gpus'
     timeout -k 2 20 nvidia-smi "$query" "$format" 2>&1
     status=$?
-    # The empty line tells a last row that is whole from one that is not.
+    # The empty line shows that the last row is complete.
     printf '\n#exit %s\n' $status
-    # What is not there, or hangs, need not be asked again.
+    # Skip the second query if nvidia-smi is missing or hangs.
     case $status in
         124 | 127 | 137) ;;
         *)
@@ -25,7 +25,7 @@ frame() {
             processes
             ;;
     esac
-    # Where there is no nvidia-smi, no driver says anything.
+    # Without nvidia-smi there are no Xid errors.
     [ $status = 127 ] || errors
     read -r up _ </proc/uptime
     echo "#end $number $up"
@@ -44,7 +44,7 @@ END
     # shellcheck disable=SC2046,SC2086  # lists
     grep -sazHE '^(VIDTUI_RUN|RANK)=' $(printf '/proc/%s/environ ' $pids) | tr '\0' '\n'
 }
-# Errors stay in the kernel's log: once a minute is soon enough.
+# Errors stay in the kernel log, so that every twelfth frame is enough.
 errors() {
     [ $((number % 12)) = 1 ] || return 0
     echo '#xids'
@@ -54,27 +54,27 @@ begin() {
     number=$((number + 1))
     begun="#frame $number $(date +%s.%N) $up"
 }
-# What the kernel does not let go of, `timeout` cannot end and waits for. A frame is therefore made beside this loop, which
-# says so from then on, and lets nobody ask again before that one has ended: they would pile up.
+# `timeout` cannot end a process that is stuck in the kernel, and waits for it. Therefore a background process makes the frame,
+# and this loop reports the hang and starts no second nvidia-smi until the first has ended.
 frames() {
     number=0 asking='' began=0
     while :; do
         read -r up _ </proc/uptime
         if [ -z "$asking" ] || ! kill -0 "$asking" 2>/dev/null; then
-            # Where nobody reads any more, writing has failed.
+            # A failed write means that the reader is gone.
             [ -z "$asking" ] || wait "$asking" || exit
             began=${up%.*}
             begin
             {
                 whole=$(frame) || exit 0
-                # After one that hung, others have told what there was to tell.
+                # A frame that took too long is dropped: frames without GPUs were printed in the meantime.
                 read -r up _ </proc/uptime
                 [ $((${up%.*} - began)) -gt "$hung" ] || printf '%s\n%s\n' "$begun" "$whole"
             } &
             asking=$!
         elif [ $((${up%.*} - began)) -gt "$hung" ]; then
             begin
-            # Why it hangs, that log may tell.
+            # The kernel log may show why nvidia-smi hangs.
             printf '%s\n%s\n#gpus\n\n#exit 124\n%s\n#end %s %s\n' "$begun" "$(host)" "$(errors)" $number "$up" || exit
         fi
         sleep "$first"

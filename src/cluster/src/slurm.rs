@@ -1,8 +1,7 @@
-//! Slurm: what a job asks for, and what Slurm's commands say.
+//! Slurm: requests for jobs, and the output of Slurm's commands.
 //!
-//! Texts with an explicit format are read, since the JSON of these commands changes with every version. Times are asked
-//! for as Unix seconds: a console far away does not know the cluster's time zone. Lines that are not understood are kept
-//! and never stop the others from being read.
+//! The commands print text in an explicit format, because their JSON changes with every version. Times are requested in Unix
+//! seconds, because the console may be in another time zone. Lines that cannot be parsed are kept and do not affect others.
 
 mod job;
 mod node;
@@ -18,9 +17,9 @@ pub use sight::{JobSeen, JobSight, Silence};
 pub use spec::{SlurmSpec, SlurmSpecError};
 pub use value::{ExitCode, SlurmTime, read_duration};
 
-/// Lists jobs, finished ones too while Slurm remembers them. `--jobs=ID` makes it one; an unknown id is an error.
+/// Lists jobs, including finished ones that Slurm still has. `--jobs=ID` restricts it to one; an unknown id is an error.
 ///
-/// The name is last, for it may hold the separator.
+/// The name is last, because it may contain the separator.
 pub const QUEUE: [&str; 6] = [
     "env",
     "SLURM_TIME_FORMAT=%s",
@@ -30,12 +29,12 @@ pub const QUEUE: [&str; 6] = [
     "--format=%i|%T|%r|%M|%l|%D|%N|%S|%e|%u|%P|%b|%j",
 ];
 
-/// Lists nodes, once for each partition that they are in. The reason is last.
+/// Lists nodes, once per partition. The reason is last.
 pub const NODES: [&str; 6] =
     ["env", "SLURM_TIME_FORMAT=%s", "sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G|%H|%E"];
 
-/// Lists jobs and their steps as they were accounted. `--jobs=ID` makes it one. Where there is no database it fails. The name is
-/// last.
+/// Lists jobs and their steps from accounting. `--jobs=ID` restricts it to one. Fails without an accounting database. The name
+/// is last.
 pub const ACCOUNTING: [&str; 6] = [
     "env",
     "SLURM_TIME_FORMAT=%s",
@@ -45,23 +44,23 @@ pub const ACCOUNTING: [&str; 6] = [
     "--format=JobID,State,ExitCode,Elapsed,NodeList,Start,End,JobName",
 ];
 
-/// Shows a job in full, in one line; its id comes after.
+/// Shows all details of a job in one line; append its id.
 pub const JOB: [&str; 6] = ["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "job"];
 
-/// Says whether the controller answers: the cheapest of Slurm's questions.
+/// Checks whether the controller answers; the cheapest of Slurm's commands.
 pub const PING: [&str; 2] = ["scontrol", "ping"];
 
-/// What could be read of a list, and the lines that could not.
+/// The rows of a list, and the lines that could not be parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows<T> {
     /// The rows.
     pub rows: Vec<T>,
-    /// Lines that are not rows, as they were.
+    /// Lines that are not rows, unchanged.
     pub odd: Vec<String>,
 }
 
 impl<T> Rows<T> {
-    /// Reads lines of `count` cells that are separated by `|`; the last may hold more of them.
+    /// Reads lines of `count` cells with the separator `|`; the last cell may contain it.
     fn read(text: &str, count: usize, row: impl Fn(&[&str]) -> Option<T>) -> Self {
         let (mut rows, mut odd) = (Vec::new(), Vec::new());
         for line in text.lines().filter(|line| !line.trim().is_empty()) {

@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_do_not_end_the_samples() {
         let all = sampled("printf '\\377\\376 no text\\n'; exit 3", |all| all.len() >= 3);
-        assert_eq!(all[0].troubles, ["nvidia-smi says \"\u{fffd}\u{fffd} no text\""]);
+        assert_eq!(all[0].troubles, ["nvidia-smi reports \"\u{fffd}\u{fffd} no text\""]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::*;
 
 const FIXTURES: &str = "../../tests/fixtures/nvidia-smi";
 
-/// A captured or hand-written answer: `#` lines say the command, where it is from, and the exit status.
+/// A captured or hand-written output. Its `#` lines contain the command, the origin and the exit status.
 struct Fixture {
     name: String,
     status: Option<i32>,
@@ -74,7 +74,7 @@ fn shown(fixture: &Fixture) -> String {
 }
 
 #[test]
-fn every_answer_is_read_as_its_snapshot_says() {
+fn every_output_matches_its_snapshot() {
     let fixtures = fixtures();
     assert!(fixtures.len() >= 30, "the fixtures have moved: {} in {FIXTURES}", fixtures.len());
     let mut settings = insta::Settings::clone_current();
@@ -89,7 +89,7 @@ fn every_answer_is_read_as_its_snapshot_says() {
 }
 
 #[test]
-fn a_busy_node_is_eight_numbers_for_each_of_eight_gpus() {
+fn a_busy_node_has_eight_numbers_for_each_of_eight_gpus() {
     let Answer { rows, troubles } = samples("busy");
     assert_eq!((rows.len(), troubles.len()), (8, 0));
     assert_eq!(rows[3].power_w, Reading::Value(665.21));
@@ -108,7 +108,7 @@ fn a_cell_without_a_number_is_never_zero() {
 }
 
 #[test]
-fn every_sample_survives_being_written_down() {
+fn every_sample_survives_a_round_trip() {
     for fixture in fixtures() {
         for sample in GpuQuery::default().read(&fixture.text, fixture.status, 1763612345.125).rows {
             let json = serde_json::to_string(&sample).unwrap();
@@ -118,7 +118,7 @@ fn every_sample_survives_being_written_down() {
 }
 
 #[test]
-fn a_lost_gpu_costs_its_own_row_alone() {
+fn a_lost_gpu_removes_only_its_own_row() {
     for name in ["lost_row", "lost_device"] {
         let Answer { rows, troubles } = samples(name);
         let powers: Vec<_> = rows.iter().filter_map(|row| row.power_w.value()).collect();
@@ -131,7 +131,7 @@ fn a_lost_gpu_costs_its_own_row_alone() {
 }
 
 #[test]
-fn a_field_that_a_driver_does_not_know_is_asked_for_by_its_former_name_and_then_left_out() {
+fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
     let Answer { troubles, .. } = samples("unknown_field");
     let [SmiTrouble::UnknownField(field)] = &troubles[..] else { panic!("{troubles:?}") };
     let former = GpuQuery::default().without(field).unwrap();
@@ -147,7 +147,7 @@ fn a_field_that_a_driver_does_not_know_is_asked_for_by_its_former_name_and_then_
 }
 
 #[test]
-fn the_question_names_every_field_once() {
+fn the_query_has_every_field_once() {
     let question = GpuQuery::default().to_string();
     assert_eq!(
         question,

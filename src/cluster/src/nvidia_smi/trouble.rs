@@ -1,62 +1,62 @@
-//! What nvidia-smi says when it cannot answer.
+//! Errors of nvidia-smi.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Says what keeps nvidia-smi, or a part of its answer, from being read.
+/// Why nvidia-smi, or a part of its output, could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SmiTrouble {
-    /// There is no nvidia-smi on the node.
+    /// nvidia-smi is not installed on the node.
     NotFound,
     /// The driver is not loaded.
     NoDriver,
     /// The driver finds no GPU.
     NoDevices,
-    /// The driver was replaced under the running kernel module.
+    /// The driver's library and the loaded kernel module have different versions.
     VersionMismatch {
-        /// The library's version, where it is said.
+        /// The version of the library, if reported.
         library: Option<String>,
     },
-    /// NVML does not start, for another reason.
+    /// NVML does not start for another reason.
     NvmlFailed(String),
-    /// NVML's library is not where it should be.
+    /// NVML's library is missing.
     NoLibrary,
-    /// A GPU does not answer; the others may.
+    /// A GPU does not respond; others may.
     GpuLost {
-        /// Which.
+        /// The GPU.
         gpu: GpuName,
-        /// In nvidia-smi's words: `GPU is lost`, `Unknown Error`.
+        /// nvidia-smi's reason: `GPU is lost`, `Unknown Error`.
         why: String,
     },
-    /// The driver does not know a field: ask again, [without it](super::GpuQuery::without).
+    /// The driver does not have a field: retry [without it](super::GpuQuery::without).
     UnknownField(String),
-    /// The user may not ask.
+    /// The user may not use nvidia-smi.
     NotPermitted,
-    /// It did not answer in time and was ended.
+    /// nvidia-smi did not answer in time and was killed.
     TimedOut,
-    /// A row that is not whole: the connection or nvidia-smi ended in the middle.
+    /// An incomplete row: the connection or nvidia-smi ended in the middle.
     HalfRow(String),
-    /// Something else, in its own words.
+    /// Another message.
     Said(String),
-    /// It failed without a word.
+    /// nvidia-smi failed without a message.
     Failed {
-        /// Its exit status.
+        /// The exit status.
         status: i32,
     },
 }
 
-/// A GPU as an error message names it.
+/// A GPU in an error message.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuName {
-    /// Its number, where it is said.
+    /// The index, if given.
     pub index: Option<u32>,
-    /// Where it is plugged in: `0000:19:00.0`, with a shorter domain than a [sample](crate::GpuSample) has.
+    /// The PCI bus id: `0000:19:00.0`, with a shorter domain than in a [sample](crate::GpuSample).
     pub bus_id: Option<String>,
 }
 
 impl GpuName {
-    /// Says whether this is the GPU that is plugged in there.
+    /// Returns whether the GPU has this PCI bus id.
     pub fn is_at(&self, bus_id: &str) -> bool {
         let parts = |id: &str| {
             let (domain, rest) = id.split_once(':')?;
@@ -82,46 +82,48 @@ impl fmt::Display for SmiTrouble {
         match self {
             SmiTrouble::NotFound => write!(f, "nvidia-smi is not installed"),
             SmiTrouble::NoDriver => write!(f, "the NVIDIA driver is not loaded"),
-            SmiTrouble::NoDevices => write!(f, "the driver finds no GPU"),
+            SmiTrouble::NoDevices => write!(f, "the NVIDIA driver finds no GPU"),
             SmiTrouble::VersionMismatch { library: Some(library) } => {
-                write!(f, "the driver's kernel module is not that of its library, {library}")
+                write!(f, "the kernel module of the NVIDIA driver does not match its library, version {library}")
             }
             SmiTrouble::VersionMismatch { library: None } => {
-                write!(f, "the driver's kernel module is not that of its library")
+                write!(f, "the kernel module of the NVIDIA driver does not match its library")
             }
             SmiTrouble::NvmlFailed(why) => write!(f, "NVML does not start: {why}"),
             SmiTrouble::NoLibrary => write!(f, "libnvidia-ml.so is missing"),
-            SmiTrouble::GpuLost { gpu, why } => write!(f, "{gpu} does not answer: {why}"),
-            SmiTrouble::UnknownField(field) => write!(f, "this driver does not know {field}"),
+            SmiTrouble::GpuLost { gpu, why } => write!(f, "{gpu} does not respond: {why}"),
+            SmiTrouble::UnknownField(field) => write!(f, "the NVIDIA driver does not support the field {field}"),
             SmiTrouble::NotPermitted => write!(f, "the user may not use nvidia-smi"),
             SmiTrouble::TimedOut => write!(f, "nvidia-smi hangs"),
-            SmiTrouble::HalfRow(row) => write!(f, "a row ends in the middle: {row:?}"),
-            SmiTrouble::Said(text) => write!(f, "nvidia-smi says {text:?}"),
-            SmiTrouble::Failed { status } => write!(f, "nvidia-smi ended with status {status} and no word"),
+            SmiTrouble::HalfRow(row) => write!(f, "nvidia-smi printed an incomplete row: {row:?}"),
+            SmiTrouble::Said(text) => write!(f, "nvidia-smi reports {text:?}"),
+            SmiTrouble::Failed { status } => write!(f, "nvidia-smi failed with exit status {status} and no message"),
         }
     }
 }
 
 impl SmiTrouble {
-    /// Says what to do about it.
+    /// Returns what to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
             SmiTrouble::NotFound | SmiTrouble::NoLibrary => "install the driver's utilities on the node",
             SmiTrouble::NoDriver => "load the driver (`modprobe nvidia`), or reboot the node",
-            SmiTrouble::NoDevices => "see `lspci -d 10de:` on the node for the GPUs it has, and `dmesg` for Xid errors",
-            SmiTrouble::VersionMismatch { .. } => "reboot the node, or reload the driver when nothing uses it",
-            SmiTrouble::NvmlFailed(_) => "in a container, start it again; else see `dmesg` on the node",
-            SmiTrouble::GpuLost { .. } => "take the node out of the run and reboot it; see `dmesg` for Xid errors",
-            SmiTrouble::UnknownField(_) => "none is needed: it is asked for by its former name, or left out",
+            SmiTrouble::NoDevices => "check the GPUs of the node with `lspci -d 10de:`, and `dmesg` for Xid errors",
+            SmiTrouble::VersionMismatch { .. } => "reboot the node, or reload the driver while no process uses it",
+            SmiTrouble::NvmlFailed(_) => "in a container, restart the container; otherwise check `dmesg` on the node",
+            SmiTrouble::GpuLost { .. } => {
+                "resume without the node (--exclude) and reboot it; check `dmesg` for Xid errors"
+            }
+            SmiTrouble::UnknownField(_) => "nothing to do: vidtui queries its former name or skips it",
             SmiTrouble::NotPermitted => "log in as a user of the group that owns /dev/nvidia*",
-            SmiTrouble::TimedOut => "see `dmesg` on the node for Xid errors; a hung driver takes a reboot",
-            SmiTrouble::HalfRow(_) => "none is needed unless it stays: the next round is read",
+            SmiTrouble::TimedOut => "check `dmesg` on the node for Xid errors; a hung driver needs a reboot",
+            SmiTrouble::HalfRow(_) => "nothing to do unless it repeats: the next sample replaces it",
             SmiTrouble::Said(_) | SmiTrouble::Failed { .. } => "run nvidia-smi on the node by hand",
         }
     }
 }
 
-/// Reads what was no row, and adds what the exit status says if nothing else does.
+/// Interprets the lines that are not rows, and the exit status if no line explains the failure.
 pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiTrouble> {
     let mut troubles: Vec<SmiTrouble> = Vec::new();
     for line in lines {
@@ -146,7 +148,7 @@ pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiTrouble> {
         Some(_) => None,
     };
     match by_status {
-        // What the shell or `timeout` says of it is no news.
+        // Messages of the shell or of `timeout` add nothing to this.
         Some(trouble @ (SmiTrouble::NotFound | SmiTrouble::TimedOut)) => {
             troubles.retain(|t| !matches!(t, SmiTrouble::Said(_) | SmiTrouble::NotFound));
             troubles.push(trouble);
@@ -162,7 +164,7 @@ enum Line<'a> {
     LibraryVersion(&'a str),
 }
 
-/// Reads a line that is no row. A line that only explains the one before is none.
+/// Interprets a line that is not a row. Returns none for a line that only explains the previous one.
 fn of_line(line: &str) -> Option<Line<'_>> {
     use SmiTrouble::*;
     if let Some(version) = line.strip_prefix("NVML library version: ") {
@@ -203,7 +205,7 @@ fn of_line(line: &str) -> Option<Line<'_>> {
 /// Reads `GPU1: 0000:0A:00.0: GPU is lost.  Reboot…`, `GPU 0000:02:00.0: …` and `GPU0000:CB:00.0: Unknown Error`.
 fn lost_gpu(rest: &str) -> SmiTrouble {
     let rest = rest.strip_prefix("GPU").unwrap_or(rest).trim_start();
-    let (name, why) = rest.rsplit_once(": ").unwrap_or((rest, "it cannot be found"));
+    let (name, why) = rest.rsplit_once(": ").unwrap_or((rest, "not found"));
     let (index, bus_id) = match name.split_once(": ") {
         Some((index, bus_id)) => (index.parse().ok(), bus_id),
         None => (None, name),
@@ -213,14 +215,14 @@ fn lost_gpu(rest: &str) -> SmiTrouble {
     SmiTrouble::GpuLost { gpu: GpuName { index, bus_id }, why: why.into() }
 }
 
-/// Half of `3, GPU-…, NVIDIA H100…` or of `GPU-…, 4100, …`.
+/// Returns whether a line is part of `3, GPU-…, NVIDIA H100…` or of `GPU-…, 4100, …`.
 fn looks_like_a_row(line: &str) -> bool {
     let first = line.split(',').next().unwrap_or("").trim();
     let number = !first.is_empty() && first.len() <= 3 && first.bytes().all(|b| b.is_ascii_digit());
     number || first.starts_with("GPU-") || (first.starts_with('[') && line.contains(','))
 }
 
-/// What a machine that has lost its mind says can be long.
+/// Truncates a message: a broken node can print a lot.
 fn cut(line: &str) -> String {
     line.chars().filter(|c| !c.is_control()).take(200).collect()
 }

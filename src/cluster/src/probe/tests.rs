@@ -71,10 +71,10 @@ fn a_frame_has_gpus_with_their_processes_and_those_with_their_owners() {
 }
 
 #[test]
-fn processors_are_as_busy_as_their_ticks_between_two_moments() {
+fn cpu_utilization_is_the_share_of_busy_ticks_between_two_samples() {
     let at = |busy, total| CpuTicks { busy, total };
     assert_eq!(at(1300, 11_000).busy_pct_since(at(1000, 10_000)), Some(30.0));
-    // The node was started anew in between, or no time has passed.
+    // The node has rebooted, or no time has passed.
     assert_eq!(at(1, 10).busy_pct_since(at(1000, 10_000)), None);
     assert_eq!(at(1000, 10_000).busy_pct_since(at(1000, 10_000)), None);
 }
@@ -86,7 +86,7 @@ fn a_node_without_gpus_still_has_frames() {
 }
 
 #[test]
-fn a_frame_that_breaks_off_is_not_read_and_the_next_one_is() {
+fn a_truncated_frame_is_skipped_and_the_next_one_is_read() {
     let middle = STREAM.find("NVIDIA H100").unwrap();
     let text = format!("{}\n{STREAM}", &STREAM[..middle]);
     let mut stream = Frames::new(GpuQuery::default());
@@ -94,20 +94,20 @@ fn a_frame_that_breaks_off_is_not_read_and_the_next_one_is() {
 }
 
 #[test]
-fn a_row_that_breaks_off_within_a_whole_frame_is_not_read() {
+fn a_truncated_row_within_a_complete_frame_is_skipped() {
     let text = STREAM.replace(", 0x0000000000000001, Disabled\n\n", ", 0x0000000000000001, Disabl\n");
     let frame = &frames(&text)[0];
     assert_eq!(frame.gpus.len(), 1);
     assert!(matches!(&frame.troubles[..], [SmiTrouble::HalfRow(_)]), "{:?}", frame.troubles);
 }
 
-/// Runs the script with these in place of programs, and returns its frames until there are enough.
+/// Runs the script with fake programs, and returns its frames until there are enough.
 fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
     use std::io::Read;
     let bin = tempfile::tempdir().unwrap();
     for (name, text) in programs {
-        // Written by another process: one that another test starts meanwhile would hold a file open that this one writes,
-        // and what is open for writing cannot be executed.
+        // Another process writes the file: a process that a parallel test starts would inherit the open file, and a file
+        // that is open for writing cannot be executed.
         let write = std::process::Command::new("sh")
             .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
             .args([bin.path().join(name).as_os_str(), text.as_ref()])
@@ -136,11 +136,11 @@ fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Ve
 }
 
 #[test]
-fn while_an_nvidia_smi_cannot_be_ended_frames_go_on_and_nobody_asks_again_until_it_has() {
-    // As `timeout` does when the kernel does not let go of the program: it waits.
+fn frames_continue_while_nvidia_smi_hangs_and_no_second_one_is_started() {
+    // Waits like `timeout` for a process that is stuck in the kernel.
     let stuck = "echo asked >>$BIN/asked\nwhile [ ! -e $BIN/free ]; do sleep 0.05; done\n\
         [ $(wc -l <$BIN/asked) = 1 ] || exit 127";
-    // The second nvidia-smi is asked once the first has ended, which is when the node has said three times that it hangs.
+    // The first nvidia-smi ends after three frames that report the hang; then the second one starts.
     let uptimes =
         "hung=$(ls $BIN | grep -c said)\n[ $hung -lt 4 ] || : >$BIN/free\n: >$BIN/said$hung\nexec /bin/date \"$@\"";
     let frames = made_with(&[("timeout", stuck), ("date", uptimes)], |frames| {
@@ -154,7 +154,7 @@ fn while_an_nvidia_smi_cannot_be_ended_frames_go_on_and_nobody_asks_again_until_
 }
 
 #[test]
-fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
+fn xid_errors_have_the_time_at_which_they_happened() {
     let row = "echo '0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled'";
     let smi = ("nvidia-smi", row);
     // Ten seconds ago.
@@ -170,31 +170,31 @@ fn errors_in_the_kernels_log_are_told_with_when_they_happened() {
         (frames[0].xids.iter().map(|at| at.xid.number).collect::<Vec<_>>(), frames[0].xids_denied)
     };
     assert_eq!(journal("exit 1"), (vec![], true));
-    assert_eq!(journal("echo '-- No entries --'"), (vec![], true), "to a user who may not read it");
+    assert_eq!(journal("echo '-- No entries --'"), (vec![], true), "for a user without permission");
     assert_eq!(journal("echo '[    0.000000] ml-1 kernel: Linux version 6.12'"), (vec![], false));
     let one = "echo '[    9.000000] ml-1 kernel: NVRM: Xid (PCI:0000:19:00): 48, pid=1'";
     assert_eq!(journal(one), (vec![48], false));
 }
 
 #[test]
-fn errors_in_the_kernels_log_are_told_while_an_nvidia_smi_hangs() {
+fn xid_errors_are_read_while_nvidia_smi_hangs() {
     let stuck = ("timeout", "while [ -e $BIN/timeout ]; do sleep 0.05; done");
-    // The number says how often it was asked.
+    // The Xid number counts the reads of the log.
     let log = ("dmesg", "echo >>$BIN/asked\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): $(wc -l <$BIN/asked), pid=1\"");
     let frames = made_with(&[stuck, log], |frames| frames.iter().any(|frame| !frame.xids.is_empty()));
     let frame = frames.iter().find(|frame| !frame.xids.is_empty()).unwrap();
     assert_eq!((frame.xids[0].xid.number, &frame.troubles[..]), (1, &[SmiTrouble::TimedOut][..]), "{frame:?}");
-    assert!(frames.len() >= 12, "it is not asked for each frame: {frames:?}");
+    assert!(frames.len() >= 12, "the log is not read for every frame: {frames:?}");
 }
 
 #[test]
-fn a_frame_says_how_long_it_took() {
+fn a_frame_has_its_duration() {
     let frames = made_with(&[("nvidia-smi", "sleep 0.3\nexit 9")], |frames| !frames.is_empty());
-    assert!(frames[0].took_s >= 0.5, "two questions: {}", frames[0].took_s);
+    assert!(frames[0].took_s >= 0.5, "two queries: {}", frames[0].took_s);
 }
 
 #[test]
-fn noise_without_end_does_not_fill_the_memory() {
+fn endless_output_does_not_fill_the_memory() {
     let mut stream = Frames::new(GpuQuery::default());
     stream.push(b"#frame 1 1763612345.5\n#gpus\n");
     for _ in 0..300 {
@@ -209,7 +209,7 @@ fn noise_without_end_does_not_fill_the_memory() {
 }
 
 #[test]
-fn a_script_that_nobody_reads_ends() {
+fn a_script_without_a_reader_ends() {
     use std::io::Read;
     let mut child = std::process::Command::new("sh")
         .args(["-c", &script(&GpuQuery::default(), Pace::every_s(0.05))])
@@ -220,12 +220,12 @@ fn a_script_that_nobody_reads_ends() {
     let mut stdout = child.stdout.take().unwrap();
     assert!(stdout.read(&mut [0; 64]).unwrap() > 0);
     drop(stdout);
-    // It would go on for good otherwise.
+    // Otherwise it would run forever.
     child.wait().unwrap();
 }
 
 #[test]
-fn the_script_asks_what_is_read() {
+fn the_script_makes_the_queries_that_are_read() {
     let script = script(&GpuQuery::default(), Pace::every_s(2.0));
     assert!(
         script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2 hung=25\n"),

@@ -1,4 +1,4 @@
-//! Jobs: in the queue, in full, and as they were accounted.
+//! Jobs in the queue, in detail and in accounting.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,41 +10,41 @@ use super::value::{ExitCode, SlurmTime, exit_code, gpus, read_duration, text, ti
 use crate::NodeId;
 use crate::hostlist::{self, HostlistError};
 
-/// Where a job is in its life.
+/// The state of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum JobState {
-    /// It waits; the reason says for what.
+    /// The job is pending; the reason shows why.
     Pending,
     /// Its nodes are being prepared.
     Configuring,
-    /// It runs.
+    /// The job is running.
     Running,
-    /// It is suspended.
+    /// The job is suspended.
     Suspended,
-    /// It ends: processes may still be there.
+    /// The job is ending; processes may still be alive.
     Completing,
-    /// It ended well.
+    /// The job ended without an error.
     Completed,
-    /// Someone cancelled it.
+    /// A user or administrator cancelled it.
     Cancelled,
-    /// It ended with an error.
+    /// The job ended with an error.
     Failed,
-    /// It ran into its time limit.
+    /// The job reached its time limit.
     Timeout,
-    /// A node of it was lost.
+    /// A node of the job failed.
     NodeFail,
-    /// Another job took its place.
+    /// Another job preempted it.
     Preempted,
-    /// It used more memory than it had asked for.
+    /// The job used more memory than requested.
     OutOfMemory,
-    /// Its nodes could not be started.
+    /// Its nodes could not boot.
     BootFail,
-    /// It could not have ended in time.
+    /// The job could not have ended before its deadline.
     Deadline,
-    /// It goes back into the queue.
+    /// The job is requeued.
     Requeued,
-    /// A state that this program does not know, in Slurm's word.
+    /// Another state, with Slurm's name.
     Other(String),
 }
 
@@ -67,8 +67,7 @@ impl JobState {
         (JobState::Requeued, "REQUEUED"),
     ];
 
-    /// Words for jobs that go back into the queue, are held in it, or have nodes that are not up yet. Slurm shows them in the place of
-    /// PENDING and the like.
+    /// States of jobs that are requeued, held, or whose nodes are not up yet. Slurm shows them instead of PENDING.
     const WAITING: [&str; 8] = [
         "EXPEDITING",
         "LAUNCH_FAILED",
@@ -80,7 +79,7 @@ impl JobState {
         "SPECIAL_EXIT",
     ];
 
-    /// Says whether it has not begun.
+    /// Returns whether the job has not started.
     pub fn is_waiting(&self) -> bool {
         match self {
             JobState::Pending | JobState::Configuring | JobState::Requeued => true,
@@ -89,13 +88,13 @@ impl JobState {
         }
     }
 
-    /// Says whether its processes are there and stand still, for now.
+    /// Returns whether its processes exist but are stopped.
     pub fn is_halted(&self) -> bool {
         *self == JobState::Suspended || *self == JobState::Other("STOPPED".into())
     }
 
-    /// Says whether it has ended for good. A state that is not known has not, nor has one that is REVOKED: of several clusters that
-    /// might have begun it, another one has.
+    /// Returns whether the job has ended. An unknown state does not count as ended, nor does REVOKED: another cluster of the
+    /// federation has started the job.
     pub fn is_over(&self) -> bool {
         use JobState::*;
         matches!(
@@ -105,7 +104,7 @@ impl JobState {
     }
 }
 
-/// Reads Slurm's word; `CANCELLED by 1000` and `CANCELLED+` are cancelled.
+/// Reads Slurm's name of a state; `CANCELLED by 1000` and `CANCELLED+` are cancelled.
 impl From<String> for JobState {
     fn from(word: String) -> JobState {
         let bare = word.split_whitespace().next().unwrap_or("").trim_end_matches('+');
@@ -132,44 +131,45 @@ impl fmt::Display for JobState {
 /// A job in the queue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// Its number; for a task of an array `8_1`, for those that wait `8_[2-9]`.
+    /// The job id; `8_1` for a task of an array, `8_[2-9]` for its pending tasks.
     pub id: String,
-    /// Where it is.
+    /// The state.
     pub state: JobState,
-    /// Why it waits or ended.
+    /// Why it is pending or has ended.
     pub reason: Option<String>,
-    /// How long it has run.
+    /// How long it has run, in seconds.
     pub elapsed_s: Option<u64>,
-    /// How long it may run; none when there is no limit, or it is not set yet.
+    /// The time limit in seconds; none if it is unlimited or not set yet.
     pub limit_s: Option<u64>,
-    /// Nodes it has, or asks for.
+    /// The number of nodes that it has or requests.
     pub node_count: Option<u64>,
-    /// The nodes it has, as Slurm lists them.
+    /// Its nodes, in Slurm's notation.
     pub node_list: Option<String>,
-    /// When it began, or is expected to.
+    /// When it started or is expected to start.
     pub start: Option<SlurmTime>,
-    /// When it ended, or must.
+    /// When it ended or must end.
     pub end: Option<SlurmTime>,
-    /// Whose it is.
+    /// The user.
     pub user: String,
-    /// Where it runs or waits.
+    /// The partition.
     pub partition: String,
-    /// GPUs that it asks for on each node, as far as that is said.
+    /// The requested GPUs per node, if given.
     pub gpus_per_node: Option<u64>,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
 impl Job {
-    /// Writes out the names of the nodes it has.
+    /// Returns the names of its nodes.
     ///
     /// # Errors
-    /// When Slurm's list is not understood.
+    /// When Slurm's list cannot be parsed.
     pub fn nodes(&self) -> Result<Vec<String>, HostlistError> {
         self.node_list.as_deref().map_or(Ok(Vec::new()), hostlist::expand)
     }
 
-    /// Says whether it ends and has ended on all its nodes but some of these: of a job that ends, Slurm lists the nodes where it has not.
+    /// Returns whether the job is completing and all nodes that it still occupies are among `nodes`. Slurm lists the nodes on
+    /// which a completing job has not ended.
     pub fn is_left_only_on(&self, nodes: &[NodeId]) -> bool {
         let is_known = |name: &String| nodes.iter().any(|node| node.as_str() == name);
         self.state == JobState::Completing
@@ -177,7 +177,7 @@ impl Job {
     }
 }
 
-/// Reads the answer to [`QUEUE`](super::QUEUE).
+/// Reads the output of [`QUEUE`](super::QUEUE).
 pub fn read_queue(answer: &str) -> Rows<Job> {
     Rows::read(answer, 13, |cells| {
         let &[id, state, reason, elapsed, limit, nodes, list, start, end, user, partition, gres, name] = cells else {
@@ -201,32 +201,32 @@ pub fn read_queue(answer: &str) -> Rows<Job> {
     })
 }
 
-/// A job, or a step of one, as it was accounted.
+/// A job or a step of it, from accounting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Accounted {
-    /// The job's number.
+    /// The job id.
     pub id: String,
-    /// The step, `batch` or a number; none for the job as a whole.
+    /// The step, `batch` or a number; none for the whole job.
     pub step: Option<String>,
-    /// The number of the user who cancelled it.
+    /// The user id of the user who cancelled it.
     pub cancelled_by: Option<u32>,
-    /// How it ended. A job that was requeued has an earlier end here while it runs again: the queue knows better.
+    /// The final state. For a requeued job this is the end of an earlier turn: the queue has the current state.
     pub state: JobState,
-    /// What it returned.
+    /// The exit status.
     pub exit: Option<ExitCode>,
-    /// How long it ran.
+    /// How long it ran, in seconds.
     pub elapsed_s: Option<u64>,
-    /// Where, as Slurm lists nodes.
+    /// Its nodes, in Slurm's notation.
     pub node_list: Option<String>,
-    /// When it began.
+    /// When it started.
     pub start: Option<SlurmTime>,
     /// When it ended.
     pub end: Option<SlurmTime>,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
-/// Reads the answer to [`ACCOUNTING`](super::ACCOUNTING).
+/// Reads the output of [`ACCOUNTING`](super::ACCOUNTING).
 pub fn read_accounting(answer: &str) -> Rows<Accounted> {
     Rows::read(answer, 8, |cells| {
         let &[id, state, exit, elapsed, nodes, start, end, name] = cells else { return None };
@@ -246,51 +246,51 @@ pub fn read_accounting(answer: &str) -> Rows<Accounted> {
     })
 }
 
-/// A job in full.
+/// All details of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobDetails {
-    /// Its number.
+    /// The job id.
     pub id: String,
-    /// Where it is.
+    /// The state.
     pub state: JobState,
-    /// Why it waits or ended.
+    /// Why it is pending or has ended.
     pub reason: Option<String>,
-    /// What it returned.
+    /// The exit status.
     pub exit: Option<ExitCode>,
-    /// How often it was put back into the queue.
+    /// How often it was requeued.
     pub restarts: u64,
-    /// How long it has run.
+    /// How long it has run, in seconds.
     pub elapsed_s: Option<u64>,
-    /// How long it may run.
+    /// The time limit in seconds.
     pub limit_s: Option<u64>,
-    /// When it began, or is expected to.
+    /// When it started or is expected to start.
     pub start: Option<SlurmTime>,
-    /// When it ended, or must.
+    /// When it ended or must end.
     pub end: Option<SlurmTime>,
-    /// The nodes it has, as Slurm lists them.
+    /// Its nodes, in Slurm's notation.
     pub node_list: Option<String>,
     /// The node on which its script runs.
     pub batch_node: Option<String>,
-    /// The file of its output, with the id in place of `%j`.
+    /// The output file, with `%j` replaced by the id.
     pub stdout: Option<String>,
-    /// The folder it was submitted from.
+    /// The folder from which it was submitted.
     pub work_dir: Option<String>,
-    /// The comment it was given.
+    /// The comment.
     pub comment: Option<String>,
     fields: BTreeMap<String, String>,
 }
 
 impl JobDetails {
-    /// Returns a value by Slurm's name for it: `TimeLimit`.
+    /// Returns a value by Slurm's name, such as `TimeLimit`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.fields.get(key).map(String::as_str)
     }
 }
 
-/// Reads the answer to [`JOB`](super::JOB): `Key=value` after `Key=value`, in a line per job.
+/// Reads the output of [`JOB`](super::JOB): a line of `Key=value` pairs.
 ///
-/// Values are not quoted and may hold blanks. A key begins with a capital letter; what looks like one within a value
-/// cannot be told apart, so the first of two equal keys counts.
+/// Values are not quoted and may contain blanks. A key begins with a capital letter. A value may contain text that looks like a
+/// key, so the first of two equal keys counts.
 pub fn read_job(answer: &str) -> Option<JobDetails> {
     let line = answer.lines().find(|line| line.starts_with("JobId="))?;
     let fields = fields(line);
@@ -334,7 +334,7 @@ fn fields(line: &str) -> BTreeMap<String, String> {
     fields
 }
 
-/// `JobId`, `CPUs/Task`, `AllocNode:Sid`, `MCS_label`.
+/// Returns whether a word can be a key: `JobId`, `CPUs/Task`, `AllocNode:Sid`, `MCS_label`.
 fn is_key(word: &str) -> bool {
     word.starts_with(|c: char| c.is_ascii_uppercase())
         && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | ':' | '_'))

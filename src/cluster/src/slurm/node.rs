@@ -1,4 +1,4 @@
-//! Nodes, as Slurm sees them.
+//! Nodes in Slurm.
 
 use std::fmt;
 
@@ -11,59 +11,59 @@ use crate::NodeId;
 /// A node in one of its partitions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SlurmNode {
-    /// Its name.
+    /// The name.
     pub node: NodeId,
     /// The partition.
     pub partition: String,
-    /// Whether jobs go there that name no partition.
+    /// Whether this is the default partition.
     pub is_default: bool,
-    /// What it does.
+    /// The state.
     pub state: NodeState,
-    /// Its cores, as jobs may ask for them.
+    /// CPUs that jobs can request.
     pub cpus: Option<u64>,
-    /// Its memory, as jobs may ask for it.
+    /// Memory that jobs can request.
     pub mem_mib: Option<u64>,
-    /// Its GPUs.
+    /// The number of GPUs.
     pub gpus: Option<u64>,
-    /// Since when there is a reason.
+    /// When the reason was set.
     pub reason_since: Option<SlurmTime>,
     /// Why it is down or drained.
     pub reason: Option<String>,
 }
 
-/// What a node does, and what is said of it besides.
+/// The state of a node with its flags.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeState {
-    /// What it does.
+    /// The base state.
     pub base: NodeBase,
-    /// Whether it answers Slurm: `*` says that it does not.
+    /// Whether it answers Slurm; `*` means that it does not.
     pub responds: bool,
-    /// Whether it is powered: `~`, `#`, `%` and `!` say that it is off, or between on and off.
+    /// Whether it is powered on; `~`, `#`, `%` and `!` mean that it is off or changing.
     pub powered: bool,
-    /// Whether it is reserved for maintenance or waits for a reboot: `$`, `@` and `^`.
+    /// Whether it is in maintenance or pending a reboot: `$`, `@` and `^`.
     pub in_maintenance: bool,
 }
 
-/// What a node does.
+/// The base state of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeBase {
-    /// Nothing.
+    /// No jobs.
     Idle,
     /// Jobs use part of it.
     Mixed,
     /// Jobs use all of it.
     Allocated,
-    /// A job on it ends.
+    /// A job on it is ending.
     Completing,
-    /// It is kept for a job that is to begin.
+    /// Reserved for a pending job.
     Planned,
-    /// It takes no jobs; those that it has go on.
+    /// Accepts no jobs; its jobs continue.
     Draining,
-    /// It takes no jobs and has none.
+    /// Accepts no jobs and has none.
     Drained,
-    /// It is not usable.
+    /// Not usable.
     Down,
-    /// A state that this program does not know, in Slurm's word.
+    /// Another state, with Slurm's name.
     Other(String),
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for NodeBase {
     }
 }
 
-/// Writes it as Slurm does, with the sign for what matters most: `drained`, `down*`.
+/// Shows the state as Slurm does, with the most important flag: `drained`, `down*`.
 impl fmt::Display for NodeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = match self {
@@ -103,7 +103,7 @@ impl fmt::Display for NodeState {
 }
 
 impl NodeState {
-    /// Reads Slurm's word and the signs behind it: `idle`, `down*`, `mixed-`.
+    /// Reads Slurm's name and flags of a state: `idle`, `down*`, `mixed-`.
     fn read(word: &str) -> NodeState {
         const SIGNS: [char; 10] = ['*', '~', '#', '%', '!', '$', '@', '^', '-', '+'];
         let bare = word.trim_end_matches(SIGNS);
@@ -117,14 +117,14 @@ impl NodeState {
         }
     }
 
-    /// Says whether a job could begin there, now or when others end.
+    /// Returns whether jobs can start on the node, now or after others have ended.
     pub fn takes_jobs(&self) -> bool {
         use NodeBase::*;
         self.responds && !self.in_maintenance && matches!(self.base, Idle | Mixed | Allocated | Completing | Planned)
     }
 }
 
-/// Reads the answer to [`NODES`](super::NODES).
+/// Reads the output of [`NODES`](super::NODES).
 pub fn read_nodes(answer: &str) -> Rows<SlurmNode> {
     Rows::read(answer, 8, |cells| {
         let &[node, partition, state, cpus, memory, gres, since, reason] = cells else { return None };

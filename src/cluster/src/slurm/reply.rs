@@ -1,49 +1,53 @@
-//! What Slurm's commands say when they have done something, or cannot.
+//! Errors of Slurm's commands, and the reply to a submission.
 
 use std::fmt;
 
-/// Says why a command of Slurm failed.
+/// Why a command of Slurm failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SlurmTrouble {
-    /// The controller does not answer. Jobs go on.
+    /// The controller does not answer. Jobs keep running.
     ControllerDown,
-    /// There is no such job, or Slurm has forgotten it.
+    /// The job does not exist, or Slurm no longer has it.
     UnknownJob,
-    /// Jobs are not accounted on this cluster.
+    /// The cluster has no accounting.
     NoAccounting,
-    /// There is no Slurm on this machine, or it is not set up.
+    /// Slurm is not installed or not configured on this machine.
     NoSlurm,
-    /// Slurm says no, in its own words.
+    /// Slurm refused the request, with this message.
     Refused(String),
 }
 
 impl fmt::Display for SlurmTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SlurmTrouble::ControllerDown => write!(f, "Slurm's controller does not answer; jobs go on without it"),
-            SlurmTrouble::UnknownJob => write!(f, "Slurm knows no such job"),
-            SlurmTrouble::NoAccounting => write!(f, "this cluster does not account jobs"),
-            SlurmTrouble::NoSlurm => write!(f, "there is no Slurm here"),
-            SlurmTrouble::Refused(words) => write!(f, "Slurm says {words:?}"),
+            SlurmTrouble::ControllerDown => {
+                write!(f, "the Slurm controller does not answer; running jobs are not affected")
+            }
+            SlurmTrouble::UnknownJob => write!(f, "the job does not exist in Slurm"),
+            SlurmTrouble::NoAccounting => write!(f, "this cluster has no Slurm accounting"),
+            SlurmTrouble::NoSlurm => write!(f, "Slurm is not available on this machine"),
+            SlurmTrouble::Refused(message) => write!(f, "Slurm reports {message:?}"),
         }
     }
 }
 
 impl SlurmTrouble {
-    /// Says what to do about it.
+    /// Returns what to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
-            SlurmTrouble::ControllerDown => "wait, or ask who runs the cluster; `scontrol ping` says when it is back",
-            SlurmTrouble::UnknownJob => "see `squeue --me` for the jobs there are",
-            SlurmTrouble::NoAccounting => "none is needed: the run's own files say how it ended",
+            SlurmTrouble::ControllerDown => {
+                "retry later, or ask the administrators of the cluster; `scontrol ping` shows whether it answers"
+            }
+            SlurmTrouble::UnknownJob => "list your jobs: `squeue --me`",
+            SlurmTrouble::NoAccounting => "nothing to do: the files of the run show how it ended",
             SlurmTrouble::NoSlurm => "run this on a login node of the cluster, where `sinfo` works",
             SlurmTrouble::Refused(_) => "change the Slurm file; `sinfo` lists partitions and nodes",
         }
     }
 }
 
-/// Parts of messages, and what they mean. The first that is found counts.
-const SAID: [(&str, SlurmTrouble); 10] = [
+/// Parts of messages with their meaning. The first match counts.
+const MESSAGES: [(&str, SlurmTrouble); 10] = [
     ("Unable to contact slurm controller", SlurmTrouble::ControllerDown),
     ("Socket timed out on send/recv", SlurmTrouble::ControllerDown),
     ("Zero Bytes were transmitted or received", SlurmTrouble::ControllerDown),
@@ -56,20 +60,20 @@ const SAID: [(&str, SlurmTrouble); 10] = [
     ("No such file or directory", SlurmTrouble::NoSlurm),
 ];
 
-/// Reads what a command said that failed, on both of its streams.
-pub fn trouble(said: &str) -> SlurmTrouble {
-    if let Some((_, trouble)) = SAID.iter().find(|(part, _)| said.contains(part)) {
+/// Interprets the output of a failed command, from both of its streams.
+pub fn trouble(output: &str) -> SlurmTrouble {
+    if let Some((_, trouble)) = MESSAGES.iter().find(|(part, _)| output.contains(part)) {
         return trouble.clone();
     }
     // `sbatch: error: Batch job submission failed: Invalid partition name specified`
-    let errors = said.lines().map(str::trim).filter(|line| !line.is_empty());
-    let words = errors.map(|line| line.split_once("error: ").map_or(line, |(_, words)| words));
-    SlurmTrouble::Refused(words.collect::<Vec<_>>().join("; ").chars().take(400).collect())
+    let errors = output.lines().map(str::trim).filter(|line| !line.is_empty());
+    let messages = errors.map(|line| line.split_once("error: ").map_or(line, |(_, message)| message));
+    SlurmTrouble::Refused(messages.collect::<Vec<_>>().join("; ").chars().take(400).collect())
 }
 
-/// Reads the job's number out of what `sbatch --parsable` says: `42`, or `42;cluster`.
-pub fn read_submitted(said: &str) -> Option<u64> {
-    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty())?;
+/// Reads the job id from the output of `sbatch --parsable`: `42` or `42;cluster`.
+pub fn read_submitted(output: &str) -> Option<u64> {
+    let last = output.lines().map(str::trim).rfind(|line| !line.is_empty())?;
     last.split(';').next()?.parse().ok()
 }
 
@@ -78,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_apart() {
-        let said = [
+    fn failures_are_distinguished_by_their_messages() {
+        let outputs = [
             "slurm_load_jobs error: Socket timed out on send/recv operation",
             "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
             "Slurmctld(primary) at head is DOWN\n*****************************************",
@@ -93,7 +97,7 @@ mod tests {
         use SlurmTrouble::*;
         let words = "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified";
         assert_eq!(
-            said.map(trouble),
+            outputs.map(trouble),
             [
                 ControllerDown,
                 ControllerDown,
@@ -109,8 +113,8 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_a_job_is_read_with_and_without_its_cluster() {
-        let said = ["42\n", "42;north\n", "sbatch: a word from the site\n42\n", "", "Submitted batch job 42"];
-        assert_eq!(said.map(read_submitted), [Some(42), Some(42), Some(42), None, None]);
+    fn the_job_id_is_read_with_and_without_its_cluster() {
+        let outputs = ["42\n", "42;north\n", "sbatch: a message of the site\n42\n", "", "Submitted batch job 42"];
+        assert_eq!(outputs.map(read_submitted), [Some(42), Some(42), Some(42), None, None]);
     }
 }

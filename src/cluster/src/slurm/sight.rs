@@ -1,49 +1,49 @@
-//! What is known of a job now, from whichever of Slurm's commands last had an answer.
+//! The latest known state of a job, from whichever of Slurm's commands last answered.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Job, JobState};
 
-/// What is known of a job.
+/// The latest known state of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobSight {
-    /// Its number.
+    /// The job id.
     pub id: u64,
-    /// What Slurm said of it last.
+    /// Slurm's last answer.
     pub seen: JobSeen,
-    /// Who cancelled it, where that is accounted.
+    /// The user who cancelled it, if accounting has one.
     pub cancelled_by: Option<String>,
-    /// Since when Slurm has not answered; none while it does.
+    /// Since when Slurm does not answer; none while it does.
     pub silence: Option<Silence>,
 }
 
-/// What Slurm said of a job.
+/// Slurm's answer about a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum JobSeen {
-    /// Nothing yet.
+    /// No answer yet.
     NotYet,
-    /// That it is there, or has been.
+    /// The job, which may have ended.
     Job(Box<Job>),
-    /// That there is no such job: it has ended, and Slurm has forgotten it.
+    /// The job does not exist: it has ended, and Slurm no longer has it.
     Forgotten,
 }
 
 /// Slurm does not answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Silence {
-    /// When it was first asked in vain, Unix seconds.
+    /// The time of the first request without an answer, Unix seconds.
     pub since_s: f64,
-    /// Why, in words.
+    /// The reason.
     pub why: String,
 }
 
 impl JobSight {
-    /// Knows nothing but the number.
+    /// Makes the state of a job about which Slurm has not answered yet.
     pub fn unseen(id: u64) -> Self {
         Self { id, seen: JobSeen::NotYet, cancelled_by: None, silence: None }
     }
 
-    /// Returns the job as it was last seen.
+    /// Returns the job from the last answer.
     pub fn job(&self) -> Option<&Job> {
         match &self.seen {
             JobSeen::Job(job) => Some(job),
@@ -51,17 +51,17 @@ impl JobSight {
         }
     }
 
-    /// Returns its state.
+    /// Returns the state of the job.
     pub fn state(&self) -> Option<&JobState> {
         self.job().map(|job| &job.state)
     }
 
-    /// Says whether it waits in the queue, for the first time or again.
+    /// Returns whether the job is pending.
     pub fn is_waiting(&self) -> bool {
         self.state().is_some_and(JobState::is_waiting)
     }
 
-    /// Says whether it has ended for good, as far as Slurm said.
+    /// Returns whether the job has ended, according to the last answer.
     pub fn is_over(&self) -> bool {
         match &self.seen {
             JobSeen::NotYet => false,

@@ -1,34 +1,34 @@
-//! What a Slurm job asks for, as a person writes it down.
+//! Slurm files: what a user requests of Slurm.
 
 use serde::{Deserialize, Serialize};
 
 use super::value::limit;
 
-/// A Slurm file: the nodes to ask for, in place of a hostfile.
+/// A Slurm file: the nodes to request, instead of a hostfile.
 ///
-/// Attempts keep it, so that a resume asks for the same. A key of a newer version is passed over there, and refused by
+/// An attempt stores it, so that a resume makes the same request. Unknown keys are ignored in a stored attempt, and refused by
 /// [`SlurmSpec::parse`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlurmSpec {
-    /// The partition; without one, Slurm's default.
+    /// The partition; default: Slurm's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<String>,
-    /// The account that pays; without one, the user's default.
+    /// The account; default: the user's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
-    /// Nodes to ask for.
+    /// The number of nodes.
     pub nodes: usize,
-    /// GPUs on each, and as many ranks.
+    /// GPUs per node, and ranks per node.
     pub gpus_per_node: usize,
-    /// How long it may take, as sbatch takes it: `24:00:00`, `2-00`.
+    /// The time limit in the syntax of sbatch: `24:00:00`, `2-00`.
     pub time: String,
-    /// How long before its end it saves and puts itself back into the queue, in seconds.
+    /// How long before the time limit the job saves and requeues itself, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save_before_s: Option<u64>,
-    /// Features that the nodes must have: `h100&ib`.
+    /// Required features of the nodes: `h100&ib`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraint: Option<String>,
-    /// Modules to load on each node.
+    /// Environment modules to load on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<String>,
     /// Further options of sbatch: `--exclusive`, `--qos=high`.
@@ -36,18 +36,18 @@ pub struct SlurmSpec {
     pub extra: Vec<String>,
 }
 
-/// Its keys, in the order in which people are told of them.
+/// The keys, in the order of error messages.
 const KEYS: [&str; 9] =
     ["partition", "account", "nodes", "gpus_per_node", "time", "save_before_s", "constraint", "modules", "extra"];
 
-/// How long before its end a job saves when nobody says: a checkpoint of some 100 GB takes minutes.
+/// The default of `save_before_s`: a checkpoint of about 100 GB takes minutes.
 const SAVE_BEFORE_S: u64 = 300;
 
-/// Says why a Slurm file cannot be used.
+/// Why a Slurm file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct SlurmSpecError {
-    /// What is wrong, with its line where the file is not TOML.
+    /// What is wrong; with the line if the file is not TOML.
     pub why: String,
     /// What to write instead.
     pub fix: String,
@@ -57,7 +57,7 @@ fn error<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, SlurmSp
     Err(SlurmSpecError { why: why.into(), fix: fix.into() })
 }
 
-/// Options that the plan writes itself. `-J` and the like are the same in short.
+/// Options that the batch script sets itself, in long and short form.
 const TAKEN: [&str; 18] = [
     "--nodes",
     "-N",
@@ -83,13 +83,13 @@ impl SlurmSpec {
     /// Reads the text of a Slurm file.
     ///
     /// # Errors
-    /// When it is not TOML, has an unknown key or lacks one, or a value cannot be one.
+    /// When it is not TOML, has an unknown key, lacks a key, or a value is not valid.
     pub fn parse(text: &str) -> Result<SlurmSpec, SlurmSpecError> {
         let keys = format!("the keys are {}", KEYS.join(", "));
         let not_toml = |e: toml::de::Error| SlurmSpecError { why: e.to_string().trim_end().into(), fix: keys.clone() };
         let table: toml::Table = toml::from_str(text).map_err(not_toml)?;
         if let Some(unknown) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            return error(format!("it has no key {unknown:?}"), keys);
+            return error(format!("the key {unknown:?} is unknown"), keys);
         }
         let spec: SlurmSpec = toml::from_str(text).map_err(not_toml)?;
         spec.check()?;
@@ -98,8 +98,8 @@ impl SlurmSpec {
 
     fn check(&self) -> Result<(), SlurmSpecError> {
         if self.nodes == 0 || self.gpus_per_node == 0 {
-            let why = format!("{} nodes × {} GPUs is no place to train", self.nodes, self.gpus_per_node);
-            return error(why, "ask for at least one of each");
+            let why = format!("{} nodes × {} GPUs is not enough", self.nodes, self.gpus_per_node);
+            return error(why, "request at least one of each");
         }
         if self.time_s().is_none_or(|seconds| seconds == 0) {
             let fix = "write hours:minutes:seconds or days-hours, as in \"24:00:00\"";
@@ -109,25 +109,31 @@ impl SlurmSpec {
         if self.save_before_s.is_some_and(|seconds| seconds == 0 || seconds >= limit_s) {
             let why =
                 format!("save_before_s = {} is not within time = {:?}", self.save_before_s.unwrap_or(0), self.time);
-            return error(why, "leave the job time to train: the seconds that a checkpoint takes, and some more");
+            return error(why, "write the duration of a save in seconds with some reserve, less than the time limit");
         }
         let named = [("partition", &self.partition), ("account", &self.account), ("constraint", &self.constraint)];
         let named = named.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
         let listed = self.modules.iter().map(|module| ("modules", module));
         for (key, value) in named.chain(listed).chain(self.extra.iter().map(|line| ("extra", line))) {
-            // Each becomes a part of a line in a shell script.
+            // Each value becomes part of a line of the batch script.
             if value.trim().is_empty() || value.chars().any(char::is_control) {
-                return error(format!("{key} = {value:?} is not a line of text"), "write one line, or leave it out");
+                return error(
+                    format!("{key} = {value:?} is not a single line of text"),
+                    "write one line, or remove the key",
+                );
             }
         }
         for line in &self.extra {
             let option = line.split(['=', ' ']).next().unwrap_or("");
             if !option.starts_with('-') {
-                return error(format!("extra has {line:?}, which is no option"), "write options as sbatch takes them");
+                return error(
+                    format!("extra has {line:?}, which is not an option"),
+                    "write options of sbatch, such as \"--exclusive\"",
+                );
             }
             if TAKEN.contains(&option) {
-                let fix = "leave it out of extra: it follows from the other keys and the recipe";
-                return error(format!("extra has {option}, which is written already"), fix);
+                let fix = "remove it from extra: the other keys and the recipe set it";
+                return error(format!("extra has {option}, which the batch script sets already"), fix);
             }
         }
         Ok(())
@@ -138,17 +144,18 @@ impl SlurmSpec {
         limit(&self.time)
     }
 
-    /// Returns how long before its end the job saves, in seconds: five minutes, or a quarter of a short job.
+    /// Returns how long before the time limit the job saves, in seconds; by default five minutes, or a quarter of a short
+    /// time limit.
     pub fn save_before(&self) -> u64 {
         self.save_before_s.unwrap_or_else(|| SAVE_BEFORE_S.min(self.time_s().unwrap_or(0) / 4))
     }
 
-    /// Returns how many ranks there is room for.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.nodes.saturating_mul(self.gpus_per_node)
     }
 
-    /// Lists the options for sbatch, a word each, in the order of the file's keys; `extra` is not among them.
+    /// Returns the options of sbatch without `extra`, in the order of the file's keys.
     pub fn options(&self) -> Vec<String> {
         let named = |option: &str, value: &Option<String>| value.as_ref().map(|value| format!("--{option}={value}"));
         let mut options: Vec<String> =
@@ -170,14 +177,14 @@ mod tests {
     const SMALL: &str = "nodes = 2\ngpus_per_node = 8\ntime = '1-00'\n";
 
     #[test]
-    fn the_slurm_file_that_comes_with_the_program_is_read() {
+    fn the_example_slurm_file_is_valid() {
         let spec = SlurmSpec::parse(&fs::read_to_string("../../hostfiles/slurm.toml").unwrap()).unwrap();
         assert_eq!((spec.world(), spec.time_s()), (32, Some(86_400)));
         assert_eq!(spec.options(), ["--partition=train", "--nodes=4", "--gres=gpu:8", "--time=24:00:00"]);
     }
 
     #[test]
-    fn every_key_becomes_an_option_in_the_files_order() {
+    fn every_key_becomes_an_option_in_the_order_of_the_file() {
         let all = "partition='p'\naccount='a'\nconstraint='h100&ib'\nextra=['--exclusive', '--qos=high']\nmodules=['cuda/12.4']\n";
         let spec = SlurmSpec::parse(&format!("{all}{SMALL}")).unwrap();
         assert_eq!(
@@ -191,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_saves_five_minutes_before_its_end_or_as_its_file_says() {
+    fn a_job_saves_five_minutes_before_its_limit_by_default() {
         let before = |more: &str, time: &str| {
             SlurmSpec::parse(&format!("nodes = 1\ngpus_per_node = 1\ntime = '{time}'\n{more}")).unwrap().save_before()
         };
@@ -201,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_newer_version_is_passed_over_where_an_attempt_keeps_the_file() {
+    fn an_unknown_key_in_a_stored_attempt_is_ignored() {
         let kept: SlurmSpec = toml::from_str(&format!("{SMALL}colour = 'blue'\n")).unwrap();
         assert_eq!(kept, SlurmSpec::parse(SMALL).unwrap());
         assert_eq!(toml::from_str::<SlurmSpec>(&toml::to_string(&kept).unwrap()).unwrap(), kept);
     }
 
     #[test]
-    fn every_mistake_is_named_with_a_way_out() {
+    fn every_mistake_is_reported_with_a_hint() {
         let mistakes = [
             "",
             "nodes = ",
@@ -223,10 +230,10 @@ mod tests {
             &format!("{SMALL}extra = ['exclusive']\n"),
             &format!("{SMALL}extra = ['--nodes=4']\n"),
         ];
-        let said = mistakes.map(|text| {
+        let reports = mistakes.map(|text| {
             let error = SlurmSpec::parse(text).unwrap_err();
             format!("{text:?}\n  {}\n  hint: {}", error.to_string().replace('\n', "\n  "), error.fix)
         });
-        insta::assert_snapshot!(said.join("\n"));
+        insta::assert_snapshot!(reports.join("\n"));
     }
 }

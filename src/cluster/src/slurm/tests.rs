@@ -7,7 +7,7 @@ use super::*;
 
 const FIXTURES: &str = "../../tests/fixtures/slurm";
 
-/// Reads an answer without the two lines that say where it is from.
+/// Reads a fixture without its two lines of comments.
 fn fixture(name: &str) -> String {
     let whole = fs::read_to_string(format!("{FIXTURES}/{name}.txt")).unwrap();
     let comments: usize = whole.split_inclusive('\n').take_while(|line| line.starts_with("# ")).map(str::len).sum();
@@ -20,7 +20,7 @@ fn lines(rows: Vec<impl Debug>, odd: Vec<String>) -> String {
 }
 
 #[test]
-fn every_answer_is_read_as_its_snapshot_says() {
+fn every_output_matches_its_snapshot() {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../../../../tests/fixtures/slurm");
     settings.set_prepend_module_to_snapshot(false);
@@ -40,7 +40,7 @@ fn every_answer_is_read_as_its_snapshot_says() {
                 "nodes" => read_nodes(&text).shown(),
                 "accounting" => read_accounting(&text).shown(),
                 "job" => format!("{:#?}", read_job(&text).unwrap()),
-                _ => panic!("{name} is no kind of answer"),
+                _ => panic!("{name} is not the name of a command's output"),
             };
             insta::assert_snapshot!(name, read);
         }
@@ -55,13 +55,13 @@ impl<T: Debug> Rows<T> {
 }
 
 #[test]
-fn a_name_may_hold_the_separator() {
+fn a_name_may_contain_the_separator() {
     let names: Vec<_> = read_queue(&fixture("queue")).rows.into_iter().map(|job| (job.id, job.name)).collect();
     assert!(names.contains(&("2".into(), "a|b c".into())), "{names:?}");
 }
 
 #[test]
-fn a_running_job_has_nodes_and_one_that_waits_has_a_reason() {
+fn a_running_job_has_nodes_and_a_pending_one_has_a_reason() {
     let queue = read_queue(&fixture("queue")).rows;
     let job = |id: &str| queue.iter().find(|job| job.id == id).unwrap();
     assert_eq!(job("1").nodes().unwrap(), ["node01", "node02"]);
@@ -71,7 +71,7 @@ fn a_running_job_has_nodes_and_one_that_waits_has_a_reason() {
 }
 
 #[test]
-fn a_job_is_left_only_on_the_nodes_where_it_still_ends() {
+fn a_completing_job_is_left_only_on_its_listed_nodes() {
     let left = |state: &str, list: &str, nodes: &[&str]| {
         let line = format!("7|{state}|None|0:05|10:00|2|{list}|1000|1600|ada|train|gres:gpu:1|demo");
         let nodes: Vec<_> = nodes.iter().map(|name| crate::NodeId::new(*name).unwrap()).collect();
@@ -80,12 +80,15 @@ fn a_job_is_left_only_on_the_nodes_where_it_still_ends() {
     assert!(left("COMPLETING", "node03", &["node02", "node03"]));
     assert!(left("COMPLETING", "node[02-03]", &["node02", "node03"]));
     assert!(!left("COMPLETING", "node[02-03]", &["node03"]) && !left("COMPLETING", "node03", &[]));
-    assert!(!left("COMPLETING", "", &["node03"]) && !left("COMPLETING", "node[0", &["node03"]), "nobody knows where");
+    assert!(
+        !left("COMPLETING", "", &["node03"]) && !left("COMPLETING", "node[0", &["node03"]),
+        "its nodes are unknown"
+    );
     assert!(!left("RUNNING", "node03", &["node03"]));
 }
 
 #[test]
-fn every_state_that_slurm_has_a_word_for_waits_runs_or_is_over() {
+fn every_state_of_slurm_is_pending_running_or_ended() {
     let words = |is: fn(&JobState) -> bool| {
         let rows = read_queue(&fixture("queue_of_every_state")).rows.into_iter();
         rows.filter(|job| is(&job.state)).map(|job| job.state.to_string()).collect::<Vec<_>>().join(" ")
@@ -105,7 +108,7 @@ fn every_state_that_slurm_has_a_word_for_waits_runs_or_is_over() {
 }
 
 #[test]
-fn gpus_per_node_are_read_as_each_version_writes_them() {
+fn gpus_per_node_are_read_from_every_version_of_slurm() {
     for version in ["20_11", "24_11"] {
         let queue = read_queue(&fixture(&format!("queue_of_slurm_{version}"))).rows;
         let gpus: Vec<_> = queue.iter().map(|job| job.gpus_per_node).collect();
@@ -117,14 +120,14 @@ fn gpus_per_node_are_read_as_each_version_writes_them() {
 }
 
 #[test]
-fn times_without_a_zone_are_kept_as_text() {
+fn times_without_a_time_zone_are_kept_as_text() {
     let job = read_queue(&fixture("queue_without_the_time_format")).rows.remove(0);
     assert_eq!(job.start, Some(SlurmTime::Local("2026-11-20T06:02:07".into())));
     assert_eq!(job.start.unwrap().unix_s(), None);
 }
 
 #[test]
-fn a_job_that_was_requeued_says_so() {
+fn a_requeued_job_has_a_restart_count() {
     let job = read_job(&fixture("job_requeued")).unwrap();
     assert_eq!((job.restarts, job.state, job.reason.as_deref()), (1, JobState::Pending, Some("BeginTime")));
     assert_eq!(job.comment.as_deref(), Some("run=2026-11-20T0340-demo-2s-k7f2"));
@@ -140,7 +143,7 @@ fn a_node_that_does_not_answer_takes_no_jobs() {
 
 proptest! {
     #[test]
-    fn no_answer_panics(text in r"([0-9]{1,3}|[|:=*(),\-~ \n]|RUNNING|JobId=|gpu|[A-Z]){0,60}|.{0,200}") {
+    fn no_output_panics(text in r"([0-9]{1,3}|[|:=*(),\-~ \n]|RUNNING|JobId=|gpu|[A-Z]){0,60}|.{0,200}") {
         read_queue(&text);
         read_nodes(&text);
         read_accounting(&text);
@@ -152,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_to_a_real_answer_panics(at in any::<prop::sample::Index>(), with in r"[|\n=]{0,4}|.{0,3}") {
+    fn no_damage_to_real_output_panics(at in any::<prop::sample::Index>(), with in r"[|\n=]{0,4}|.{0,3}") {
         for name in ["queue", "nodes_of_a_cloud", "accounting", "job_running"] {
             let text = fixture(name);
             let at = (0..=at.index(text.len() + 1)).rev().find(|&at| text.is_char_boundary(at)).unwrap();

@@ -1,21 +1,21 @@
-//! The values in Slurm's answers.
+//! Values in the output of Slurm's commands.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A moment as Slurm writes it.
+/// A time as Slurm prints it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SlurmTime {
-    /// Unix seconds, as asked for.
+    /// Unix seconds, as requested.
     Unix(f64),
-    /// The cluster's local time, from a Slurm that does not heed `SLURM_TIME_FORMAT`: `2026-11-20T06:02:07`.
+    /// The cluster's local time, from a Slurm that ignores `SLURM_TIME_FORMAT`: `2026-11-20T06:02:07`.
     Local(String),
 }
 
 impl SlurmTime {
-    /// Returns Unix seconds, where they are known.
+    /// Returns Unix seconds, if known.
     pub fn unix_s(&self) -> Option<f64> {
         match self {
             SlurmTime::Unix(seconds) => Some(*seconds),
@@ -27,7 +27,7 @@ impl SlurmTime {
 /// How a job or step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitCode {
-    /// What it returned.
+    /// The exit status.
     pub code: i32,
     /// The signal that ended it, or 0. Slurm's own failures are above 50: 53 is a job whose files could not be opened.
     pub signal: i32,
@@ -39,7 +39,7 @@ impl fmt::Display for ExitCode {
     }
 }
 
-/// Returns a text unless it is one of Slurm's words for nothing.
+/// Returns a text unless it is one of Slurm's placeholders for no value.
 pub(super) fn text(cell: &str) -> Option<String> {
     let nothing = ["", "(null)", "N/A", "n/a", "NONE", "None", "None assigned", "none", "Unknown"];
     (!nothing.contains(&cell)).then(|| cell.into())
@@ -57,7 +57,8 @@ pub(super) fn exit_code(cell: &str) -> Option<ExitCode> {
     Some(ExitCode { code: code.parse().ok()?, signal: signal.parse().ok()? })
 }
 
-/// Reads a duration that Slurm wrote, `1-02:03:04`, `0:05` or seconds alone, in seconds. `UNLIMITED` and the like are none.
+/// Reads a duration of Slurm's output in seconds: `1-02:03:04`, `0:05` or plain seconds. Returns none for `UNLIMITED` and the
+/// like.
 pub fn read_duration(cell: &str) -> Option<u64> {
     let (days, clock) = cell.split_once('-').unwrap_or(("0", cell));
     let parts = clock.split(':').map(|part| part.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_slurm_writes_them() {
+    fn durations_are_read_as_slurm_prints_them() {
         let cells = [
             "0:05",
             "10:00",
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_as_people_write_them() {
+    fn limits_are_read_in_the_syntax_of_sbatch() {
         let cells = [
             "90",
             "90:30",
