@@ -6,21 +6,21 @@ use std::process::Stdio;
 #[test]
 fn a_run_is_launched_watched_stopped_and_resumed_from_the_shell() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small/curriculum.toml:short", "--local", "2"]);
+    let run = site.succeeds(&["launch", "configs/small/curriculum.toml:short", "--local", "2"]);
     let run = run.trim();
     assert!(run.contains("small-short"), "{run}");
     site.until_step(run, 3);
     assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
-    let logs = site.works(&["logs", run]);
+    let logs = site.succeeds(&["logs", run]);
     assert!(logs.contains("0: rank 0 begins") && logs.contains("1: rank 1 begins"), "{logs}");
 
-    let said = site.works(&["stop", run, "--wait"]);
+    let said = site.succeeds(&["stop", run, "--wait"]);
     assert!(said.contains("its checkpoint is of step"), "{said}");
     let stopped = site.json(&["status", run, "--json"]);
     assert_eq!(stopped["state"], "stopped");
     let saved = stopped["checkpoint"]["step"].as_u64().unwrap();
 
-    assert_eq!(site.works(&["resume", run]).trim(), run);
+    assert_eq!(site.succeeds(&["resume", run]).trim(), run);
     site.until_step(run, saved + 2);
     let resumed = site.json(&["status", run, "--json"]);
     assert_eq!(resumed["attempt"]["number"], 2);
@@ -30,8 +30,8 @@ fn a_run_is_launched_watched_stopped_and_resumed_from_the_shell() {
 #[test]
 fn a_finished_stage_is_followed_by_the_next_with_its_weights() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    site.works(&["launch", "configs/small/curriculum.toml:short", "--set", "train.steps=30", "--wait"]);
-    let run = site.works(&["next", "latest", "--wait"]);
+    site.succeeds(&["launch", "configs/small/curriculum.toml:short", "--set", "train.steps=30", "--wait"]);
+    let run = site.succeeds(&["next", "latest", "--wait"]);
     let document = site.json(&["status", run.trim(), "--json"]);
     assert_eq!(document["stage"], "long");
     assert_eq!(document["state"], "finished");
@@ -44,18 +44,18 @@ fn a_finished_stage_is_followed_by_the_next_with_its_weights() {
 #[test]
 fn a_run_is_found_by_the_beginning_and_the_end_of_its_id_and_as_the_latest() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    let run = site.works(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
     let run = run.trim();
     for name in [run, &run[..run.len() - 2], &run[run.len() - 6..], "latest"] {
         assert_eq!(site.json(&["status", name, "--json"])["id"], run);
     }
-    insta::assert_snapshot!(site.refuses(&["status", "nonesuch"]));
+    insta::assert_snapshot!(site.fails(&["status", "nonesuch"]));
 }
 
 #[test]
 fn a_dry_run_shows_everything_and_starts_nothing() {
     let site = TestSite::new();
-    let shown = site.works(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);
+    let shown = site.succeeds(&["launch", "configs/small/short.toml", "--local", "2", "--dry-run"]);
     assert!(shown.contains("supervise --run-dir"), "{shown}");
     assert!(site.runs().is_empty());
     let document = site.json(&["launch", "configs/small/short.toml", "--dry-run", "--json"]);
@@ -65,18 +65,18 @@ fn a_dry_run_shows_everything_and_starts_nothing() {
 #[test]
 fn killing_without_a_terminal_needs_a_yes_and_then_leaves_nothing_alive() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small/short.toml"]);
+    let run = site.succeeds(&["launch", "configs/small/short.toml"]);
     let run = run.trim();
     site.until_step(run, 1);
     let plan = site.json(&["kill", run, "--dry-run", "--json"]);
     assert_eq!(plan["nodes"][0]["ranks"].as_array().unwrap().len(), 2);
-    let refused = site.refuses(&["kill", run]);
+    let refused = site.fails(&["kill", run]);
     assert!(refused.contains("exit code 2") && refused.contains("--yes"), "{refused}");
     assert_eq!(site.json(&["status", run, "--json"])["state"], "running");
-    site.works(&["kill", run, "--yes"]);
+    site.succeeds(&["kill", run, "--yes"]);
     let files = remote::pid_files(&site.runs()[0]).unwrap();
     assert!(files.iter().all(|(_, live)| *live == runstate::Liveness::Dead));
-    let refused = site.refuses(&["kill", run, "--yes"]);
+    let refused = site.fails(&["kill", run, "--yes"]);
     assert!(refused.contains("none of its processes is alive"), "{refused}");
 }
 
@@ -84,21 +84,21 @@ fn killing_without_a_terminal_needs_a_yes_and_then_leaves_nothing_alive() {
 fn a_rank_that_dies_fails_the_run_and_the_wait_for_it_and_resume_goes_on() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1").with("FAKE_DIES_AT", "25");
     let launch = ["launch", "configs/small/short.toml", "--set", "train.steps=40", "--wait"];
-    let failed = site.refuses(&launch);
+    let failed = site.fails(&launch);
     assert!(failed.contains("exit code 1") && failed.contains("rank 1 died on node"), "{failed}");
     let document = site.json(&["status", "latest", "--json"]);
     assert_eq!((document["state"].as_str(), document["checkpoint"]["step"].as_u64()), (Some("failed"), Some(20)));
-    site.works(&["resume", "latest", "--wait"]);
+    site.succeeds(&["resume", "latest", "--wait"]);
     assert_eq!(site.json(&["status", "latest", "--json"])["state"], "finished");
 }
 
 #[test]
 fn of_two_resumes_at_once_one_wins_and_the_other_says_so() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small/short.toml"]);
+    let run = site.succeeds(&["launch", "configs/small/short.toml"]);
     let run = run.trim();
     site.until_step(run, 1);
-    site.works(&["stop", run, "--wait"]);
+    site.succeeds(&["stop", run, "--wait"]);
     let resume =
         || site.command(&["resume", run]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let both = [resume().unwrap(), resume().unwrap()].map(|child| child.wait_with_output().unwrap());
@@ -113,33 +113,33 @@ fn of_two_resumes_at_once_one_wins_and_the_other_says_so() {
 #[test]
 fn curves_are_exported_as_svg_png_and_csv() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    site.works(&["launch", "configs/small/short.toml", "--set", "train.steps=30", "--wait"]);
+    site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=30", "--wait"]);
     let read = |name: &str| std::fs::read(site.root.join(name)).unwrap();
-    site.works(&["export", "latest", "--out", "loss.svg"]);
+    site.succeeds(&["export", "latest", "--out", "loss.svg"]);
     let svg = String::from_utf8(read("loss.svg")).unwrap();
     assert!(svg.contains("<svg") && svg.contains("gradient norm"));
-    site.works(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
+    site.succeeds(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
     assert!(read("loss.png").starts_with(b"\x89PNG"));
-    site.works(&["export", "latest", "--out", "all.csv"]);
+    site.succeeds(&["export", "latest", "--out", "all.csv"]);
     let csv = String::from_utf8(read("all.csv")).unwrap();
     assert_eq!(csv.lines().count(), 31);
     assert!(csv.starts_with("attempt,step,t,loss,grad_norm"));
-    site.works(&["export", "latest", "--out", "part.csv", "--from", "5", "--to", "9", "--metric", "loss"]);
+    site.succeeds(&["export", "latest", "--out", "part.csv", "--from", "5", "--to", "9", "--metric", "loss"]);
     assert_eq!(String::from_utf8(read("part.csv")).unwrap().lines().count(), 6);
     for wrong in [&["--from", "9", "--to", "5"][..], &["--smooth", "1"], &["--metric", "los"]] {
         assert_eq!(site.vidtui(&[&["export", "latest", "--out", "x.svg"], wrong].concat()).code, 2);
     }
     assert_eq!(site.vidtui(&["export", "latest", "--out", "x.csv", "--log"]).code, 2);
-    insta::assert_snapshot!("export_to_an_unknown_format", site.refuses(&["export", "latest", "--out", "loss.gif"]));
-    let unwritable = site.refuses(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
+    insta::assert_snapshot!("export_to_an_unknown_format", site.fails(&["export", "latest", "--out", "loss.gif"]));
+    let unwritable = site.fails(&["export", "latest", "--out", "/nonesuch/loss.svg"]);
     insta::assert_snapshot!("export_to_an_unwritable_folder", unwritable);
 }
 
 #[test]
 fn the_stages_and_recipes_are_shown_with_what_changes_and_where_it_comes_from() {
     let site = TestSite::new();
-    insta::assert_snapshot!("stages", site.redacted(&site.works(&["stages", "configs/small"])));
-    let why = site.works(&["recipe", "show", "configs/small/long.toml", "--why", "--set", "train.seed=7"]);
+    insta::assert_snapshot!("stages", site.redacted(&site.succeeds(&["stages", "configs/small"])));
+    let why = site.succeeds(&["recipe", "show", "configs/small/long.toml", "--why", "--set", "train.seed=7"]);
     for line in [
         "num_layers = 1                           # configs/small/short.toml:4",
         "latent_frames = 5                        # configs/small/long.toml:5",
@@ -155,21 +155,21 @@ fn the_stages_and_recipes_are_shown_with_what_changes_and_where_it_comes_from() 
 #[test]
 fn a_shown_recipe_loads_again() {
     let site = TestSite::new();
-    let shown = site.works(&["recipe", "show", "configs/small/long.toml"]);
+    let shown = site.succeeds(&["recipe", "show", "configs/small/long.toml"]);
     site.write("again.toml", &shown);
-    assert_eq!(site.works(&["recipe", "show", "again.toml"]), shown);
+    assert_eq!(site.succeeds(&["recipe", "show", "again.toml"]), shown);
 }
 
 #[test]
 fn check_ticks_what_holds_and_starts_nothing() {
     let site = TestSite::new();
-    let good = site.redacted(&site.works(&["check", "configs/small/short.toml", "--local", "2"]));
+    let good = site.redacted(&site.succeeds(&["check", "configs/small/short.toml", "--local", "2"]));
     assert!(good.lines().filter(|line| line.starts_with('✓')).count() >= 7, "{good}");
     assert!(site.runs().is_empty());
     assert_eq!(site.json(&["check", "configs/small/short.toml", "--json"])["ready"], true);
 
     site.write("configs/small/other.toml", "base = \"short.toml\"\n[data]\nindex = \"../../data/long.jsonl\"\n");
-    insta::assert_snapshot!("check_wrong_shape", site.refuses(&["check", "configs/small/other.toml", "--local", "3"]));
+    insta::assert_snapshot!("check_wrong_shape", site.fails(&["check", "configs/small/other.toml", "--local", "3"]));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn wrong_requests_end_with_code_2_and_say_what_to_do() {
         ("metric_that_is_none", &["export", "latest", "--out", "x.svg", "--metric", "los"]),
     ];
     for (name, args) in cases {
-        let refused = site.refuses(args);
+        let refused = site.fails(args);
         assert!(refused.starts_with("exit code 2"), "{args:?}: {refused}");
         insta::assert_snapshot!(*name, refused);
     }
@@ -232,10 +232,10 @@ fn what_cannot_be_started_here_is_not_started() {
         ("init_from_nothing", &["launch", "configs/small/short.toml", "--init", "nonesuch"]),
     ];
     for (name, args) in cases {
-        insta::assert_snapshot!(*name, site.refuses(args));
+        insta::assert_snapshot!(*name, site.fails(args));
     }
     let site = site.with("VIDTUI_TRAIN", "/nonesuch/vidtui-train");
-    insta::assert_snapshot!("missing_trainer", site.refuses(&["launch", "configs/small/short.toml"]));
+    insta::assert_snapshot!("missing_trainer", site.fails(&["launch", "configs/small/short.toml"]));
     assert!(site.runs().is_empty());
 }
 
@@ -253,7 +253,7 @@ fn without_a_terminal_the_console_fails_without_escape_codes() {
 fn completions_of_every_shell_know_the_commands() {
     let site = TestSite::new();
     for shell in ["bash", "zsh", "fish"] {
-        assert!(site.works(&["completions", shell]).contains("checkpoints"), "{shell}");
+        assert!(site.succeeds(&["completions", shell]).contains("checkpoints"), "{shell}");
     }
 }
 

@@ -1,6 +1,6 @@
-//! Drives the real `vidtui`: its commands without a terminal, and the console in a pseudo-terminal.
+//! Tests of the `vidtui` binary: the commands without a terminal, and the console in a pseudo-terminal.
 
-#![allow(clippy::unwrap_used, reason = "everything here is a test, and a panic is how a test fails")]
+#![allow(clippy::unwrap_used, reason = "a panic in a test is a failure of the test")]
 
 mod commands;
 mod fake_trainer;

@@ -69,14 +69,14 @@ fn requests_that_are_wrong_are_refused_with_a_way_out() {
     let site = TestSite::new();
     site.write("gpus.txt", "gpu[001-003] slots=8\n");
     let said = [
-        site.refuses(&["nodes", "--sort", "colour"]),
-        site.refuses(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
-        site.refuses(&["nodes", "--hostfile", "none.txt"]),
+        site.fails(&["nodes", "--sort", "colour"]),
+        site.fails(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
+        site.fails(&["nodes", "--hostfile", "none.txt"]),
     ];
     insta::assert_snapshot!(said.join("\n"));
     // This machine, without SSH.
     let document = site.json(&["nodes", "--local", "--json"]);
     assert_eq!(document["summary"]["up"].as_u64(), Some(1));
-    let made_up = site.works(&["nodes", "--simulate", "20"]);
+    let made_up = site.succeeds(&["nodes", "--simulate", "20"]);
     assert!(made_up.lines().last().is_some_and(|line| line.starts_with("20 nodes, 20 up")), "{made_up}");
 }

@@ -96,7 +96,7 @@ fn events(dir: &RunDir) -> Vec<String> {
 #[test]
 fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_checkpoint() {
     let site = site();
-    let run = site.works(&["launch", "configs/own/own.toml"]);
+    let run = site.succeeds(&["launch", "configs/own/own.toml"]);
     let run = run.trim();
     let dir = site.runs().remove(0);
     site.until("it to hang", || dir.root.join("output/hangs").exists());
@@ -117,7 +117,7 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
         .map(|c| (c["step"].as_u64().unwrap(), c["complete"].as_bool().unwrap()))
         .collect();
     assert_eq!(listed, [(5, true), (10, true), (12, false)]);
-    site.works(&["kill", run, "--yes"]);
+    site.succeeds(&["kill", run, "--yes"]);
     assert!(remote::pid_files(&dir).unwrap().iter().all(|(_, live)| *live == Liveness::Dead));
     let killed = site.json(&["status", run, "--json"]);
     assert_eq!(killed["checkpoint"]["step"], 10);
@@ -126,7 +126,7 @@ fn any_command_is_launched_watched_killed_and_resumed_from_its_newest_whole_chec
     let command = shown["summary"]["command"].as_str().unwrap();
     let checkpoint = dir.root.join("output/checkpoint-10");
     assert!(command.ends_with(&format!("--resume_from_checkpoint {checkpoint}")), "{command}");
-    site.works(&["resume", run, "--wait"]);
+    site.succeeds(&["resume", run, "--wait"]);
     let done = site.json(&["status", run, "--json"]);
     assert_eq!((&done["state"], &done["step"]), (&"finished".into(), &20.into()));
     let log = fs::read_to_string(dir.rank_log(&remote::this_node().unwrap().node, 2, 0)).unwrap();
@@ -173,7 +173,7 @@ fn nobody_tells_the_secret(site: &TestSite, dir: &RunDir) {
 #[test]
 fn a_command_on_this_machine_is_kept_off_gpus_that_are_in_use() {
     let site = site();
-    let checked = site.works(&["check", "configs/own/own.toml"]);
+    let checked = site.succeeds(&["check", "configs/own/own.toml"]);
     assert!(checked.contains("✓ GPUs           none, and none needed"), "{checked}");
     assert!(checked.lines().any(|line| line.starts_with("✓ inodes")), "{checked}");
     site.nvidia_smi(
@@ -182,33 +182,33 @@ fn a_command_on_this_machine_is_kept_off_gpus_that_are_in_use() {
             *) echo 'GPU-5a7e0000-11d2-4c33-9d00-60b5c0ffee00, 1, python train.py, 70000' ;;
         esac"#,
     );
-    let refused = site.refuses(&["launch", "configs/own/own.toml"]);
+    let refused = site.fails(&["launch", "configs/own/own.toml"]);
     assert!(refused.contains("its GPUs are in use: process 1 of root with 68.4 GiB (python train.py)"), "{refused}");
     assert!(site.runs().is_empty());
-    site.works(&["check", "configs/own/own.toml", "--waive", "GPU processes"]);
+    site.succeeds(&["check", "configs/own/own.toml", "--waive", "GPU processes"]);
 }
 
 #[test]
 fn what_a_command_will_be_is_checked_and_shown_word_for_word() {
     let site = site();
-    let checked = site.works(&["check", "configs/own/own.toml"]);
+    let checked = site.succeeds(&["check", "configs/own/own.toml"]);
     let words = r#"./train.sh --output_dir "#;
     let quoted = r#"--nodes 1 --words '$HOME; two {words}'"#;
     assert!(checked.contains(words) && checked.contains(quoted), "{checked}");
     assert!(checked.contains("TOKEN: passed to the ranks when they start") && !checked.contains(SECRET), "{checked}");
-    let shown = site.works(&["launch", "configs/own/own.toml", "--dry-run"]);
+    let shown = site.succeeds(&["launch", "configs/own/own.toml", "--dry-run"]);
     assert!(shown.contains("# What the supervisor starts here:\n#   ./train.sh") && shown.contains(quoted), "{shown}");
     assert!(shown.contains("NCCL_IB_DISABLE=1") && !shown.contains(SECRET), "{shown}");
 
     mode(&site, "keys.env", 0o644);
-    let open = site.refuses(&["launch", "configs/own/own.toml"]);
+    let open = site.fails(&["launch", "configs/own/own.toml"]);
     assert!(
         open.contains("mode 0644") && open.contains("hint: close it: chmod 600") && !open.contains(SECRET),
         "{open}"
     );
     mode(&site, "keys.env", 0o600);
     fs::remove_file(site.root.join("code/train.sh")).unwrap();
-    let gone = site.refuses(&["launch", "configs/own/own.toml"]);
+    let gone = site.fails(&["launch", "configs/own/own.toml"]);
     assert!(gone.contains("there is no program ./train.sh"), "{gone}");
     assert!(site.runs().is_empty());
 }
@@ -228,7 +228,7 @@ fn a_command_that_fails_is_told_by_its_error_and_leaves_nothing_behind() {
          exit 1\n",
     );
     let per_rank = ["--set", "command.per=rank", "--set", "env.variables.LOCAL=here"];
-    let failed = site.refuses(&[&["launch", "configs/own/own.toml", "--wait"], &per_rank[..]].concat());
+    let failed = site.fails(&[&["launch", "configs/own/own.toml", "--wait"], &per_rank[..]].concat());
     assert!(failed.contains("rank 1 on node") && failed.contains("ValueError: no video in /data"), "{failed}");
     let dir = site.runs().remove(0);
     for rank in [0, 1] {
@@ -247,7 +247,7 @@ fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_go
          setsid bash -c 'trap \"\" TERM; echo $$ >\"$0\"; while :; do sleep 0.1; done' \"$(dirname \"$2\")/worker\" &\n\
          exec sleep 600\n",
     );
-    let run = site.works(&["launch", "configs/own/own.toml"]);
+    let run = site.succeeds(&["launch", "configs/own/own.toml"]);
     let run = run.trim();
     let dir = site.runs().remove(0);
     let worker = || fs::read_to_string(dir.root.join("worker")).unwrap_or_default().trim().parse::<i32>().ok();
@@ -264,7 +264,7 @@ fn a_kill_ends_workers_in_sessions_of_their_own_even_when_their_supervisor_is_go
     }
     let alive = || remote::pid_files(&dir).unwrap()[0].1;
     assert_eq!(alive(), Liveness::Alive, "its worker still trains");
-    let killed = site.works(&["kill", run, "--yes", "--json"]);
+    let killed = site.succeeds(&["kill", run, "--yes", "--json"]);
     assert!(killed.contains("\"gone\": true") || killed.contains("\"gone\":true"), "{killed}");
     assert_eq!(alive(), Liveness::Dead);
     let line = fs::read(format!("/proc/{worker}/cmdline")).unwrap_or_default();
@@ -277,11 +277,11 @@ fn a_command_whose_steps_nobody_reads_is_running_and_finished_and_says_why_it_ha
     script(&site, "#!/usr/bin/env bash\nuntil [ -e ../../go ]; do sleep 0.02; done\n");
     let none = ["--set", "command.adapter=none", "--set", "command.resume=[]", "--set", "command.folder="];
     let program = format!("command.run=[\"{}\"]", site.root.join("code/train.sh"));
-    let run = site.works(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
+    let run = site.succeeds(&[&["launch", "configs/own/own.toml", "--set", &program], &none[..]].concat());
     let run = run.trim();
-    let shown = site.works(&["status", run]);
+    let shown = site.succeeds(&["status", run]);
     assert!(shown.contains("running") && shown.contains("adapter = \"none\""), "{shown}");
-    assert!(site.works(&["runs"]).contains("?/20"));
+    assert!(site.succeeds(&["runs"]).contains("?/20"));
     site.write("go", "");
     site.until("it to end", || site.json(&["status", run, "--json"])["state"] == "finished");
     assert_eq!(site.json(&["status", run, "--json"])["step"], 20);
@@ -294,11 +294,11 @@ fn a_stage_that_a_command_trains_shows_the_command_and_no_figures_of_a_model() {
         "configs/own/curriculum.toml",
         "title = \"Own\"\n[[stage]]\nname = \"short\"\nrecipe = \"own.toml\"\nstart = \"random\"\n",
     );
-    let listed = site.works(&["stages", "configs/own"]);
+    let listed = site.succeeds(&["stages", "configs/own"]);
     assert!(listed.contains("20 steps, 2 ranks\n   command: ./train.sh --output_dir"), "{listed}");
     assert!(!listed.contains("parameters"), "{listed}");
     let stage = &site.json(&["stages", "configs/own", "--json"])["stages"][0];
     assert!(stage["params"].is_null() && stage["command"].as_str().unwrap().starts_with("./train.sh"), "{stage}");
-    let fitted = site.refuses(&["launch", "configs/own/own.toml", "--fit", "4"]);
+    let fitted = site.fails(&["launch", "configs/own/own.toml", "--fit", "4"]);
     assert!(fitted.contains("started on as many ranks as there are"), "{fitted}");
 }

@@ -1,4 +1,4 @@
-//! Sessions of a person at the console: stages, launch, watch, stop, resume, export, kill, quit, open again.
+//! Sessions at the console: stages, launch, monitoring, stop, resume, export, kill, quit and reopen.
 
 use crate::pty::{ENTER, ESC, Pty};
 use crate::test_site::TestSite;
@@ -18,18 +18,18 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
     let site = TestSite::new();
     let mut console = site.console((80, 24), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small: short, then long", "short", "long"]);
-    // What is shown before it is started.
+    // The dialog shows the plan before the launch.
     console.press(ENTER).shows(&["Start short?", "2 on"]);
     console.press(ENTER).shows(&["small-short", "running", "Gradient norm"]);
     let run = site.runs()[0].clone();
-    console.meanwhile("step 25", || site.has_done(run.name(), 25));
+    console.meanwhile("step 25", || site.has_reached(run.name(), 25));
 
     console.press("s").shows(&["resume from step"]);
     console.meanwhile("its processes to end", || !is_alive(&run));
     let saved = adapters::latest(&run).unwrap().step;
 
     console.press("r").shows(&["running"]);
-    console.meanwhile("one more step", || site.has_done(run.name(), saved + 1));
+    console.meanwhile("one more step", || site.has_reached(run.name(), saved + 1));
     assert_eq!(run.latest_attempt().unwrap().unwrap().start_step, saved);
 
     console.press("e").shows(&[".svg"]);
@@ -41,8 +41,8 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 
     console.press("q");
     assert_eq!(console.ended(), 0);
-    assert!(console.text().contains("small-short"), "the farewell names what goes on:\n{}", console.text());
-    assert!(is_alive(&run), "quitting leaves the run alone");
+    assert!(console.text().contains("small-short"), "the farewell lists the runs that continue:\n{}", console.text());
+    assert!(is_alive(&run), "quitting does not stop the run");
 
     let before = site.json(&["status", "latest", "--json"])["step"].as_u64().unwrap();
     site.until_step("latest", before + 5);
@@ -54,21 +54,21 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 #[test]
 fn the_console_and_the_export_command_write_the_same_chart() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    site.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]);
     console.press("L").press("S").press("e").shows(&["Wrote "]);
     let by_key = site.root.read_dir_utf8().unwrap().flatten().find(|entry| entry.file_name().ends_with("loss.svg"));
     let by_key = std::fs::read_to_string(by_key.unwrap().path()).unwrap();
-    site.works(&["export", "latest", "--chart", "loss", "--log", "--smooth", "0.9", "--out", "by-command.svg"]);
+    site.succeeds(&["export", "latest", "--chart", "loss", "--log", "--smooth", "0.9", "--out", "by-command.svg"]);
     assert_eq!(by_key, std::fs::read_to_string(site.root.join("by-command.svg")).unwrap());
     assert!(by_key.contains("loss (raw)"));
 }
 
 #[test]
-fn a_terminal_that_goes_away_ends_the_console_and_not_the_run() {
+fn closing_the_terminal_ends_the_console_and_not_the_run() {
     let site = TestSite::new();
-    // `script` holds the other end of the console's terminal, as a terminal window does.
+    // `script` has the other end of the terminal of the console, like a terminal window.
     let script = format!("exec {}", crate::test_site::VIDTUI);
     let window = Pty::start(SIZE, "script", &["-qc", &script, "/dev/null"], &site.env(), &site.root);
     window.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER).shows(&["Start short?"]).press(ENTER);
@@ -82,9 +82,9 @@ fn a_terminal_that_goes_away_ends_the_console_and_not_the_run() {
 }
 
 #[test]
-fn kill_asks_first_and_shows_what_it_will_signal() {
+fn the_kill_dialog_shows_the_processes_and_needs_a_yes() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small:short"]);
+    let run = site.succeeds(&["launch", "configs/small:short"]);
     let run = RunDir::new(site.root.join("runs").join(run.trim()));
     let (file, _) = remote::pid_files(&run).unwrap().remove(0);
     let console = site.console(SIZE, &[], &[]);
@@ -92,7 +92,7 @@ fn kill_asks_first_and_shows_what_it_will_signal() {
     for rank in &file.ranks {
         console.shows(&[&rank.pid.to_string()]);
     }
-    // Enter presses the marked button, and that is No.
+    // Enter presses the selected button, No.
     console.press(ENTER).shows_no(&file.pid.to_string());
     assert!(is_alive(&run));
     console.press("K").shows(&[&file.pid.to_string()]).press("y");
@@ -101,29 +101,29 @@ fn kill_asks_first_and_shows_what_it_will_signal() {
 }
 
 #[test]
-fn stacks_of_all_ranks_are_written_into_the_run_by_a_key_and_by_its_command() {
+fn a_key_and_a_command_write_the_stacks_of_all_ranks() {
     let site = TestSite::new().with("FAKE_STEP_MS", "400");
-    let run = site.works(&["launch", "configs/small:short"]);
+    let run = site.succeeds(&["launch", "configs/small:short"]);
     let run = RunDir::new(site.root.join("runs").join(run.trim()));
     site.until_step("latest", 1);
-    let told = site.json(&["stacks", "latest", "--json"]);
-    assert_eq!(told["nodes"][0]["processes"], 3, "{told}");
-    let text = std::fs::read_to_string(told["nodes"][0]["file"].as_str().unwrap()).unwrap();
+    let document = site.json(&["stacks", "latest", "--json"]);
+    assert_eq!(document["nodes"][0]["processes"], 3, "{document}");
+    let text = std::fs::read_to_string(document["nodes"][0]["file"].as_str().unwrap()).unwrap();
     let (file, _) = remote::pid_files(&run).unwrap().remove(0);
     for rank in &file.ranks {
         assert!(text.contains(&format!("=== process {},", rank.pid)), "{text}");
     }
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["running"]).press("t").shows(&["stacks of 3 processes are in"]);
-    assert!(is_alive(&run), "nothing was signalled");
-    site.works(&["kill", "latest", "--yes"]);
-    assert!(site.refuses(&["stacks", "latest"]).contains("cannot collect the stacks"));
+    assert!(is_alive(&run), "no process was signalled");
+    site.succeeds(&["kill", "latest", "--yes"]);
+    assert_eq!(site.error(&["stacks", "latest"]).0, 1);
 }
 
 #[test]
-fn the_second_stage_starts_from_the_first_ones_checkpoint() {
+fn the_next_stage_starts_from_the_checkpoint_of_the_first() {
     let site = TestSite::new().with("FAKE_STEP_MS", "2");
-    site.works(&["launch", "configs/small:short", "--set", "train.steps=40", "--wait"]);
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=40", "--wait"]);
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["finished"]).press(ENTER).shows(&["n start next stage long"]);
     console.press("n").shows(&["Start long?"]).press(ENTER).shows(&["small-long", "finished"]);
@@ -135,9 +135,9 @@ fn the_second_stage_starts_from_the_first_ones_checkpoint() {
 }
 
 #[test]
-fn logs_are_followed_rank_by_rank() {
+fn the_log_screen_shows_one_rank_at_a_time() {
     let site = TestSite::new();
-    site.works(&["launch", "configs/small:short"]);
+    site.succeeds(&["launch", "configs/small:short"]);
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["running"]).press("l").shows(&["rank 0 begins"]);
     console.press("]").shows(&["rank 1 begins"]);
@@ -145,12 +145,12 @@ fn logs_are_followed_rank_by_rank() {
 }
 
 #[test]
-fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not() {
+fn when_two_consoles_resume_the_same_run_one_of_them_fails() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small:short"]);
+    let run = site.succeeds(&["launch", "configs/small:short"]);
     let run = run.trim();
     site.until_step(run, 1);
-    site.works(&["stop", run, "--wait"]);
+    site.succeeds(&["stop", run, "--wait"]);
     let consoles = [site.console(SIZE, &[], &[]), site.console(SIZE, &[], &[])];
     for console in &consoles {
         console.shows(&["stopped"]);
@@ -158,7 +158,7 @@ fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not
     for console in &consoles {
         console.press("r");
     }
-    // By the lock of the attempts, or already by the state that it sees: which comes first is chance.
+    // Either the lock of the attempts refuses it, or the state that it reads. Which one depends on timing.
     let by_the_lock = |console: &Pty| console.text().contains("annot resume");
     let refused = |console: &Pty| by_the_lock(console) || console.text().contains("there is nothing to resume");
     consoles[0]
@@ -166,7 +166,7 @@ fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not
     let dir = &site.runs()[0];
     consoles[0].meanwhile("the other's attempt", || is_alive(dir));
     assert_eq!(dir.attempt_numbers().unwrap(), [1, 2]);
-    // Both see the run of the one that won; a message is closed first.
+    // Both show the resumed run. A dialog is closed first.
     for console in &consoles {
         if by_the_lock(console) {
             console.press(ENTER);
@@ -176,7 +176,7 @@ fn of_two_consoles_that_resume_the_same_run_one_wins_and_the_other_shows_why_not
 }
 
 #[test]
-fn a_failed_run_says_on_screen_why_and_what_to_do() {
+fn a_failed_run_shows_the_cause_and_the_key_to_resume() {
     let site = TestSite::new().with("FAKE_DIES_AT", "22");
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER).shows(&["Start short?"]).press(ENTER);
@@ -185,7 +185,7 @@ fn a_failed_run_says_on_screen_why_and_what_to_do() {
 }
 
 #[test]
-fn a_launch_that_cannot_work_says_why_in_a_dialog_and_starts_nothing() {
+fn a_launch_with_a_missing_file_shows_the_cause_and_starts_nothing() {
     let site = TestSite::new();
     std::fs::remove_file(site.root.join("data/short.latent.safetensors")).unwrap();
     let console = site.console(SIZE, &[], &[]);
@@ -196,7 +196,7 @@ fn a_launch_that_cannot_work_says_why_in_a_dialog_and_starts_nothing() {
 }
 
 #[test]
-fn a_broken_recipe_is_shown_where_its_stages_would_be() {
+fn an_invalid_recipe_is_shown_in_place_of_its_stages() {
     let site = TestSite::new();
     let console = site.console(SIZE, &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]);
@@ -207,23 +207,23 @@ fn a_broken_recipe_is_shown_where_its_stages_would_be() {
 #[test]
 fn a_recorded_session_replays_to_the_same_screen() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    site.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let mut console = site.console((80, 24), &["--record", "session.jsonl"], &[]);
     console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]).press(ESC);
     console.shows_no("Keys").shows(&["Gradient norm"]);
     console.press("q");
     console.ended();
-    // What happened between the last frame and the end is in the recording and was never seen.
-    let seen = console.last_frame();
-    assert!(seen.contains("Gradient norm"), "{seen}");
+    // Messages between the last frame and the end are in the recording, but were not drawn.
+    let last_frame = console.last_frame();
+    assert!(last_frame.contains("Gradient norm"), "{last_frame}");
     let recorded = std::fs::read_to_string(site.root.join("session.jsonl")).unwrap();
     let lines: Vec<&str> = recorded.lines().collect();
     let trimmed = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned();
     let replays = (1..=lines.len()).rev().map(|count| {
         site.write("until.jsonl", &lines[..count].join("\n"));
-        trimmed(&site.works(&["replay", "until.jsonl", "--screen", "80x24"]))
+        trimmed(&site.succeeds(&["replay", "until.jsonl", "--screen", "80x24"]))
     });
     let mut replays = replays.peekable();
     let end = replays.peek().unwrap().clone();
-    assert!(replays.any(|replay| replay == trimmed(&seen)), "seen at the end:\n{seen}\nreplayed:\n{end}");
+    assert!(replays.any(|replay| replay == trimmed(&last_frame)), "last frame:\n{last_frame}\nreplayed:\n{end}");
 }

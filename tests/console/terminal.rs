@@ -1,4 +1,4 @@
-//! What the console does to the terminal, and that it always gives it back.
+//! The console restores the terminal on every exit.
 
 use crate::pty::{CTRL_C, CTRL_Z, ENTER, ESC, Pty, colour_codes};
 use crate::test_site::TestSite;
@@ -15,7 +15,7 @@ fn open(site: &TestSite) -> Pty {
 }
 
 #[test]
-fn quitting_gives_the_terminal_back() {
+fn quitting_restores_the_terminal() {
     for key in ["q", CTRL_C] {
         let site = TestSite::new();
         let mut console = open(&site);
@@ -26,18 +26,18 @@ fn quitting_gives_the_terminal_back() {
 }
 
 #[test]
-fn signals_that_end_it_give_the_terminal_back_and_are_seen_by_the_parent() {
+fn a_terminating_signal_restores_the_terminal_and_reaches_the_parent() {
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
         let site = TestSite::new();
         let mut console = open(&site);
         kill(Pid::from_raw(console.pid() as i32), signal).unwrap();
-        assert_ne!(console.ended(), 0, "a shell must see that {signal} ended it");
+        assert_ne!(console.ended(), 0, "the exit status must show that {signal} ended it");
         console.assert_restored();
     }
 }
 
 #[test]
-fn ctrl_z_suspends_it_and_fg_draws_everything_again() {
+fn ctrl_z_suspends_the_console_and_fg_redraws_it() {
     let site = TestSite::new();
     let mut shell = site.shell(SIZE);
     shell.prompts();
@@ -55,8 +55,8 @@ fn ctrl_z_suspends_it_and_fg_draws_everything_again() {
 }
 
 #[test]
-fn suspending_takes_the_programs_along_that_started_it() {
-    // As under `cargo run`: the shell waits for a program that waits for the console.
+fn ctrl_z_also_suspends_the_programs_that_wait_for_the_console() {
+    // Like `cargo run`: the shell waits for a program that waits for the console.
     let site = TestSite::new();
     let shell = site.shell(SIZE);
     shell.prompts();
@@ -78,7 +78,7 @@ fn without_a_shell_to_return_to_ctrl_z_does_nothing() {
 }
 
 #[test]
-fn a_stop_signal_from_outside_suspends_it_too() {
+fn a_stop_signal_suspends_the_console() {
     let site = TestSite::new();
     let shell = site.shell(SIZE);
     shell.prompts();
@@ -89,9 +89,9 @@ fn a_stop_signal_from_outside_suspends_it_too() {
 }
 
 #[test]
-fn no_color_means_not_one_colour_code() {
+fn with_no_color_there_is_no_colour_code() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
-    site.works(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let tour = |env: &[(&str, &str)]| {
         let mut console = site.console(SIZE, &[], env);
         console.shows(&["small-short"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]);
@@ -100,30 +100,30 @@ fn no_color_means_not_one_colour_code() {
         console.raw()
     };
     assert_eq!(colour_codes(&tour(&[("NO_COLOR", "1")])), [""; 0]);
-    assert!(!colour_codes(&tour(&[])).is_empty(), "with colours there are some");
+    assert!(!colour_codes(&tour(&[])).is_empty(), "there are colour codes without NO_COLOR");
 }
 
 #[test]
-fn every_size_down_to_one_cell_is_survived_and_the_screen_comes_back() {
+fn every_size_down_to_one_cell_works() {
     let site = TestSite::new();
     let console = open(&site);
     for size in [(1, 1), (7, 2), (300, 3), (2, 100), (40, 10)] {
-        // Help opens and closes; time is given for that to be drawn, and not waited for: there may be nothing to see.
+        // Opens and closes the help. A tiny window may show nothing to wait for, so the test waits a fixed time.
         console.resize(size).press("?\x1b");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    // The last tab has no room in 40 columns.
+    // The last tab does not fit into 40 columns.
     console.resize((80, 24)).shows(&["4 Convert", "No runs yet"]);
 }
 
 #[test]
-fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
+fn a_key_is_read_at_once_when_the_window_is_resized_with_it() {
     let site = TestSite::new();
     let mut console = open(&site);
     console.press("/").shows(&["Filter runs:"]);
     for n in 0..200 {
         let size = if n % 2 == 0 { (90, 30) } else { SIZE };
-        // Typed and taken back in turn, before the change and after it.
+        // A character is typed and deleted in turn, before and after the change.
         let key = if n % 4 < 2 { "x" } else { "\x7f" };
         if n % 8 < 4 {
             console.resize(size).press(key)
@@ -137,7 +137,7 @@ fn no_key_waits_for_the_next_one_when_the_window_changes_with_it() {
 }
 
 #[test]
-fn pasted_text_presses_no_keys() {
+fn pasted_text_is_not_handled_as_keys() {
     let site = TestSite::new();
     let mut console = open(&site);
     console.press("\x1b[200~q2?\x1b[201~").press("?").shows(&["Keys"]);
@@ -146,7 +146,7 @@ fn pasted_text_presses_no_keys() {
 }
 
 #[test]
-fn a_panic_gives_the_terminal_back_before_it_is_told() {
+fn a_panic_restores_the_terminal_before_its_message() {
     let site = TestSite::new();
     let me = std::env::current_exe().unwrap();
     let args = ["--exact", "terminal::panic_with_the_terminal_taken", "--nocapture"];
@@ -154,13 +154,12 @@ fn a_panic_gives_the_terminal_back_before_it_is_told() {
     assert_eq!(child.ended(), 101);
     child.assert_restored();
     let raw = child.raw();
-    let (left, told) = (raw.find("\x1b[?1049l").unwrap(), raw.find("on purpose").unwrap());
-    assert!(left < told, "the message would be lost with the alternate screen: {raw:?}");
-    assert!(raw.contains("runs go on without it"));
+    let (left, message) = (raw.find("\x1b[?1049l").unwrap(), raw.find("on purpose").unwrap());
+    assert!(left < message, "the message would be lost with the alternate screen: {raw:?}");
 }
 
 #[test]
-fn a_replay_plays_in_the_terminal_and_gives_it_back() {
+fn a_replay_restores_the_terminal() {
     let site = TestSite::new();
     let mut console = site.console(SIZE, &["--record", "session.jsonl"], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press("q");
@@ -173,9 +172,9 @@ fn a_replay_plays_in_the_terminal_and_gives_it_back() {
 }
 
 #[test]
-fn kill_on_a_terminal_asks_and_takes_no_for_an_answer() {
+fn kill_on_a_terminal_asks_and_only_a_yes_kills() {
     let site = TestSite::new();
-    let run = site.works(&["launch", "configs/small:short"]);
+    let run = site.succeeds(&["launch", "configs/small:short"]);
     let run = run.trim();
     for (answer, state) in [("\r", "running"), ("no\r", "running"), ("y\r", "stopped")] {
         site.until_step(run, 1);
@@ -186,15 +185,15 @@ fn kill_on_a_terminal_asks_and_takes_no_for_an_answer() {
     }
 }
 
-/// The console's own module, so that what is tested is what runs.
+/// The module of the console, so that the test uses the real code.
 #[path = "../../src/vidtui/src/terminal.rs"]
 #[allow(dead_code, reason = "the console uses the rest")]
 mod of_the_console;
 
-/// Set where [`panic_with_the_terminal_taken`] shall do so.
+/// Set where [`panic_with_the_terminal_taken`] must panic.
 const PANIC: &str = "VIDTUI_TEST_PANIC";
 
-/// No test: the program that panics, run in a terminal of its own by the one that looks at it.
+/// Not a test: the program that panics. The test above runs it in a terminal.
 #[test]
 fn panic_with_the_terminal_taken() {
     if std::env::var_os(PANIC).is_none() {
@@ -202,7 +201,7 @@ fn panic_with_the_terminal_taken() {
     }
     of_the_console::install_panic_hook();
     let screen = of_the_console::Screen::open(of_the_console::Colours::On).unwrap();
-    // In a thread, where it would not end the program by itself.
+    // A panic in a thread does not end the program without the hook.
     let _ = std::thread::spawn(|| panic!("on purpose")).join();
     drop(screen);
 }

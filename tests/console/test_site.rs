@@ -1,4 +1,4 @@
-//! A site to run `vidtui` in: a folder with a small curriculum, its data, a stand-in trainer, and no runs yet.
+//! A folder to run `vidtui` in, with a small curriculum, its data, a fake trainer, and no runs.
 
 use crate::fake_trainer;
 use crate::pty::{PATIENCE, Pty};
@@ -14,22 +14,22 @@ use tempfile::TempDir;
 /// The binary under test.
 pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
 
-/// A folder of its own; whatever still runs in it ends with it.
+/// A temporary folder. Dropping it kills the runs in it.
 pub struct TestSite {
     pub root: Utf8PathBuf,
     env: Vec<(String, String)>,
     _folder: TempDir,
 }
 
-/// What a command did.
-pub struct Done {
+/// The result of a command.
+pub struct CommandOutput {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
 }
 
 impl TestSite {
-    /// Makes a folder with everything that a launch needs.
+    /// Makes a folder with all files that a launch needs.
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("vidtui-test-").tempdir().unwrap();
         let root = Utf8PathBuf::from_path_buf(folder.path().canonicalize().unwrap()).unwrap();
@@ -37,7 +37,7 @@ impl TestSite {
         let env = vec![("VIDTUI_TRAIN".to_owned(), trainer.to_string()), ("USER".to_owned(), "ada".to_owned())];
         let path = format!("{root}/bin:{}", std::env::var("PATH").unwrap_or_default());
         let site = Self { root, env, _folder: folder }.with("PATH", &path);
-        // What GPUs this machine has, and who uses them, is none of a test's business.
+        // The tests do not depend on the GPUs of this machine.
         site.nvidia_smi("exit 127");
         site.write("configs/small/curriculum.toml", CURRICULUM);
         site.write("configs/small/short.toml", SHORT);
@@ -50,15 +50,15 @@ impl TestSite {
         site
     }
 
-    /// Sets a variable for what is started from now on.
+    /// Sets an environment variable for commands started later.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Says what nvidia-smi does from now on, in words of a shell.
-    pub fn nvidia_smi(&self, does: &str) {
-        self.write("bin/nvidia-smi", &format!("#!/bin/sh\n{does}\n"));
+    /// Replaces nvidia-smi with a shell script.
+    pub fn nvidia_smi(&self, script: &str) {
+        self.write("bin/nvidia-smi", &format!("#!/bin/sh\n{script}\n"));
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(self.root.join("bin/nvidia-smi"), mode).unwrap();
     }
@@ -70,7 +70,7 @@ impl TestSite {
         std::fs::write(path, text).unwrap();
     }
 
-    /// Writes a file of one tensor of zeros.
+    /// Writes a file with one tensor of zeros.
     pub fn write_tensor(&self, path: &str, name: &str, shape: &[usize]) {
         let bytes = 4 * shape.iter().product::<usize>();
         let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#);
@@ -80,25 +80,25 @@ impl TestSite {
         std::fs::write(self.root.join(path), file).unwrap();
     }
 
-    /// Runs a command to its end, without a terminal.
-    pub fn vidtui(&self, args: &[&str]) -> Done {
+    /// Runs a command without a terminal until it ends.
+    pub fn vidtui(&self, args: &[&str]) -> CommandOutput {
         self.command(args).stdin(Stdio::null()).finish()
     }
 
-    /// Runs a command that must work, and returns what it printed.
-    pub fn works(&self, args: &[&str]) -> String {
+    /// Runs a command that must succeed. Returns its standard output.
+    pub fn succeeds(&self, args: &[&str]) -> String {
         let done = self.vidtui(args);
         assert_eq!(done.code, 0, "vidtui {args:?} failed:\n{}{}", done.stdout, done.stderr);
         done.stdout
     }
 
-    /// Runs a command that must work and print one JSON document.
+    /// Runs a command that must succeed and print one JSON document.
     pub fn json(&self, args: &[&str]) -> serde_json::Value {
-        serde_json::from_str(&self.works(args)).unwrap()
+        serde_json::from_str(&self.succeeds(args)).unwrap()
     }
 
-    /// Runs a command that must fail; returns its exit code and what it said, with all that changes replaced.
-    pub fn refuses(&self, args: &[&str]) -> String {
+    /// Runs a command that must fail. Returns its exit code and output, with varying text replaced, for a snapshot.
+    pub fn fails(&self, args: &[&str]) -> String {
         let done = self.vidtui(args);
         assert_ne!(done.code, 0, "vidtui {args:?} did not fail:\n{}", done.stdout);
         format!("exit code {}\n{}{}", done.code, self.redacted(&done.stdout), self.redacted(&done.stderr))
@@ -114,7 +114,7 @@ impl TestSite {
         (done.code, document["error"]["code"].as_str().unwrap().to_owned())
     }
 
-    /// A command that is yet to be started.
+    /// Returns a command, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(VIDTUI);
         command.args(args).current_dir(&self.root);
@@ -126,7 +126,7 @@ impl TestSite {
         command
     }
 
-    /// The variables that everything here is started with.
+    /// Returns the environment variables of commands.
     pub fn env(&self) -> Vec<(&str, &str)> {
         self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
@@ -136,18 +136,18 @@ impl TestSite {
         Pty::start(size, VIDTUI, args, &[&self.env(), env].concat(), &self.root)
     }
 
-    /// Opens a shell in a terminal, as a person has one.
+    /// Opens an interactive shell in a terminal.
     pub fn shell(&self, size: (u16, u16)) -> Pty {
         let env = [&self.env()[..], &[("PS1", "$ ")]].concat();
         Pty::start(size, "bash", &["--norc", "--noprofile", "-i"], &env, &self.root)
     }
 
-    /// The folders of all runs, oldest first.
+    /// Returns the folders of all runs, oldest first.
     pub fn runs(&self) -> Vec<RunDir> {
         runstate::list_runs(&self.root.join("runs")).into_iter().flatten().collect()
     }
 
-    /// Waits until something is so.
+    /// Waits for a condition.
     pub fn until(&self, what: &str, is: impl Fn() -> bool) {
         let started = Instant::now();
         while !is() {
@@ -156,17 +156,17 @@ impl TestSite {
         }
     }
 
-    /// Waits until a run has done some steps.
+    /// Waits until a run has completed a step.
     pub fn until_step(&self, run: &str, step: u64) {
-        self.until(&format!("{run} to reach step {step}"), || self.has_done(run, step));
+        self.until(&format!("{run} to reach step {step}"), || self.has_reached(run, step));
     }
 
-    /// Whether a run has done some steps.
-    pub fn has_done(&self, run: &str, step: u64) -> bool {
+    /// Whether a run has completed a step.
+    pub fn has_reached(&self, run: &str, step: u64) -> bool {
         self.json(&["status", run, "--json"])["step"].as_u64().is_some_and(|done| done >= step)
     }
 
-    /// Text with everything replaced that differs between two runs of a test.
+    /// Replaces the text that differs between two executions of a test.
     pub fn redacted(&self, text: &str) -> String {
         let mut text = text.replace(self.root.as_str(), "[HERE]").replace(VIDTUI, "[VIDTUI]");
         let node = remote::this_node().unwrap().node;
@@ -191,16 +191,16 @@ impl Drop for TestSite {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command until it ends.
 pub trait Finish {
-    /// Collects all it prints.
-    fn finish(&mut self) -> Done;
+    /// Collects its output.
+    fn finish(&mut self) -> CommandOutput;
 }
 
 impl Finish for Command {
-    fn finish(&mut self) -> Done {
+    fn finish(&mut self) -> CommandOutput {
         let output = self.output().unwrap();
-        Done {
+        CommandOutput {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),

@@ -39,10 +39,10 @@ fn recipe(site: &TestSite) {
 fn a_diffusers_folder_is_converted_and_launched_from() {
     let site = TestSite::new();
     let model = model();
-    let printed = site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    let printed = site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
     assert_eq!(printed.trim(), "inner");
     recipe(&site);
-    let shown = site.works(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
+    let shown = site.succeeds(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
     assert!(shown.contains("-converted-inner-"), "{shown}");
     let seen = site.json(&["inspect", "inner", "--json"]);
     assert_eq!((seen["kind"].as_str(), seen["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
@@ -59,7 +59,7 @@ fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
             .map(str::to_owned);
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
     args.push("--dry-run");
-    let shown = site.works(&args);
+    let shown = site.succeeds(&args);
     insta::assert_snapshot!(shown.replace(model().as_str(), "MODEL"));
     assert!(!site.root.join("inner").exists());
     args.push("--json");
@@ -72,13 +72,13 @@ fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
 fn what_cannot_be_converted_is_refused_with_a_way_out() {
     let site = TestSite::new();
     let model = model();
-    site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
     let said = [
-        site.refuses(&["convert", model.as_str(), "inner", "--to", "internal"]),
-        site.refuses(&["convert", "nowhere", "outer", "--to", "diffusers"]),
-        site.refuses(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
-        site.refuses(&["convert", "data", "outer", "--to", "diffusers"]),
-        site.refuses(&["inspect", "configs"]),
+        site.fails(&["convert", model.as_str(), "inner", "--to", "internal"]),
+        site.fails(&["convert", "nowhere", "outer", "--to", "diffusers"]),
+        site.fails(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
+        site.fails(&["convert", "data", "outer", "--to", "diffusers"]),
+        site.fails(&["inspect", "configs"]),
     ];
     insta::assert_snapshot!(said.join("\n").replace(model.as_str(), "MODEL"));
 }
@@ -91,12 +91,12 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     };
     let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
     let model = model();
-    site.works(&["convert", model.as_str(), "inner", "--to", "internal"]);
+    site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
     recipe(&site);
     // So small a step that the weights stay what they were, up to its size.
     let launch = ["launch", "tiny.toml", "--init", "inner", "--set", "optimizer.lr=1e-9", "--wait"];
-    let run = site.works(&launch);
-    site.works(&["convert", run.trim(), "outer", "--to", "diffusers"]);
+    let run = site.succeeds(&launch);
+    site.succeeds(&["convert", run.trim(), "outer", "--to", "diffusers"]);
     let found = site.json(&["inspect", model.as_str(), "outer", "--json"]);
     let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
     assert_eq!(config(&site.root.join("outer")), config(&model), "what the weights came with travelled along");
@@ -150,7 +150,7 @@ fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() 
         });
         assert_eq!(ended.and_then(|ended| ended.signal()), Some(signal as i32));
         assert_eq!(part.exists(), signal == Signal::SIGKILL, "only who is killed cannot clear up");
-        site.works(&args);
+        site.succeeds(&args);
         assert!(!part.exists());
         rundir::Checkpoint::open(&target).unwrap().verify_checksums().unwrap();
     }
