@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_dropped_is_the_one_that_stands_for_none() {
+    fn a_dropped_text_is_replaced_with_the_null_text() {
         let (_keep, folder) = temp();
         let mut recipe = dataset(&folder, None);
         let zeros = Data::open(&recipe).unwrap();

@@ -5,7 +5,7 @@ use crate::source::Source;
 use crate::stored::{Files, Stored, Tensors};
 use crate::write::{Doing, Progress};
 use crate::{Error, cast};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -72,12 +72,7 @@ pub fn compare(
         }
         done += a.bytes() + b.bytes();
         if progress(Progress { doing: Doing::Comparing, done, total }).is_break() {
-            return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
-                "cannot compare",
-                "it was interrupted",
-                "run it again",
-            ));
+            return Err(Failure::new(ErrorCode::Cancelled, "cannot compare", "it was interrupted", "run it again"));
         }
     }
     Ok(Difference { same: both.len() - changed.len(), missing, extra, changed, norm: f64::sqrt(squares) })

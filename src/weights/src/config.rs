@@ -2,7 +2,7 @@
 
 use camino::Utf8Path;
 use recipe::{Layer, Model, Positions};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
@@ -180,12 +180,7 @@ impl Config {
     pub(crate) fn parse(path: &Utf8Path, text: &str) -> Result<Self, Failure> {
         let what = || format!("cannot use {path}");
         let config: Self = serde_json::from_value(json_of(path, text)?).map_err(|e| {
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                what(),
-                e.to_string(),
-                "copy it again from where the weights came",
-            )
+            Failure::new(ErrorCode::Malformed, what(), e.to_string(), "copy it again from where the weights came")
         })?;
         if config.class_name != CLASS {
             let why = match config.class_name.as_str() {
@@ -193,7 +188,7 @@ impl Config {
                 other => format!("it configures a {other}, and only a {CLASS} is understood"),
             };
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnsupportedModel,
                 what(),
                 why,
                 "give the transformer/ folder of a CogVideoX model",
@@ -231,33 +226,26 @@ pub(crate) fn read_json(path: &Utf8Path) -> Result<Value, Failure> {
 fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
     let why = |e: serde_json::Error| format!("it is not JSON: {e}");
     serde_json::from_str(text).map_err(|e| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot read {path}"),
-            why(e),
-            "copy it again from where it came",
-        )
+        Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), why(e), "copy it again from where it came")
     })
 }
 
 /// Reads a small file of text.
 pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
     let what = || format!("cannot read {path}");
-    let meta = fs::metadata(path)
-        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "check the path"))?;
+    let meta = fs::metadata(path).map_err(|e| Failure::new(ErrorCode::Io, what(), e.to_string(), "check the path"))?;
     if meta.len() > MAX_CONFIG {
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Malformed,
             what(),
             format!("it has {} bytes, too many for a configuration", meta.len()),
             "check the path",
         ));
     }
-    let bytes = fs::read(path)
-        .map_err(|e| Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "check its permissions"))?;
-    String::from_utf8(bytes).map_err(|e| {
-        Failure::new(rundir::ErrorCode::Unclassified, what(), e.to_string(), "copy it again from where it came")
-    })
+    let bytes =
+        fs::read(path).map_err(|e| Failure::new(ErrorCode::Io, what(), e.to_string(), "check its permissions"))?;
+    String::from_utf8(bytes)
+        .map_err(|e| Failure::new(ErrorCode::Malformed, what(), e.to_string(), "copy it again from where it came"))
 }
 
 /// The model that a configuration describes.
@@ -269,7 +257,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let unsupported = |key: &str, value: String| {
         let why = format!("{key} = {value} in its config.json is something that the trainer does not have");
         Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::UnsupportedModel,
             what(),
             why,
             "use a CogVideoX 1.0, CogVideoX 1.5 or CogVideoX-Fun model",
@@ -343,7 +331,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
     Model::from_table(&table).map_err(|e| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::UnsupportedModel,
             what(),
             format!("its config.json does not fit: {}", e.why),
             "check its config.json",

@@ -13,7 +13,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
 use recipe::{Layer, Mesh, Model};
 use rundir::{
-    Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder, write_atomic,
+    ErrorCode, Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder,
+    write_atomic,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -130,7 +131,7 @@ pub struct Converted {
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
     let source = Source::open(&request.source)?;
     let refuse = |why: &str, fix: &str| {
-        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", request.source), why, fix))
+        Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
     };
     if !request.scale.is_finite() {
         return refuse(&format!("{} is no scale for an adapter", request.scale), "give a number: --scale 1");

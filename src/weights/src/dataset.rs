@@ -8,7 +8,7 @@ use crate::safetensors::{Error, Header, TensorInfo};
 use crate::torch_file;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
-use rundir::{Failure, xxh3_hex};
+use rundir::{ErrorCode, Failure, xxh3_hex};
 use serde::Deserialize;
 use std::fs;
 use std::io;
@@ -74,7 +74,7 @@ pub fn open_null_text(path: &Utf8Path, model: &Model) -> Result<Header, Failure>
     let found = &header.tensor(TEXT)?.shape;
     if *found != [model.text_len, model.text_dim] {
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidDataset,
             format!("cannot use {path} as the text that stands for none"),
             format!("it holds {found:?}, the recipe wants [{}, {}]", model.text_len, model.text_dim),
             "encode the empty text as the dataset's texts were, or leave data.null_text out for zeros",
@@ -103,7 +103,7 @@ impl Index {
             let raw: RawSample = serde_json::from_slice(line).map_err(|e| bad_line(path, n + 1, &e))?;
             if raw.text_chunk_emb.is_empty() {
                 return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::InvalidDataset,
                     format!("line {} of {path} has no text", n + 1),
                     "text_chunk_emb is an empty list",
                     "name one file there, even if its text is empty",
@@ -118,7 +118,7 @@ impl Index {
         }
         if samples.is_empty() {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidDataset,
                 format!("dataset {path} is empty"),
                 "it has no line that names a sample",
                 format!("write one line per sample: {EXAMPLE}"),
@@ -159,7 +159,7 @@ impl Index {
         let mut sizes = vec![header.bytes];
         if sample.text.len() != model.segments {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidDataset,
                 self.what(sample, "has texts for another number of segments"),
                 format!(
                     "it names {}, the recipe has {}",
@@ -176,7 +176,7 @@ impl Index {
                 [t, dim] if dim == model.text_dim && t == model.text_len => {}
                 [t, dim] if dim == model.text_dim => {
                     return Err(Failure::new(
-                        rundir::ErrorCode::Unclassified,
+                        ErrorCode::InvalidDataset,
                         self.what(sample, "has a text of the wrong length"),
                         format!("{file} holds {t} tokens, the recipe wants {}", model.text_len),
                         format!("set model.text_len = {t}, or encode the text again"),
@@ -184,7 +184,7 @@ impl Index {
                 }
                 _ => {
                     return Err(Failure::new(
-                        rundir::ErrorCode::Unclassified,
+                        ErrorCode::InvalidDataset,
                         self.what(sample, "has a text of the wrong shape"),
                         format!("{file} holds {:?}, the recipe wants [tokens, {}]", text.shape, model.text_dim),
                         "set model.text_dim to what the text encoder gives, or encode the text again",
@@ -208,7 +208,7 @@ impl Index {
             "write latents as [frames, channels, rows, columns], without a batch axis".into()
         };
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidDataset,
             self.what(sample, "has a latent of the wrong shape"),
             format!("{} holds {:?}, the recipe wants {wanted:?}", sample.latent, latent.shape),
             fix,
@@ -219,7 +219,7 @@ impl Index {
         Header::read(file).map_err(|error| {
             if torch_file::is_one(file) {
                 return Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::InvalidDataset,
                     self.what(sample, "cannot be used as it is"),
                     format!("{file} is a file of torch.save, and training reads safetensors files"),
                     format!("import the dataset once: `vidtui data import {} NEW_FOLDER`", self.path),
@@ -233,7 +233,7 @@ impl Index {
         let info = header.tensor(name).map_err(|error| self.broken(sample, error))?;
         if !DTYPES.contains(&info.dtype) {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::InvalidDataset,
                 self.what(sample, &format!("has a {name} of the wrong type")),
                 format!("{} holds {}, wanted is F32, F16 or BF16", header.path, info.dtype),
                 "write it as one of those",
@@ -263,7 +263,7 @@ fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
         io::ErrorKind::NotFound => "there is no such file".into(),
         _ => error.to_string(),
     };
-    Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read dataset {path}"), why, fix)
+    Failure::new(ErrorCode::InvalidDataset, format!("cannot read dataset {path}"), why, fix)
 }
 
 fn bad_line(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure {
@@ -271,7 +271,7 @@ fn bad_line(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure 
     // Each line is parsed on its own, so the parser's own line number is always 1 and would mislead.
     let why = error.to_string().replace(" at line 1 column ", " at column ");
     Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::InvalidDataset,
         format!("line {line} of {path} {what}"),
         why,
         format!("write it like this: {EXAMPLE}"),
@@ -314,11 +314,11 @@ mod tests {
         harm(&folder);
         let failure = Index::open(&index).and_then(|index| index.check(&model())).unwrap_err();
         let shown = |text: String| text.replace(&format!("{folder}/"), "");
-        Failure::new(rundir::ErrorCode::Unclassified, shown(failure.what), shown(failure.why), shown(failure.fix))
+        Failure::new(ErrorCode::InvalidDataset, shown(failure.what), shown(failure.why), shown(failure.fix))
     }
 
     fn said(what: &str, why: &str, fix: &str) -> Failure {
-        Failure::new(rundir::ErrorCode::Unclassified, what, why, fix)
+        Failure::new(ErrorCode::InvalidDataset, what, why, fix)
     }
 
     #[test]

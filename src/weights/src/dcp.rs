@@ -6,7 +6,7 @@ use crate::pickle::{At, Node, Pickle};
 use crate::stored::{Files, Span, Stored, Tensors};
 use crate::torch_file::open_tensor;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
     let path = folder.join(METADATA);
     let bad = |why: String| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Malformed,
             format!("cannot read the distributed checkpoint {folder}"),
             why,
             "copy it again from where it came",

@@ -5,7 +5,7 @@ use crate::source::{CONFIG_FILE, MODEL_FILE};
 use crate::write::MADE_BY;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::statvfs::statvfs;
-use rundir::{Failure, WholeFolder};
+use rundir::{ErrorCode, Failure, WholeFolder};
 use std::fs::{self, File, TryLockError};
 
 /// Space that is left alone: manifests, folders, and whoever else writes there.
@@ -18,7 +18,7 @@ const MANIFEST: &str = "manifest.toml";
 /// Checks that a folder may be made at `target`, or replaced with `force`. None of `sources` may be lost by it.
 pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
     let refuse = |why: String, fix: String| {
-        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot write {target}"), why, fix))
+        Err(Failure::new(ErrorCode::AlreadyExists, format!("cannot write {target}"), why, fix))
     };
     if target.file_name().is_none() {
         return refuse("it is not the name of a folder".into(), "name a new folder".into());
@@ -70,7 +70,7 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(Utf8Path::new("."));
     let disk = statvfs(existing.as_std_path()).map_err(|e| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Io,
             format!("cannot ask the disk of {existing} for its free space"),
             e.desc(),
             "check that it is mounted",
@@ -82,7 +82,7 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
     }
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::DiskFull,
         format!("cannot write {target}"),
         format!("it needs {} MiB, and the disk has {} MiB free", mib(bytes + SPARE), mib(free)),
         "free some space, or choose a folder on another disk",
@@ -93,18 +93,13 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
 pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
     let dir = folder.dir();
     let failed = |e: std::io::Error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot create {dir}"),
-            e.to_string(),
-            "choose another folder",
-        )
+        Failure::new(ErrorCode::Io, format!("cannot create {dir}"), e.to_string(), "choose another folder")
     };
     fs::create_dir_all(dir).map_err(failed)?;
     let file = File::open(dir).map_err(failed)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::AlreadyExists,
             format!("cannot write {}", folder.place()),
             "another conversion is writing it",
             "wait for that one, or name another folder",
@@ -116,12 +111,7 @@ pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
 
 fn entries(dir: &Utf8Path) -> Result<Vec<String>, Failure> {
     let failed = |e: std::io::Error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            format!("cannot list {dir}"),
-            e.to_string(),
-            "check its permissions",
-        )
+        Failure::new(ErrorCode::Io, format!("cannot list {dir}"), e.to_string(), "check its permissions")
     };
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {

@@ -11,7 +11,7 @@ use crate::stream::{Segment, Target};
 use crate::write::{NewFile, OnProgress, write_files};
 use crate::{Index, LATENT, MOMENTS, Sample, TEXT, destination, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{Failure, WholeFolder, write_atomic};
+use rundir::{ErrorCode, Failure, WholeFolder, write_atomic};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -141,7 +141,7 @@ impl Importing<'_> {
             return Ok(known.clone());
         }
         let bad = |why: String, fix: String| {
-            Failure::new(rundir::ErrorCode::Unclassified, self.source.what(sample, "cannot be imported"), why, fix)
+            Failure::new(ErrorCode::Malformed, self.source.what(sample, "cannot be imported"), why, fix)
         };
         let stored = only_tensor(&mut self.disk, path).map_err(|(why, fix)| bad(format!("{path}: {why}"), fix))?;
         if !DTYPES.contains(&stored.dtype) {

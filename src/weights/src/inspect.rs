@@ -8,7 +8,7 @@ use crate::write::{Doing, OnProgress, Progress, stopped};
 use crate::{Error, cast};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Model};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -162,7 +162,7 @@ fn lacking(source: &Source, model: &Model) -> Option<Failure> {
     (!missing.is_empty()).then(|| {
         let what = format!("{} lacks tensors that its model needs", source.found.path);
         let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
-        Failure::new(rundir::ErrorCode::Unclassified, what, why, "copy it again from where it came")
+        Failure::new(ErrorCode::Malformed, what, why, "copy it again from where it came")
     })
 }
 
@@ -184,7 +184,7 @@ fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
         specs.len()
     );
     Some(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::Malformed,
         what,
         why,
         "use the configuration that belongs to these weights, or copy both again",

@@ -9,7 +9,7 @@ use crate::{Header, cast, stored};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, param_specs};
 use regex::Regex;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,7 +140,7 @@ impl Lora {
                 .ok_or_else(|| {
                     let why = format!("it holds neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
                     Failure::new(
-                        rundir::ErrorCode::Unclassified,
+                        ErrorCode::UnsupportedModel,
                         format!("cannot read the adapter {path}"),
                         why,
                         "name its .safetensors file",
@@ -159,7 +159,7 @@ impl Lora {
     fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
         let bad = |why: String| {
             let fix = "give a LoRA of a CogVideoX transformer, saved by diffusers, PEFT or kohya's scripts";
-            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read the adapter {path}"), why, fix)
+            Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {path}"), why, fix)
         };
         let tensors = stored::of_header(header);
         let kohya = Underscored::new();
@@ -225,7 +225,7 @@ impl Lora {
         };
         if spec.shape != [layer.up.shape[0], layer.down.shape[1]] {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnsupportedModel,
                 format!("cannot merge {}", self.path),
                 format!(
                     "it adds [{}, {}] to {module}, which is {:?}",
@@ -292,7 +292,7 @@ struct Alphas {
 impl Alphas {
     fn read(file: &Utf8Path, header: &Header, form: LoraForm) -> Result<Self, Failure> {
         let bad = |why: String, fix: &str| {
-            Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read the adapter {file}"), why, fix)
+            Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {file}"), why, fix)
         };
         let beside = file.parent().unwrap_or(Utf8Path::new("")).join(PEFT_CONFIG);
         let config = match (form, header.metadata.get(METADATA)) {

@@ -3,7 +3,7 @@
 use crate::source::Names;
 use crate::stored::Tensors;
 use recipe::Model;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 /// A tensor that every model has, under each name.
 const SIGNS: [(&str, Names); 3] = [
@@ -49,12 +49,7 @@ pub(crate) fn recognize(tensors: Tensors) -> Recognized {
 pub(crate) fn model_of_ttt_video(tensors: &Tensors) -> Result<Model, Failure> {
     let bad = |why: String| {
         let what = "cannot tell the shape of the model from its weights";
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what,
-            why,
-            "convert from the whole checkpoint, as ttt-video-dit wrote it",
-        )
+        Failure::new(ErrorCode::Malformed, what, why, "convert from the whole checkpoint, as ttt-video-dit wrote it")
     };
     let shape = |name: &str, axes: usize| -> Result<&[usize], Failure> {
         let tensor = tensors.get(name).ok_or_else(|| bad(format!("they have no {name}")))?;

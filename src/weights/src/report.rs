@@ -1,7 +1,7 @@
 //! What a conversion does with every tensor: three lists, and the rules that they must keep.
 
 use crate::Dtype;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ impl Report {
     pub fn check(&self, source: &str) -> Result<(), Failure> {
         if let [first, ..] = &self.missing[..] {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Malformed,
                 format!("cannot convert {source}"),
                 format!(
                     "{} that the model needs {} not there: {}",
@@ -89,7 +89,7 @@ impl Report {
         }
         if !self.unused.is_empty() {
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Malformed,
                 format!("cannot convert {source}"),
                 format!(
                     "{} {} no place in the target: {}",

@@ -5,7 +5,7 @@
 
 use crate::Dtype;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -86,43 +86,40 @@ impl From<Error> for Failure {
         let again = |path: &Utf8Path| format!("make {path} again, or copy it again from where it came");
         match error {
             Error::Io { path, source } if source.kind() == io::ErrorKind::NotFound => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::NotFound,
                 format!("cannot read {path}"),
                 "there is no such file",
                 format!("check the path: is {path} spelled right, and is its disk mounted?"),
             ),
             Error::Io { path, source } => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Io,
                 format!("cannot read {path}"),
                 source.to_string(),
                 format!("check its permissions and its disk: ls -l {path}"),
             ),
             Error::Truncated { path, found, wanted } => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Malformed,
                 format!("{path} is truncated"),
                 format!("it has {found} of {wanted} bytes"),
                 again(&path),
             ),
-            Error::Malformed { path, why } => Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("{path} is not a valid safetensors file"),
-                why,
-                again(&path),
-            ),
+            Error::Malformed { path, why } => {
+                Failure::new(ErrorCode::Malformed, format!("{path} is not a valid safetensors file"), why, again(&path))
+            }
             Error::BadTensor { path, tensor, why } => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Malformed,
                 format!("tensor '{tensor}' in {path} is not valid"),
                 why,
                 again(&path),
             ),
             Error::NoTensor { path, tensor, has } => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::TensorMismatch,
                 format!("{path} has no tensor '{tensor}'"),
                 format!("it has {has}"),
                 format!("name the right file, or write the tensor as '{tensor}'"),
             ),
             Error::Range { .. } => Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Internal,
                 "a tensor was read outside of its bounds",
                 error.to_string(),
                 "this is a mistake in vidtui: please report it",

@@ -3,7 +3,7 @@
 use crate::stored::{Tensors, of_header};
 use crate::{Header, stored};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -52,12 +52,7 @@ fn is_index(path: &Utf8Path) -> bool {
 fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     let what = || format!("cannot read the weights in {folder}");
     let list = |e: io::Error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what(),
-            e.to_string(),
-            format!("check its permissions: ls -l {folder}"),
-        )
+        Failure::new(ErrorCode::Io, what(), e.to_string(), format!("check its permissions: ls -l {folder}"))
     };
     let mut names = Vec::new();
     for entry in folder.read_dir_utf8().map_err(list)? {
@@ -80,12 +75,7 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
             [first, ..] => {
                 let all = candidates.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
                 let fix = format!("name the one you mean: {}", folder.join(first));
-                return Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
-                    what(),
-                    format!("it holds several: {all}"),
-                    fix,
-                ));
+                return Err(Failure::new(ErrorCode::Malformed, what(), format!("it holds several: {all}"), fix));
             }
         }
     }
@@ -93,18 +83,13 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         Some(shard) => format!("it holds shards ({shard}) without the index that lists them"),
         None => "it holds no .safetensors file".into(),
     };
-    Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
-        what(),
-        why,
-        "give the folder of a model with its weights, or copy it again",
-    ))
+    Err(Failure::new(ErrorCode::NotFound, what(), why, "give the folder of a model with its weights, or copy it again"))
 }
 
 fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     let bad = |why: String| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Malformed,
             format!("{path} is not a valid index of shards"),
             why,
             "copy it again from where it came",
@@ -112,7 +97,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     };
     let folder = path.parent().unwrap_or(Utf8Path::new(""));
     let io = |e: io::Error| {
-        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read {path}"), e.to_string(), "check the path")
+        Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), e.to_string(), "check the path")
     };
     if fs::metadata(path).map_err(io)?.len() > MAX_INDEX {
         return Err(bad(format!("it is larger than {MAX_INDEX} bytes")));
@@ -132,7 +117,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
         if !file.exists() {
             let listed = index.weight_map.values().filter(|name| *name == shard).count();
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Cancelled,
                 format!("shard {file} is missing"),
                 format!("{path} lists {listed} tensors in it"),
                 "copy or download it again; a download that was interrupted can usually be continued",

@@ -8,7 +8,7 @@ use crate::stored::{Span, Stored, Tensors};
 use crate::{Dtype, Header, dcp, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec};
-use rundir::{Checkpoint, Failure, LogicalTensor, RunDir, TensorBox};
+use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, RunDir, TensorBox};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -127,12 +127,7 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
     let what = || format!("cannot tell what {path} is");
     let found = |kind, weights: Utf8PathBuf| Ok(Found { path: path.to_owned(), kind, weights });
     if !path.exists() {
-        return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
-            what(),
-            "there is no such file or folder",
-            "check the path",
-        ));
+        return Err(Failure::new(ErrorCode::NotFound, what(), "there is no such file or folder", "check the path"));
     }
     if !path.is_dir() {
         if TORCH_ENDS.iter().any(|end| path.as_str().ends_with(end)) {
@@ -141,7 +136,7 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
         if !path.as_str().ends_with(".safetensors") && !path.as_str().ends_with(".json") {
             let fix = "give a .safetensors, .pt or .pth file, the index of one in shards, or a folder";
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnsupportedModel,
                 what(),
                 "it is not a kind of file that is understood",
                 fix,
@@ -179,7 +174,7 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
     let why =
         "it holds neither model_index.json, config.json, manifest.toml, run.toml, .metadata nor a .safetensors file";
     Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::UnsupportedModel,
         what(),
         why,
         "give a diffusers model or pipeline, a checkpoint, a run, or a .safetensors file",
@@ -206,7 +201,7 @@ impl Source {
                 let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
                     let fix = format!("let it save one first: vidtui resume {}", run.name());
                     Failure::new(
-                        rundir::ErrorCode::Unclassified,
+                        ErrorCode::NoCheckpoint,
                         format!("cannot read weights of {}", found.path),
                         "it has no complete checkpoint",
                         fix,
@@ -259,7 +254,7 @@ impl Source {
                 };
                 let fix = "give the folder that holds the configuration too: a diffusers model, or a run";
                 Err(Failure::new(
-                    rundir::ErrorCode::Unclassified,
+                    ErrorCode::UnsupportedModel,
                     format!("the shape of the model in {} is not known", self.found.path),
                     why,
                     fix,
@@ -366,7 +361,7 @@ fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
         found => {
             let why = format!("its scaling_factor is {found:?}, not a number above 0");
             Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Malformed,
                 format!("cannot use {vae}"),
                 why,
                 "copy it again from where the weights came",
@@ -379,7 +374,7 @@ fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
 fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let bad = |why: String| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Malformed,
             format!("cannot use {}", header.path),
             why,
             "convert the model again, or move that file away",
@@ -413,12 +408,7 @@ fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     let beside = dir.join(MODEL_FILE);
     if beside.is_file() {
         let bad = |why: String| {
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("cannot use {beside}"),
-                why,
-                "convert the weights again",
-            )
+            Failure::new(ErrorCode::Malformed, format!("cannot use {beside}"), why, "convert the weights again")
         };
         let text = std::fs::read_to_string(&beside).map_err(|e| bad(e.to_string()))?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
@@ -459,7 +449,7 @@ fn checkpoint_tensor(
     let bad = |why: String| {
         let fix = "use another checkpoint; this one was not written by vidtui, or was changed since";
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::Malformed,
             format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir),
             why,
             fix,

@@ -5,7 +5,7 @@ use crate::made::Made;
 use crate::merge::Merge;
 use crate::stored::{Files, Span};
 use crate::{Dtype, Error};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 
 /// Bytes that are read and written at a time: they stay in the processor's cache between the two. Larger writes were
 /// also slower by themselves: on Linux 6.18 with ext4, 2 GB took 0.7 s of the kernel at 256 KiB, 1.5 s at 512 KiB.
@@ -94,7 +94,7 @@ impl Target {
                 converted.map_err(|value| {
                     let why = format!("it holds {value:e}, which {} cannot", self.to);
                     Failure::new(
-                        rundir::ErrorCode::Unclassified,
+                        ErrorCode::InvalidArgument,
                         format!("cannot convert {}", self.name),
                         why,
                         "choose another --dtype, such as bfloat16",

@@ -5,7 +5,7 @@ use crate::archive::Archive;
 use crate::pickle::{At, Node, Pickle};
 use crate::stored::{Files, Span, Stored, Tensors};
 use camino::Utf8Path;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::fs;
 use std::io::Read;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const STORAGES: [(&str, Dtype); 10] = [
 pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
     let bad = |why: String| {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
-        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot read {path}"), why, fix)
+        Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), why, fix)
     };
     let len = fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
     let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));

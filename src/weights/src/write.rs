@@ -7,7 +7,7 @@ use crate::stream::{CHUNK, Target};
 use camino::Utf8Path;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use rundir::{Failure, FileSum};
+use rundir::{ErrorCode, Failure, FileSum};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
@@ -255,17 +255,12 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull => "free some space on that disk, or choose another".to_owned(),
         _ => "check the disk and the permissions of its folder".to_owned(),
     };
-    Failure::new(rundir::ErrorCode::Unclassified, format!("cannot write {path}"), error.to_string(), fix)
+    Failure::new(ErrorCode::Cancelled, format!("cannot write {path}"), error.to_string(), fix)
 }
 
 /// The work was stopped from outside, or the other side of a channel has said why it ended.
 pub(crate) fn stopped() -> Failure {
-    Failure::new(
-        rundir::ErrorCode::Unclassified,
-        "stopped",
-        "it was interrupted",
-        "run it again: nothing was left behind",
-    )
+    Failure::new(ErrorCode::Cancelled, "stopped", "it was interrupted", "run it again: nothing was left behind")
 }
 
 #[cfg(test)]

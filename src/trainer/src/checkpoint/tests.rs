@@ -117,7 +117,7 @@ fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() 
     assert!(rank.pieces().iter().map(numbers).eq(before));
 }
 
-/// Runs two ranks as threads, and gives what came of each.
+/// Runs two ranks as threads and returns their results.
 fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
     let (recipe, limit) = (recipe(2), Duration::from_secs(120));
     let rank = |rank: usize| {
@@ -132,21 +132,21 @@ fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync
 }
 
 #[test]
-fn what_one_rank_alone_cannot_see_is_a_failure_and_no_damage() {
+fn a_checkpoint_that_only_one_rank_cannot_open_is_an_error_and_not_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap();
     let run = RunDir::new(path.join("run"));
-    // What each rank is told of the same checkpoint, when its node shows it another folder.
-    let told = |dirs: [&Utf8Path; 2]| {
+    // The result of each rank for the same checkpoint, when its node has another folder in its place.
+    let loaded = |dirs: [&Utf8Path; 2]| {
         on_two_ranks(path, |rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
     };
     on_two_ranks(path, |_, mut rank| rank.save(&run));
     let (whole, unseen) = (run.step_dir(1), run.step_dir(2));
-    for failure in told([&whole, &unseen]).into_iter().map(Result::unwrap_err) {
-        assert_eq!(failure.what, format!("rank 1 cannot see {unseen}, which rank 0 sees"));
-        assert!(failure.why.contains("manifest.toml"), "{failure}");
+    for failure in loaded([&whole, &unseen]).into_iter().map(Result::unwrap_err) {
+        assert_eq!(failure.code, rundir::ErrorCode::CheckpointUnreadable, "{failure}");
+        assert!(failure.what.contains(unseen.as_str()) && failure.why.contains("manifest.toml"), "{failure}");
     }
-    for found in told([&unseen, &whole]) {
+    for found in loaded([&unseen, &whole]) {
         assert!(matches!(found, Ok(Loaded::Damaged(_))), "{found:?}");
     }
 }

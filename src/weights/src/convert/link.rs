@@ -5,7 +5,7 @@ use super::ConvertRequest;
 use crate::source::{Kind, Source};
 use crate::stream::{Segment, Target};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -31,7 +31,7 @@ pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Fai
         return Ok(());
     }
     Err(Failure::new(
-        rundir::ErrorCode::Unclassified,
+        ErrorCode::InvalidArgument,
         format!("cannot convert {}", request.source),
         "only the files of a diffusers model can be taken over, and only into a checkpoint",
         "leave out --link",
@@ -53,12 +53,7 @@ pub(super) fn taken_over(body: &mut Vec<Target>, keys: &BTreeMap<String, String>
     let count = by_file.len();
     let named = by_file.into_iter().enumerate().map(|(n, (file, tensors))| {
         let cannot = |e: std::io::Error| {
-            Failure::new(
-                rundir::ErrorCode::Unclassified,
-                format!("cannot find {file}"),
-                e.to_string(),
-                "check the path",
-            )
+            Failure::new(ErrorCode::NotFound, format!("cannot find {file}"), e.to_string(), "check the path")
         };
         let source = file.canonicalize_utf8().map_err(cannot)?;
         let bytes = fs::metadata(&source).map_err(cannot)?.len();
@@ -93,7 +88,7 @@ impl Linked {
                 _ => error.to_string(),
             };
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::Io,
                 format!("cannot take over {}", self.source),
                 why,
                 "leave out --link: its tensors are copied then",

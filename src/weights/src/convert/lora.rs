@@ -8,7 +8,7 @@ use crate::source::Source;
 use crate::stored::Stored;
 use crate::stream::{Segment, Target};
 use crate::write::NewFile;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
         let what = format!("cannot convert {}", request.source);
         let fix = format!("leave out {option}, or convert a model");
         return Err(Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidArgument,
             what,
             format!("it is an adapter, and {option} is for models"),
             fix,

@@ -11,7 +11,7 @@ use crate::stream::{Segment, Target};
 use crate::write::{NewFile, pack};
 use crate::{Dtype, cast};
 use recipe::{Layer, Model, ParamSpec, param_specs};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Size of the files of a checkpoint; ranks share the checking of checksums out by file.
@@ -129,7 +129,7 @@ pub(super) fn stands_for(known: &str, name: &str) -> bool {
 fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Failure> {
     let mut model = source.model()?.clone();
     let refuse = |why: String, fix: String| {
-        Err(Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", request.source), why, fix))
+        Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
     };
     if let Some(channels) = request.in_channels {
         if channels < model.in_channels {
@@ -182,7 +182,7 @@ fn mapped(
 ) -> Result<(Target, Mapped), Failure> {
     let bad = |why: String| {
         let fix = "use the configuration that belongs to these weights, or copy both again";
-        Failure::new(rundir::ErrorCode::Unclassified, format!("cannot convert {}", source.found.path), why, fix)
+        Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.found.path), why, fix)
     };
     if !cast::FLOATS.contains(&stored.dtype) {
         return Err(bad(format!(
