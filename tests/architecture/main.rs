@@ -1,6 +1,6 @@
-//! Holds the workspace to ARCHITECTURE.md: the arrows between crates, and what must be absent where.
+//! Checks that the workspace matches ARCHITECTURE.md: the arrows between crates, and what must be absent.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +9,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Dependencies from outside that the arrows name too.
+/// Dependencies from outside the workspace that the arrows include.
 const OUTSIDE: [&str; 1] = ["tch"];
 
-/// The crates that may call C++, and so may be unsafe.
+/// The crates that call C++ and may use unsafe code.
 const UNSAFE: [&str; 2] = ["c10d", "kernels"];
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;
@@ -31,7 +31,7 @@ fn cargo(args: &[&str]) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// Returns the packages of the workspace as `cargo metadata` describes them, xtask aside.
+/// Returns the packages of the workspace as `cargo metadata` lists them.
 fn packages() -> Vec<Value> {
     let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--no-deps"])).unwrap();
     metadata["packages"].as_array().unwrap().clone()
@@ -45,7 +45,7 @@ fn folder(package: &Value) -> &Path {
     Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap()
 }
 
-/// Returns the crates, with their versions, that a crate is built from.
+/// Returns the names of all crates that a crate is built from.
 fn tree(package: &str, edges: &str) -> BTreeSet<String> {
     let lines = cargo(&["tree", "--package", package, "--edges", edges, "--prefix", "none", "--format", "{p}"]);
     lines.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
@@ -86,7 +86,7 @@ fn walk(folder: &Path, endings: &[&str], each: &mut dyn FnMut(&Path)) {
 }
 
 #[test]
-fn the_arrows_are_those_that_are_drawn() {
+fn the_dependencies_between_crates_are_those_in_architecture_md() {
     let drawn = drawn_arrows(&read(&root().join("ARCHITECTURE.md")));
     let mut wrong = Vec::new();
     let real = real_arrows();
@@ -94,26 +94,26 @@ fn the_arrows_are_those_that_are_drawn() {
         match (drawn.get(crate_name), real.get(crate_name)) {
             (Some(drawn), Some(real)) if drawn == real => {}
             (Some(drawn), Some(real)) => wrong.push(format!(
-                "{crate_name}: drawn but not there {:?}, there but not drawn {:?}",
+                "{crate_name}: only in ARCHITECTURE.md {:?}, only in Cargo.toml {:?}",
                 drawn.difference(real).collect::<Vec<_>>(),
                 real.difference(drawn).collect::<Vec<_>>()
             )),
-            (None, _) => wrong.push(format!("{crate_name}: not drawn")),
-            (_, None) => wrong.push(format!("{crate_name}: drawn, but there is no such crate")),
+            (None, _) => wrong.push(format!("{crate_name}: missing in ARCHITECTURE.md")),
+            (_, None) => wrong.push(format!("{crate_name}: in ARCHITECTURE.md, but there is no such crate")),
         }
     }
     assert!(wrong.is_empty(), "ARCHITECTURE.md and the Cargo.toml files disagree:\n{}", wrong.join("\n"));
 }
 
 #[test]
-fn each_folder_is_named_as_its_crate() {
+fn each_folder_has_the_name_of_its_crate() {
     for package in packages() {
         assert_eq!(folder(&package).file_name().unwrap(), name(&package));
     }
 }
 
 #[test]
-fn every_crate_but_two_forbids_unsafe_code() {
+fn every_crate_except_c10d_and_kernels_forbids_unsafe_code() {
     assert!(read(&root().join("Cargo.toml")).contains("\nunsafe_code = \"forbid\"\n"));
     for package in packages().iter().filter(|p| !UNSAFE.contains(&name(p))) {
         let manifest = read(&folder(package).join("Cargo.toml"));
@@ -122,21 +122,21 @@ fn every_crate_but_two_forbids_unsafe_code() {
 }
 
 #[test]
-fn no_other_language_is_spoken_outside_those_two() {
+fn only_c10d_and_kernels_contain_c_or_cpp() {
     let root = root();
-    let mut strangers = Vec::new();
+    let mut misplaced = Vec::new();
     for part in ["src", "ui", "tests"] {
         walk(&root.join(part), &["c", "cc", "cpp", "cu", "h", "hpp"], &mut |path| {
             if !UNSAFE.iter().any(|name| path.starts_with(root.join("src").join(name))) {
-                strangers.push(path.to_owned());
+                misplaced.push(path.to_owned());
             }
         });
     }
-    assert!(strangers.is_empty(), "{strangers:?}");
+    assert!(misplaced.is_empty(), "{misplaced:?}");
 }
 
 #[test]
-fn the_screen_cannot_reach_a_terminal_a_runtime_or_the_system() {
+fn ui_depends_on_no_terminal_runtime_or_system_crate() {
     let tree = tree("ui", "normal");
     let banned =
         ["crossterm", "libc", "mio", "nix", "ratatui", "rustix", "signal-hook", "termion", "tokio"].map(str::to_owned);
@@ -145,14 +145,14 @@ fn the_screen_cannot_reach_a_terminal_a_runtime_or_the_system() {
 }
 
 #[test]
-fn the_console_is_built_without_libtorch() {
+fn the_console_does_not_depend_on_libtorch() {
     let tree = tree("vidtui", "normal,build");
     assert!(tree.contains("ui"), "the tree is empty");
     assert!(!tree.contains("tch") && !tree.contains("torch-sys"), "see `cargo tree -p vidtui -i torch-sys`");
 }
 
 #[test]
-fn the_model_knows_no_processes_and_parallelism_knows_no_model() {
+fn dit_does_not_depend_on_c10d_nor_sharding_on_dit() {
     assert!(!tree("dit", "normal").contains("c10d"));
     assert!(!tree("sharding", "normal").contains("dit"));
 }

@@ -1,26 +1,26 @@
 use std::io;
 
-/// Says why a rig cannot do something.
+/// Why a rig failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RigError {
-    /// This machine cannot have one; a test that needs it is skipped.
+    /// This machine cannot run a rig. Tests that need one are skipped.
     #[error("a rig is not possible here: {0}")]
     Impossible(String),
-    /// It could have come up, and did not.
-    #[error("the rig does not come up: {0}")]
+    /// A rig could run here, but its start failed.
+    #[error("the rig did not start: {0}")]
     NotUp(String),
     /// The script cannot be started.
     #[error("cannot start tests/rig/rig: {0}")]
     NotStarted(io::Error),
     /// A verb failed.
-    #[error("the rig cannot {words:?}: {said}")]
+    #[error("the rig's verb {words:?} failed: {output}")]
     Verb {
         /// The verb and its arguments.
         words: String,
-        /// What the script said.
-        said: String,
+        /// What the script printed on standard error.
+        output: String,
     },
-    /// The thread cannot move to the head's network.
+    /// The thread cannot enter the head's network namespace.
     #[error("cannot join the rig's network: {0}")]
     NotJoined(io::Error),
 }

@@ -1,9 +1,9 @@
 //! A cluster of nodes on this machine, for tests and demos: real SSH servers, a real Slurm, faults on demand.
 //!
-//! Each node is a set of Linux namespaces with an address, a hostname, processes, a home, a small disk, a stand-in for
-//! nvidia-smi and an SSH server of its own; the head is one more, from which `ssh node01` works. The work is done by the
-//! scripts in `tests/rig`; this crate starts them and ends them. A rig lives as long as its value: when that is dropped,
-//! or the process that holds it dies, `kill -9` included, the rig's lifeline closes and the kernel takes all of it away.
+//! Each node is a set of Linux namespaces with its own address, hostname, processes, home, small disk, fake nvidia-smi and
+//! SSH server. The head is one more, where `ssh node01` works. The scripts in `tests/rig` do the work; this crate starts and
+//! ends them. A rig lives as long as its value: when the value is dropped, or its process dies, even by `kill -9`, the rig's
+//! lifeline closes and the kernel removes the rig.
 //!
 //! ```no_run
 //! let Some(rig) = rig::Options::new(4).up_or_skip() else { return };
@@ -29,7 +29,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rig/rig")
 /// A cluster that is up.
 #[derive(Debug)]
 pub struct Rig {
-    /// The process that holds the namespaces. Its standard input is the lifeline.
+    /// The process that holds the namespaces. The rig ends when its standard input closes.
     holder: Child,
     folder: Utf8PathBuf,
     nodes: usize,
@@ -44,10 +44,10 @@ impl Rig {
         Options::new(nodes).up()
     }
 
-    /// Does something to a node: `poweroff node03`, `loss node01 20`. `tests/rig/rig verbs` lists what can be done.
+    /// Applies a fault or repair to a node: `poweroff node03`, `loss node01 20`. `tests/rig/rig verbs` lists the verbs.
     ///
     /// # Errors
-    /// When there is no such verb or node, or it cannot be done; says what the script said.
+    /// [`RigError::Verb`] with the script's output when the verb or node does not exist or the verb fails.
     pub fn verb(&self, words: &str) -> Result<(), RigError> {
         let mut command = script(&self.folder);
         command.arg("verb").args(words.split_whitespace()).stdin(Stdio::null());
@@ -55,37 +55,38 @@ impl Rig {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(RigError::Verb { words: words.into(), said })
+        let output = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(RigError::Verb { words: words.into(), output })
     }
 
-    /// Makes a command that runs on the head, in the caller's folder and environment, but with the rig's home.
+    /// Returns a command that runs on the head, in the caller's folder and environment, but with the rig's home.
     ///
-    /// The child is what enters the namespaces. Killing it kills the program too; other signals do not reach the program.
+    /// The child enters the namespaces and starts the program there. Killing the child kills the program; other signals do not
+    /// reach the program.
     pub fn command(&self, program: &str) -> Command {
         let mut command = script(&self.folder);
         command.args(["run", program]);
         command
     }
 
-    /// Makes a command that runs inside a node, without SSH.
+    /// Returns a command that runs inside a node, without SSH.
     pub fn command_on(&self, node: &str, program: &str) -> Command {
         let mut command = script(&self.folder);
         command.args(["on", node, program]);
         command
     }
 
-    /// Writes the words before a program that make it run on the head, for those who cannot take a [`Command`].
+    /// Returns the words to put before a program to run it on the head, for callers that cannot use a [`Command`].
     pub fn prefix(&self) -> Vec<String> {
         vec!["env".into(), format!("RIG={}", self.folder), SCRIPT.into(), "run".into()]
     }
 
-    /// Moves the calling thread, and those that it starts from now on, to the head's network.
+    /// Moves the calling thread, and threads that it starts later, to the head's network namespace.
     ///
-    /// Library code then reaches the nodes by address, in this process. [`Rig::ssh_config`] has their addresses.
+    /// Library code in this process can then connect to the nodes' addresses, which are in [`Rig::ssh_config`].
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// [`RigError::NotJoined`] when the kernel refuses.
     pub fn join_network(&self) -> Result<(), RigError> {
         let path = format!("/proc/{}/ns/net", self.holder.id());
         let network = std::fs::File::open(path).map_err(RigError::NotJoined)?;
@@ -97,27 +98,27 @@ impl Rig {
         (1..=self.nodes).map(|number| format!("node{number:02}")).collect()
     }
 
-    /// Returns the rig's folder. It goes when the rig does.
+    /// Returns the rig's folder, which is removed with the rig.
     pub fn folder(&self) -> &Utf8Path {
         &self.folder
     }
 
-    /// Returns a folder that the head and all nodes have in common.
+    /// Returns a folder that the head and all nodes share.
     pub fn share(&self) -> Utf8PathBuf {
         self.folder.join("share")
     }
 
-    /// Returns a folder on a disk of 64 MiB that the head and all nodes have in common. This process does not see what is in it.
+    /// Returns a folder on a disk of 64 MiB that the head and all nodes share. Its files are not visible to this process.
     pub fn small(&self) -> Utf8PathBuf {
         self.folder.join("small")
     }
 
-    /// Returns where a node's own files are: `home/`, `bin/`, `gpus/`, its logs. The node itself sees them in [`Rig::own`].
+    /// Returns the folder of a node's own files: `home/`, `bin/`, `gpus/`, its logs. On the node the folder is [`Rig::own`].
     pub fn node_folder(&self, node: &str) -> Utf8PathBuf {
         self.folder.join("nodes").join(node)
     }
 
-    /// Returns where each node sees its own files, and `disk/`, its own disk of 64 MiB.
+    /// Returns the path at which each node has its own files, and `disk/`, its own disk of 64 MiB.
     pub fn own(&self) -> Utf8PathBuf {
         self.folder.join("self")
     }
@@ -143,7 +144,7 @@ impl Drop for Rig {
             }
             sleep(Duration::from_millis(2));
         }
-        // The kernel ends the rig with its holder; only the files are left to us.
+        // The kernel ends the rig with its holder; only the files remain.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
         let _ = std::fs::remove_dir_all(&self.folder);

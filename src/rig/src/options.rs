@@ -3,7 +3,7 @@ use std::process::{Command, Stdio};
 
 use crate::{Rig, RigError, SCRIPT};
 
-/// What a rig consists of.
+/// The nodes and services of a rig.
 #[derive(Debug, Clone)]
 pub struct Options {
     nodes: usize,
@@ -22,19 +22,19 @@ impl Options {
         Options { gpus, ..self }
     }
 
-    /// Adds a Slurm with the partitions `train`, of all nodes, `urgent`, whose jobs take the place of those, and `debug`, of the
-    /// first node.
+    /// Adds Slurm with the partitions `train` (all nodes), `urgent` (all nodes; its jobs preempt those of `train`) and `debug`
+    /// (the first node).
     pub fn slurm(self) -> Self {
         Options { slurm: true, ..self }
     }
 
-    /// Starts it, and returns when every node takes logins and Slurm, if asked for, has all nodes idle.
+    /// Starts the rig; returns when every node accepts logins and Slurm, if added, reports all nodes idle.
     ///
     /// # Errors
     /// [`RigError::Impossible`] where namespaces or packages are missing; otherwise what failed.
     pub fn up(&self) -> Result<Rig, RigError> {
         let mut command = Command::new(SCRIPT);
-        // The scripts make the folder, so that they know that it is theirs to remove.
+        // The scripts create the folder, so they can remove it.
         command.env_remove("RIG").args(["serve", &self.nodes.to_string(), "--gpus", &self.gpus.to_string()]);
         if self.slurm {
             command.arg("--slurm");
@@ -42,7 +42,7 @@ impl Options {
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(RigError::NotStarted)?;
         let mut line = String::new();
         if let Some(stdout) = holder.stdout.take() {
-            // An unreadable answer is no answer.
+            // An unreadable line counts as no line.
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
         if let Some(folder) = line.strip_prefix("ready ") {
@@ -53,14 +53,14 @@ impl Options {
         Err(match line.split_once(": ") {
             Some(("impossible", why)) => RigError::Impossible(why.trim_end().into()),
             Some((_, why)) => RigError::NotUp(why.trim_end().into()),
-            None => RigError::NotUp("it said nothing; see above".into()),
+            None => RigError::NotUp("the script printed nothing on standard output; see above".into()),
         })
     }
 
-    /// Starts it for a test; where it is impossible, prints a line that begins with `skipped` and returns nothing.
+    /// Starts the rig for a test. Where no rig is possible, prints a line that begins with `skipped` and returns `None`.
     ///
     /// # Panics
-    /// When it does not come up although it could.
+    /// When the start fails on a machine that can run a rig.
     pub fn up_or_skip(&self) -> Option<Rig> {
         match self.up() {
             Ok(rig) => Some(rig),

@@ -1,7 +1,6 @@
-//! `cargo xtask bench`: ratios against PyTorch and the console's own figures, each measured in one run.
+//! `cargo xtask bench`: speed and memory, as ratios to PyTorch and other programs, and of the console.
 //!
-//! Machines are noisy, so ours and theirs take turns and every row is the median of the rounds' ratios, with the
-//! lowest and highest beside it.
+//! Machines are noisy: both sides run in turn, and a row shows the median of the rounds with the lowest and the highest.
 
 mod checkpoint;
 mod cluster;
@@ -17,10 +16,10 @@ use crate::build;
 use crate::failure::{Failure, Result};
 use table::{Row, print};
 
-/// Measures something in several rounds.
+/// Measures one part and returns its rows.
 type Measure = fn() -> Result<Vec<Row>>;
 
-/// What can be measured, by name.
+/// The parts by name.
 const PARTS: &[(&str, Measure)] = &[
     ("train", train::rows),
     ("ttt", ttt::rows),
@@ -31,7 +30,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("cluster", cluster::rows),
 ];
 
-/// Runs the command: `bench [PART]…`; all parts when none is named.
+/// Runs the command: `bench [PART]…`. Without a part, all are measured.
 pub fn run(args: &[String]) -> Result<()> {
     if let Some(unknown) = args.iter().find(|arg| !PARTS.iter().any(|(name, _)| name == arg)) {
         let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();

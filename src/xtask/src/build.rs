@@ -1,4 +1,4 @@
-//! `cargo xtask build`: gets libtorch and builds both programs.
+//! `cargo xtask build`: installs libtorch and builds both programs.
 
 use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system};
@@ -10,7 +10,7 @@ pub fn run(args: &[String]) -> Result<()> {
         return Err(Failure::request("cannot build", format!("{first:?} is not known"), "give no arguments"));
     }
     libtorch::ensure(&[system::OPENSSL])?;
-    println!("building the console and the trainer (the first time takes some minutes)");
+    println!("building the console and the trainer (some minutes the first time)");
     let mut build = cargo(["build", "--release", "--package", "vidtui", "--package", "trainer"]);
     run_command(&mut build, "see the compiler's errors above")
 }

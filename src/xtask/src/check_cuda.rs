@@ -1,4 +1,4 @@
-//! `cargo xtask check-cuda`: compiles and links the trainer for GPUs, on a machine that need not have one.
+//! `cargo xtask check-cuda`: compiles and links the trainer for GPUs. The machine does not need a GPU.
 
 use camino::Utf8Path;
 
@@ -8,10 +8,10 @@ use crate::libtorch::system;
 use crate::process::{cargo, command, output, run as run_command};
 use crate::workspace::root;
 
-/// Libraries that a trainer for GPUs must be linked with.
+/// Libraries that the trainer for GPUs must be linked with.
 const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libc10_cuda.so"];
 
-/// Runs the command. What it builds has a target folder of its own, so that the trainer for CPUs stays as it is.
+/// Runs the command. It builds into its own target folder, so that the trainer for CPUs is kept.
 pub fn run(args: &[String]) -> Result<()> {
     if let [first, ..] = args {
         return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
@@ -27,12 +27,12 @@ pub fn run(args: &[String]) -> Result<()> {
     run_command(&mut build, "see the compiler's errors above")?;
     let trainer = target.join("release/vidtui-train");
     linked(&trainer)?;
-    let told = output(&mut command(&trainer, ["version", "--json"]), "see what it needs: ldd")?;
-    println!("{trainer}: compiled and linked with CUDA\n{}", String::from_utf8_lossy(&told.stdout).trim());
+    let version = output(&mut command(&trainer, ["version", "--json"]), "list its libraries: ldd")?;
+    println!("{trainer}: compiled and linked with CUDA\n{}", String::from_utf8_lossy(&version.stdout).trim());
     Ok(())
 }
 
-/// Sees that the program asks for CUDA's libraries and that the loader finds them.
+/// Checks that the program is linked with CUDA's libraries and that the loader finds them.
 fn linked(trainer: &Utf8Path) -> Result<()> {
     let found = output(&mut command("ldd", [trainer]), "install libc-bin, which has ldd")?;
     let found = String::from_utf8_lossy(&found.stdout);
@@ -41,8 +41,8 @@ fn linked(trainer: &Utf8Path) -> Result<()> {
         None => Ok(()),
         Some(name) => Err(Failure::new(
             format!("{trainer} is not linked with CUDA"),
-            format!("the loader finds no {name} for it"),
-            "see `ldd` of it, and the libraries in torch/lib beside the headers it was compiled with",
+            format!("the loader finds no {name}"),
+            "compare `ldd` of the trainer with the libraries in torch/lib",
         )),
     }
 }

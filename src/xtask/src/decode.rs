@@ -1,4 +1,4 @@
-//! `cargo xtask decode`: turns a demo latent back into a picture.
+//! `cargo xtask decode`: decodes a demo latent to a picture.
 
 use camino::Utf8Path;
 
@@ -7,7 +7,7 @@ use crate::fixtures::clip;
 use crate::fixtures::tensor_file::TensorFile;
 use crate::fixtures::transform::{BLOCK_FRAMES, CHANNELS, Latent, decode};
 
-/// Runs the command: `decode LATENT OUT`, one picture for each latent frame.
+/// Runs the command: `decode LATENT OUT`, with one picture for each latent frame.
 pub fn run(args: &[String]) -> Result<()> {
     let [from, to] = args else {
         let why = format!("2 paths are needed, {} were given", args.len());

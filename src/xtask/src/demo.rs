@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: from a fresh clone to a live training run.
+//! `cargo xtask demo`: trains the demo.
 //!
-//! On a terminal it starts the first stage and opens the console on it. Without one it trains all stages, shows their
-//! progress and ends with a summary. With `--nodes` the ranks are spread over a cluster on this machine.
+//! On a terminal it starts the first stage and opens the console. Otherwise it trains all stages, shows their progress and
+//! prints a summary. With `--nodes` the ranks run on a cluster of namespaces on this machine.
 
 mod ground;
 
@@ -35,7 +35,7 @@ struct Trained {
     last_loss: Option<f64>,
 }
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Debug, Default, PartialEq)]
 struct Options {
     headless: bool,
@@ -54,7 +54,7 @@ impl Options {
                 "--slurm" => options.slurm = true,
                 "--nodes" => {
                     let given = args.next().map_or("", String::as_str);
-                    // The demo's batch is four videos, and each rank wants one.
+                    // The demo's batch has four videos, at least one per rank.
                     let nodes = given.parse().ok().filter(|nodes| [1, 2, 4].contains(nodes));
                     options.nodes =
                         Some(nodes.ok_or_else(|| wrong(format!("--nodes takes 1, 2 or 4, not {given:?}")))?);
@@ -63,7 +63,7 @@ impl Options {
             }
         }
         if options.slurm && options.nodes.is_none() {
-            return Err(wrong("--slurm says how nodes are reached, and there are none".into()));
+            return Err(wrong("--slurm needs --nodes".into()));
         }
         Ok(options)
     }
@@ -85,7 +85,7 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     let first = format!("{CURRICULUM}:{}", STAGES[0]);
     start(&ground, &["launch", &first]).inspect_err(|_| ground.leave())?;
-    ground.say_how_to_leave();
+    ground.print_how_to_end();
     open_console(&ground)
 }
 
@@ -105,31 +105,31 @@ fn train_all(ground: &Ground) -> Result<String> {
 
 /// Starts a run; returns its id and folder.
 fn start(ground: &Ground, args: &[&str]) -> Result<(String, Utf8PathBuf)> {
-    let place = ground.place();
-    let args: Vec<&str> = args.iter().copied().chain(place.iter().map(String::as_str)).collect();
-    let started = ask(ground, &args)?;
-    let text = |key: &str| started[key].as_str().map(str::to_owned).ok_or_else(|| not_understood(&args, &started));
+    let target = ground.target();
+    let args: Vec<&str> = args.iter().copied().chain(target.iter().map(String::as_str)).collect();
+    let started = document(ground, &args)?;
+    let text = |key: &str| started[key].as_str().map(str::to_owned).ok_or_else(|| unreadable(&args, &started));
     Ok((text("run")?, text("dir")?.into()))
 }
 
-/// Asks the console's command line for a JSON document.
-fn ask(ground: &Ground, args: &[&str]) -> Result<Value> {
+/// Runs the console with `--json` and returns its document.
+fn document(ground: &Ground, args: &[&str]) -> Result<Value> {
     let mut vidtui = ground.vidtui(args);
     let out = output(vidtui.arg("--json").stderr(Stdio::inherit()), "see the message above")?;
-    serde_json::from_slice(&out.stdout).map_err(|e| not_understood(args, &e.to_string().into()))
+    serde_json::from_slice(&out.stdout).map_err(|e| unreadable(args, &e.to_string().into()))
 }
 
-fn not_understood(args: &[&str], answer: &Value) -> Failure {
-    let what = format!("cannot understand what `vidtui {}` prints", args.join(" "));
-    Failure::new(what, answer, "this is a bug of the demo; try the command by hand")
+fn unreadable(args: &[&str], answer: &Value) -> Failure {
+    let what = format!("cannot read the output of `vidtui {}`", args.join(" "));
+    Failure::new(what, answer, "this is a bug of the demo; run the command by hand")
 }
 
-/// Shows a run's progress until it has ended; anything but the end of training is a failure.
+/// Shows a run's progress until it ends. Any end but a finished run is a failure.
 fn watch(ground: &Ground, stage: &'static str, (run, dir): (String, Utf8PathBuf)) -> Result<Trained> {
     println!("stage {stage}: {run} (`vidtui stop {run}` ends it)");
     let mut progress = None;
     loop {
-        let status = ask(ground, &["status", &run])?;
+        let status = document(ground, &["status", &run])?;
         let (step, steps) = (status["step"].as_u64().unwrap_or(0), status["steps_total"].as_u64().unwrap_or(0));
         let bar = progress.get_or_insert_with(|| Progress::new("training", "steps", steps));
         let (state, loss) = (status["state"].as_str(), status["loss"].as_f64());
@@ -145,11 +145,11 @@ fn watch(ground: &Ground, stage: &'static str, (run, dir): (String, Utf8PathBuf)
             }
             Some(state @ ("failed" | "crashed" | "stopped")) => {
                 bar.stop();
-                let said = |key: &str| status["failure"][key].as_str().map(str::to_owned);
+                let text = |key: &str| status["failure"][key].as_str().map(str::to_owned);
                 return Err(Failure::new(
                     format!("stage {stage} {state} at step {step} of {steps}"),
-                    said("why").unwrap_or_else(|| "a person or another program ended it".into()),
-                    said("fix").unwrap_or_else(|| format!("continue it with `vidtui resume {run}`")),
+                    text("why").unwrap_or_else(|| "a user or another program ended it".into()),
+                    text("fix").unwrap_or_else(|| format!("continue it with `vidtui resume {run}`")),
                 ));
             }
             _ => sleep(Duration::from_millis(500)),
@@ -157,7 +157,7 @@ fn watch(ground: &Ground, stage: &'static str, (run, dir): (String, Utf8PathBuf)
     }
 }
 
-/// Reads the loss of the first logged step, which is a random model's.
+/// Reads the loss of the first logged step.
 fn first_loss(dir: &Utf8Path) -> Option<f64> {
     let line = BufReader::new(fs::File::open(dir.join("metrics.jsonl")).ok()?).lines().next()?.ok()?;
     serde_json::from_str::<Value>(&line).ok()?["loss"].as_f64()
@@ -166,16 +166,16 @@ fn first_loss(dir: &Utf8Path) -> Option<f64> {
 fn summary(ground: &Ground, trained: &[Trained], took: Duration) -> String {
     let loss = |loss: Option<f64>| loss.map_or("not a number".into(), |loss| format!("{loss:.4}"));
     let shown = |path: &Utf8Path| path.strip_prefix(root()).unwrap_or(path).to_owned();
-    let mut text = format!("trained {} stages in {} s {}\n", trained.len(), took.as_secs(), ground.said());
+    let mut text = format!("trained {} stages in {} s {}\n", trained.len(), took.as_secs(), ground.location());
     for t in trained {
         let (first, last) = (loss(t.first_loss), loss(t.last_loss));
         text += &format!("  {}: {} steps, loss {first} at first, {last} at last\n", t.stage, t.steps);
         text += &format!("      checkpoints in {}\n", shown(&t.dir.join("checkpoints")));
     }
-    text + "look at them with `cargo run --release`"
+    text + "open the console with `cargo run --release`"
 }
 
-/// Opens the console in this process's place, so that job control and signals are its own.
+/// Replaces this process with the console, so that the console has job control and signals.
 fn open_console(ground: &Ground) -> Result<()> {
     use std::os::unix::process::CommandExt;
     let mut console = ground.vidtui(&[]);
@@ -192,15 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn it_runs_here_or_on_a_cluster_by_ssh_or_slurm() {
+    fn options_select_this_machine_ssh_or_slurm() {
         assert_eq!(read("").unwrap(), Options::default());
         let four = Options { headless: true, nodes: Some(4), slurm: true };
         assert_eq!(read("--nodes 4 --slurm --headless").unwrap(), four);
     }
 
     #[test]
-    fn what_it_cannot_do_is_refused_before_anything_is_built() {
-        for (args, why) in [("--nodes 3", "1, 2 or 4"), ("--nodes", "1, 2 or 4"), ("--slurm", "none"), ("4", "known")] {
+    fn invalid_options_are_refused() {
+        for (args, why) in
+            [("--nodes 3", "1, 2 or 4"), ("--nodes", "1, 2 or 4"), ("--slurm", "needs --nodes"), ("4", "known")]
+        {
             let refused = read(args).unwrap_err().to_string();
             assert!(refused.contains(why), "{args}: {refused}");
         }

@@ -1,30 +1,30 @@
-//! What went wrong, why, and what to do now.
+//! The errors of xtask: what failed, why, and what to do now.
 
 use std::fmt;
 
-/// A failure as it is shown: what failed, why, and what to do.
+/// An error as it is printed.
 #[derive(Debug)]
 pub struct Failure {
-    /// What was being done, in the words of the person who asked for it.
+    /// What failed.
     pub what: String,
-    /// Why it did not work, with the real values and paths.
+    /// Why it failed, with the real values and paths.
     pub why: String,
     /// What to do now.
     pub fix: String,
-    /// The process's exit code: 1 it failed, 2 the request was wrong.
+    /// The exit code: 1 for a failed task, 2 for an invalid request.
     pub code: u8,
 }
 
-/// The result of a chore.
+/// The result of a task.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Makes the failure of something that was tried.
+    /// Returns the failure of a task.
     pub fn new(what: impl Into<String>, why: impl fmt::Display, fix: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.to_string(), fix: fix.into(), code: 1 }
     }
 
-    /// Makes the failure of a request that cannot be understood.
+    /// Returns the failure of an invalid request.
     pub fn request(what: impl Into<String>, why: impl fmt::Display, fix: impl Into<String>) -> Self {
         Self { code: 2, ..Self::new(what, why, fix) }
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask fixtures`: makes the demo's latents and texts from its clip.
 //!
-//! The demo trains on a real clip without downloading anything: a fixed transform stands in for the VAE
-//! ([`transform`]) and seeded word vectors for T5 ([`captions`]).
+//! The demo trains on a real clip without a download: a fixed transform replaces the VAE ([`transform`]), and seeded word
+//! vectors replace T5 ([`captions`]).
 
 pub mod captions;
 pub mod clip;
@@ -20,18 +20,18 @@ use captions::TEXT_DIM;
 use tensor_file::TensorFile;
 use transform::{CHANNELS, Frames};
 
-/// One of the demo's datasets: windows of the clip, spread evenly over it.
+/// A dataset of the demo: windows at equal distances in the clip.
 struct Dataset {
     name: &'static str,
     frames: usize,
     windows: usize,
-    /// Segments of a window, each with a text of its own.
+    /// Segments of a window; each has its own text.
     segments: usize,
-    /// Tokens of a text: sequences must be a multiple of a TTT layer's mini-batch.
+    /// Tokens of a text. A sequence must be a multiple of a TTT layer's mini-batch.
     text_len: usize,
 }
 
-/// Frames from the beginning of a segment to that of the next, which shares one with it.
+/// Frames from the start of a segment to the start of the next; adjacent segments share one frame.
 const SEGMENT: usize = 48;
 
 const DATASETS: [Dataset; 2] = [
@@ -39,7 +39,7 @@ const DATASETS: [Dataset; 2] = [
     Dataset { name: "4s", frames: 97, windows: 12, segments: 2, text_len: 40 },
 ];
 
-/// Runs the command: `fixtures [--clip VIDEO]`; with a clip, cuts the demo's from it first.
+/// Runs the command: `fixtures [--clip VIDEO]`. With a video, the demo's clip is cut from it first.
 pub fn run(args: &[String]) -> Result<()> {
     let demo = demo_dir();
     match args {
@@ -58,7 +58,7 @@ pub fn run(args: &[String]) -> Result<()> {
         let folder = demo.join(folder);
         let replaced = if folder.exists() { fs::remove_dir_all(&folder) } else { Ok(()) };
         let made = replaced.and_then(|()| fs::create_dir(&folder));
-        made.map_err(|e| Failure::new(format!("cannot make {folder} anew"), e, "check the permissions"))?;
+        made.map_err(|e| Failure::new(format!("cannot replace {folder}"), e, "check the permissions"))?;
     }
     let (mut files, mut bytes) = (0, 0);
     for (name, content) in text_files(frames.pixels.len()).into_iter().chain(latent_files(&frames)) {
@@ -87,7 +87,7 @@ impl Dataset {
     }
 }
 
-/// Returns the files that need no pixels: the index of each dataset and the texts.
+/// Returns the index of each dataset and the texts.
 fn text_files(clip_frames: usize) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for dataset in &DATASETS {
@@ -97,7 +97,7 @@ fn text_files(clip_frames: usize) -> BTreeMap<String, Vec<u8>> {
             for segment in 0..dataset.segments {
                 let begin = start + segment * SEGMENT;
                 let caption = captions::caption(begin, begin + SEGMENT + 1);
-                // Segments that show the same share a text.
+                // Segments with the same caption share a text.
                 let name = format!("text/{}-{}.safetensors", caption.replace(' ', "-"), dataset.text_len);
                 let text = TensorFile {
                     name: "text".into(),
@@ -117,7 +117,7 @@ fn text_files(clip_frames: usize) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// Returns the files made of pixels.
+/// Returns the latents.
 fn latent_files(clip: &Frames) -> BTreeMap<String, Vec<u8>> {
     let windows = DATASETS.iter().flat_map(|d| d.starts(clip.pixels.len()).map(move |start| (d, start)));
     windows.map(|(d, start)| (d.latent_name(start), latent_file(clip, start, d.frames).to_bytes())).collect()
@@ -149,18 +149,18 @@ fn window(clip: &Frames, start: usize, frames: usize) -> Frames {
     Frames { pixels: clip.pixels[start..start + frames].to_vec(), ..*clip }
 }
 
-/// Returns how well the clip survives, in decibels of the full range of a pixel.
+/// Returns the peak signal-to-noise ratio of the decoded clip, in decibels.
 fn psnr(clip: &Frames) -> f64 {
     let kept = clip.pixels.len() - (clip.pixels.len() - 1) % transform::BLOCK_FRAMES;
     let clip = window(clip, 0, kept);
-    let again = transform::decode(&transform::encode(&clip));
-    let pairs = clip.pixels.iter().flatten().zip(again.pixels.iter().flatten());
+    let decoded = transform::decode(&transform::encode(&clip));
+    let pairs = clip.pixels.iter().flatten().zip(decoded.pixels.iter().flatten());
     let squares: f64 = pairs.map(|(a, b)| f64::from(a - b.clamp(-1.0, 1.0)).powi(2)).sum();
     let mean = squares / (kept * clip.width * clip.height * 3) as f64;
     10.0 * (4.0 / mean).log10()
 }
 
-/// Returns the mean square of the latents, which the scales of the channels bring near one.
+/// Returns the mean square of the latents, which the scales of the channels bring close to one.
 fn mean_square(clip: &Frames) -> f64 {
     let kept = clip.pixels.len() - (clip.pixels.len() - 1) % transform::BLOCK_FRAMES;
     let values = transform::encode(&window(clip, 0, kept)).values;
@@ -176,7 +176,7 @@ mod tests {
     const CLIP_FRAMES: usize = 132;
 
     #[test]
-    fn the_texts_and_indices_are_those_that_the_command_writes() {
+    fn the_texts_and_indices_in_the_repository_are_up_to_date() {
         let files = text_files(CLIP_FRAMES);
         for (name, content) in &files {
             assert_eq!(fs::read(demo_dir().join(name)).unwrap(), *content, "{name}; run `cargo xtask fixtures`");
@@ -184,11 +184,11 @@ mod tests {
         let latents = DATASETS.iter().flat_map(|d| d.starts(CLIP_FRAMES).map(|start| d.latent_name(start)));
         let expected: Vec<String> = files.into_keys().filter(|name| name.contains('/')).chain(latents).collect();
         let there = ["latents", "text"].map(|folder| demo_dir().join(folder).read_dir_utf8().unwrap().count());
-        assert_eq!(there.iter().sum::<usize>(), expected.len(), "there are files that nothing names");
+        assert_eq!(there.iter().sum::<usize>(), expected.len(), "some files are in no index");
     }
 
     #[test]
-    fn the_latents_are_those_of_the_clip() {
+    fn the_latents_in_the_repository_are_those_of_the_clip() {
         if !works("ffmpeg", &["-version"]) {
             println!("skipped: there is no ffmpeg to read the demo clip with");
             return;

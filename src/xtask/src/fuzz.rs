@@ -1,11 +1,11 @@
-//! `cargo xtask fuzz`: hostile and damaged weights, for as long as one likes.
+//! `cargo xtask fuzz`: gives damaged and hostile files to the readers of weights.
 
 use std::fs;
 
 use crate::failure::{Failure, Result};
 use crate::process::{cargo, run as run_command};
 
-/// Seconds for each reader, when nobody said.
+/// The default seconds for each reader.
 const SECONDS: f64 = 30.0;
 
 /// Runs the command: `fuzz [SECONDS] [READER]`.
@@ -15,8 +15,8 @@ pub fn run(args: &[String]) -> Result<()> {
         [seconds] => (seconds_of(seconds)?, None),
         [seconds, reader] => (seconds_of(seconds)?, Some(reader)),
         [_, _, extra, ..] => {
-            let fix = "give seconds, and the name of a reader at most";
-            return Err(Failure::request("cannot fuzz", format!("{extra:?} is too much"), fix));
+            let fix = "give at most seconds and the name of a reader";
+            return Err(Failure::request("cannot fuzz", format!("{extra:?} is one argument too many"), fix));
         }
     };
     let mut test = cargo(["test", "--release", "--quiet", "--package", "weights", "--lib", "--"]);
@@ -25,11 +25,11 @@ pub fn run(args: &[String]) -> Result<()> {
     if let Some(reader) = reader {
         test.env("VIDTUI_FUZZ", reader);
     }
-    // Thousands of small files a second: in memory, where there is such a place.
+    // The readers get thousands of small files per second: keep them in memory if possible.
     if fs::metadata("/dev/shm").is_ok_and(|shm| shm.is_dir()) {
         test.env("TMPDIR", "/dev/shm");
     }
-    let fix = "the input lies in the vidtui-fuzz folder named above: mend the reader, and add the input to \
+    let fix = "the input is in the folder vidtui-fuzz named above: fix the reader, and add the input to \
                tests/fixtures/weights/corpus";
     run_command(&mut test, fix)
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask libtorch`: gets libtorch for the CPU and points `.libtorch` at it.
+//! `cargo xtask libtorch`: installs libtorch for the CPU and links `.libtorch` to it.
 //!
-//! It comes from PyTorch's wheel on the Python package index, which closed networks reach too, goes into the user's
-//! cache once for all checkouts, and `.cargo/config.toml` finds it through the link `.libtorch`.
+//! libtorch is taken from PyTorch's wheel on the Python package index, which closed networks often mirror, and is kept in the
+//! user's cache for all checkouts. `.cargo/config.toml` names the link `.libtorch`.
 
 mod fetch;
 mod link;
@@ -16,10 +16,10 @@ use crate::failure::{Failure, Result};
 use crate::workspace::{cache_dir, root};
 use system::Need;
 
-/// The version of libtorch that the crate `tch` is made for.
+/// The version of libtorch that the crate `tch` needs.
 pub const VERSION: &str = "2.11.0";
 
-/// What a folder must hold to be used as it is.
+/// Files that a complete folder has.
 const PARTS: [&str; 8] = [
     "lib/libtorch.so",
     "lib/libtorch_cpu.so",
@@ -39,15 +39,14 @@ pub fn run(args: &[String]) -> Result<()> {
     ensure(&[])
 }
 
-/// Makes sure that cargo finds a libtorch: the user's own, else ours, fetched when it is not in the cache.
+/// Makes sure that cargo finds a libtorch: the user's own, or the cached one, which is downloaded if needed.
 ///
-/// Programs that are missing for that and for what the caller does next are seen to first: nobody waits for a download
-/// to hear of them.
+/// Missing programs, also those that the caller needs `next`, are installed or reported before the download.
 pub fn ensure(next: &[&[Need]]) -> Result<()> {
     let require = |more: &[&[Need]]| system::require(&[&[system::COMPILER], more, next].concat());
     if let Some(own) = users_own(|name| env::var(name).ok(), root()) {
         require(&[])?;
-        println!("libtorch: yours, {own}");
+        println!("libtorch: your own, {own}");
         return Ok(());
     }
     let link = root().join(".libtorch");
@@ -60,7 +59,7 @@ pub fn ensure(next: &[&[Need]]) -> Result<()> {
             }
             Some(part) => Err(Failure::new(
                 format!("cannot use {link}"),
-                format!("it is a folder, not a link of ours, and has no {part}"),
+                format!("it is a folder and not a link, and has no {part}"),
                 "move it away, or set LIBTORCH to a libtorch of your own",
             )),
         };
@@ -69,7 +68,7 @@ pub fn ensure(next: &[&[Need]]) -> Result<()> {
     let folder = cache.join(format!("libtorch-{VERSION}-cpu"));
     require(if missing_part(&folder).is_some() { &[system::PYTHON] } else { &[] })?;
     fs::create_dir_all(&cache)
-        .map_err(|e| Failure::new(format!("cannot make {cache}"), e, "set XDG_CACHE_HOME to a folder you can write"))?;
+        .map_err(|e| Failure::new(format!("cannot create {cache}"), e, "set XDG_CACHE_HOME to a writable folder"))?;
     let lock = lock(&cache.join("libtorch.lock"))?;
     if missing_part(&folder).is_some() {
         fetch::fetch(&folder)?;
@@ -80,7 +79,7 @@ pub fn ensure(next: &[&[Need]]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the libtorch that the user chose, in words. Cargo hands down the value of `.cargo/config.toml` too.
+/// Returns the variable that selects the user's own libtorch. A value that cargo takes from `.cargo/config.toml` does not count.
 fn users_own(var: impl Fn(&str) -> Option<String>, root: &Utf8Path) -> Option<String> {
     if let Some(value) = var("LIBTORCH_USE_PYTORCH") {
         return Some(format!("LIBTORCH_USE_PYTORCH={value}"));
@@ -93,14 +92,14 @@ fn missing_part(folder: &Utf8Path) -> Option<&'static str> {
     PARTS.into_iter().find(|part| !folder.join(part).is_file())
 }
 
-/// Takes the lock that keeps two checkouts from fetching at once; it ends with the returned file.
+/// Locks the download against other checkouts; closing the returned file unlocks it.
 fn lock(path: &Utf8PathBuf) -> Result<File> {
     let failure = |e: std::io::Error| Failure::new(format!("cannot lock {path}"), e, "check the folder's permissions");
     let file = File::options().create(true).append(true).open(path).map_err(failure)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            println!("libtorch: waiting for another checkout that is fetching it");
+            println!("libtorch: waiting for another checkout that downloads it");
             file.lock().map(|()| file).map_err(failure)
         }
         Err(TryLockError::Error(e)) => Err(failure(e)),
@@ -112,14 +111,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_libtorch_of_the_users_own_wins() {
+    fn the_users_own_libtorch_is_preferred() {
         let root = Utf8Path::new("/repo");
         let own = |name: &'static str, value: &'static str| {
             users_own(move |asked| (asked == name).then(|| value.to_owned()), root)
         };
         assert_eq!(own("LIBTORCH", "/opt/libtorch").as_deref(), Some("LIBTORCH=/opt/libtorch"));
         assert_eq!(own("LIBTORCH_USE_PYTORCH", "1").as_deref(), Some("LIBTORCH_USE_PYTORCH=1"));
-        assert_eq!(own("LIBTORCH", "/repo/.libtorch"), None, "what cargo's config sets is ours");
+        assert_eq!(own("LIBTORCH", "/repo/.libtorch"), None, "the value of cargo's config is not the user's");
         assert_eq!(own("LIBTORCH", ""), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Runs programs and says clearly when they do not work.
+//! Runs programs and reports their failures.
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};
@@ -8,21 +8,21 @@ use camino::Utf8Path;
 use crate::failure::{Failure, Result};
 use crate::workspace::root;
 
-/// A program with its arguments.
+/// Returns a command with these arguments.
 pub fn command<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     command
 }
 
-/// The cargo that started this program, in the repository's folder.
+/// Returns a command of the cargo that started this program, in the repository's folder.
 pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     command.current_dir(root());
     command
 }
 
-/// Writes a command as a person would type it.
+/// Formats a command as a user would type it.
 pub fn shown(command: &Command) -> String {
     let program = command.get_program().to_string_lossy();
     let name = Utf8Path::new(&*program).file_name().unwrap_or(&program).to_owned();
@@ -33,13 +33,13 @@ pub fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// Runs a command with its output on the terminal; anything but success is a failure with this hint.
+/// Runs a command with its output on the terminal. If it does not succeed, `fix` is the hint of the failure.
 pub fn run(command: &mut Command, fix: &str) -> Result<()> {
     let status = command.status().map_err(|e| not_started(command, &e))?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("`{}` failed", shown(command)), status, fix)) }
 }
 
-/// Runs a command for its output; anything but success is a failure that shows the end of its error output.
+/// Runs a command and returns its output. If it does not succeed, the failure has the end of its error output.
 pub fn output(command: &mut Command, fix: &str) -> Result<Output> {
     let out = command.stdin(Stdio::null()).output().map_err(|e| not_started(command, &e))?;
     if out.status.success() {
@@ -48,14 +48,14 @@ pub fn output(command: &mut Command, fix: &str) -> Result<Output> {
     Err(Failure::new(format!("`{}` failed", shown(command)), tail(&out.stderr, &out.status.to_string()), fix))
 }
 
-/// Says whether a command can be started and succeeds.
+/// Returns whether a command can be started and succeeds.
 pub fn works(program: &str, args: &[&str]) -> bool {
     let mut command = command(program, args);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The failure of a program that cannot be started.
+/// Returns the failure of a program that cannot be started.
 pub fn not_started(command: &Command, error: &std::io::Error) -> Failure {
     let program = command.get_program().to_string_lossy();
     Failure::new(format!("cannot start {program}"), error, format!("install {program}, or put it on PATH"))

@@ -1,8 +1,8 @@
-//! A progress bar on a terminal, a line at every tenth elsewhere.
+//! Progress of a long task: a bar on a terminal, otherwise a line at every tenth.
 
 use std::io::{IsTerminal, Write, stderr};
 
-/// How far something is.
+/// The progress of one task.
 pub struct Progress {
     what: &'static str,
     unit: &'static str,
@@ -12,17 +12,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins at zero of `total`.
+    /// Starts at zero of `total`.
     pub fn new(what: &'static str, unit: &'static str, total: u64) -> Self {
         Self { what, unit, total: total.max(1), on_terminal: stderr().is_terminal(), shown_tenth: 0 }
     }
 
-    /// Shows that `done` of the total is done, and a word about it.
+    /// Shows that `done` of the total is done, with a short note.
     pub fn show(&mut self, done: u64, note: &str) {
         let line = format!("{}  {note}", self.line(done));
         let line = line.trim_end();
         let tenth = done.min(self.total) * 10 / self.total;
-        // Nothing to do about an error output that is gone.
+        // A closed error output is no reason to stop.
         if self.on_terminal {
             let _ = write!(stderr(), "\r  {line}\x1b[K");
         } else if tenth > self.shown_tenth {
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the line, for what is said next.
+    /// Ends the bar's line.
     pub fn stop(&self) {
         if self.on_terminal {
             let _ = writeln!(stderr());

@@ -1,4 +1,4 @@
-//! `cargo xtask rig`: a cluster of nodes on this machine, to try things on. The work is done by `tests/rig/rig`.
+//! `cargo xtask rig`: a cluster of nodes on this machine, run by the script `tests/rig/rig`.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -12,35 +12,35 @@ use crate::workspace::root;
 
 const USAGE: &str = "usage: cargo xtask rig up N [--slurm] | down | status | run COMMAND… | verb VERB NODE | verbs";
 
-/// Where the rig of `up` is.
+/// Returns the folder of the rig that `up` starts.
 pub fn folder() -> Utf8PathBuf {
     std::env::var("RIG").unwrap_or_else(|_| "/tmp/vidtui-rig".into()).into()
 }
 
-/// Runs the command: `rig up 4`. What a new rig lacks is installed first.
+/// Runs the command: `rig up 4`. Missing packages are installed first.
 pub fn run(args: &[String]) -> Result<()> {
     let known = ["up", "down", "status", "run", "on", "verb", "verbs", "install"];
     let Some(first) = args.first().filter(|first| known.contains(&first.as_str())) else {
-        return Err(Failure::request("cannot run the rig", format!("{args:?} is not understood"), USAGE));
+        return Err(Failure::request("cannot run the rig", format!("{args:?} is not a command of the rig"), USAGE));
     };
     if first == "up" {
         install(args.iter().any(|arg| arg == "--slurm"))?;
     }
-    // In this process's place, so that the terminal, signals and exit status are the command's own.
+    // The script replaces this process, so that it has the terminal, the signals and the exit status.
     let mut rig = script(args);
     let error = rig.exec();
     Err(not_started(&rig, &error))
 }
 
-/// Starts a rig that stays until `rig down`; what it lacks is installed first.
+/// Starts a rig that runs until `rig down`. Missing packages are installed first.
 pub fn up(args: &[&str], slurm: bool) -> Result<()> {
     install(slurm)?;
     let mut up = script(["up"]);
     up.args(args).args(slurm.then_some("--slurm"));
-    run_command(&mut up, "end another one with `cargo xtask rig down`")
+    run_command(&mut up, "end a rig that is already up with `cargo xtask rig down`")
 }
 
-/// The script that does the work, with these arguments.
+/// Returns a command of the rig's script.
 pub fn script<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     command(root().join("tests/rig/rig"), args)
 }

@@ -1,4 +1,4 @@
-//! Where things are.
+//! The folders of the repository and the user's cache.
 
 use std::env;
 
@@ -9,10 +9,10 @@ use crate::failure::{Failure, Result};
 /// Returns the repository's folder.
 pub fn root() -> &'static Utf8Path {
     let manifest = Utf8Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.ancestors().nth(2).expect("the crate lies in src/xtask")
+    manifest.ancestors().nth(2).expect("the crate is in src/xtask")
 }
 
-/// Returns where cargo puts what it builds in release.
+/// Returns the folder of cargo's release builds.
 pub fn release_dir() -> Utf8PathBuf {
     match env::var("CARGO_TARGET_DIR") {
         Ok(dir) if !dir.is_empty() => root().join(dir).join("release"),
@@ -20,7 +20,7 @@ pub fn release_dir() -> Utf8PathBuf {
     }
 }
 
-/// Returns the user's cache folder for this project, which other checkouts share.
+/// Returns the user's cache folder for this project, which all checkouts share.
 pub fn cache_dir() -> Result<Utf8PathBuf> {
     let absolute = |name| env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));

@@ -13,9 +13,8 @@ use crate::process::{command, output};
 use crate::workspace::{release_dir, root};
 
 const ROUNDS: usize = 3;
-/// A model of 96 million parameters, with two moments each. It sees 144 tokens, so that a forward and backward pass takes
-/// about a second on two cores: longer than the copying, which is all that an update waits for, and still short beside
-/// the steps of a model that is trained in earnest.
+/// A model of 96 million parameters, with two moments each. With 144 tokens, a forward and backward pass takes about a second
+/// on two cores: longer than the copy that the update waits for, and short compared with the steps of real training.
 const SHAPE: [&str; 7] = [
     "model.num_layers=5",
     "model.num_heads=16",
@@ -25,25 +24,25 @@ const SHAPE: [&str; 7] = [
     "model.latent_height=16",
     "model.latent_width=32",
 ];
-/// Steps between checkpoints. The first copies to new memory, the second to that of the first, both are copied and written
-/// while training goes on, and the third, the last step's, is waited for.
+/// Steps between checkpoints. The first save copies to new memory, the second to the same memory; both are written during
+/// training. The third save, of the last step, is synchronous.
 const INTERVAL: u64 = 6;
 const LAST: u64 = 3 * INTERVAL;
 
 /// Seconds of one round.
 #[derive(Debug, Clone, Copy)]
 struct Round {
-    /// That training stood still for the first asynchronous save.
+    /// How long the first asynchronous save stopped training.
     first_stall: f64,
-    /// That it stood still for the second.
+    /// How long the second one stopped training.
     stall: f64,
-    /// That steps took longer than usual while the second was copied and written, the stall included.
+    /// The extra time of all steps while the second save was copied and written, with the stall.
     lost: f64,
-    /// That a save takes when it is waited for.
+    /// A synchronous save.
     save: f64,
-    /// That a resume loads for, checksums and all.
+    /// Loading on resume, with checksums.
     load: f64,
-    /// That `cat` reads the same files for.
+    /// `cat` of the same files.
     cat: f64,
 }
 
@@ -68,7 +67,7 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(vec![
         stall("first stall", |r| r.first_stall),
         stall("stall", |r| r.stall),
-        // What it takes of the cores that train, which is theirs alone only where there are more of them than training uses.
+        // The save takes CPU from training unless the machine has more cores than training uses.
         Row {
             what: "checkpoint of 1 GB: lost time / synchronous save".into(),
             unit: "×",
@@ -102,8 +101,7 @@ fn one_round(scratch: &Scratch) -> Result<Round> {
     let run = fs::read_dir(&runs).into_iter().flatten().filter_map(|e| e.ok()).map(|e| e.path()).max();
     let run = run.and_then(|path| Utf8PathBuf::from_path_buf(path).ok()).unwrap_or_default();
 
-    // Of a save, a sample tells what it held up: between the step before and this one, and in this one. That is all until the
-    // step of the next save.
+    // `checkpoint_s` of a sample is the stall since the sample before. The stall of a save is the sum up to the next save.
     let samples = lines(&run.join("metrics.jsonl"))?;
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or(0.0);
     let after =
@@ -137,7 +135,7 @@ fn vidtui(runs: &Utf8Path, args: &[&str]) -> std::process::Command {
 }
 
 fn none(run: &Utf8Path) -> Failure {
-    Failure::new("cannot measure checkpoints", format!("{run} tells of no save or load"), "see the run's logs")
+    Failure::new("cannot measure checkpoints", format!("{run} has no event of a save or load"), "see the run's logs")
 }
 
 fn lines(path: &Utf8Path) -> Result<Vec<Value>> {
@@ -146,13 +144,13 @@ fn lines(path: &Utf8Path) -> Result<Vec<Value>> {
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// A number of every event of a kind.
+/// Returns a number of every event of a kind.
 fn events(run: &Utf8Path, kind: &str, key: &str) -> Result<Vec<f64>> {
     let events = lines(&run.join("events.jsonl"))?;
     Ok(events.iter().filter(|e| e["event"] == kind).filter_map(|e| e[key].as_f64()).collect())
 }
 
-/// The tensor files of the run's only checkpoint.
+/// Returns the tensor files of the run's only checkpoint.
 fn checkpoint_files(run: &Utf8Path) -> Result<Vec<Utf8PathBuf>> {
     let folder = run.join("checkpoints").join(format!("step-{LAST:08}"));
     let failed = |e| Failure::new(format!("cannot list {folder}"), e, "see the run's logs");

@@ -1,5 +1,5 @@
-//! Watching many nodes: 64 real ones on a rig, against pdsh and clush on the same nodes, and 1,024 made-up ones. Launching on
-//! 16 and ending that, against loops of `ssh`.
+//! Monitoring of many nodes: 64 nodes of a rig, compared with pdsh and clush, and 1,024 simulated ones. Launch and kill on 16
+//! nodes, compared with loops of `ssh`.
 
 use serde_json::Value;
 
@@ -12,12 +12,12 @@ const NODES: &str = "64";
 /// Nodes to launch on.
 const LAUNCHED: &str = "16";
 const MADE_UP: &str = "1024";
-/// Enough for ten rounds: what is kept of each node is bounded, and nearly all of it is the newest frame.
+/// Enough for ten rounds. The memory of each node is bounded, and nearly all of it is its newest frame.
 const SECONDS: &str = "20";
-/// What their packages are called in Debian.
+/// The other programs and their Debian packages.
 const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
 
-/// Measures all of them.
+/// Measures all rows.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rows = made_up()?;
     let script = root().join("tests/rig/rig");
@@ -26,7 +26,7 @@ pub fn rows() -> Result<Vec<Row>> {
         rows.extend(real()?);
     } else {
         println!(
-            "skipped: {LAUNCHED} and {NODES} real nodes; a rig needs root and namespaces (`cargo xtask rig up 2` says more)"
+            "skipped: {LAUNCHED} and {NODES} real nodes; a rig needs root and namespaces; `cargo xtask rig up 2` prints why it cannot start"
         );
     }
     Ok(rows)
@@ -41,28 +41,34 @@ fn made_up() -> Result<Vec<Row>> {
     let program = release_dir().join("vidtui");
     let (mut cpu, mut peak) = (Vec::new(), Vec::new());
     for round in 1..=2 {
-        println!("the console on {MADE_UP} made-up nodes: round {round} of 2");
+        println!("the console on {MADE_UP} simulated nodes: round {round} of 2");
         let args = [script.as_str(), SECONDS, program.as_str(), "--simulate", MADE_UP];
         let printed = output(&mut command("python3", args), "run it by hand")?.stdout;
-        let said = read(&printed)?;
-        cpu.push(figure(&said["cpu"]) * 100.0);
-        peak.push(figure(&said["peak_mib"]));
+        let results = read(&printed)?;
+        cpu.push(figure(&results["cpu"]) * 100.0);
+        peak.push(figure(&results["peak_mib"]));
     }
-    let what = |of: &str| format!("console, {MADE_UP} made-up nodes × 8 GPUs: {of}");
+    let what = |of: &str| format!("console, {MADE_UP} simulated nodes × 8 GPUs: {of}");
     Ok(vec![
-        row(what("CPU"), "%", cpu, 25.0, "of one core, a frame of each node every 2 s, making them up included".into()),
+        row(
+            what("CPU"),
+            "%",
+            cpu,
+            25.0,
+            "of one core, a frame of each node every 2 s, with the cost of the simulation".into(),
+        ),
         row(what("memory"), "MiB", peak, 300.0, String::new()),
     ])
 }
 
 fn launched() -> Result<Vec<Row>> {
-    println!("launching on {LAUNCHED} nodes of a rig, and ending that");
+    println!("launching on {LAUNCHED} nodes of a rig and killing the run");
     let program = release_dir().join("vidtui");
     let words = ["run", "--quiet", "--release", "-p", "remote", "--example", "launch_speed", "--", LAUNCHED];
     let mut example = cargo(words);
-    let said = read(&output(example.arg(program), "run it by hand")?.stdout)?;
+    let results = read(&output(example.arg(program), "run it by hand")?.stdout)?;
     let ratio = |what: &str, key: &str, at_most: f64, does: &str, theirs_does: &str| {
-        let (ours, theirs) = (figures(&said["ours"][key]), figures(&said["theirs"][key]));
+        let (ours, theirs) = (figures(&results["ours"][key]), figures(&results["theirs"][key]));
         let rounds = ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect();
         let (ours, theirs) = (super::table::median(&ours), super::table::median(&theirs));
         let note = format!("ours {ours:.2} s, {does}; theirs {theirs:.2} s, {theirs_does}");
@@ -79,23 +85,23 @@ fn launched() -> Result<Vec<Row>> {
 fn real() -> Result<Vec<Row>> {
     for (program, package) in THEIRS {
         if !works("which", &[program]) && works("apt-get", &["--version"]) {
-            // Without it there is one row less; the line below says so.
+            // If this fails, the row is skipped below.
             let _ = run(&mut command("apt-get", ["install", "-y", "--no-install-recommends", package]), "install it");
         }
     }
-    println!("watching {NODES} nodes of a rig");
+    println!("monitoring {NODES} nodes of a rig");
     let mut example = cargo(["run", "--quiet", "--release", "-p", "remote", "--example", "watch_speed", "--", NODES]);
-    let said = read(&output(&mut example, "run it by hand")?.stdout)?;
-    let (walls, cpu) = (figures(&said["round_s"]), figure(&said["round_cpu_ms"]));
+    let results = read(&output(&mut example, "run it by hand")?.stdout)?;
+    let (walls, cpu) = (figures(&results["round_s"]), figure(&results["round_cpu_ms"]));
     let wall = super::table::median(&walls);
-    let came = format!("{:.0} % of all frames came", figure(&said["frames_of_expected"]) * 100.0);
+    let came = format!("{:.0} % of all frames arrived", figure(&results["frames_of_expected"]) * 100.0);
     let mut rows = vec![
-        row(format!("{NODES} nodes: all connected"), "s", figures(&said["connected_s"]), 1.5, String::new()),
+        row(format!("{NODES} nodes: all connected"), "s", figures(&results["connected_s"]), 1.5, String::new()),
         row(format!("{NODES} nodes: a round of samples"), "s", walls, 0.5, came),
         row(format!("{NODES} nodes: a round of samples, CPU"), "ms", vec![cpu], 20.0, String::new()),
     ];
     for (program, package) in THEIRS {
-        let Some(rounds) = said["others"][program].as_array() else {
+        let Some(rounds) = results["others"][program].as_array() else {
             println!("skipped: {program} is not installed (Debian: apt-get install {package})");
             continue;
         };

@@ -1,4 +1,4 @@
-//! The console on a long run: its first frame, and what it costs while nothing happens.
+//! The console on a long run: time to its first frame, and CPU while it is idle.
 
 use std::fmt::Write;
 use std::fs;
@@ -18,7 +18,7 @@ const IDLE_S: &str = "10";
 pub fn rows() -> Result<Vec<Row>> {
     let runs = cache_dir()?.join(format!("bench-runs-{}", std::process::id()));
     let measured = make_run(&runs).and_then(|()| measure(&runs));
-    // Left-overs in a cache folder harm nobody.
+    // Files left in the cache folder do no harm.
     let _ = fs::remove_dir_all(&runs);
     measured
 }
@@ -46,7 +46,7 @@ fn measure(runs: &camino::Utf8Path) -> Result<Vec<Row>> {
     ])
 }
 
-/// A finished run with many logged steps, made from the frozen one of the tests.
+/// Writes a finished run with many logged steps, based on the frozen run of the tests.
 fn make_run(runs: &camino::Utf8Path) -> Result<()> {
     let failed = |e| Failure::new(format!("cannot write to {runs}"), e, "check the disk");
     let dir = runs.join("2026-11-20T0340-long-k7f2");

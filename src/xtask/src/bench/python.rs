@@ -1,4 +1,4 @@
-//! The Python environment of the benches and of `check-cuda`: PyTorch and diffusers, in the cache folder.
+//! The Python environment of the benches and of `check-cuda`: PyTorch and diffusers in the cache folder.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
@@ -7,10 +7,10 @@ use crate::failure::{Failure, Result};
 use crate::process::{command, output, run};
 use crate::workspace::cache_dir;
 
-/// What the benches compare with; the versions are part of the result.
+/// The packages that the benches compare with; their versions are part of the result.
 const PACKAGES: [&str; 3] = ["torch==2.11.0", "diffusers==0.42.1", "numpy"];
 
-/// What PyTorch's wheel lacks for compiling against it with CUDA: headers that those it brings include.
+/// Headers that PyTorch's own headers include with CUDA and that its wheel does not contain.
 const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"];
 
 /// Returns the folder of the environment's packages, in which `torch` is a libtorch with CUDA and `nvidia` has the headers
@@ -18,7 +18,7 @@ const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==1
 pub fn packages_with_cuda() -> Result<Utf8PathBuf> {
     let bin = environment()?;
     let python = bin.join("python");
-    // Beside the mark of the environment, which is cleared as a whole.
+    // The mark is in the environment's folder, which is removed as a whole.
     let (done, wanted) = (bin.with_file_name("complete-cuda"), CUDA_HEADERS.join(" "));
     if fs::read_to_string(&done).is_ok_and(|have| have == wanted) {
         return packages(&python);
@@ -32,8 +32,8 @@ pub fn packages_with_cuda() -> Result<Utf8PathBuf> {
 
 fn packages(python: &Utf8Path) -> Result<Utf8PathBuf> {
     let ask = "import sysconfig; print(sysconfig.get_path('platlib'))";
-    let told = output(&mut command(python, ["-c", ask]), "remove the environment's folder, and it is made again")?;
-    Ok(String::from_utf8_lossy(&told.stdout).trim().into())
+    let path = output(&mut command(python, ["-c", ask]), "remove the environment's folder and run this again")?;
+    Ok(String::from_utf8_lossy(&path.stdout).trim().into())
 }
 
 /// Returns the `bin` folder of a virtual environment with [`PACKAGES`], making it when there is none.

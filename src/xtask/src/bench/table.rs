@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Result};
 
-/// One figure: what it is, its spread over the rounds, and what it must not exceed.
+/// One measured quantity, its values in all rounds, and its limit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// What was measured.
@@ -11,32 +11,32 @@ pub struct Row {
     pub unit: &'static str,
     /// One value per round.
     pub rounds: Vec<f64>,
-    /// The bar; infinite where there is none.
+    /// The limit; infinite for none.
     pub at_most: f64,
     /// The absolute values behind a ratio.
     pub note: String,
 }
 
 impl Row {
-    /// The middle of the rounds.
+    /// Returns the median of the rounds.
     pub fn median(&self) -> f64 {
         median(&self.rounds)
     }
 
-    /// Whether the bar holds.
+    /// Returns whether the median is within the limit.
     pub fn holds(&self) -> bool {
         self.median() <= self.at_most
     }
 }
 
-/// The middle value; the upper one of two.
+/// Returns the median; of an even number of values, the upper one of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints the rows; a bar that does not hold is a failure.
+/// Prints the rows. A row over its limit is a failure.
 pub fn print(rows: &[Row]) -> Result<()> {
     println!("{}", render(rows));
     let missed: Vec<&str> = rows.iter().filter(|r| !r.holds()).map(|r| r.what.as_str()).collect();
@@ -46,7 +46,7 @@ pub fn print(rows: &[Row]) -> Result<()> {
     Err(Failure::new(
         format!("{} of {} bars do not hold", missed.len(), rows.len()),
         missed.join(", "),
-        "run it again on a quiet machine before you believe it",
+        "repeat it on an idle machine to confirm",
     ))
 }
 
@@ -86,6 +86,6 @@ mod tests {
         assert!(row.holds());
         assert!(render(std::slice::from_ref(&row)).contains("0.80 … 5.00"));
         let free = Row { at_most: f64::INFINITY, ..row };
-        assert!(free.holds() && !render(&[free]).contains('✓'), "what has no bar is neither good nor bad");
+        assert!(free.holds() && !render(&[free]).contains('✓'), "a row without a limit has no mark");
     }
 }

@@ -1,4 +1,4 @@
-//! A training step, ours against PyTorch's.
+//! A training step, compared with PyTorch.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::process::{command, output};
 use crate::workspace::{release_dir, root};
 
 const ROUNDS: usize = 3;
-/// Steps of one round; the first, which warms up, does not count.
+/// Steps of one round. The first is a warm-up and is not counted.
 const STEPS: usize = 6;
 
 /// Seconds of a step and peak memory of rank 0.
@@ -24,7 +24,7 @@ struct Figures {
     peak_gib: f64,
 }
 
-/// One comparison: what both sides train, and how the work is shared out.
+/// One comparison: what both sides train, and how the work is distributed.
 #[derive(Debug)]
 struct Case {
     what: &'static str,
@@ -39,7 +39,7 @@ struct Case {
     memory_bar: f64,
 }
 
-/// How the work is shared out.
+/// How the work is distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// One process of two threads.
@@ -159,7 +159,7 @@ fn ours(scratch: &Scratch, case: &Case) -> Result<Figures> {
     let steps: Vec<f64> = lines.iter().filter_map(|line| line["step_s"].as_f64()).collect();
     let peak = lines.last().and_then(|line| line["mem_peak_gib_by_rank"][0].as_f64());
     let figures = figures(&steps, peak, &run)?;
-    // A round's checkpoint is 600 MB, and the next round's run must be the only one.
+    // A checkpoint is 600 MB, and the next round expects its run to be the only one.
     fs::remove_dir_all(&runs).map_err(|e| Failure::new(format!("cannot remove {runs}"), e, "remove it by hand"))?;
     Ok(figures)
 }
@@ -180,11 +180,11 @@ fn parse(printed: &[u8], run: &Command) -> Result<Value> {
         .map_err(|e| Failure::new(format!("`{}` gave no figures", crate::process::shown(run)), e, "run it by hand"))
 }
 
-/// A folder with data of the benchmark's shape, removed at the end.
+/// A temporary folder with data of the benchmark's shape.
 pub struct Scratch(pub Utf8PathBuf);
 
 impl Scratch {
-    /// Makes one whose samples have a latent and, for each segment, a text of these shapes.
+    /// Creates the folder; samples have a latent and, for each segment, a text of these shapes.
     pub fn new(latent: &[usize], text: &[usize], segments: usize) -> Result<Self> {
         let dir = crate::workspace::cache_dir()?.join(format!("bench-{}", std::process::id()));
         let failed = |e| Failure::new(format!("cannot write to {dir}"), e, "check the disk");
@@ -203,7 +203,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Left-overs in a cache folder harm nobody.
+        // Files left in the cache folder do no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

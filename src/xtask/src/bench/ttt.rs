@@ -1,4 +1,4 @@
-//! A TTT-MLP layer, ours against PyTorch's.
+//! A TTT-MLP layer, compared with PyTorch.
 
 use serde_json::Value;
 
@@ -10,16 +10,16 @@ use crate::workspace::{release_dir, root};
 
 const ROUNDS: usize = 3;
 const THREADS: &str = "2";
-/// Passes of one round; the first, which warms up, does not count.
+/// Passes of one round. The first is a warm-up and is not counted.
 const PASSES: &str = "5";
 
-/// How far norms may be apart: both sum up in fp32, each in its own order.
+/// The largest relative difference of norms: both sides add in fp32, in different orders.
 const APART: f64 = 1e-3;
 
-/// What one side says of its passes.
+/// The measurements of one side.
 #[derive(Debug)]
 struct Figures {
-    /// Seconds of the median one.
+    /// Seconds of the median pass.
     step_s: f64,
     /// Growth of peak memory.
     peak_gib: f64,
@@ -35,7 +35,7 @@ pub fn rows() -> Result<Vec<Row>> {
         "see the compiler's errors above",
     )?;
     let (recipe, script) = (root().join("tests/bench/ttt-47m.toml"), root().join("tests/bench/ttt.py"));
-    // So long a text that there are 64 mini-batches. The data are never read.
+    // The text is long enough for 64 mini-batches. The data is never read.
     let ours_args = [recipe.as_str(), THREADS, PASSES, "model.text_len=576", "data.index=none"];
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
@@ -60,14 +60,14 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(vec![row("time", "s", |f| f.step_s), row("growth of peak memory", "GiB", |f| f.peak_gib)])
 }
 
-/// Holds the two layers to having computed the same thing.
+/// Checks that both layers computed the same.
 fn same_layer(ours: &[f64], theirs: &[f64]) -> Result<()> {
     let close = |(a, b): (&f64, &f64)| (a - b).abs() <= APART * b.abs();
     if !ours.is_empty() && ours.len() == theirs.len() && ours.iter().zip(theirs).all(close) {
         return Ok(());
     }
     Err(Failure::new(
-        "the two layers do not compute the same",
+        "the two layers compute different results",
         format!("norms of output and gradients are {ours:?} here and {theirs:?} in PyTorch"),
         "compare src/dit/src/ttt.rs with tests/bench/ttt_layer.py",
     ))

@@ -1,4 +1,4 @@
-//! Converting weights, ours against `cp` and against the obvious Python script.
+//! Converting weights, compared with `cp` and a straightforward Python script.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ struct Figures {
     peak_mib: f64,
 }
 
-/// One round: all do the same work, one after another; `linked` leaves out the writing.
+/// One round: all programs do the same work in turn; `linked` writes no tensors.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     ours: Figures,
@@ -53,7 +53,7 @@ pub fn rows() -> Result<Vec<Row>> {
 fn one_round(bin: &Utf8Path, script: &Utf8Path, scratch: &Utf8Path, cache: &str) -> Result<Round> {
     let (model, target) = (scratch.join("model"), scratch.join("target"));
     let vidtui = release_dir().join("vidtui");
-    // Ours is on the disk when it says that it is done, so theirs are given the same task.
+    // `vidtui convert` syncs its files before it ends, so the others must sync too.
     let synced = |command: &str| format!("{command} && sync -f '{target}'");
     let measured = |what: &[&str]| -> Result<Figures> {
         let mut args = vec![script.as_str(), "measure", cache, model.as_str(), "--"];
@@ -120,7 +120,7 @@ fn cannot_remove(path: &Utf8Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot remove {path}"), error, "remove it by hand")
 }
 
-/// A folder for the weights, removed at the end.
+/// A temporary folder for the weights.
 struct Scratch(Utf8PathBuf);
 
 impl Scratch {
@@ -133,7 +133,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Left-overs in a cache folder harm nobody.
+        // Files left in the cache folder do no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

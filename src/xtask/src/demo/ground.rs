@@ -1,3 +1,5 @@
+//! Where the demo trains: on this machine, or on nodes of a rig.
+
 use std::fs;
 use std::process::Command;
 
@@ -15,19 +17,19 @@ const RANKS: usize = 2;
 pub enum Ground {
     /// In processes of this machine.
     Local,
-    /// On nodes that stand on this machine for a while.
+    /// On nodes of a rig.
     Rig {
-        /// How many; each has one rank.
+        /// The number of nodes; each has one rank.
         nodes: usize,
-        /// The file that names them, or that says what a Slurm job asks for.
+        /// The hostfile, or the file with the request of the Slurm job.
         file: Utf8PathBuf,
-        /// Whether Slurm starts the run, and not SSH.
+        /// Whether Slurm starts the run; otherwise SSH.
         slurm: bool,
     },
 }
 
 impl Ground {
-    /// Starts a rig of so many nodes with a GPU (that is, a stand-in for nvidia-smi) each.
+    /// Starts a rig of nodes with one simulated GPU each.
     pub fn rig(nodes: usize, slurm: bool) -> Result<Self> {
         let count = nodes.to_string();
         rig::up(&[&count, "--gpus", "1"], slurm)?;
@@ -46,7 +48,7 @@ impl Ground {
         }
     }
 
-    /// The console in the repository's folder, where its defaults for runs and recipes are right, able to reach the nodes.
+    /// Returns a command of the console in the repository's folder, from where the nodes can be reached.
     pub fn vidtui(&self, args: &[&str]) -> Command {
         let program = release_dir().join("vidtui");
         let mut vidtui = match self {
@@ -61,21 +63,21 @@ impl Ground {
         vidtui
     }
 
-    /// The arguments that say where a run is to be.
-    pub fn place(&self) -> Vec<String> {
+    /// Returns the arguments that select where a run trains.
+    pub fn target(&self) -> Vec<String> {
         match self {
             Ground::Local => vec!["--local".into(), RANKS.to_string()],
             Ground::Rig { nodes, file, slurm } => {
                 let by = if *slurm { "--slurm" } else { "--hostfile" };
-                let batch = "train.global_batch=4"; // of both stages, so that each rank has a video
+                let batch = "train.global_batch=4"; // each rank needs a video, in both stages
                 let sets = ["--set", &format!("mesh.dp_shard={nodes}"), "--set", batch];
                 [by, file.as_str()].into_iter().chain(sets).map(str::to_owned).collect()
             }
         }
     }
 
-    /// Says where it was, after "trained … ".
-    pub fn said(&self) -> String {
+    /// Describes where the demo trained, to follow "trained … ".
+    pub fn location(&self) -> String {
         match self {
             Ground::Local => format!("on this machine, in {RANKS} ranks"),
             Ground::Rig { nodes, slurm, .. } => {
@@ -84,20 +86,20 @@ impl Ground {
         }
     }
 
-    /// Tells somebody whose console has been closed what still stands; read on the main screen, after the console.
-    pub fn say_how_to_leave(&self) {
+    /// Prints what keeps running after the console closes. The console leaves this text on the main screen.
+    pub fn print_how_to_end(&self) {
         if let Ground::Rig { .. } = self {
-            println!("the nodes stay up and the run goes on when the console is closed");
+            println!("closing the console stops neither the run nor the nodes");
             println!(
-                "open it again with `cargo xtask rig run target/release/vidtui`, end the nodes with `cargo xtask rig down`"
+                "reopen it with `cargo xtask rig run target/release/vidtui`; end the nodes with `cargo xtask rig down`"
             );
         }
     }
 
-    /// Ends what was started for the demo alone.
+    /// Ends the rig.
     pub fn leave(&self) {
         if let Ground::Rig { .. } = self {
-            // What could not be ended is told by the script itself.
+            // The script reports its own errors.
             let _ = rig::script(["down"]).status();
         }
     }

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::process::{command, not_started, output, works};
 use crate::progress::Progress;
 
-/// A machine that there are wheels for, and what they weigh together.
+/// A platform with wheels, and their size.
 struct Platform {
     arch: &'static str,
     bytes: u64,
@@ -22,18 +22,18 @@ struct Platform {
 const PLATFORMS: [Platform; 2] =
     [Platform { arch: "x86_64", bytes: 543_563_779 }, Platform { arch: "aarch64", bytes: 432_290_065 }];
 
-/// PyTorch, and the two libraries of CUDA that its `libtorch_cpu.so` needs to load.
+/// PyTorch and the two CUDA libraries that its `libtorch_cpu.so` is linked with.
 const WHEELS: [&str; 3] = ["torch==2.11.0", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
 
-/// Only files are taken from the wheels, so any Python will do; this one has wheels for sure.
+/// Only files are taken from the wheels, so their Python version does not matter; this version has wheels.
 const FOR_PYTHON: [&str; 6] = ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"];
 
 const TRY_AGAIN: &str =
     "check the network (pip's own settings apply: PIP_INDEX_URL, proxies), or set LIBTORCH to a libtorch 2.11.0";
 
-/// Makes the folder: downloaded, unpacked and linked beside it, then renamed, so that it is whole or not there.
+/// Downloads, unpacks and links libtorch next to `folder` and renames the result to it, so that it is complete or absent.
 ///
-/// The caller has seen to Python and holds the lock, so what lies in the way is of a fetch that was cut short.
+/// The caller has checked Python and holds the lock. Existing files are from an interrupted download.
 pub fn fetch(folder: &Utf8Path) -> Result<()> {
     let Some(platform) = PLATFORMS.iter().find(|p| p.arch == ARCH) else {
         let why = format!("PyTorch {VERSION} has no wheel for {ARCH}");
@@ -45,12 +45,12 @@ pub fn fetch(folder: &Utf8Path) -> Result<()> {
         let moved = clear(folder).and_then(|()| fs::rename(&whole, folder));
         moved.map_err(|e| Failure::new(format!("cannot move {whole} to {folder}"), e, "check the folder's permissions"))
     });
-    // Best effort: what stays is cleared before the next fetch.
+    // Files that remain are removed before the next download.
     let _ = clear(&part);
     fetched
 }
 
-/// Downloads and unpacks into `part`; returns the folder in it that is whole.
+/// Downloads and unpacks into `part`; returns the complete folder in it.
 fn assemble(part: &Utf8Path, platform: &Platform) -> Result<Utf8PathBuf> {
     let disk = |e| Failure::new(format!("cannot write {part}"), e, "it needs 1.1 GB; make room or set XDG_CACHE_HOME");
     clear(part).and_then(|()| fs::create_dir_all(part.join("tmp"))).map_err(disk)?;
@@ -71,7 +71,7 @@ fn assemble(part: &Utf8Path, platform: &Platform) -> Result<Utf8PathBuf> {
     }
 }
 
-/// Downloads the wheels with pip, which knows the user's index, proxy and certificates; returns their paths.
+/// Downloads the wheels with pip, which has the user's index, proxy and certificates; returns their paths.
 fn download(part: &Utf8Path, platform: &Platform) -> Result<Vec<Utf8PathBuf>> {
     let (wheels, log) = (part.join("wheels"), part.join("pip.log"));
     let io = |path: &Utf8Path, e| Failure::new(format!("cannot write {path}"), e, "make room on the disk");
@@ -99,8 +99,8 @@ fn download(part: &Utf8Path, platform: &Platform) -> Result<Vec<Utf8PathBuf>> {
     }
     progress.stop();
     if !status.success() {
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        let end: Vec<&str> = said.lines().rev().take(10).collect();
+        let printed = fs::read_to_string(&log).unwrap_or_default();
+        let end: Vec<&str> = printed.lines().rev().take(10).collect();
         let why = end.into_iter().rev().collect::<Vec<_>>().join("\n");
         return Err(Failure::new("pip cannot download PyTorch's wheel", why, TRY_AGAIN));
     }
@@ -108,7 +108,7 @@ fn download(part: &Utf8Path, platform: &Platform) -> Result<Vec<Utf8PathBuf>> {
     listed.map_err(|e| io(&wheels, e))
 }
 
-/// Returns the pip there is, or one of our own for the time of the download.
+/// Returns the installed pip, or one in a temporary environment.
 fn pip(part: &Utf8Path) -> Result<Command> {
     if works("python3", &["-m", "pip", "--version"]) {
         return Ok(command("python3", ["-m", "pip"]));
@@ -121,11 +121,11 @@ fn pip(part: &Utf8Path) -> Result<Command> {
     Ok(command(venv.join("bin/python"), ["-m", "pip"]))
 }
 
-/// Links a `libtorch.so` that needs only `libtorch_cpu.so`; the wheel's own is as empty but needs CUDA's.
+/// Links an empty `libtorch.so` that needs only `libtorch_cpu.so`; the one in the wheel also needs CUDA.
 fn link_libtorch(lib: &Utf8Path) -> Result<()> {
     let to = lib.join("libtorch.so");
     let mut cc = command("cc", ["-shared", "-o", to.as_str(), "-Wl,-soname,libtorch.so", "-Wl,--no-as-needed"]);
-    // Its libraries are found beside it, and what they need in turn is for the program's linker to look up.
+    // The loader finds its libraries in the same folder; their own dependencies are resolved when a program is linked.
     cc.args(["-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined", "-L", lib.as_str(), "-l:libtorch_cpu.so"]);
     output(&mut cc, "install a C compiler (Debian: apt-get install g++)").map(drop)
 }
@@ -134,7 +134,7 @@ fn clear(path: &Utf8Path) -> std::io::Result<()> {
     if path.exists() { fs::remove_dir_all(path) } else { Ok(()) }
 }
 
-/// Returns the bytes of all files in a folder; files that vanish meanwhile count nothing.
+/// Returns the bytes of all files in a folder, without files that are removed meanwhile.
 fn size(folder: &Utf8Path) -> u64 {
     let entries = folder.read_dir_utf8().into_iter().flatten().flatten();
     let sizes = entries.map(|e| match e.metadata() {

@@ -7,12 +7,12 @@ use camino::Utf8Path;
 
 use crate::failure::{Failure, Result};
 
-/// Says whether something that is not a link is in the link's place. It is never touched.
+/// Returns whether the path is something other than a link. That is never replaced.
 pub fn is_real(link: &Utf8Path) -> bool {
     fs::symlink_metadata(link).is_ok_and(|m| !m.file_type().is_symlink())
 }
 
-/// Points the link at the folder, whatever it pointed at; cargo never sees it missing.
+/// Points the link to the folder. The link is replaced in one step, so that cargo always finds it.
 pub fn point(link: &Utf8Path, folder: &Utf8Path) -> Result<()> {
     if fs::read_link(link).is_ok_and(|to| to == folder.as_std_path()) {
         return Ok(());
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dangling_and_foreign_links_are_replaced_and_folders_are_seen() {
+    fn dangling_and_other_links_are_replaced_and_folders_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let dir = Utf8Path::from_path(dir.path()).unwrap();
         let (link, folder) = (dir.join(".libtorch"), dir.join("cache"));

@@ -1,4 +1,4 @@
-//! The programs a fresh machine may lack, and the Debian packages that bring them.
+//! Programs that a fresh machine may lack, and their Debian packages.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,22 +7,22 @@ use std::process::Stdio;
 use crate::failure::{Failure, Result};
 use crate::process::{command, run, works};
 
-/// A program that is needed.
+/// A required program.
 pub struct Need {
-    /// What it is, for people.
+    /// Its name for messages.
     what: &'static str,
-    /// The Debian package that brings it.
+    /// Its Debian package.
     package: &'static str,
-    /// Commands of which one must succeed.
+    /// Commands; the program is installed if one of them succeeds.
     any_of: &'static [(&'static str, &'static [&'static str])],
-    /// What cannot be done without it, when all the rest can.
+    /// What is skipped without it; `None` if it is required.
     lost: Option<&'static str>,
 }
 
-/// What compiles torch-sys and the shim of c10d.
+/// Compiles torch-sys and the C++ of c10d.
 pub const COMPILER: &[Need] = &[Need::new("a C++ compiler", "g++", &[("c++", &["--version"])])];
 
-/// What fetches libtorch.
+/// Downloads libtorch.
 pub const PYTHON: &[Need] = &[
     Need::new("Python 3", "python3", &[("python3", &["--version"])]),
     Need::new(
@@ -32,25 +32,25 @@ pub const PYTHON: &[Need] = &[
     ),
 ];
 
-/// What the console's SSH library is built against.
+/// Needed to build the console's SSH library.
 pub const OPENSSL: &[Need] = &[
     Need::new("pkg-config", "pkg-config", &[("pkg-config", &["--version"])]),
     Need::new("OpenSSL's headers", "libssl-dev", &[("pkg-config", &["--exists", "openssl"])]),
 ];
 
-/// What the test of the demo's data decodes its clip with.
+/// Decodes the demo's clip in the test of its data.
 pub const DECODER: &[Need] =
     &[Need { lost: Some("tests on the demo's clip"), ..Need::new("ffmpeg", "ffmpeg", &[("ffmpeg", &["-version"])]) }];
 
-/// What the test of a clock that jumps makes it jump with.
+/// Changes the clock in the test of a clock that jumps.
 pub const CLOCK: &[Need] = &[Need {
     lost: Some("test of a clock that jumps"),
     ..Need::new("faketime", "faketime", &[("faketime", &["--version"])])
 }];
 
-/// What makes the Python environment of the benches.
+/// Creates the Python environment of the benches.
 pub const VENV: &[Need] = &[Need {
-    lost: Some("what runs diffusers"),
+    lost: Some("tests against diffusers"),
     ..Need::new("Python's venv", "python3-venv", &[("python3", &["-c", "import venv, ensurepip"])])
 }];
 
@@ -68,10 +68,10 @@ impl Need {
     }
 }
 
-/// Makes sure that everything needed is there, and installs what is not when that is allowed, all of it at once.
+/// Installs all missing programs at once, if this user may.
 ///
 /// # Errors
-/// Names all that is missing, when some of it cannot be done without.
+/// Names everything that is missing, if a required program is.
 pub fn require(needs: &[&[Need]]) -> Result<()> {
     let missing = missing(needs);
     if missing.is_empty() {
@@ -83,41 +83,41 @@ pub fn require(needs: &[&[Need]]) -> Result<()> {
         return Ok(());
     }
     let failure = tried.err().unwrap_or_else(|| {
-        let why = format!("apt-get installed {}, and that is still not on PATH", packages(&missing));
-        Failure::new(format!("cannot go on without {}", names(&missing)), why, "put it on PATH")
+        let why = format!("apt-get installed {}, and it is still not on PATH", packages(&missing));
+        Failure::new(format!("cannot continue without {}", names(&missing)), why, "put it on PATH")
     });
     if !required(&missing).is_empty() {
         return Err(failure);
     }
     println!("{failure}");
     for need in missing {
-        println!("without {} there will be no {}", need.what, need.lost.unwrap_or_default());
+        println!("without {}, skipped: {}", need.what, need.lost.unwrap_or_default());
     }
     Ok(())
 }
 
 fn install(missing: &[&Need]) -> Result<()> {
-    let what = format!("cannot go on without {}", names(missing));
+    let what = format!("cannot continue without {}", names(missing));
     let is_root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let apt_get: &[&str] = if is_root { &["apt-get"] } else { &["sudo", "-n", "apt-get"] };
     let sudo = if is_root { "" } else { "sudo " };
     let typed = format!("{sudo}apt-get install --no-install-recommends {}", packages(missing));
     if !works("apt-get", &["--version"]) {
-        let why = "nothing of the kind is on PATH, and there is no apt-get";
-        return Err(Failure::new(what, why, "install that and try again"));
+        let why = "it is not on PATH, and there is no apt-get";
+        return Err(Failure::new(what, why, "install it and try again"));
     }
     if !works(apt_get[0], &[&apt_get[1..], &["--version"]].concat()) {
-        let why = "nothing of the kind is on PATH, and only root may install it";
+        let why = "it is not on PATH, and only root may install it";
         return Err(Failure::new(what, why, format!("run `{typed}` and try again")));
     }
     println!("missing: {}; installing with `{typed}`", names(missing));
     let apt = |args: &[&str]| {
         let mut apt = command(apt_get[0], apt_get[1..].iter().chain(args));
-        // Where sudo forgets the variable, there is nobody to ask either.
+        // sudo may drop the variable; without an input, apt-get asks no questions either.
         apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        run(&mut apt, "see what apt-get printed above; when it is put right, run this again")
+        run(&mut apt, "fix what apt-get reports above and run this again")
     };
-    // A fresh container has no package lists, an old one has stale ones.
+    // A fresh container has no package lists, an old one has outdated ones.
     apt(&["update", "-q"])?;
     let get = |needs: &[&Need]| {
         let packages: Vec<&str> = needs.iter().map(|need| need.package).collect();
@@ -126,14 +126,14 @@ fn install(missing: &[&Need]) -> Result<()> {
     let tried = get(missing);
     let required = required(missing);
     if tried.is_err() && !required.is_empty() && required.len() < missing.len() {
-        // A package that cannot be had keeps apt-get from all the others; what came of this is seen by looking again.
-        println!("trying again with what cannot be done without: {}", names(&required));
+        // One unavailable package makes apt-get install none. The caller checks what is installed.
+        println!("retrying with the required packages: {}", names(&required));
         let _ = get(&required);
     }
     tried
 }
 
-/// Those that cannot be done without.
+/// Returns the programs without which nothing works.
 fn required<'a>(needs: &[&'a Need]) -> Vec<&'a Need> {
     needs.iter().copied().filter(|need| need.lost.is_none()).collect()
 }
@@ -154,16 +154,17 @@ fn packages(needs: &[&Need]) -> String {
 mod tests {
     use super::*;
 
-    const THERE: &[Need] = &[Need::new("a shell", "dash", &[("no such program", &[]), ("true", &[])])];
-    const NOT: &[Need] = &[Need::new("a dream", "dream", &[("false", &[])]), Need::new("a wish", "wish", &[])];
-    const SPARED: &[Need] = &[Need { lost: Some("songs"), ..Need::new("a bird", "bird", &[("false", &[])]) }];
+    const INSTALLED: &[Need] = &[Need::new("a shell", "dash", &[("no such program", &[]), ("true", &[])])];
+    const MISSING: &[Need] =
+        &[Need::new("a compiler", "gcc-99", &[("false", &[])]), Need::new("a linker", "ld-99", &[])];
+    const OPTIONAL: &[Need] = &[Need { lost: Some("sound"), ..Need::new("a player", "player", &[("false", &[])]) }];
 
     #[test]
-    fn all_that_is_missing_of_all_groups_is_named_at_once() {
-        let missing = missing(&[THERE, NOT, SPARED]);
-        assert_eq!(names(&missing), "a dream, a wish, a bird");
-        assert_eq!(packages(&missing), "dream wish bird");
-        assert_eq!(packages(&required(&missing)), "dream wish");
-        assert!(self::missing(&[THERE, THERE]).is_empty());
+    fn everything_missing_is_named_at_once() {
+        let missing = missing(&[INSTALLED, MISSING, OPTIONAL]);
+        assert_eq!(names(&missing), "a compiler, a linker, a player");
+        assert_eq!(packages(&missing), "gcc-99 ld-99 player");
+        assert_eq!(packages(&required(&missing)), "gcc-99 ld-99");
+        assert!(self::missing(&[INSTALLED, INSTALLED]).is_empty());
     }
 }
