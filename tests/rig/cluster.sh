@@ -1,6 +1,6 @@
-# What runs on the head, in the outermost of the rig's namespaces.
+# The head: runs in the outermost of the rig's namespaces.
 
-inside_cluster() { # PID 1. When it ends, for whatever reason, so does everything
+inside_cluster() { # PID 1: when it ends, the kernel ends everything else
     trap 'echo "failed: $(tail -n 1 "$RIG/rig.log")"; end; exit 1' USR1
     trap 'end; exit' TERM
     { start_all </dev/null && echo "ready $RIG" || kill -USR1 1; } &
@@ -12,7 +12,7 @@ inside_cluster() { # PID 1. When it ends, for whatever reason, so does everythin
     fi
 }
 
-end() { # leaves no file either; it may be that nobody else is left to do it
+end() { # also removes the files, since the caller may be gone
     local others
     kill -KILL -1
     while others=(/proc/[0-9]*) && [ ${#others[@]} -gt 1 ]; do sleep 0.01; done
@@ -23,7 +23,7 @@ end() { # leaves no file either; it may be that nobody else is left to do it
 start_all() {
     local i number node address
     mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/netns /run/sshd || return 1
-    # What the caller's environment points to under /run is gone now.
+    # The new /run hides the folder of the caller's XDG_RUNTIME_DIR.
     [[ ${XDG_RUNTIME_DIR:-} != /run/* ]] || mkdir -p "$XDG_RUNTIME_DIR"
     mount --bind "$RIG/hosts" /etc/hosts && mount --bind "$RIG/passwd" /etc/passwd && mount --bind "$RIG/shadow" /etc/shadow || return 1
     [ ! -e "$RIG/slurm" ] || mount --bind "$RIG/slurm" /etc/slurm || return 1
@@ -54,7 +54,7 @@ start_node() {
     echo $! >"$folder/pid"
 }
 
-# sshd writes its pid once it listens. Asking it by connecting would be slower: a packet sent before the link is up costs a second.
+# sshd writes its pid file once it listens. Connecting to it is slower: a packet sent before the link is up costs a second.
 wait_for_sshd() {
     local try
     for ((try = 0; try < 6000; try++)); do
@@ -65,10 +65,10 @@ wait_for_sshd() {
     return 1
 }
 
-end_node() { # returns when nothing of the node is left
+end_node() { # returns when all processes of the node have ended
     local pid try
     pid=$(cat "$RIG/nodes/$1/pid")
-    # The node's PID 1 is the child of this pid, which ends only once the whole process space is empty.
+    # The node's PID 1 is the child of this process, which ends once the PID namespace is empty.
     pkill -KILL -P "$pid"
     for ((try = 0; try < 6000; try++)); do
         [ -e "/proc/$pid/exe" ] || return 0

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use rig::Options;
 
-use crate::said;
+use crate::run;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rig/rig");
 
-/// Waits until no process, mount or file of a rig is left; names those that are.
+/// Waits until no process, mount or file of a rig is left.
 fn assert_nothing_is_left_of(folder: &str) {
     let began = Instant::now();
     loop {
@@ -39,14 +39,14 @@ fn left_of(folder: &str) -> Vec<String> {
     left
 }
 
-/// Starts a shell that holds a rig's lifeline and says where the rig is.
+/// Starts a shell that owns a rig and prints the rig's folder.
 fn owner(options: &str, place: &str) -> Child {
     let owner =
         format!("coproc {SCRIPT} serve 3 {options}; while read -r line <&\"${{COPROC[0]}}\"; do echo \"$line\"; done");
     Command::new("bash").args(["-c", &owner]).env("TMPDIR", place).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Reads where the rig is; `None` when it is not possible here.
+/// Reads the rig's folder; `None` when no rig is possible here.
 fn folder_of(owner: &mut Child) -> Option<String> {
     let mut line = String::new();
     BufReader::new(owner.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -58,7 +58,7 @@ fn folder_of(owner: &mut Child) -> Option<String> {
 }
 
 #[test]
-fn a_rig_that_is_dropped_is_gone_at_once() {
+fn dropping_a_rig_ends_it_at_once() {
     let Some(rig) = Options::new(3).up_or_skip() else { return };
     let folder = rig.folder().to_string();
     assert!(left_of(&folder).len() > 3, "this test cannot see a rig");
@@ -67,7 +67,7 @@ fn a_rig_that_is_dropped_is_gone_at_once() {
 }
 
 #[test]
-fn a_rig_dies_with_its_owner_killed() {
+fn a_rig_ends_when_its_owner_is_killed() {
     for options in ["", "--slurm"] {
         let mut owner = owner(options, "/tmp");
         let Some(folder) = folder_of(&mut owner) else { return };
@@ -78,11 +78,11 @@ fn a_rig_dies_with_its_owner_killed() {
 }
 
 #[test]
-fn a_rig_dies_with_its_owner_killed_before_it_is_up() {
+fn a_rig_ends_when_its_owner_is_killed_before_it_is_up() {
     if Options::new(1).up_or_skip().is_none() {
         return;
     }
-    // Here each rig's folder is, whose name nobody has said when its owner is killed.
+    // The parent of the rig's folder: the owner is killed before it prints the folder.
     let place = format!("/tmp/vidtui-rig-killed.{}", std::process::id());
     fs::create_dir(&place).unwrap();
     for wait_ms in [0, 10, 30, 100, 200, 300] {
@@ -91,7 +91,7 @@ fn a_rig_dies_with_its_owner_killed_before_it_is_up() {
         owner.kill().unwrap();
         owner.wait().unwrap();
         let began = Instant::now();
-        // A process that becomes another program has no name for a moment.
+        // During exec, a process has no command line.
         while left_of(&place).len() > 1 || fs::read_dir(&place).unwrap().count() > 0 {
             assert!(began.elapsed() < Duration::from_secs(60), "killed after {wait_ms} ms, it lives on");
             sleep(Duration::from_millis(5));
@@ -101,9 +101,9 @@ fn a_rig_dies_with_its_owner_killed_before_it_is_up() {
 }
 
 #[test]
-fn a_rig_by_hand_stays_until_it_is_ended() {
+fn a_rig_started_by_hand_runs_until_rig_down() {
     let folder = format!("/tmp/vidtui-rig-by-hand.{}", std::process::id());
-    let rig = |args: &[&str]| said(Command::new(SCRIPT).env("RIG", &folder).args(args));
+    let rig = |args: &[&str]| run(Command::new(SCRIPT).env("RIG", &folder).args(args));
     if let Err(why) = rig(&["possible"]) {
         println!("skipped: {why}");
         return;

@@ -4,28 +4,27 @@ use std::process::Stdio;
 
 use rig::Options;
 
-use crate::{said, ssh, ssh_within};
+use crate::{run, ssh, ssh_within};
 
-/// Does one thing after another to node02 of a rig, and holds that a login then fails with these words, or works where there are none.
-///
-/// node01 must not notice.
+/// Applies verbs to node02 one after another. After each, a login must fail with the given words of OpenSSH, or succeed if
+/// there are none; node01 must stay reachable.
 fn assert_logins(steps: &[(&str, &str)]) {
     let Some(rig) = Options::new(2).up_or_skip() else { return };
     for (verb, words) in steps {
         rig.verb(verb).unwrap();
         assert_eq!(ssh(&rig, "node01", "hostname").unwrap(), "node01", "after {verb}");
-        // Only silence is waited out; an answer may be late on a busy machine.
+        // A short timeout only where no answer can come; on a busy machine an answer may be late.
         let is_silent = ["timed out", "banner exchange"].contains(words);
         let seconds = if is_silent { 3 } else { 60 };
         match ssh_within(&rig, "node02", "hostname", seconds) {
             Ok(name) => assert_eq!((name.as_str(), *words), ("node02", ""), "after {verb}"),
-            Err(said) => assert!(!words.is_empty() && said.contains(words), "after {verb}: {said}"),
+            Err(error) => assert!(!words.is_empty() && error.contains(words), "after {verb}: {error}"),
         }
     }
 }
 
 #[test]
-fn a_node_that_is_cut_off_is_silent_until_it_is_healed() {
+fn connections_to_a_node_without_network_time_out_until_it_is_healed() {
     assert_logins(&[
         ("linkdown node02", "timed out"),
         ("linkup node02", ""),
@@ -37,7 +36,7 @@ fn a_node_that_is_cut_off_is_silent_until_it_is_healed() {
 }
 
 #[test]
-fn a_node_without_an_ssh_server_refuses_until_it_has_one() {
+fn a_node_without_an_ssh_server_refuses_connections_until_it_has_one() {
     assert_logins(&[
         ("refuse node02", "refused"),
         ("heal node02", ""),
@@ -48,7 +47,7 @@ fn a_node_without_an_ssh_server_refuses_until_it_has_one() {
 }
 
 #[test]
-fn a_node_whose_processes_are_stopped_connects_and_says_nothing() {
+fn a_node_with_stopped_processes_accepts_connections_and_sends_nothing() {
     assert_logins(&[
         ("stop node02", "banner exchange"),
         ("cont node02", ""),
@@ -58,7 +57,7 @@ fn a_node_whose_processes_are_stopped_connects_and_says_nothing() {
 }
 
 #[test]
-fn a_node_without_power_is_silent_and_one_that_crashed_refuses() {
+fn a_node_without_power_times_out_and_a_crashed_node_refuses() {
     assert_logins(&[
         ("poweroff node02", "timed out"),
         ("poweron node02", ""),
@@ -68,7 +67,7 @@ fn a_node_without_power_is_silent_and_one_that_crashed_refuses() {
 }
 
 #[test]
-fn a_node_with_another_key_or_without_ours_is_not_logged_in_to() {
+fn a_login_fails_when_the_host_key_changed_or_the_users_key_is_not_accepted() {
     assert_logins(&[
         ("nologin node02", "Permission denied"),
         ("login node02", ""),
@@ -101,7 +100,7 @@ fn a_connection_is_reset_in_the_middle_of_a_line() {
 }
 
 #[test]
-fn a_node_that_is_started_again_has_a_new_boot_id_and_its_old_home() {
+fn a_restarted_node_has_a_new_boot_id_and_keeps_its_home() {
     let Some(rig) = Options::new(1).up_or_skip() else { return };
     let boot = "cat /proc/sys/kernel/random/boot_id";
     let before = ssh(&rig, "node01", &format!("echo kept >file; touch /dev/shm/lost; {boot}")).unwrap();
@@ -112,7 +111,7 @@ fn a_node_that_is_started_again_has_a_new_boot_id_and_its_old_home() {
 }
 
 #[test]
-fn a_full_disk_is_full_for_its_node_alone() {
+fn a_full_disk_affects_its_node_alone() {
     let Some(rig) = Options::new(2).up_or_skip() else { return };
     rig.verb("fill node01").unwrap();
     let write = format!("echo something >{}/disk/file", rig.own());
@@ -123,7 +122,7 @@ fn a_full_disk_is_full_for_its_node_alone() {
 }
 
 #[test]
-fn a_clock_that_is_ahead_is_so_on_its_node_alone() {
+fn a_changed_clock_affects_its_node_alone() {
     let Some(rig) = Options::new(2).up_or_skip() else { return };
     rig.verb("clock node02 3600").unwrap();
     let clock = |node| ssh(&rig, node, "date +%s").unwrap().parse::<i64>().unwrap();
@@ -132,7 +131,7 @@ fn a_clock_that_is_ahead_is_so_on_its_node_alone() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn unknown_verbs_and_nodes_are_errors() {
     let Some(rig) = Options::new(1).up_or_skip() else { return };
     let errors = ["explode node01", "poweroff node07", "poweroff", "poweron node01", "loss node01 much"]
         .map(|verb| rig.verb(verb).unwrap_err().to_string());
@@ -146,6 +145,6 @@ fn what_cannot_be_done_is_said() {
             "the rig cannot \"loss node01 much\": cannot run the rig: loss wants a percentage",
         ]
     );
-    assert!(said(&mut rig.command_on("node09", "true")).unwrap_err().contains("there is no node node09"));
+    assert!(run(&mut rig.command_on("node09", "true")).unwrap_err().contains("there is no node node09"));
     assert!(fs::exists(rig.folder()).unwrap());
 }

@@ -1,15 +1,15 @@
-# The files of a rig, written before anything runs.
+# The files of a rig, written before its processes start.
 #
-#   $RIG/ssh_config known_hosts id_ed25519 hostfile   what a client needs
-#   $RIG/share     the same on the head and all nodes, as a shared file system would be; so is all of this machine's disk
-#   $RIG/small     the same, on a disk of 64 MiB; processes outside the rig do not see what is on it
-#   $RIG/self      on each node its own folder $RIG/nodes/NAME, on the head one of its own:
+#   $RIG/ssh_config known_hosts id_ed25519 hostfile   for SSH clients
+#   $RIG/share     shared by the head and all nodes, like a shared file system; so is all of this machine's disk
+#   $RIG/small     shared too, on a disk of 64 MiB; its files are not visible outside the rig
+#   $RIG/self      on each node, its folder $RIG/nodes/NAME; on the head, a folder of its own:
 #       home/      root's home          bin/    first on the PATH: nvidia-smi
-#       gpus/      what nvidia-smi says disk/   a disk of 64 MiB
+#       gpus/      nvidia-smi's data disk/   a disk of 64 MiB
 
 NETWORK=10.99 # /16; the head is .255.254
 
-# Sets number, node and address from a number or a name. Without a process of its own: bring-up calls it hundreds of times.
+# Sets number, node and address from a number or a name. Starts no process, because the start of a rig calls it often.
 name() {
     number=$((10#${1#node}))
     printf -v node 'node%02d' "$number"
@@ -19,15 +19,15 @@ name() {
 prepare() {
     local i number node address
     mkdir -p "$RIG" && [ -O "$RIG" ] && chmod 755 "$RIG" || return 1
-    touch "$RIG/.rig" # what `rm -rf` asks for
+    touch "$RIG/.rig" # only folders with this file are removed
     mkdir -p "$RIG/share" "$RIG/small" "$RIG/self" && make_home "$RIG/self" || return 1
     echo "127.0.0.1 localhost" >"$RIG/hosts"
     echo "$NETWORK.255.254 head" >>"$RIG/hosts"
     ssh-keygen -q -t ed25519 -N '' -C rig -f "$RIG/id_ed25519" || return 1
-    # Root's home is the rig's, and root may log in by key where its own account is locked.
+    # Root has the rig's home, and can log in by key even if the account of this machine is locked.
     sed "s|^\(root:[^:]*:[^:]*:[^:]*:[^:]*\):[^:]*|\1:$RIG/self/home|" /etc/passwd >"$RIG/passwd"
     (umask 077 && sed 's|^root:[^:]*|root:*|' /etc/shadow >"$RIG/shadow")
-    # Another user, whom the same key lets in.
+    # Another user, who logs in with the same key.
     echo "eve:x:1042:1042::$RIG/self/home:/bin/bash" >>"$RIG/passwd"
     echo 'eve:*:20000::::::' >>"$RIG/shadow"
     for ((i = 1; i <= NODES; i++)); do prepare_node "$i" || return 1; done

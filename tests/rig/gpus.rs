@@ -27,7 +27,7 @@ fn a_rank_shows_on_its_gpu_while_it_lives() {
 }
 
 #[test]
-fn gpus_break_as_real_ones_do() {
+fn broken_gpus_give_the_errors_of_the_real_nvidia_smi() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let cases = [
         ("nodriver", "exit status: 9: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
@@ -45,8 +45,8 @@ fn gpus_break_as_real_ones_do() {
     ];
     for (mode, words) in cases {
         rig.verb(&format!("smi node01 {mode}")).unwrap();
-        let said = ssh(&rig, "node01", POWER).unwrap_err();
-        assert!(said.starts_with(words), "{mode}: {said}");
+        let error = ssh(&rig, "node01", POWER).unwrap_err();
+        assert!(error.starts_with(words), "{mode}: {error}");
     }
     rig.verb("smi node01 ok").unwrap();
     let field = |name| ssh(&rig, "node01", &format!("nvidia-smi --query-gpu={name} --format=csv,noheader -i 0"));
@@ -58,7 +58,7 @@ fn gpus_break_as_real_ones_do() {
 }
 
 #[test]
-fn a_gpu_says_what_it_is_told_to_and_the_driver_logs_errors() {
+fn fields_of_a_gpu_and_xid_errors_can_be_set() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     rig.verb("gpu node01 1 power.draw [GPU requires reset]").unwrap();
     assert!(ssh(&rig, "node01", POWER).unwrap().ends_with("\n1, [GPU requires reset], 0"));
@@ -71,7 +71,7 @@ fn a_gpu_says_what_it_is_told_to_and_the_driver_logs_errors() {
 }
 
 #[test]
-fn a_cell_says_what_the_table_says() {
+fn cells_are_printed_as_in_the_table() {
     let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
     let table = rig.node_folder("node01").join("gpus/table.tsv");
     let healthy = fs::read_to_string(&table).unwrap();

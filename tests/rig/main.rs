@@ -1,6 +1,6 @@
-//! Holds the rig to what its users count on.
+//! Tests of the rig: nodes, faults, simulated GPUs, Slurm, and that nothing is left when a rig ends.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
 mod ending;
 mod faults;
@@ -11,8 +11,8 @@ mod slurm;
 
 use std::process::{Command, Output};
 
-/// Runs a command; returns its output, or with a failure everything that it said.
-fn said(command: &mut Command) -> Result<String, String> {
+/// Runs a command; returns its standard output or, if it fails, its exit status and all output.
+fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     let Output { status, stdout, stderr } = &output;
@@ -24,7 +24,7 @@ fn ssh(rig: &rig::Rig, node: &str, command: &str) -> Result<String, String> {
     ssh_within(rig, node, command, 60)
 }
 
-/// Runs a shell command on a node that must answer a connection within so many seconds.
+/// Runs a shell command on a node over SSH, with a timeout for the connection.
 fn ssh_within(rig: &rig::Rig, node: &str, command: &str, seconds: u64) -> Result<String, String> {
-    said(rig.command("ssh").arg(format!("-oConnectTimeout={seconds}")).args([node, command]))
+    run(rig.command("ssh").arg(format!("-oConnectTimeout={seconds}")).args([node, command]))
 }

@@ -1,4 +1,4 @@
-# What runs as PID 1 of a node, in namespaces of its own.
+# PID 1 of a node, in its own namespaces.
 
 inside_node() { # NAME
     local number node address folder=$RIG/nodes/$1
@@ -14,11 +14,11 @@ inside_node() { # NAME
     mount --bind "$folder" "$RIG/self"
     mount -t tmpfs -o size=64m tmpfs "$RIG/self/disk"
     mount --bind "$folder/hostname" /etc/hostname
-    # Each start of a node is a boot of its own.
+    # Each start of a node has a new boot id.
     echo "$(</proc/sys/kernel/random/uuid)" >"$folder/boot_id"
     mount --bind "$folder/boot_id" /proc/sys/kernel/random/boot_id
     [ ! -e "$RIG/slurm" ] || start_slurm_node
     /usr/sbin/sshd -D -f "$folder/sshd_config" -E "$folder/sshd.log" &
-    # bash takes in the orphans; the loop outlives `kill -9 -1`, as a machine does.
+    # bash reaps orphan processes. The loop survives `kill -9 -1`, as a machine does.
     while :; do sleep infinity & wait $!; done
 }

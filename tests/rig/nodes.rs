@@ -3,10 +3,10 @@ use std::net::{TcpListener, TcpStream};
 
 use rig::Options;
 
-use crate::{said, ssh};
+use crate::{run, ssh};
 
 #[test]
-fn every_node_has_a_name_an_address_processes_and_a_home_of_its_own() {
+fn every_node_has_its_own_name_address_processes_and_home() {
     let Some(rig) = Options::new(3).up_or_skip() else { return };
     for (number, node) in rig.nodes().iter().enumerate() {
         let facts = ssh(&rig, node, "hostname; hostname -I; ps -e -o pid= | head -1; cd; pwd; ls -A").unwrap();
@@ -25,13 +25,13 @@ fn nodes_reach_each_other_and_share_a_folder() {
 }
 
 #[test]
-fn a_program_on_the_head_runs_in_the_callers_folder_and_dies_with_its_child() {
+fn a_program_on_the_head_runs_in_the_callers_folder_and_ends_with_its_child() {
     let Some(rig) = Options::new(1).up_or_skip() else { return };
-    let folder = said(rig.command("pwd").current_dir("/usr")).unwrap();
-    assert_eq!((folder.as_str(), said(&mut rig.command("hostname")).unwrap().as_str()), ("/usr", "head"));
+    let folder = run(rig.command("pwd").current_dir("/usr")).unwrap();
+    assert_eq!((folder.as_str(), run(&mut rig.command("hostname")).unwrap().as_str()), ("/usr", "head"));
 
     let mut child = rig.command("sleep").arg("1000").spawn().unwrap();
-    let sleeping = || said(rig.command("pgrep").args(["-f", "^sleep 1000"])).is_ok();
+    let sleeping = || run(rig.command("pgrep").args(["-f", "^sleep 1000"])).is_ok();
     while !sleeping() {}
     child.kill().unwrap();
     child.wait().unwrap();
@@ -39,7 +39,7 @@ fn a_program_on_the_head_runs_in_the_callers_folder_and_dies_with_its_child() {
 }
 
 #[test]
-fn a_thread_that_joins_the_network_reaches_the_nodes_and_others_do_not() {
+fn only_threads_that_joined_the_network_reach_the_nodes() {
     let Some(rig) = Options::new(1).up_or_skip() else { return };
     let inside = std::thread::scope(|scope| {
         let joined = scope.spawn(|| {
@@ -49,12 +49,12 @@ fn a_thread_that_joins_the_network_reaches_the_nodes_and_others_do_not() {
         joined.join().unwrap()
     });
     inside.unwrap();
-    // The address of the rig's head is none of this machine's.
+    // The address of the rig's head is not an address of this machine.
     TcpListener::bind("10.99.255.254:0").unwrap_err();
 }
 
 #[test]
-fn rigs_live_beside_each_other_with_the_same_addresses() {
+fn several_rigs_can_use_the_same_addresses() {
     let (Some(one), Some(other)) = (Options::new(2).up_or_skip(), Options::new(1).up_or_skip()) else { return };
     fs::write(one.node_folder("node01").join("home/which"), "one").unwrap();
     fs::write(other.node_folder("node01").join("home/which"), "other").unwrap();

@@ -1,4 +1,4 @@
-# One round of the stand-in for nvidia-smi. Standard input: the ranks of this node, as /proc/PID/environ:LOCAL_RANK=N.
+# One round of the fake nvidia-smi. Standard input: the ranks of this node, as /proc/PID/environ:LOCAL_RANK=N.
 
 function unit(field) {
     if (field ~ /^(memory\.|used_gpu_memory)/) return "MiB"
@@ -8,7 +8,7 @@ function unit(field) {
     return ""
 }
 
-# The name that headers carry for a name that was asked for.
+# Returns the name that headers have for a requested field.
 function canonical(field) {
     if (ask == "gpu") {
         if (field == "gpu_uuid") return "uuid"

@@ -1,8 +1,8 @@
-# What a rig needs of the machine.
+# The packages that a rig needs.
 
-# The program by which a Debian package is known.
+# PROGRAM:PACKAGE; a package is installed if its program is on the PATH.
 PACKAGES=(ssh:openssh-client sshd:openssh-server ip:iproute2 nft:nftables ps:procps unshare:util-linux awk:mawk)
-# What some tests on a rig need, and are skipped without.
+# Packages without which some tests on a rig are skipped.
 TEST_PACKAGES=(sudo:sudo fish:fish tcsh:tcsh)
 SLURM_PACKAGES=(slurmctld:slurmctld slurmd:slurmd sinfo:slurm-client munged:munge)
 
@@ -15,8 +15,8 @@ missing() { # [MORE…]: the packages that are missing, in one line
     echo "${names[*]}"
 }
 
-impossible() { # says why a rig is not possible here; fails when it is
-    [ "$(id -u)" = 0 ] || { echo "it makes namespaces, which takes root" && return; }
+impossible() { # prints why no rig is possible here; fails when one is
+    [ "$(id -u)" = 0 ] || { echo "creating namespaces needs root" && return; }
     local names
     names=$(missing)
     [ -z "$names" ] || { echo "packages are missing: $names; \`cargo xtask rig install${SLURM:+ --slurm}\` installs them" && return; }
@@ -29,9 +29,9 @@ install_packages() {
     local names
     names=$(missing "${TEST_PACKAGES[@]}")
     [ -n "$names" ] || { echo "nothing is missing" && return; }
-    [ "$(id -u)" = 0 ] || die "installing $names takes root"
-    type -P apt-get >/dev/null || die "this is not Debian; install what has the programs of: $names"
-    # Without this, the packages would start servers of theirs on this machine, an SSH server on port 22 among them.
+    [ "$(id -u)" = 0 ] || die "installing $names needs root"
+    type -P apt-get >/dev/null || die "there is no apt-get; install the equivalents of: $names"
+    # Keeps the packages from starting their servers on this machine, such as an SSH server on port 22.
     local policy=/usr/sbin/policy-rc.d ours=''
     if [ ! -e $policy ]; then
         printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy && ours=yes

@@ -9,7 +9,7 @@ use rig::{Options, Rig};
 
 use crate::ssh;
 
-/// A node's stream of frames, over SSH.
+/// The probe's frames from a node, over SSH.
 struct Stream {
     session: Child,
     frames: Frames,
@@ -23,7 +23,7 @@ impl Stream {
         Stream { session, frames: Frames::new(query) }
     }
 
-    /// Reads on until a frame is as it is waited for.
+    /// Reads until a frame meets the condition.
     fn wait_for(&mut self, is: impl Fn(&Frame) -> bool) -> Frame {
         let mut buffer = [0; 4096];
         loop {
@@ -48,7 +48,7 @@ fn quoted(text: &str) -> String {
 }
 
 #[test]
-fn a_rank_shows_with_its_run_and_user_and_goes_when_it_ends() {
+fn a_rank_is_listed_with_its_run_and_user_until_it_ends() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());
     let idle = stream.wait_for(|_| true);
@@ -59,7 +59,7 @@ fn a_rank_shows_with_its_run_and_user_and_goes_when_it_ends() {
 
     ssh(&rig, "node01", "VIDTUI_RUN=some-run RANK=9 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &")
         .unwrap();
-    // The process list is asked for after the GPUs, so the first frame with the process may still have an idle GPU.
+    // The probe reads processes after GPUs, so the first frame with the process may show an idle GPU.
     let busy = stream.wait_for(|frame| {
         let owned = frame.gpus[1].processes.iter().any(|process| process.owner.is_some());
         owned && frame.gpus[1].power_w.value() > Some(500.0)
@@ -74,7 +74,7 @@ fn a_rank_shows_with_its_run_and_user_and_goes_when_it_ends() {
 }
 
 #[test]
-fn what_is_wrong_shows_and_what_is_right_again_too() {
+fn faults_and_repairs_of_gpus_appear_in_frames() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());
     stream.wait_for(|frame| frame.troubles.is_empty());
@@ -93,7 +93,7 @@ fn what_is_wrong_shows_and_what_is_right_again_too() {
 }
 
 #[test]
-fn an_old_driver_is_asked_by_the_names_that_it_knows() {
+fn an_old_driver_is_queried_with_the_old_field_names() {
     let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
     rig.verb("smi node01 old").unwrap();
     let query = GpuQuery::default();
@@ -105,7 +105,7 @@ fn an_old_driver_is_asked_by_the_names_that_it_knows() {
 }
 
 #[test]
-fn nothing_of_it_is_left_on_the_node_when_the_connection_ends() {
+fn no_process_of_the_probe_is_left_when_the_connection_ends() {
     let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());
     stream.wait_for(|_| true);

@@ -1,10 +1,10 @@
-# A real Slurm on the rig: slurmd on each node, slurmctld on the head, as a small cluster has it.
+# Slurm on the rig: slurmd on each node, slurmctld on the head.
 
 prepare_slurm() {
     local slurm=$RIG/slurm i devices=''
     mkdir -p "$slurm"/{state,log,dev}
     (umask 077 && dd if=/dev/urandom of="$slurm/munge.key" bs=128 count=1 status=none)
-    # gres.conf wants device files; a bare count would be taken for 0 GPUs. These are twins of /dev/null.
+    # gres.conf needs device files; with a count alone Slurm finds 0 GPUs. These are copies of /dev/null.
     for ((i = 0; i < GPUS; i++)); do mknod -m 666 "$slurm/dev/nvidia$i" c 1 3 || return 1; done
     [ "$GPUS" = 0 ] || devices="Gres=gpu:$GPUS"
     [ "$GPUS" = 0 ] || echo "Name=gpu File=$slurm/dev/nvidia[0-$((GPUS - 1))]" >"$slurm/gres.conf"
@@ -14,7 +14,7 @@ SlurmctldHost=head
 SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# A job that is requeued waits this long and a second; the default is two minutes.
+# A requeued job waits for this time and a second; the default is two minutes.
 AuthInfo=cred_expire=10
 StateSaveLocation=$slurm/state
 SlurmdSpoolDir=/run/slurmd
@@ -22,14 +22,14 @@ SlurmdPidFile=/run/slurmd.pid
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdLogFile=$slurm/log/slurmd-%n.log
 SlurmctldLogFile=$slurm/log/slurmctld.log
-# By process group: with linuxproc an orphan of a task would escape its end and hold the step for half a minute. No cgroups needed.
+# By process group: with linuxproc an orphan of a task would survive its end and hold the step for half a minute. Needs no cgroups.
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 SwitchType=switch/none
 MpiDefault=none
 MailProg=/bin/true
-# Final states of jobs without a database: \`sacct -c\`.
+# Records final job states without a database: \`sacct -c\`.
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc=$slurm/log/jobs.txt
@@ -37,10 +37,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
-# The nodes are said to have more cores and memory than this machine.
+# The nodes are configured with more cores and memory than this machine has.
 SlurmdParameters=config_overrides
 ReturnToService=2
-# Jobs of the partition urgent take the place of others, which go back into the queue.
+# Jobs of the partition urgent preempt others, which are requeued.
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldTimeout=10
@@ -68,7 +68,7 @@ start_slurm_node() {
     PATH=$RIG/self/bin:$PATH slurmd
 }
 
-start_slurmctld() { # returns when it answers: the daemon detaches before it listens
+start_slurmctld() { # returns when it answers, since the daemon detaches before it listens
     local try
     slurmctld || return 1
     for ((try = 0; try < 1200; try++)); do

@@ -1,4 +1,4 @@
-# What can be done to a node. `##` lines are what `rig verbs` shows.
+# Faults and repairs of nodes. `rig verbs` prints the `##` comments.
 
 list_verbs() { sed -n 's/^verb_\([a-z]*\)() *{* *##/  \1/p' "$RIG_SCRIPTS/verbs.sh"; }
 
@@ -6,19 +6,19 @@ inside_verb() { # VERB NODE [ARGUMENT]
     local verb=$1 node=${2:-}
     [ "$(type -t "verb_$verb")" = function ] || die "$verb is not a verb; \`rig verbs\` lists them"
     if [ "$verb" != slurmctld ]; then
-        [ -n "$node" ] && [ -d "$RIG/nodes/$node" ] || die "$verb wants a node, and ${node:-none} is none"
+        [ -n "$node" ] && [ -d "$RIG/nodes/$node" ] || die "$verb needs a node; ${node:-none} is not one"
     fi
     "verb_$verb" "${@:2}"
 }
 
-# A table of its own in the node's own network, so that `heal` need only remove it.
+# Adds rules in a table of their own in the node's network namespace, which `heal` removes.
 filter() { ip netns exec "$1" nft "add table inet fault; add chain inet fault in { type filter hook input priority 0; $3 }; $2"; }
 sshd_pid() { cat "$RIG/nodes/$1/sshd.pid"; }
 
-verb_linkdown() { ## NODE           pulls its cable: silence
+verb_linkdown() { ## NODE           unplugs its cable: connections time out
     ip link set "v$1" down
 }
-verb_linkup() { ## NODE             plugs it in again
+verb_linkup() { ## NODE             plugs its cable in
     ip link set "v$1" up
 }
 verb_drop() { ## NODE               drops every packet, in and out
@@ -31,19 +31,19 @@ verb_reset() { ## NODE              resets SSH connections at their next packet,
     filter "$1" "add rule inet fault in tcp dport 22 reject with tcp reset" ""
 }
 verb_loss() { ## NODE PERCENT       loses packets on their way in
-    [[ ${2:-} =~ ^[0-9]{1,2}$ ]] || die "loss wants a percentage"
+    [[ ${2:-} =~ ^[0-9]{1,2}$ ]] || die "loss needs a percentage"
     filter "$1" "add rule inet fault in numgen random mod 100 < $2 drop" ""
 }
-verb_slow() { ## NODE MILLISECONDS  lets its SSH server and sessions go on only once in so many milliseconds
-    [[ ${2:-} =~ ^[0-9]{1,5}$ ]] || die "slow wants milliseconds"
+verb_slow() { ## NODE MILLISECONDS  stops its SSH server and sessions for that long, again and again
+    [[ ${2:-} =~ ^[0-9]{1,5}$ ]] || die "slow needs milliseconds"
     local pause
     printf -v pause '%d.%03d' $(($2 / 1000)) $(($2 % 1000))
     touch "$RIG/nodes/$1/slow"
-    # Only what is root's: a login in progress lives in a sandbox whose kernel kills it when it goes on after a stop within a sleep.
+    # Only processes of root: a login in progress is in a seccomp sandbox, and is killed when it continues after a stop within a sleep.
     inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -u 0 -x sshd; sleep $pause; pkill -CONT -u 0 -x sshd; sleep 0.2; done" \
         </dev/null >/dev/null 2>&1 &
 }
-verb_heal() { ## NODE               undoes all of the above
+verb_heal() { ## NODE               undoes all verbs above
     rm -f "$RIG/nodes/$1/slow"
     ip link set "v$1" up
     ip netns exec "$1" nft 'delete table inet fault' 2>/dev/null || :
@@ -51,55 +51,55 @@ verb_heal() { ## NODE               undoes all of the above
 verb_stop() { ## NODE               stops all processes (SIGSTOP); the kernel still answers
     inside_on "$1" sh -c 'kill -STOP -1'
 }
-verb_cont() { ## NODE               lets them go on
+verb_cont() { ## NODE               continues all processes
     inside_on "$1" sh -c 'kill -CONT -1'
 }
-verb_stopsshd() { ## NODE           stops the SSH server; sessions go on
+verb_stopsshd() { ## NODE           stops the SSH server; sessions continue
     inside_on "$1" kill -STOP "$(sshd_pid "$1")"
 }
-verb_contsshd() { ## NODE           lets it go on
+verb_contsshd() { ## NODE           continues the SSH server
     inside_on "$1" kill -CONT "$(sshd_pid "$1")"
 }
-verb_killsshd() { ## NODE           ends the SSH server; sessions go on
+verb_killsshd() { ## NODE           kills the SSH server; sessions continue
     inside_on "$1" kill -KILL "$(sshd_pid "$1")"
 }
 verb_startsshd() { ## NODE          starts the SSH server
     rm -f "$RIG/nodes/$1/sshd.pid"
     inside_on "$1" /usr/sbin/sshd -f "$RIG/nodes/$1/sshd_config" -E "$RIG/nodes/$1/sshd.log" && wait_for_sshd "$1"
 }
-verb_dropsessions() { ## NODE       ends the SSH sessions that there are; the server goes on
+verb_dropsessions() { ## NODE       kills all SSH sessions; the server continues
     inside_on "$1" pkill -KILL -P "$(sshd_pid "$1")" || :
 }
-verb_poweroff() { ## NODE           cuts its power: silence first, then every process is gone
+verb_poweroff() { ## NODE           cuts its power: connections time out, and every process ends
     ip link set "v$1" down && end_node "$1"
 }
-verb_panic() { ## NODE              ends every process; its connections are closed, as by a kernel that still works
+verb_panic() { ## NODE              ends every process; the kernel closes their connections
     end_node "$1"
 }
-verb_poweron() { ## NODE            starts it again, with a new boot id
+verb_poweron() { ## NODE            starts it with a new boot id
     ! node_is_on "$1" || die "node $1 is on"
     verb_heal "$1"
     start_node "$1"
     wait_for_sshd "$1"
 }
-verb_newkey() { ## NODE             gives it another host key than the one that is known
+verb_newkey() { ## NODE             replaces its host key
     make_host_key "$1" && verb_killsshd "$1" && verb_startsshd "$1"
 }
-verb_nologin() { ## NODE            no longer accepts the key
+verb_nologin() { ## NODE            rejects the user's key
     mv "$RIG/nodes/$1/home/.ssh/authorized_keys" "$RIG/nodes/$1/home/.ssh/authorized_keys.off"
 }
-verb_login() { ## NODE              accepts it again
+verb_login() { ## NODE              accepts the user's key
     mv "$RIG/nodes/$1/home/.ssh/authorized_keys.off" "$RIG/nodes/$1/home/.ssh/authorized_keys"
 }
 verb_smi() { ## NODE MODE           breaks nvidia-smi: nodriver, nodevices, mismatch, lost BUS_ID, slow SECONDS, hang, stuck…; ok, missing
     local bin=$RIG/nodes/$1/bin gpus=$RIG/nodes/$1/gpus
-    # What the kernel does not let go of, `timeout` waits for without end. Here, `timeout` itself is what does not end.
+    # `timeout` never ends if its process is stuck in the kernel. Here a fake `timeout` does not end.
     if [ -e "$bin/timeout" ]; then
         rm "$bin/timeout"
         inside_on "$1" pkill -f '^sleep 7777' || :
     fi
     case ${2:-} in
-        '') die "smi wants a mode" ;;
+        '') die "smi needs a mode" ;;
         stuck)
             printf '#!/bin/sh\ncase "$*" in *nvidia-smi*) exec sleep 7777 ;; *) exec /usr/bin/timeout "$@" ;; esac\n' >"$bin/timeout"
             chmod +x "$bin/timeout"
@@ -108,18 +108,18 @@ verb_smi() { ## NODE MODE           breaks nvidia-smi: nodriver, nodevices, mism
         *) ln -sf "$RIG_SCRIPTS/nvidia-smi" "$bin/" && rm -f "$gpus/mode" && { [ "$2" = ok ] || echo "${@:2}" >"$gpus/mode"; } ;;
     esac
 }
-verb_gpu() { ## NODE INDEX FIELD VALUE   changes what nvidia-smi says of a GPU: power.draw ~120:5, temperature.gpu [N/A]
+verb_gpu() { ## NODE INDEX FIELD VALUE   sets a field of nvidia-smi: power.draw ~120:5, temperature.gpu [N/A]
     local table=$RIG/nodes/$1/gpus/table.tsv
     awk -F'\t' -v OFS='\t' -v index_=${2:-} -v field="${3:-}" -v value="${*:4}" '
         NR == 1 { for (i = 1; i <= NF; i++) if ($i == field) at = i }
         NR > 1 && $1 == index_ && at { $at = value; done = 1 }
         { print }
-        END { exit !done }' "$table" >"$table.new" || die "gpu wants a GPU that is there, one of its fields, and a value"
+        END { exit !done }' "$table" >"$table.new" || die "gpu needs an existing GPU, one of its fields, and a value"
     mv "$table.new" "$table"
 }
-verb_xid() { ## NODE NUMBER         adds an error of the NVIDIA driver to what `dmesg` says
+verb_xid() { ## NODE NUMBER         adds an error of the NVIDIA driver to `dmesg`
     local folder=$RIG/nodes/$1
-    [[ ${2:-} =~ ^[0-9]+$ ]] || die "xid wants a number, such as 79"
+    [[ ${2:-} =~ ^[0-9]+$ ]] || die "xid needs a number, such as 79"
     local up
     read -r up _ </proc/uptime
     echo "[$up] NVRM: Xid (PCI:0000:19:00): $2, pid='<unknown>', name=<unknown>" >>"$folder/gpus/dmesg"
@@ -129,20 +129,20 @@ verb_xid() { ## NODE NUMBER         adds an error of the NVIDIA driver to what `
 verb_fill() { ## NODE               fills its own disk, $RIG/self/disk
     inside_on "$1" sh -c "cat /dev/zero >$RIG/self/disk/full" 2>/dev/null || :
 }
-verb_unfill() { ## NODE             makes room on it again
+verb_unfill() { ## NODE             frees its own disk
     inside_on "$1" rm -f "$RIG/self/disk/full"
 }
-verb_clock() { ## NODE SECONDS      puts what its `date` says ahead, or back
-    [[ ${2:-} =~ ^-?[0-9]+(\.[0-9]+)?$ ]] || die "clock wants seconds"
+verb_clock() { ## NODE SECONDS      moves its `date` forward, or back
+    [[ ${2:-} =~ ^-?[0-9]+(\.[0-9]+)?$ ]] || die "clock needs seconds"
     printf '#!/bin/sh\nexec /bin/date -d "%s seconds" "$@"\n' "$2" >"$RIG/nodes/$1/bin/date"
     chmod +x "$RIG/nodes/$1/bin/date"
 }
-verb_slurmctld() { ## stop|cont|kill|start   does it to Slurm's controller
+verb_slurmctld() { ## stop|cont|kill|start   signals or starts Slurm's controller
     case ${1:-} in
         stop) pkill -STOP -x slurmctld ;;
         cont) pkill -CONT -x slurmctld ;;
         kill) pkill -KILL -x slurmctld ;;
         start) start_slurmctld ;;
-        *) die "slurmctld wants stop, cont, kill or start" ;;
+        *) die "slurmctld needs stop, cont, kill or start" ;;
     esac
 }
