@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use rundir::Cause;
 
-use crate::site::{TestSite, assert_down_soon, losses};
+use crate::site::{SMALL, TestSite, assert_down_soon, losses};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
 fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_is_back() {
     let Some(site) = TestSite::new() else { return };
-    let run = site.launch(NODES, 12);
+    let run = site.launch(NODES, 16);
     site.until_step(&run, 1, 4);
     let moment_s = now_s();
     site.rig.verb("linkdown node03").unwrap();
@@ -32,11 +32,11 @@ fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_i
     );
     site.does("resume latest --exclude node02 --wait");
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
-    assert_eq!(losses(&run).len(), 12, "every step was made");
+    assert_eq!(losses(&run).len(), 16, "every step was made");
 
     // The same on all four, now that they are there.
     site.rig.verb("heal node03").unwrap();
-    let longer = site.vidtui(&format!("resume latest {NODES} --set train.steps=14 --wait"));
+    let longer = site.vidtui(&format!("resume latest {NODES} --set train.steps=18 --wait"));
     assert!(longer.ok, "{}", longer.err);
     assert_eq!(run.read_attempt(3).unwrap().placement.by_node().len(), 4);
 }
@@ -44,9 +44,8 @@ fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_i
 #[test]
 fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stopped() {
     let Some(site) = TestSite::new() else { return };
-    let undisturbed = site.launch(NODES, 8);
-    site.until("it is finished", || site.does("status latest").contains("finished"));
-    let run = site.launch(NODES, 8);
+    let undisturbed = site.losses_here(16);
+    let run = site.launch(NODES, 16);
     site.until("it has saved", || adapters::latest(&run).is_some());
     let (moment_s, others) = (now_s(), ["node01", "node03", "node04"]);
     site.rig.verb("panic node02").unwrap();
@@ -58,13 +57,13 @@ fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stoppe
     let resumed = site.vidtui("resume latest --wait");
     assert!(resumed.ok, "{}", resumed.err);
     assert!(!resumed.err.contains("warning"), "one key is enough: {}", resumed.err);
-    assert_eq!(losses(&run), losses(&undisturbed));
+    assert_eq!(losses(&run), undisturbed);
 }
 
 #[test]
 fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it() {
     let Some(site) = TestSite::new() else { return };
-    let run = site.launch(NODES, 8);
+    let run = site.launch(NODES, 12);
     site.until_step(&run, 1, 2);
     let began = Instant::now();
     site.rig.verb("stop node02").unwrap();
@@ -80,7 +79,7 @@ fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it(
     }
     assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
     site.until("it is finished", || site.does("status latest").contains("finished"));
-    assert_eq!((losses(&run).len(), run.attempt_numbers().unwrap().len()), (8, 1));
+    assert_eq!((losses(&run).len(), run.attempt_numbers().unwrap().len()), (12, 1));
 }
 
 #[test]
@@ -133,7 +132,7 @@ fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
 fn a_console_that_is_killed_loses_nothing_and_a_node_that_it_cannot_see_is_not_called_dead() {
     let Some(site) = TestSite::new() else { return };
     let mut console = site
-        .command(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --set train.steps=1000 --wait"));
+        .command(&format!("launch configs/demo/2s.toml {NODES} {SMALL} --set mesh.dp_shard=4 --set train.steps=1000 --set env.variables.TRAIN_PACE_S=0.5 --wait"));
     let mut console = console.stdout(Stdio::null()).spawn().unwrap();
     site.until("it trains", || site.vidtui("status latest").out.contains("running"));
     console.kill().unwrap();

@@ -1,7 +1,7 @@
 use std::fs;
 
 use crate::command::own;
-use crate::site::TestSite;
+use crate::site::{SMALL, TestSite};
 
 const CHECK: &str = "check configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4";
 
@@ -64,11 +64,13 @@ fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
     }
 
     // Nothing starts, unless somebody says that it may.
-    let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=2 --include node[01-02] --set train.steps=1 --set optimizer.warmup_steps=1";
-    let refused = site.vidtui(launch);
+    let launch = format!(
+        "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=2 --include node[01-02] --set train.steps=1 --set optimizer.warmup_steps=1"
+    );
+    let refused = site.vidtui(&launch);
     assert!(!refused.ok && refused.err.contains("node01: its GPUs are in use"), "{}", refused.err);
     assert!(site.all_gone());
-    let mut waived = site.command(launch);
+    let mut waived = site.command(&launch);
     let waived = waived.args(["--waive", "clock", "--waive", "GPU processes", "--wait"]).output().unwrap();
     assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
 }
@@ -120,7 +122,9 @@ fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_ask
     let table = shown(&site, CHECK);
     assert_eq!(table.lines().filter(|line| line.starts_with("✗ trainer")).count(), 4, "{table}");
 
-    let launch = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1";
+    let launch = format!(
+        "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1"
+    );
     let said = site.vidtui(&format!("{launch} --push --wait"));
     assert!(said.ok && said.err.contains("node02: 1.0 MiB of"), "{}", said.err);
     let refusals: Vec<&str> = said.err.lines().filter(|line| line.contains("by SFTP")).collect();
@@ -145,9 +149,9 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
     }
     fs::copy(&site.trainer, own.join("vidtui-train")).unwrap();
     site.trainer = own.join("vidtui-train");
-    let said = site.vidtui(
-        "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",
-    );
+    let said = site.vidtui(&format!(
+        "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",
+    ));
     assert!(said.ok && said.err.contains("1.0 MiB of"), "{}", said.err);
     assert_eq!(fs::read(shared.join("vidtui-train")).unwrap(), fs::read(&site.trainer).unwrap());
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 1, "nothing is left beside it");

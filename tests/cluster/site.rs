@@ -14,6 +14,10 @@ use rundir::{MetricSample, RunDir, Tail};
 pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
 /// Only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// A model whose steps cost little CPU, so that many runs train side by side.
+pub const SMALL: &str = "--set model.num_layers=1 --set model.num_heads=2 --set model.head_dim=16";
+/// The least time of a step: enough steps remain for what a test does meanwhile, and a waiting test takes little CPU.
+const PACE_S: f64 = 0.5;
 
 pub struct TestSite {
     pub rig: Rig,
@@ -88,10 +92,22 @@ impl TestSite {
         command
     }
 
-    /// Launches the demo, short, with one thread a rank, since the order of sums depends on their number, on four nodes with a rank each, or on `target`; returns the run.
+    /// Launches a small model with one rank on each of four nodes; returns the run. Its steps take as long as [`PACE_S`].
+    ///
+    /// A rank has one thread, since the order of sums depends on their number.
     pub fn launch(&self, target: &str, steps: u64) -> RunDir {
+        self.launch_at(target, steps, PACE_S)
+    }
+
+    /// Trains as [`TestSite::launch`] does, on this machine alone and without a break; returns the losses.
+    pub fn losses_here(&self, steps: u64) -> BTreeMap<u64, f64> {
+        losses(&self.launch_at("--local 4 --wait", steps, 0.0))
+    }
+
+    fn launch_at(&self, target: &str, steps: u64, pace_s: f64) -> RunDir {
         let words = format!(
-            "launch configs/demo/2s.toml {target} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} --set checkpoint.interval=3 --set optimizer.warmup_steps=1"
+            "launch configs/demo/2s.toml {target} {SMALL} --set mesh.dp_shard=4 --set train.threads=1 --set train.steps={steps} \
+             --set checkpoint.interval=3 --set optimizer.warmup_steps=1 --set env.variables.TRAIN_PACE_S={pace_s}"
         );
         RunDir::new(self.runs.join(self.does(&words)))
     }
@@ -107,9 +123,14 @@ impl TestSite {
     /// Waits until something holds, as `what` says.
     pub fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
-        while !holds() {
+        loop {
+            let began = Instant::now();
+            if holds() {
+                return;
+            }
             assert!(Instant::now() < deadline, "never: {what}\n{}", self.does("status latest"));
-            thread::sleep(Duration::from_millis(50));
+            // A check that starts programs must not keep a core busy.
+            thread::sleep(Duration::from_millis(50).max(2 * began.elapsed()));
         }
     }
 
