@@ -39,7 +39,7 @@ fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
     assert!(!refused.ok && refused.err.contains("node02: there is no program"), "{}", refused.err);
     let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive command"));
     assert!(!failed.ok && failed.err.contains("cannot start rank 1: node node02: "), "{}", failed.err);
-    assert!(failed.err.contains("what it had started on node01 was ended"), "{}", failed.err);
+    assert!(failed.err.contains("the processes started on node01 were killed"), "{}", failed.err);
     assert!(gone(&site, "node01") && gone(&site, "node02"));
     let status = site.does("status latest");
     assert!(status.contains("failed") && status.contains("cannot start rank 1"), "{status}");
@@ -97,7 +97,7 @@ fn a_port_that_is_taken_where_supervisors_meet_is_named_and_ends_a_launch_that_i
     let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive rendezvous"));
     assert!(!failed.ok, "{}", failed.out);
     assert!(failed.err.contains("cannot listen to the supervisors of the other nodes"), "{}", failed.err);
-    assert!(failed.err.contains("what it had started on node02 was ended"), "{}", failed.err);
+    assert!(failed.err.contains("the processes started on node02 were killed"), "{}", failed.err);
     assert!(gone(&site, "node01") && gone(&site, "node02"));
     taker.kill().unwrap();
     taker.wait().unwrap();

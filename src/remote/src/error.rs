@@ -142,8 +142,7 @@ impl RemoteError {
     /// Returns the code of the [`Failure`] that this error becomes.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
-            Self::Io { .. } => ErrorCode::Io,
+            Self::Io { source, .. } => ErrorCode::of_io(source),
             Self::NotOwned { .. } => ErrorCode::NotOwned,
             Self::Unreachable { error, .. } => match error.step {
                 ConnectStep::Config | ConnectStep::Connect | ConnectStep::Handshake => ErrorCode::NodeUnreachable,

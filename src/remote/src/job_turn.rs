@@ -3,8 +3,8 @@
 use plan::LaunchPlan;
 use rundir::{Allocation, Failure, SCHEMA, now_s};
 
+use crate::attempt_files::{make_attempt, record_failure, write_scripts};
 use crate::checks::{Check, CheckId, check_nodes};
-use crate::launch::{make, record, write_scripts};
 use crate::slurm::Step;
 
 /// Writes the allocation and the scripts of the attempt that was submitted as this job.
@@ -25,7 +25,7 @@ pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
 /// # Errors
 /// When another program has made it, or it cannot be written.
 pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
-    make(&format!("cannot requeue {}", plan.run.id), plan, &mut []).map(|_| ())
+    make_attempt(&format!("cannot requeue {}", plan.run.id), plan, &mut []).map(|_| ())
 }
 
 /// Checks the nodes that a job was given before its ranks begin there; starts nothing.
@@ -50,7 +50,7 @@ pub fn record_failed_checks(plan: &LaunchPlan, checks: &[Check]) -> Option<Failu
     let first = nodes().find_map(failure_of)?;
     let consequence = Failure::peer_lost(None, format!("{}: {}", first.what, first.why), first.fix.clone());
     for node in nodes() {
-        record(plan, node, failure_of(node).unwrap_or(&consequence));
+        record_failure(plan, node, failure_of(node).unwrap_or(&consequence));
     }
     Some(first.clone())
 }

@@ -4,6 +4,7 @@
 //! goes through a [`Transport`]; [`Local`] is the one for this machine. A process is signalled only if its boot id, start
 //! time, process group and environment all match the run.
 
+mod attempt_files;
 mod backoff;
 mod checks;
 mod child;

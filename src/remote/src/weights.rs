@@ -2,13 +2,13 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};
-use rundir::{Checkpoint, Failure, Lineage, RunDir, RunId, StartFrom};
+use rundir::{Checkpoint, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
 
-/// Finds the weights that `--init` names: a step directory, or a run (its folder or its id), whose newest complete
-/// checkpoint is taken.
+/// Finds the weights that `--init` names: a step directory, or a run (folder or id), of which it takes the newest complete
+/// checkpoint.
 ///
 /// # Errors
-/// When there is no complete checkpoint there.
+/// When the path does not exist or has no complete checkpoint.
 pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failure> {
     let what = format!("cannot take weights from {given}");
     let path = Utf8PathBuf::from(given);
@@ -16,30 +16,27 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     let path = camino::absolute_utf8(&path).unwrap_or(path);
     if !path.exists() {
         let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
-        return Err(Failure::new(rundir::ErrorCode::Unclassified, what, format!("{path} does not exist"), fix));
+        return Err(Failure::new(ErrorCode::NotFound, what, format!("{path} does not exist"), fix));
     }
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
         let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
-            let fix = format!("let it save one first: `vidtui resume {}`", run.name());
-            Failure::new(rundir::ErrorCode::Unclassified, &*what, format!("run {path} has no complete checkpoint"), fix)
+            let fix = format!("resume it until it saves one: `vidtui resume {}`", run.name());
+            Failure::new(ErrorCode::NoCheckpoint, &*what, format!("run {path} has no complete checkpoint"), fix)
         })?;
         let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
         return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
     }
     let checkpoint = Checkpoint::open(&path).map_err(|error| {
-        Failure::new(
-            rundir::ErrorCode::Unclassified,
-            &*what,
-            error.to_string(),
-            "give a complete step directory (RUN/checkpoints/step-…) or a run",
-        )
+        let why = error.to_string();
+        let fix = "give a complete step directory (RUN/checkpoints/step-…) or a run";
+        Failure::new(Failure::from(error).code, &*what, why, fix)
     })?;
     let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
     Ok(Weights { path, lineage: Some(lineage) })
 }
 
-/// The step directory that the attempt starts from; none when it starts from random weights.
+/// Returns the step directory that the attempt starts from; `None` if it starts from random weights.
 pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
     if let Some(dir) = &plan.attempt.checkpoint {
         return Some(dir.clone());

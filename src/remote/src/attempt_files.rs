@@ -1,0 +1,202 @@
+//! The files of a run and its attempts, which are made before processes start.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use plan::{KillHow, LaunchPlan, NodeLaunch, node_kill};
+use rundir::{
+    Attempt, AttemptWhy, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s,
+};
+use runstate::Liveness;
+
+use crate::parallel::on_nodes;
+use crate::pid_files;
+use crate::transport::Transport;
+
+/// Makes the folder of a new run, or of a new attempt, and returns it.
+///
+/// The files are written to a temporary folder, which is then renamed, so that the folder appears complete or not at all. The
+/// attempt starts at the current time, not at that of its plan: the user has confirmed a dialog since, and the trainer may
+/// have been copied.
+pub(crate) fn make_attempt(
+    what: &str,
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+) -> Result<Utf8PathBuf, Failure> {
+    let number = plan.attempt.number;
+    let (parent, target) = if plan.is_new_run() {
+        (plan.dir.root.parent().unwrap_or(Utf8Path::new(".")), plan.dir.root.clone())
+    } else {
+        check_unchanged(what, plan, transports)?;
+        (plan.dir.root.as_path(), plan.dir.attempt_dir(number))
+    };
+    let temp = TempFolder::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
+    let source = write_files(&temp.dir, plan).map_err(|error| failure_of(what, error))?;
+    // A rename to a folder that is not empty fails. This makes it a lock.
+    match fs::rename(&source, &target) {
+        Ok(()) => {
+            // Requests to the previous attempt must not apply to this one. Except that a requeued job has just checked for a
+            // stop, so a permanent stop is newer than that check.
+            if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_request() != Some(Stop::ForGood) {
+                let _ = fs::remove_file(plan.dir.stop_file());
+            }
+            let _ = fs::remove_file(plan.dir.save_file());
+            Ok(target)
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
+            Err(attempt_conflict(what, plan))
+        }
+        Err(error) => Err(io_failure(what, "make", &target, &error)),
+    }
+}
+
+/// Writes all files into a temporary run folder. Returns the folder to rename.
+fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
+    let number = plan.attempt.number;
+    write_scripts(dir, number, &plan.nodes)?;
+    let folder = dir.attempt_dir(number);
+    fs::create_dir_all(&folder).map_err(|source| Error::Io { action: "make", path: folder, source })?;
+    if let Some(script) = &plan.job_script {
+        rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
+    }
+    dir.make_peer_token(number)?;
+    dir.write_attempt(&Attempt { started_s: now_s(), ..plan.attempt.clone() })?;
+    if plan.is_new_run() {
+        dir.write_run(&plan.run)?;
+        // Converting the weights of this run back needs the model config, and its source may be deleted by then.
+        if let StartFrom::Weights { path } = &plan.run.start
+            && let Some(config) = rundir::model_config(path)
+        {
+            fs::copy(&config, dir.model_config()).map_err(|source| Error::Io {
+                action: "copy",
+                path: config,
+                source,
+            })?;
+        }
+        return Ok(dir.root.clone());
+    }
+    Ok(dir.attempt_dir(number))
+}
+
+/// Writes the launch script of each node.
+pub(crate) fn write_scripts(dir: &RunDir, attempt: u32, nodes: &[NodeLaunch]) -> Result<(), Error> {
+    let io = |action, path: &Utf8Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    };
+    for launch in nodes {
+        let script = dir.launch_script(attempt, &launch.node);
+        if let Some(folder) = script.parent() {
+            fs::create_dir_all(folder).map_err(io("make", folder))?;
+        }
+        rundir::write_atomic(&script, launch.script.as_bytes())?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).map_err(io("make executable", &script))?;
+    }
+    Ok(())
+}
+
+/// Checks that no other program has resumed the run since the plan was made.
+///
+/// # Errors
+/// When it has, or a process of the run is alive.
+pub(crate) fn check_unchanged(
+    what: &str,
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+) -> Result<(), Failure> {
+    // The processes are read before the attempt numbers, so that an attempt that starts in between is found.
+    let mut alive = false;
+    let mut elsewhere = Vec::new();
+    for (file, liveness) in pid_files(&plan.dir)? {
+        // With an exit file, only its supervisor can be alive, and it is exiting.
+        if plan.dir.read_exit(&file.node, file.attempt)?.is_some() {
+            continue;
+        }
+        alive |= liveness == Liveness::Alive;
+        // Another node may have the name of this machine.
+        if liveness != Liveness::Alive {
+            elsewhere.push((file.node.clone(), node_kill(&plan.run.id, KillHow::Kill, &file)));
+        }
+    }
+    // A node that does not reply is no obstacle: the plan was made and confirmed with it unreachable.
+    let found = on_nodes(elsewhere, transports, |target, transport| transport.liveness(&target));
+    alive |= found.into_iter().any(|liveness| matches!(liveness, Ok(Liveness::Alive)));
+    let newest = plan.dir.attempt_numbers()?.last().copied().unwrap_or(0);
+    if newest >= plan.attempt.number {
+        return Err(attempt_conflict(what, plan));
+    }
+    if alive {
+        let fix = format!("stop it first: `vidtui stop {}`", plan.run.id);
+        return Err(Failure::new(ErrorCode::RunIsAlive, what, format!("attempt {newest} is alive"), fix));
+    }
+    Ok(())
+}
+
+fn attempt_conflict(what: &str, plan: &LaunchPlan) -> Failure {
+    let number = plan.attempt.number;
+    let by = plan.dir.read_attempt(number).map_or(String::new(), |other| format!(" by {}", other.by));
+    let fix = if plan.is_new_run() {
+        "launch again".to_owned()
+    } else {
+        format!("see its state: `vidtui status {}`", plan.run.id)
+    };
+    Failure::new(
+        ErrorCode::AttemptConflict,
+        what,
+        format!("attempt {number} was started{by} from another console meanwhile"),
+        fix,
+    )
+}
+
+/// Writes the exit file of a node on which no supervisor runs, so that the failure is shown later too.
+pub(crate) fn record_failure(plan: &LaunchPlan, node: &NodeId, failure: &Failure) {
+    let exit = ExitFile {
+        schema: SCHEMA,
+        attempt: plan.attempt.number,
+        node: node.clone(),
+        ended_s: now_s(),
+        reason: ExitReason::Failed,
+        ranks: Vec::new(),
+        first_failure: None,
+        failure: Some(failure.clone()),
+    };
+    // The caller returns the failure in any case.
+    let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
+}
+
+/// A temporary folder, removed when this is dropped unless it was renamed.
+struct TempFolder {
+    dir: RunDir,
+}
+
+impl TempFolder {
+    fn new(parent: &Utf8Path) -> io::Result<Self> {
+        static UNIQUE: AtomicU32 = AtomicU32::new(0);
+        fs::create_dir_all(parent)?;
+        let name = format!(".launch-{}-{}", std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
+        let dir = RunDir::new(parent.join(name));
+        fs::create_dir(&dir.root)?;
+        Ok(Self { dir })
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir.root);
+    }
+}
+
+/// Returns the failure of `what`, with an error as the reason.
+fn failure_of(what: &str, error: Error) -> Failure {
+    let cause = Failure::from(error);
+    Failure::new(cause.code, what, format!("{}: {}", cause.what, cause.why), cause.fix)
+}
+
+fn io_failure(what: &str, action: &'static str, path: &Utf8Path, source: &io::Error) -> Failure {
+    let why = format!("cannot {action} {path}: {source}");
+    Failure::new(ErrorCode::of_io(source), what, why, "check its permissions and free space, then try again")
+}
