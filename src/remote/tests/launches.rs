@@ -1,4 +1,4 @@
-//! Runs start once, whole, and on their own; what cannot start leaves nothing behind. The trainer is a stand-in,
+//! Launches on this machine: a run starts exactly once, and a launch that fails leaves no files. The trainer is the fake
 //! `tests/fakes/bin/vidtui-train`, whose ranks sleep.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
@@ -9,25 +9,25 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use demo::{Demo, FakeDoes};
+use demo::{Demo, FakeTrainer};
 use plan::{KillHow, LaunchPlan, RunKill, Weights, kill};
 use remote::{
     Patience, execute_kill, execute_launch, find_weights, local_transports, pid_files, read_facts, this_node,
 };
-use rundir::{Attempt, AttemptWhy, ExitReason, Failure, Lineage, RunDir, StartFrom};
+use rundir::{Attempt, AttemptWhy, ErrorCode, ExitReason, Failure, Lineage, RunDir, StartFrom};
 use runstate::{Liveness, RunState, derive};
 
-/// Launches, and waits for the supervisor where a busy machine makes it later than a launch waits.
+/// Launches, and waits for the supervisor, which on a busy machine may take longer than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
     let dir = execute_launch(plan, &mut local_transports().unwrap(), &|_| {})?;
-    until_it_is_up(&dir);
+    wait_for_supervisor(&dir);
     Ok(dir)
 }
 
-fn until_it_is_up(dir: &RunDir) {
+fn wait_for_supervisor(dir: &RunDir) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while pid_files(dir).unwrap().is_empty() {
-        assert!(Instant::now() < deadline, "its supervisor wrote no process file");
+        assert!(Instant::now() < deadline, "the supervisor wrote no process file");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -46,23 +46,23 @@ fn end(dir: &RunDir, how: KillHow) {
 }
 
 #[test]
-fn a_launched_run_is_whole_on_disk_alive_in_its_own_session_and_can_be_stopped() {
+fn a_launched_run_is_complete_on_disk_alive_in_its_own_session_and_can_be_stopped() {
     let demo = Demo::new();
     let plan = demo.launch();
     let dir = launch(&plan).unwrap();
     assert_eq!(dir.read_run().unwrap(), plan.run);
     let attempt = dir.read_attempt(1).unwrap();
-    assert!(attempt.started_s > plan.attempt.started_s, "it began when it was started");
+    assert!(attempt.started_s > plan.attempt.started_s, "its start time is not that of the plan");
     assert_eq!(Attempt { started_s: plan.attempt.started_s, ..attempt }, plan.attempt);
     let script = fs::read_to_string(dir.launch_script(1, &plan.nodes[0].node)).unwrap();
     assert_eq!(script, plan.nodes[0].script);
-    assert_eq!(demo.entries(), [plan.run.id.to_string()], "nothing but the run");
+    assert_eq!(demo.entries(), [plan.run.id.to_string()], "only the run");
 
     let (file, alive) = pid_files(&dir).unwrap().remove(0);
     assert_eq!((alive, file.ranks.len()), (Liveness::Alive, 2));
     let session = nix::unistd::getsid(Some(nix::unistd::Pid::from_raw(file.pid))).unwrap();
-    assert_eq!(session.as_raw(), file.pid, "a session of its own outlives the console");
-    assert_eq!(state(&dir), RunState::Starting, "no step is done yet");
+    assert_eq!(session.as_raw(), file.pid, "it has its own session, which outlives the console");
+    assert_eq!(state(&dir), RunState::Starting, "it has done no step");
 
     end(&dir, KillHow::Stop);
     assert_eq!(pid_files(&dir).unwrap()[0].1, Liveness::Dead);
@@ -71,7 +71,7 @@ fn a_launched_run_is_whole_on_disk_alive_in_its_own_session_and_can_be_stopped()
 }
 
 #[test]
-fn of_many_consoles_that_start_the_same_attempt_exactly_one_succeeds() {
+fn exactly_one_of_many_consoles_that_start_the_same_attempt_succeeds() {
     let demo = Demo::new();
     let dir = launch(&demo.launch()).unwrap();
     end(&dir, KillHow::Kill);
@@ -84,7 +84,8 @@ fn of_many_consoles_that_start_the_same_attempt_exactly_one_succeeds() {
     let losers: Vec<&Failure> = results.iter().filter_map(|result| result.as_ref().err()).collect();
     assert_eq!(losers.len(), 7, "{results:?}");
     for failure in losers {
-        assert_eq!(failure.why, "attempt 2 was started a moment ago by ada@vm, from another console");
+        assert_eq!(failure.code, ErrorCode::AttemptConflict);
+        assert!(failure.why.contains("ada@vm"), "{failure}");
     }
     let log = fs::read_to_string(dir.supervisor_log(&plan.nodes[0].node, 2)).unwrap();
     assert_eq!(log.matches("started by").count(), 1, "one supervisor was started");
@@ -92,7 +93,7 @@ fn of_many_consoles_that_start_the_same_attempt_exactly_one_succeeds() {
     let hidden = fs::read_dir(&dir.root)
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().as_encoded_bytes()[0] == b'.');
-    assert_eq!(hidden.count(), 0, "the losers left something behind");
+    assert_eq!(hidden.count(), 0, "the losers left temporary folders");
     end(&dir, KillHow::Kill);
 }
 
@@ -104,18 +105,18 @@ fn a_plan_made_before_another_console_resumed_the_run_is_refused() {
     let ours = demo.resume(&dir).unwrap();
     let theirs = demo.resume(&dir).unwrap();
     launch(&theirs).unwrap();
-    assert!(launch(&ours).unwrap_err().why.contains("attempt 2 was started a moment ago"));
+    assert_eq!(launch(&ours).unwrap_err().code, ErrorCode::AttemptConflict);
 
-    // Even one that planned for the attempt after: the run is alive.
+    // A plan for the next attempt is refused too, because the run is alive.
     let mut later = ours;
     later.attempt.number = 3;
-    assert_eq!(launch(&later).unwrap_err().why, "attempt 2 is alive");
-    assert!(demo.resume(&dir).unwrap_err().why.contains("is starting on"));
+    assert_eq!(launch(&later).unwrap_err().code, ErrorCode::RunIsAlive);
+    assert_eq!(demo.resume(&dir).unwrap_err().code, ErrorCode::RunIsAlive);
     end(&dir, KillHow::Kill);
 }
 
 #[test]
-fn a_killed_run_counts_as_stopped_and_starts_over_when_it_never_saved() {
+fn a_killed_run_counts_as_stopped_and_starts_from_random_weights_without_a_checkpoint() {
     let demo = Demo::new();
     let dir = launch(&demo.launch()).unwrap();
     end(&dir, KillHow::Kill);
@@ -138,42 +139,42 @@ fn a_stop_file_stops_one_attempt_and_not_the_next() {
 }
 
 #[test]
-fn a_supervisor_that_ends_at_once_is_reported_with_the_end_of_its_log() {
-    let demo = Demo::with(FakeDoes::Die);
+fn a_supervisor_that_exits_at_once_is_reported_with_the_end_of_its_log() {
+    let demo = Demo::with(FakeTrainer::Die);
     let plan = demo.launch();
     let failure = launch(&plan).unwrap_err();
     assert_eq!(failure.what, "cannot launch demo");
-    assert!(failure.why.contains("ended at once (exit status: 3)"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::StartFailed);
+    assert!(failure.why.contains("exit status: 3"), "{failure}");
     assert!(failure.why.ends_with("cannot bind 127.0.0.1:29500: address already in use"), "{failure}");
     assert!(failure.fix.contains("0001-supervisor.log"), "{failure}");
-    // Whoever looks later sees the same, at once, and can try again.
+    // The state shows the same failure later, and the run can be resumed.
     assert_eq!(state(&plan.dir), RunState::Failed(failure));
     assert_eq!(demo.resume(&plan.dir).unwrap().attempt.number, 2);
 }
 
 #[test]
-fn a_run_that_was_planned_a_minute_ago_and_is_slow_to_start_is_starting_and_not_resumed() {
-    let demo = Demo::with(FakeDoes::TrainLater);
+fn a_run_planned_a_minute_ago_that_starts_slowly_is_starting_and_cannot_be_resumed() {
+    let demo = Demo::with(FakeTrainer::TrainLater);
     let mut plan = demo.launch();
     plan.attempt.started_s -= 60.0;
     let dir = execute_launch(&plan, &mut local_transports().unwrap(), &|_| {}).unwrap();
     assert!(pid_files(&dir).unwrap().is_empty());
     assert_eq!(state(&dir), RunState::Starting);
-    let refusal = demo.resume(&dir).unwrap_err();
-    assert!(refusal.why.starts_with("attempt 1 was started") && refusal.why.ends_with("by ada@vm"), "{refusal}");
+    assert_eq!(demo.resume(&dir).unwrap_err().code, ErrorCode::RunIsAlive);
     fs::write(dir.root.join("go"), "").unwrap();
-    until_it_is_up(&dir);
+    wait_for_supervisor(&dir);
     end(&dir, KillHow::Kill);
 }
 
 #[test]
-fn a_disk_too_small_is_refused_before_anything_is_made() {
+fn a_full_disk_is_refused_before_files_are_made() {
     let mut demo = Demo::new();
     demo.recipe.train.steps = 10_000_000_000;
     demo.recipe.checkpoint.interval = 1;
     demo.recipe.checkpoint.keep_last = 0;
     let failure = launch(&demo.launch()).unwrap_err();
-    assert!(failure.why.contains("checkpoints of") && failure.why.contains("free"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::DiskFull);
     assert_eq!(demo.entries(), [""; 0]);
 }
 
@@ -183,11 +184,12 @@ fn a_runs_folder_that_is_a_file_is_refused() {
     fs::write(demo.runs.join("file"), "").unwrap();
     demo.runs = demo.runs.join("file");
     let failure = launch(&demo.launch()).unwrap_err();
-    assert_eq!(failure.why, format!("{} is not a folder", demo.runs));
+    assert_eq!(failure.code, ErrorCode::Io);
+    assert!(failure.why.contains(demo.runs.as_str()), "{failure}");
 }
 
 #[test]
-fn weights_that_are_missing_or_incomplete_are_refused_before_anything_is_made() {
+fn weights_that_are_missing_or_incomplete_are_refused_before_files_are_made() {
     let mut demo = Demo::new();
     let step = demo.runs.join("elsewhere/checkpoints/step-00000060");
     demo.init = Some(step.clone());
@@ -195,13 +197,13 @@ fn weights_that_are_missing_or_incomplete_are_refused_before_anything_is_made() 
     fs::create_dir_all(&step).unwrap();
     let incomplete = launch(&demo.launch()).unwrap_err();
     for failure in [missing, incomplete] {
-        assert!(failure.why.contains("it has no manifest.toml"), "{failure}");
+        assert!(failure.why.contains("manifest.toml"), "{failure}");
     }
     assert_eq!(demo.entries(), ["elsewhere"]);
 }
 
 #[test]
-fn weights_of_another_shape_are_refused_before_anything_is_made() {
+fn weights_of_another_shape_are_refused_before_files_are_made() {
     let mut demo = Demo::new();
     let parent = RunDir::new(demo.runs.join("parent"));
     demo.save(&parent, &demo.launch().run.id, 60);
@@ -237,10 +239,10 @@ fn weights_are_found_by_step_directory_run_folder_and_run_id() {
     end(&dir, KillHow::Kill);
     let id = plan.run.id.as_str();
     let here = std::env::current_dir().unwrap();
-    let places = [(demo.runs.as_str(), "RUNS"), (id, "RUN"), (here.to_str().unwrap(), "HERE")];
+    let paths = [(demo.runs.as_str(), "RUNS"), (id, "RUN"), (here.to_str().unwrap(), "HERE")];
     let refusals = [id, dir.checkpoints().as_str(), "no/such/place"].map(|given| {
         let text = find_weights(given, &demo.runs).unwrap_err().to_string();
-        places.iter().fold(text, |text, (place, name)| text.replace(place, name))
+        paths.iter().fold(text, |text, (path, name)| text.replace(path, name))
     });
     insta::assert_snapshot!(refusals.join("\n\n"));
 
@@ -252,20 +254,20 @@ fn weights_are_found_by_step_directory_run_folder_and_run_id() {
 }
 
 #[test]
-fn a_node_that_is_not_this_machine_is_refused_before_anything_is_made() {
+fn a_node_that_is_not_this_machine_is_refused_before_files_are_made() {
     let mut demo = Demo::new();
     demo.hostname = "ml-64-003".into();
     let failure = launch(&demo.launch()).unwrap_err();
-    assert_eq!(failure.why, "node ml-64-003 cannot be reached from here");
+    assert_eq!(failure.code, ErrorCode::NodeUnreachable);
     assert_eq!(demo.entries(), [""; 0]);
 }
 
 #[test]
-fn a_trainer_that_went_away_is_refused_before_anything_is_made() {
+fn a_trainer_that_was_deleted_is_refused_before_files_are_made() {
     let demo = Demo::new();
     let mut plan = demo.launch();
     plan.trainer.path = demo.runs.join("vidtui-train");
-    assert!(launch(&plan).unwrap_err().why.contains("No such file"));
+    assert_eq!(launch(&plan).unwrap_err().code, ErrorCode::TrainerUnusable);
     assert_eq!(demo.entries(), [""; 0]);
 }
 

@@ -1,4 +1,4 @@
-//! Stacks of real processes that hang: they are read, and nothing is done to them.
+//! Collects the stacks of real processes that hang, which must not disturb them.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use camino::Utf8Path;
 use cluster::NodeId;
 use remote::{collect_stacks, local_transports, this_node};
-use rundir::{PidFile, RankPid, RunDir, RunId, SCHEMA};
+use rundir::{ErrorCode, PidFile, RankPid, RunDir, RunId, SCHEMA};
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
 
@@ -30,7 +30,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        // The group is this test's own, and its leader is not collected yet: its number cannot be another's.
+        // The group belongs to this test, and its leader has not been waited for, so that its id is not reused.
         let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::SIGKILL);
         let _ = self.0.wait();
     }
@@ -55,10 +55,10 @@ fn pid_file(leader: i32, node: NodeId) -> PidFile {
     }
 }
 
-/// Waits until the children of a leader have come up.
+/// Waits until a leader has a child, and returns it.
 fn child_of(leader: i32) -> i32 {
     let mut child = None;
-    until("it starts a child", || {
+    until("the leader has a child", || {
         let children = fs::read_to_string(format!("/proc/{leader}/task/{leader}/children")).unwrap();
         child = children.split_whitespace().next().map(|child| child.parse().unwrap());
         child.is_some()
@@ -75,15 +75,16 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
+fn the_stacks_of_a_hung_rank_are_written_and_the_rank_is_not_disturbed() {
     let temp = tempfile::tempdir().unwrap();
     let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap().join(RUN));
     let leader = Leader::start(RUN, "RANK=3 sleep 1000 & wait");
     let rank = child_of(leader.pid());
-    until("it sleeps", || {
+    until("the rank sleeps", || {
         fs::read_to_string(format!("/proc/{rank}/cmdline")).unwrap_or_default() == "sleep\u{0}1000\u{0}"
             && fs::read_to_string(format!("/proc/{rank}/wchan")).unwrap_or_default().contains("nanosleep")
     });
+    let began = start_ticks(rank);
     let run = RunId::parse(RUN).unwrap();
     let away = PidFile { node: NodeId::new("elsewhere").unwrap(), ..pid_file(leader.pid(), this_node().unwrap().node) };
     let files = [pid_file(leader.pid(), this_node().unwrap().node), away];
@@ -94,18 +95,15 @@ fn stacks_of_a_hung_rank_are_in_the_run_and_it_still_hangs() {
     let text = fs::read_to_string(dir.stacks_file(1, 1_795_146_012.0, &this_node().unwrap().node)).unwrap();
     assert!(text.contains(&format!("=== process {rank}, rank 3, state S: sleep 1000")), "{text}");
     assert!(text.contains(&format!("--- thread {rank} (sleep): state S, waits in ")), "{text}");
-    assert!(text.contains("nanosleep"), "where it waits: {text}");
+    assert!(text.contains("nanosleep"), "{text}");
     assert!(!text.contains("waits in ?"), "{text}");
-    assert_eq!(start_ticks(rank), start_ticks(rank), "it is still there");
+    assert_eq!(start_ticks(rank), began, "the rank is not the same process");
     let failure = stacks[1].result.clone().unwrap_err();
-    assert_eq!(
-        (stacks[1].node.as_str(), &failure.why[..]),
-        ("elsewhere", "node elsewhere cannot be reached from here")
-    );
+    assert_eq!((stacks[1].node.as_str(), failure.code), ("elsewhere", ErrorCode::NodeUnreachable));
 }
 
 #[test]
-fn a_process_that_is_not_the_runs_is_not_looked_into() {
+fn processes_of_another_run_are_not_inspected() {
     let temp = tempfile::tempdir().unwrap();
     let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap().join(RUN));
     let leader = Leader::start("another-run", "sleep 1000 & wait");
@@ -114,6 +112,6 @@ fn a_process_that_is_not_the_runs_is_not_looked_into() {
     let file = pid_file(leader.pid(), this_node().unwrap().node);
     let stacks = collect_stacks(&run, &dir, 5.0, &[file], &mut local_transports().unwrap()).unwrap();
     let failure = stacks[0].result.clone().unwrap_err();
-    assert!(failure.why.ends_with("no process of the run is left there"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::RunNotRunning);
     assert!(!dir.root.exists());
 }

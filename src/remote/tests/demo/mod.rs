@@ -1,4 +1,4 @@
-//! A folder of runs, a recipe, and the stand-in for the trainer.
+//! A folder of runs, a recipe and a fake trainer.
 
 use std::fs;
 
@@ -11,10 +11,10 @@ use recipe::{ParamSpec, Recipe, param_specs};
 use remote::{read_facts, this_node};
 use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
 
-/// What the stand-in does.
-pub enum FakeDoes {
+/// The behaviour of the fake trainer.
+pub enum FakeTrainer {
     Train,
-    /// As [`FakeDoes::Train`], once there is a file `go` in the run's folder.
+    /// As [`FakeTrainer::Train`], once the run's folder has a file `go`.
     TrainLater,
     Die,
 }
@@ -30,18 +30,18 @@ pub struct Demo {
 
 impl Demo {
     pub fn new() -> Self {
-        Self::with(FakeDoes::Train)
+        Self::with(FakeTrainer::Train)
     }
 
-    pub fn with(does: FakeDoes) -> Self {
+    pub fn with(does: FakeTrainer) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let root = Utf8Path::from_path(temp.path()).unwrap();
         let runs = root.join("the runs");
         fs::create_dir(&runs).unwrap();
         let trainer = root.join(match does {
-            FakeDoes::Train => "vidtui-train",
-            FakeDoes::TrainLater => "vidtui-train-slow",
-            FakeDoes::Die => "vidtui-train-dies",
+            FakeTrainer::Train => "vidtui-train",
+            FakeTrainer::TrainLater => "vidtui-train-slow",
+            FakeTrainer::Die => "vidtui-train-dies",
         });
         let fake = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fakes/bin/vidtui-train");
         std::os::unix::fs::symlink(fake, &trainer).unwrap();
@@ -49,7 +49,7 @@ impl Demo {
         Self { recipe: tiny_recipe(), runs, init: None, hostname, trainer, _temp: temp }
     }
 
-    /// The names in the folder of runs.
+    /// Returns the names in the folder of runs.
     pub fn entries(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.runs).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -81,7 +81,7 @@ impl Demo {
         launch(&LaunchRequest { recipe: &self.recipe, name: None, stage: None, init }, &self.context()).unwrap()
     }
 
-    /// Saves a checkpoint that is complete as far as sizes and shapes go.
+    /// Saves a checkpoint with correct sizes and shapes and no real data.
     pub fn save(&self, dir: &RunDir, run: &RunId, step: u64) {
         let folder = dir.step_dir(step);
         fs::create_dir_all(&folder).unwrap();
@@ -130,7 +130,7 @@ impl Demo {
     }
 }
 
-/// The smallest recipe that holds; what it does not say has its default.
+/// The smallest valid recipe. All other keys have their defaults.
 fn tiny_recipe() -> Recipe {
     let table: toml::Table = toml::from_str(
         r#"
