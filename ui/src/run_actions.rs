@@ -29,7 +29,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         (Action::Kill, Some(_), _) => return Ok(row),
         (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
-            return Err(format!("The kill of {name} has been pending for {waited}. Press K to cancel it."));
+            return Err(format!("{name}: kill pending for {waited}. Press K to cancel it."));
         }
         (_, _, Some(intent)) => return Err(format!("Already {}", intent.text())),
         _ => {}
@@ -44,7 +44,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
             Err(format!("{name} has finished all {} steps; there is nothing to resume", row.steps_total))
         }
         Action::Resume if row.checkpoint_step.is_none() => {
-            Err(format!("{name} has no complete checkpoint to resume from. Restart its stage instead."))
+            Err(format!("{name} has no complete checkpoint. Restart its stage instead."))
         }
         Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is already stopping")),
         Action::Stop if !kind.is_active() => Err(format!("{name} is not running ({word})")),

@@ -189,12 +189,13 @@ impl NodeLines {
             }
             (Link::Connecting, _) => lines.text(Line::styled("Connecting…", faint)),
             _ if !view.faults.is_empty() => {
-                view.faults.iter().for_each(|fault| lines.text(node_table::fault_line(model, fault)));
+                let faults = view.faults.iter().flat_map(|fault| node_table::fault_lines(model, fault, width));
+                faults.for_each(|line| lines.text(line));
                 lines.text(Line::default());
             }
             _ => {}
         }
-        let found = node_table::finding_lines(model, &view.node.id);
+        let found = node_table::finding_lines(model, &view.node.id, width);
         if !found.is_empty() {
             found.into_iter().for_each(|line| lines.text(line));
             lines.text(Line::default());

@@ -5,6 +5,7 @@ use crate::fleet::{Condition, Fleet, Link, NodeView};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::short_id;
+use crate::text;
 use cluster::fault::{Fault, FaultWeight};
 use cluster::{GpuSample, NodeId};
 use health::{Finding, Rule};
@@ -118,32 +119,37 @@ pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
     gpus.iter().take(16).map(bar).collect()
 }
 
-/// Returns a fault as a line, with its hint.
-pub fn fault_line(model: &Model, fault: &Fault) -> Line<'static> {
+/// Returns a fault with its hint, in one line if both fit.
+pub fn fault_lines(model: &Model, fault: &Fault, width: usize) -> Vec<Line<'static>> {
     let (condition, style) = match fault.weight {
         FaultWeight::Warn => (Condition::Warned, model.theme.warn),
         FaultWeight::Bad => (Condition::Faulty, model.theme.bad),
     };
-    Line::from(vec![
-        Span::styled(format!("{} {fault}", glyph(model, condition)), style),
-        Span::styled(format!("  {}", fault.fix), model.theme.faint),
-    ])
+    with_hint(model, format!("{} {fault}", glyph(model, condition)), style, &fault.fix, width)
+}
+
+/// Returns a text and its hint in one line, or wrapped below each other if they do not fit.
+fn with_hint(model: &Model, text: String, style: Style, hint: &str, width: usize) -> Vec<Line<'static>> {
+    if text::width(&text) + 2 + text::width(hint) <= width {
+        return vec![Line::from(vec![Span::styled(text, style), Span::styled(format!("  {hint}"), model.theme.faint)])];
+    }
+    let indented = |text: &str| text::wrap(text, width.saturating_sub(2));
+    let first = text::wrap(&text, width).into_iter().map(|line| Line::styled(line, style));
+    let rest = indented(hint).into_iter().map(|line| Line::styled(format!("  {line}"), model.theme.faint));
+    first.chain(rest).collect()
 }
 
 /// Returns the findings about a node from the health checks of its runs, as lines. Findings that a single sample shows
 /// are left out, because they are already among its faults.
-pub fn finding_lines(model: &Model, node: &NodeId) -> Vec<Line<'static>> {
+pub fn finding_lines(model: &Model, node: &NodeId, width: usize) -> Vec<Line<'static>> {
     let at_once = [Rule::NodeLost, Rule::GpuLost, Rule::Ecc, Rule::Xid, Rule::Throttled, Rule::Smi];
     let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
     let of_node = found.filter(|(_, f)| f.about.node() == Some(node) && !at_once.contains(&f.rule));
-    let line = |(row, finding): (&RunRow, &Finding)| {
+    let lines = |(row, finding): (&RunRow, &Finding)| {
         let text = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
-        Line::from(vec![
-            Span::styled(text, model.theme.warn),
-            Span::styled(format!("  {}: {}", short_id(&row.run), finding.fix), model.theme.faint),
-        ])
+        with_hint(model, text, model.theme.warn, &format!("{}: {}", short_id(&row.run), finding.fix), width)
     };
-    of_node.map(line).collect()
+    of_node.flat_map(lines).collect()
 }
 
 /// Returns the hardware and load of a node in one line: GPU model, CPU, memory.

@@ -188,7 +188,7 @@ fn summary(model: &Model) -> Line<'static> {
 }
 
 /// Minimum width of the notes on faults.
-const NOTE: usize = 14;
+const NOTE: usize = 18;
 const GAP: usize = 2;
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect) {
@@ -305,6 +305,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
         return;
     }
     let below = panel(model, buf, area, view.node.id.as_str(), Vec::new(), false);
+    let width = usize::from(below.width);
     let mut lines = Vec::new();
     if view.frame.is_some() {
         lines.push(Line::styled(node_table::machine(model, view), model.theme.faint));
@@ -317,7 +318,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     match (&view.link, condition) {
         (Link::Unreachable { why, .. }, _) => {
             lines.push(Line::styled(node_table::unreachable(model.now, view), model.theme.faint));
-            lines.extend(failure_lines(model, why, usize::from(below.width)));
+            lines.extend(failure_lines(model, why, width));
         }
         (_, Condition::Late) => {
             lines.push(Line::styled("Connected, but no samples arrive; nvidia-smi may hang.", model.theme.warn));
@@ -326,9 +327,9 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
         _ => {}
     }
     if !matches!(view.link, Link::Unreachable { .. }) {
-        lines.extend(view.faults.iter().map(|fault| node_table::fault_line(model, fault)));
+        lines.extend(view.faults.iter().flat_map(|fault| node_table::fault_lines(model, fault, width)));
     }
-    lines.extend(node_table::finding_lines(model, &view.node.id));
+    lines.extend(node_table::finding_lines(model, &view.node.id, width));
     let room = usize::from(below.height);
     let open = hint(model, &Context::Nodes.key_of(Action::Open), "show GPUs and processes");
     if view.frame.is_some() && lines.len() < room {

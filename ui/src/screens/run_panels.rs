@@ -255,7 +255,7 @@ fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
         let nothing = match run.checkpoints {
             Some(_) if is_command => "None yet",
-            Some(_) => "None yet; stopping the run saves one",
+            Some(_) => "None yet; stopping saves one",
             None => "Loading…",
         };
         write(model, buf, below, Span::styled(nothing, faint));

@@ -38,7 +38,7 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
 /// Returns the key's name in the bar; opposite keys share an item.
 fn bar_key(binding: &Binding) -> String {
     match binding.action {
-        Action::CursorRight => "Left/Right".to_owned(),
+        Action::CursorRight | Action::OptionNext => "Left/Right".to_owned(),
         Action::ZoomIn => "+/-".to_owned(),
         _ => binding.keys.first().map(|key| key.name()).unwrap_or_default(),
     }
