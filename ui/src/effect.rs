@@ -8,7 +8,7 @@ use plan::{LaunchPlan, RunKill};
 use rundir::Chart;
 use rundir::RunId;
 
-/// One-shot requests. Data, so that a test can compare them.
+/// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
 pub enum Effect {
     /// Plan the start of a curriculum's stage; answered by `JobMsg::LaunchPlanned` or `Failed`.
@@ -19,7 +19,7 @@ pub enum Effect {
         curriculum: Utf8PathBuf,
         /// The stage's name.
         stage: String,
-        /// The run whose newest checkpoint gives the weights; `None` when the stage names its own start.
+        /// The run whose newest checkpoint has the weights; `None` if the stage has its own start.
         from: Option<RunId>,
     },
     /// Plan a resume from the newest complete checkpoint.

@@ -1,4 +1,4 @@
-//! Events as short sentences, with how serious each is.
+//! Events as short sentences, with their severity.
 
 use rundir::{Event, EventKind};
 

@@ -1,4 +1,4 @@
-//! What the tests show on the screen: runs of the demo curriculum, with fixed times and curves.
+//! Test data: runs of the demo curriculum, with fixed times and curves, and a console under test.
 
 use crate::*;
 use camino::Utf8PathBuf;
@@ -11,7 +11,7 @@ use recipe::{Change, Mesh, StageStart};
 use rundir::*;
 use runstate::RunState;
 
-/// The moment of every test: 2026-11-20 04:00:00 UTC.
+/// The time of every test: 2026-11-20 04:00:00 UTC.
 pub const NOW: f64 = 1_795_147_200.0;
 
 pub fn id(text: &str) -> RunId {
@@ -34,7 +34,7 @@ pub fn curriculum_path() -> Utf8PathBuf {
     "/home/ada/vidtui/configs/demo/curriculum.toml".into()
 }
 
-/// A believable sample: the loss falls, the rate warms up, memory grows a little in the first steps.
+/// A realistic sample: the loss falls, the learning rate warms up, memory grows a little in the first steps.
 pub fn sample(attempt: u32, step: u64) -> MetricSample {
     let x = step as f64;
     let wave = ((x * 12.9898).sin() * 43758.5453).fract();
@@ -93,7 +93,7 @@ pub fn stalled() -> RunRow {
     RunRow { findings, ..row(stage_1(), "2s", RunState::Stalled { since_s: NOW - 190.0 }, 83) }
 }
 
-/// A run that trains, with something to look at and something to know.
+/// A running run with two findings.
 pub fn slowed() -> RunRow {
     let gpu = Subject::Gpu(NodeId::new("node03").unwrap(), 2);
     let hot = finding(Rule::Throttled, Urgency::Look, gpu, "held back: thermal, by hardware, 91 °C, 1100 MHz");
@@ -120,14 +120,14 @@ pub fn failure() -> Failure {
     )
 }
 
-/// A run as a Slurm job, as a line of the queue says.
+/// A run with the Slurm job of a line of `squeue`.
 pub fn as_job(row: RunRow, line: &str) -> RunRow {
     use cluster::slurm::{JobSeen, JobSight, read_queue};
     let seen = JobSeen::Job(Box::new(read_queue(line).rows.remove(0)));
     RunRow { job: Some(JobSight { seen, ..JobSight::unseen(42) }), ranks: 4, ..row }
 }
 
-/// One that was put back into the queue.
+/// A run that was requeued.
 pub fn queued() -> RunRow {
     let start = NOW + 750.0;
     let line = format!("42|PENDING|Resources|0:00|1-00:00:00|4||{start}|N/A|ada|train|gres:gpu:1|demo");
@@ -326,7 +326,7 @@ pub fn resume_plan(warnings: Vec<String>) -> Box<LaunchPlan> {
     plan(stage_1(), "2s", attempt(2, 80), warnings, "checkpoint at step 80 of this run")
 }
 
-/// What it would do to make a checkpoint of a published model.
+/// The preview of converting a published model to a checkpoint.
 pub fn convert_preview() -> Box<ConvertPreview> {
     let row = |count, source: &str, target: &str| ConvertRow {
         count,
@@ -453,7 +453,7 @@ impl Ui {
         ui
     }
 
-    /// The Convert screen with a preview; returns it with the job that would be asked to carry it out.
+    /// The Convert screen with a preview.
     pub fn on_convert(preview: Box<ConvertPreview>) -> Self {
         let mut ui = Self::with_runs(vec![running(83)]);
         ui.press("4 Enter");
@@ -474,7 +474,7 @@ impl Ui {
         update(&mut self.model, msg)
     }
 
-    /// News of the first stage's run.
+    /// Sends an update of the first stage's run.
     pub fn run_msg(&mut self, what: RunMsg) -> Vec<Effect> {
         self.send(Msg::Run { run: stage_1(), what })
     }

@@ -87,7 +87,7 @@ pub enum Link {
     Unreachable {
         /// When the last sample arrived, or the first attempt was made.
         since_s: f64,
-        /// Why.
+        /// The error.
         why: Failure,
     },
 }
@@ -109,13 +109,13 @@ pub enum Condition {
 pub struct NodeSummary {
     /// GPUs that report.
     pub gpus: usize,
-    /// Processes on them.
+    /// Processes on the GPUs.
     pub processes: usize,
     /// Mean power per GPU.
     pub power_w_mean: Option<f64>,
     /// Power of all GPUs.
     pub power_w: Option<f64>,
-    /// Mean share of time in which a kernel ran.
+    /// Mean GPU utilization.
     pub util_pct_mean: Option<f64>,
     /// GPU memory in use.
     pub gpu_mem_used_mib: Option<u64>,
@@ -413,17 +413,17 @@ impl NodeView {
         }
     }
 
-    /// Returns for how many seconds it has said nothing, when that is longer than it should be.
+    /// Returns the age of the latest sample in seconds, if it is late.
     pub fn late_s(&self, now: f64) -> Option<f64> {
-        self.frame_s.map(|heard| now - heard).filter(|late| *late > LATE_S)
+        self.frame_s.map(|sampled_s| now - sampled_s).filter(|late| *late > LATE_S)
     }
 
-    /// Returns the GPUs that answered last.
+    /// Returns the GPUs in the latest sample.
     pub fn gpus(&self) -> &[GpuSample] {
         self.frame.as_ref().map_or(&[], |frame| &frame.gpus)
     }
 
-    /// Returns memory in use and memory there is: of its GPUs, or its own where it has none.
+    /// Returns memory in use and total memory: of the GPUs, or of the node if it has none.
     pub fn memory_mib(&self) -> Option<(u64, u64)> {
         let summary = &self.summary;
         match summary.gpus {
@@ -434,7 +434,7 @@ impl NodeView {
 }
 
 impl Condition {
-    /// Returns it as a word.
+    /// Returns the condition as a word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Well => "up",

@@ -252,7 +252,7 @@ impl Model {
         found.and_then(|view| view.stages.as_ref().ok()).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the stage that follows a run's own.
+    /// Returns the stage after that of a run.
     pub fn next_stage(&self, row: &RunRow) -> Option<&StageView> {
         let stages = self.stages_of(row.curriculum.as_deref()?);
         let at = stages.iter().position(|stage| Some(&stage.name) == row.stage.as_ref())?;

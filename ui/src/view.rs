@@ -119,7 +119,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     Some(Line::styled(notice.text.clone(), if notice.is_warning { theme.warn } else { theme.good }))
 }
 
-/// Replaces what a terminal without UTF-8 would show as rubbish.
+/// Replaces the characters that a terminal without UTF-8 cannot show.
 fn only_ascii(buf: &mut Buffer) {
     for cell in buf.content.iter_mut().filter(|cell| !cell.symbol().is_ascii()) {
         let plain = match cell.symbol() {

@@ -1,4 +1,4 @@
-//! An open run: what was read of it, and how its charts are shown.
+//! The open run: its metrics, events and checkpoints, and how its charts are shown.
 
 use crate::effect::XAxis;
 use crate::layout::Panel;
@@ -36,7 +36,7 @@ pub struct RunScreen {
     pub enlarged: bool,
     /// Charts with a logarithmic y axis.
     pub log_y: BTreeSet<Chart>,
-    /// Which moving average is shown: an index into [`SMOOTHING`].
+    /// The moving average to show, as an index into [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
     /// The quantity on the x axes.
     pub x: XAxis,

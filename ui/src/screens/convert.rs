@@ -88,7 +88,7 @@ fn request_preview(model: &mut Model) -> Vec<Effect> {
 
 /// Shows a preview. The answer to an earlier request is ignored.
 pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
-    if matches!(model.convert.preview, Preview::Requested(asked) if asked == job) {
+    if matches!(model.convert.preview, Preview::Requested(requested) if requested == job) {
         model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
     }
 }

@@ -1,4 +1,4 @@
-//! Nothing that happens makes drawing panic, at any size.
+//! No input makes drawing panic, at any size.
 
 use crate::fixtures::*;
 use crate::fleet::FleetSource;
@@ -150,7 +150,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
         }),
         1 => Just(NodeMsg::Down(failure())),
-        1 => any_text().prop_map(|said| NodeMsg::Smi(Ok(said))),
+        1 => any_text().prop_map(|output| NodeMsg::Smi(Ok(output))),
     ];
     let of_node =
         (0usize..5, what).prop_map(|(i, what)| Msg::Node { node: NodeId::new(format!("n{i}")).unwrap(), what });
@@ -226,7 +226,7 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     help.press("?");
     uis.push(help);
     for mut ui in uis {
-        // A terminal that has no size yet says 0 × 0.
+        // A terminal without a size yet reports 0 × 0.
         for width in 0..45 {
             for height in 0..26 {
                 ui.resize(width, height);

@@ -1,4 +1,4 @@
-//! The chart widget: what is drawn where, and that its cost does not grow with the data.
+//! The chart widget and the charts of the Run screen.
 
 use crate::effect::XAxis;
 use crate::fixtures::*;
@@ -98,7 +98,7 @@ fn lines_enter_and_leave_a_zoomed_window_at_its_edges() {
 }
 
 #[test]
-fn zooming_in_keeps_the_newest_step_and_the_read_out_in_view() {
+fn zooming_in_keeps_the_newest_step_and_the_cursor_visible() {
     let mut ui = Ui::on_run(running(83));
     ui.press("+ +");
     let run = ui.model.run.as_ref().unwrap();
@@ -114,7 +114,7 @@ fn zooming_in_keeps_the_newest_step_and_the_read_out_in_view() {
 }
 
 #[test]
-fn the_read_out_walks_over_every_sample_when_zoomed_in() {
+fn the_cursor_stops_at_every_sample_when_zoomed_in() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Enter + + +");
     let mut steps = Vec::new();
@@ -127,7 +127,7 @@ fn the_read_out_walks_over_every_sample_when_zoomed_in() {
     assert!(ui.screen().contains("step 78"), "{}", ui.screen());
 }
 
-/// What two nodes did every five seconds, from before the first step to after the last.
+/// Samples of two nodes every five seconds, from before the first step to after the last.
 fn points(gpus: bool) -> Vec<rundir::NodePoint> {
     let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1, of_several: true });
     let at = |i: u32| {
@@ -145,7 +145,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
 }
 
 #[test]
-fn power_and_memory_of_the_nodes_stand_under_the_loss_on_its_axis() {
+fn power_and_memory_share_the_x_axis_of_the_loss() {
     let mut ui = Ui::on_run(running(83));
     ui.run_msg(RunMsg::NodePoints(points(true)));
     insta::assert_snapshot!(ui.screen());
@@ -179,21 +179,21 @@ fn one_node_alone_has_a_mean_and_no_extremes() {
 }
 
 #[test]
-fn the_axis_of_time_reaches_from_the_first_to_the_last_sign_of_life() {
+fn the_time_axis_covers_the_samples_of_nodes_too() {
     let mut ui = Ui::on_run(running(83));
     ui.press("x");
     assert_eq!(ui.model.run.as_ref().unwrap().full_range().0, 0.0);
     ui.run_msg(RunMsg::NodePoints(points(true)));
     let run = ui.model.run.as_ref().unwrap();
     let (low, high) = run.full_range();
-    assert!(low < -20.0 && high > 150.0, "start-up, and what came after the last step: {low} to {high}");
+    assert!(low < -20.0 && high > 150.0, "from the start-up to after the last step: {low} to {high}");
     let series = &run.series;
-    // Times have some 1e-7 s in a float.
+    // Unix times in an f64 are exact to about 1e-7 s.
     assert!((series.step_at(series.time_at(40.5)) - 40.5).abs() < 1e-5);
 }
 
 #[test]
-fn panels_of_nodes_are_passed_over_where_nothing_was_measured() {
+fn node_panels_are_skipped_without_samples() {
     let mut ui = Ui::on_run(running(83));
     ui.press("Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::LearningRate));

@@ -1,4 +1,4 @@
-//! The Convert screen: what is shown is what is asked for, and what is asked for can be stopped.
+//! The Convert screen: options, previews, progress and cancellation.
 
 use crate::fixtures::*;
 use crate::model::Preview;
@@ -34,7 +34,7 @@ fn the_shown_preview_is_the_one_that_is_executed() {
     let effects = ui.press("c");
     let [Effect::Convert { preview, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*preview, shown);
-    assert!(ui.press("c").is_empty(), "one at a time");
+    assert!(ui.press("c").is_empty(), "one conversion at a time");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn an_answer_to_an_earlier_request_is_ignored() {
     let second = job_of(&ui.press("Right"));
     ui.answer(first, JobMsg::ConvertPlanned(convert_preview()));
     assert!(matches!(ui.model.convert.preview, Preview::Requested(job) if job == second));
-    assert!(ui.press("c").is_empty(), "what is shown no longer is what is wished for");
+    assert!(ui.press("c").is_empty(), "the options have changed since the preview");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn an_existing_target_is_replaced_only_after_a_preview_with_permission() {
     let job = job_of(&ui.press("c"));
     ui.answer(job, JobMsg::Done(Outcome::Converted("/x".into())));
     assert!(!ui.model.convert.options.replace, "the permission applies to one conversion only");
-    assert!(ui.press("c").is_empty(), "it is done");
+    assert!(ui.press("c").is_empty(), "the conversion has finished");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn the_permission_to_replace_one_folder_does_not_apply_to_another() {
     let effects = ui.press("Enter");
     let [Effect::PlanConvert { options, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert!(options.target.as_str().ends_with("-internal2") && !options.replace);
-    assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "nothing is in the way");
+    assert!(Ui::on_convert(convert_preview()).press("r").is_empty(), "there is no existing conversion");
 }
 
 #[test]

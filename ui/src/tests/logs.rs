@@ -1,4 +1,4 @@
-//! Reading logs: following, scrolling, wrapping, searching.
+//! The Logs screen: following, scrolling, wrapping, searching.
 
 use crate::fixtures::*;
 use crate::*;

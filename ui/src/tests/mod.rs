@@ -1,4 +1,4 @@
-//! Tests of the whole screen: messages in; effects, watches and pictures out.
+//! Tests of the whole crate: messages in; effects, watches and snapshots out.
 
 mod any_input;
 mod charts;

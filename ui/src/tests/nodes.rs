@@ -1,4 +1,4 @@
-//! Watching nodes: what is shown in every state, sorting, filtering, and what is asked of the shell.
+//! The Nodes and Node screens: conditions, sorting, filtering and watches.
 
 use crate::fixtures::*;
 use crate::fleet::{Condition, FleetSource, ListedNode, Sort};
@@ -13,7 +13,7 @@ fn named(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-/// A frame, from what a node prints.
+/// A sample, parsed from the output of a node.
 fn frame(number: u64, gpus: &str, apps: &str) -> Frame {
     let text = format!(
         "#frame {number} 1795147200\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
@@ -47,8 +47,8 @@ fn hot() -> Frame {
 }
 
 fn lost() -> Frame {
-    let said = "Unable to determine the device handle for GPU3: 0000:13:00.0: GPU is lost.  Reboot the system to recover this GPU\n";
-    frame(1, &rows(630, said).replace("#exit 0", "#exit 15"), "")
+    let error = "Unable to determine the device handle for GPU3: 0000:13:00.0: GPU is lost.  Reboot the system to recover this GPU\n";
+    frame(1, &rows(630, error).replace("#exit 0", "#exit 15"), "")
 }
 
 fn mig() -> Frame {
@@ -73,7 +73,7 @@ fn away() -> Failure {
     )
 }
 
-/// The Nodes screen with these nodes, which have said this.
+/// The Nodes screen with these nodes and their samples.
 fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
@@ -88,7 +88,7 @@ fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     ui
 }
 
-/// Nodes in every state.
+/// Nodes in every condition.
 fn mixed() -> Ui {
     let mut ui = with(&[
         ("gpu001", (1..90).map(busy).collect()),
@@ -101,7 +101,7 @@ fn mixed() -> Ui {
         ("gpu008", vec![busy(2)]),
     ]);
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Down(away()) });
-    // All others have said something since.
+    // All other nodes have newer samples.
     ui.send(Msg::Tick(NOW + 140.0));
     for (name, frame) in
         [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
@@ -266,9 +266,9 @@ fn the_selection_stays_on_its_node_when_the_order_changes() {
     assert_eq!(ui.model.selected_node().unwrap().node.id, named("b"));
     ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("b"), slots: 8 }.into()]) });
     let view = ui.model.selected_node().unwrap();
-    assert!(view.node.id == named("b") && view.frame.is_some(), "what is known of it is kept");
+    assert!(view.node.id == named("b") && view.frame.is_some(), "its sample is kept");
     ui.send(Msg::Node { node: named("a"), what: NodeMsg::Frame(Box::new(busy(1))) });
-    assert_eq!(ui.model.fleet.nodes().len(), 1, "late news of a node that has left the list");
+    assert_eq!(ui.model.fleet.nodes().len(), 1, "a late sample of a removed node is ignored");
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn one_key_shows_the_nodes_of_a_run_and_esc_goes_back() {
     ui.press("N");
     assert!(watches(&ui.model).contains(&Watch::Nodes(FleetSource::Run(stage_1()))));
     ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("other"), slots: 1 }.into()]) });
-    assert!(ui.model.fleet.nodes().is_empty(), "an answer to another question");
+    assert!(ui.model.fleet.nodes().is_empty(), "a list of another source is ignored");
     ui.press("Esc");
     assert_eq!(ui.model.screen, Screen::Run);
 }

@@ -1,4 +1,4 @@
-//! Pictures of every screen and dialog, at the two sizes people have most.
+//! Snapshots of every screen and dialog at the two most common sizes.
 
 use crate::fixtures::*;
 use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
@@ -6,7 +6,7 @@ use crate::*;
 use rundir::{CheckpointEntry, EventKind};
 use runstate::RunState;
 
-/// Compares a screen at 80×24 and at 160×48 with its pictures.
+/// Compares a screen at 80×24 and at 160×48 with its snapshots.
 fn picture(name: &str, mut ui: Ui) {
     for (width, height) in [(80, 24), (160, 48)] {
         ui.resize(width, height);

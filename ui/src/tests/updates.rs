@@ -1,4 +1,4 @@
-//! What a key or a message asks of the shell.
+//! The effects and watches that follow from keys and messages.
 
 use crate::fixtures::*;
 use crate::model::Modal;
@@ -18,8 +18,8 @@ fn finished() -> RunRow {
 fn killing_asks_first_and_only_a_yes_kills() {
     for answers in ["Enter", "n", "Esc", "q", "Tab Tab Enter", "x Enter"] {
         let mut ui = Ui::with_runs(vec![running(83)]);
-        let asked = ui.press("K");
-        let [Effect::PlanKill { job, run }] = &asked[..] else { panic!("{asked:?}") };
+        let planned = ui.press("K");
+        let [Effect::PlanKill { job, run }] = &planned[..] else { panic!("{planned:?}") };
         assert_eq!(*run, stage_1());
         assert!(ui.answer(*job, JobMsg::KillPlanned(kill_plan())).is_empty());
         assert!(ui.press(answers).is_empty(), "{answers} killed");
@@ -27,8 +27,8 @@ fn killing_asks_first_and_only_a_yes_kills() {
     }
     for answers in ["y", "Tab Enter", "Right Enter"] {
         let mut ui = Ui::with_runs(vec![running(83)]);
-        let asked = ui.press("K");
-        let [Effect::PlanKill { job, .. }] = &asked[..] else { panic!("{asked:?}") };
+        let planned = ui.press("K");
+        let [Effect::PlanKill { job, .. }] = &planned[..] else { panic!("{planned:?}") };
         ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
         let effects = ui.press(answers);
         assert!(matches!(&effects[..], [Effect::Kill { plan, .. }] if *plan == kill_plan()), "{answers}: {effects:?}");
@@ -38,18 +38,18 @@ fn killing_asks_first_and_only_a_yes_kills() {
 #[test]
 fn a_kill_that_waits_for_nodes_is_cancelled_with_the_same_key() {
     let mut ui = Ui::with_runs(vec![running(83)]);
-    let asked = ui.press("K");
-    let [Effect::PlanKill { job, .. }] = &asked[..] else { panic!("{asked:?}") };
+    let planned = ui.press("K");
+    let [Effect::PlanKill { job, .. }] = &planned[..] else { panic!("{planned:?}") };
     ui.answer(*job, JobMsg::KillPlanned(kill_plan()));
     let effects = ui.press("y");
     let [Effect::Kill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
     ui.answer(*job, JobMsg::Progress("TERM sent to 3 processes: 1, 2, 3".into()));
     assert!(ui.press("K").is_empty(), "a kill in progress is not interrupted");
-    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 4 s".into()));
+    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, next try in 4 s".into()));
     insta::assert_snapshot!("kill_waiting_for_nodes_80x24", ui.screen());
     ui.send(Msg::Tick(NOW + 125.0));
-    ui.answer(*job, JobMsg::Progress("ml-2 and ml-3 are asked".into()));
-    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, asked again in 30 s".into()));
+    ui.answer(*job, JobMsg::Progress("connecting to ml-2 and ml-3".into()));
+    ui.answer(*job, JobMsg::Waiting("ml-[2-3] do not answer, next try in 30 s".into()));
     for key in ["r", "s"] {
         assert!(ui.press(key).is_empty());
         let (_, waiting) = ui.model.jobs.waiting_kill(&stage_1()).unwrap();
@@ -327,7 +327,7 @@ fn a_notice_goes_away() {
     assert!(ui.model.notice.is_none());
     ui.press("s");
     assert!(ui.model.notice.is_some());
-    // The clock was an hour ahead, and is put right.
+    // The clock was an hour ahead and is corrected.
     ui.send(Msg::Tick(NOW - 3600.0));
     assert!(ui.model.notice.is_none());
 }

@@ -63,7 +63,6 @@ pub fn panel(
         false => vec![Span::styled(format!("{}{} {title} ", symbols.rule, symbols.rule), theme.faint)],
     };
     if !focused {
-        // The rule is faint, the title is not.
         line = vec![Span::styled(symbols.rule, theme.faint), Span::styled(format!(" {title} "), theme.strong)];
     }
     let used: usize = line.iter().map(Span::width).sum();
@@ -147,7 +146,7 @@ pub fn capitalized(text: &str) -> String {
 pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
     let height = (lines.len() as u16).min(area.height);
     let width = (lines.iter().map(Line::width).max().unwrap_or(0) as u16).min(area.width);
-    // A little above the middle looks like the middle.
+    // Slightly above the middle looks centred.
     let top = area.y + (area.height - height) * 2 / 5;
     write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
 }
