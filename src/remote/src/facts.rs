@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use cluster::NodeId;
 use cluster::slurm::{JobSeen, JobSight};
 use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
-use runstate::{Following, Liveness, RunFacts};
+use runstate::{Liveness, NewestCache, RunFacts};
 
 use crate::{ThisNode, ownership, proc, this_node};
 
@@ -21,7 +21,7 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = this_node().map_err(|error| error.failure(format!("cannot read the state of {}", run.id)))?;
     let liveness: FindLiveness<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
-    Ok(read(dir, run, liveness, &JobSight::unseen, &Following::default())?)
+    Ok(read(dir, run, liveness, &JobSight::unseen, &NewestCache::default())?)
 }
 
 /// Reads the process files of a run's newest attempt, each with the liveness of its processes as visible on this machine.
@@ -94,7 +94,7 @@ pub(crate) fn read(
     run: &Run,
     liveness: FindLiveness<'_>,
     find_job: FindJob<'_>,
-    following: &Following,
+    following: &NewestCache,
 ) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();

@@ -9,7 +9,7 @@ use cluster::NodeId;
 use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId, now_s};
-use runstate::{Following, Liveness, Load, RunFacts};
+use runstate::{Liveness, Load, NewestCache, RunFacts};
 
 use crate::command::Command;
 use crate::facts::{self, liveness};
@@ -40,7 +40,7 @@ pub struct Fleet {
     loads: Arc<(Mutex<BTreeMap<RunId, LoadEntry>>, Condvar)>,
     slurm: SlurmQueue,
     slurm_nodes: SlurmNodes,
-    following: Following,
+    following: NewestCache,
 }
 
 /// The identity of a supervisor process, which is never reused.
@@ -83,7 +83,7 @@ impl Fleet {
             loads: Arc::default(),
             slurm: SlurmQueue::default(),
             slurm_nodes: SlurmNodes::default(),
-            following: Following::default(),
+            following: NewestCache::default(),
         })
     }
 

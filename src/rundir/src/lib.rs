@@ -69,7 +69,7 @@ pub use staging::Staging;
 pub use stop::Stop;
 pub use summed_file::SummedFile;
 pub use tail::{Batch, Tail};
-pub use tensor_box::{Common, TensorBox};
+pub use tensor_box::{Overlap, TensorBox};
 pub use whole_folder::WholeFolder;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// Seconds that one point spans: every node samples about once within it.
 const SPAN_S: f64 = 5.0;
-/// A node that is so far behind the others may be lost, and no point waits for it.
+/// A node that is this many seconds behind the others may be lost, and no point waits for it.
 const BEHIND_S: f64 = 30.0;
 
 /// The samples of all nodes within some seconds. A quantity that no node measured is none.

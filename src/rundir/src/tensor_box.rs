@@ -14,7 +14,7 @@ pub struct TensorBox {
 
 /// A run of elements that two pieces of a tensor have in common, counted from the beginning of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Common {
+pub struct Overlap {
     /// The index of the first one in this piece.
     pub here: u64,
     /// The index of the first one in the other piece.
@@ -54,7 +54,7 @@ impl TensorBox {
     /// Returns the elements that two pieces of a tensor have in common. A piece is a range of the elements of a box, row by row.
     ///
     /// The runs are in ascending order; there is at most one for each row that both pieces have.
-    pub fn common(&self, range: Range<u64>, other: &Self, other_range: Range<u64>) -> Vec<Common> {
+    pub fn overlaps(&self, range: Range<u64>, other: &Self, other_range: Range<u64>) -> Vec<Overlap> {
         let mut dims: Vec<(Range<usize>, Range<usize>)> = self.ranges().zip(other.ranges()).collect();
         // If both have the same part of the last dimension, it is merged with the dimension before.
         while dims.len() > 1
@@ -72,10 +72,10 @@ impl TensorBox {
         let Some(last) = both.last() else {
             // A tensor without dimensions has one element.
             let len = u64::from(range.contains(&0) && other_range.contains(&0));
-            return Vec::from_iter((len > 0).then_some(Common { here: 0, there: 0, len }));
+            return Vec::from_iter((len > 0).then_some(Overlap { here: 0, there: 0, len }));
         };
         let mut at: Vec<usize> = both.iter().map(|range| range.start).collect();
-        let mut found: Vec<Common> = Vec::new();
+        let mut found: Vec<Overlap> = Vec::new();
         loop {
             let (here, there) = (flat(&at, &a), flat(&at, &b));
             // `skip..end` is the part of the row that is in both ranges.
@@ -83,7 +83,7 @@ impl TensorBox {
             let row = (last.end - last.start) as u64;
             let end = row.min(range.end.saturating_sub(here)).min(other_range.end.saturating_sub(there));
             if skip < end {
-                let run = Common {
+                let run = Overlap {
                     here: here + skip - range.start,
                     there: there + skip - other_range.start,
                     len: end - skip,
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn common_finds_exactly_the_elements_that_are_in_both_pieces() {
+    fn overlaps_are_exactly_the_elements_of_both_pieces() {
         let shape = [4, 6, 3];
         let boxes = [
             TensorBox::whole(&shape),
@@ -143,9 +143,9 @@ mod tests {
             let cuts = |n: u64| [0..n, 0..n / 2, n / 3..n, n / 3..n / 2 + 1, n..n];
             for (range_a, range_b) in cuts(all_a).into_iter().flat_map(|r| cuts(all_b).map(|s| (r.clone(), s))) {
                 let (in_a, in_b) = (elements(&shape, a, range_a.clone()), elements(&shape, b, range_b.clone()));
-                let common = a.common(range_a, b, range_b);
+                let overlaps = a.overlaps(range_a, b, range_b);
                 let mut found = Vec::new();
-                for run in &common {
+                for run in &overlaps {
                     for i in 0..run.len {
                         assert_eq!(in_a[(run.here + i) as usize], in_b[(run.there + i) as usize]);
                         found.push(in_a[(run.here + i) as usize]);
@@ -161,11 +161,11 @@ mod tests {
     fn whole_rows_are_one_run_and_columns_have_one_run_for_each_row() {
         let whole = TensorBox::whole(&[8, 4]);
         let rows = TensorBox { offset: vec![2, 0], size: vec![3, 4] };
-        assert_eq!(whole.common(0..32, &rows, 0..12), [Common { here: 8, there: 0, len: 12 }]);
+        assert_eq!(whole.overlaps(0..32, &rows, 0..12), [Overlap { here: 8, there: 0, len: 12 }]);
         let columns = TensorBox { offset: vec![0, 2], size: vec![8, 2] };
-        assert_eq!(whole.common(0..32, &columns, 0..16).len(), 8);
+        assert_eq!(whole.overlaps(0..32, &columns, 0..16).len(), 8);
         let none = TensorBox { offset: vec![], size: vec![] };
-        assert_eq!(none.common(0..1, &none, 0..1), [Common { here: 0, there: 0, len: 1 }]);
+        assert_eq!(none.overlaps(0..1, &none, 0..1), [Overlap { here: 0, there: 0, len: 1 }]);
     }
 
     #[test]

@@ -5,6 +5,6 @@ mod newest;
 mod state;
 mod summary;
 
-pub use newest::{Following, Newest, recent_metrics};
+pub use newest::{Newest, NewestCache, recent_metrics};
 pub use state::{Liveness, Load, RunFacts, RunState, START_GRACE, derive};
 pub use summary::{RunSummary, list_runs};

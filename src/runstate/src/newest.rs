@@ -32,7 +32,7 @@ pub struct Newest {
 
 /// Follows the newest lines of many runs; threads can share it.
 #[derive(Debug, Default)]
-pub struct Following {
+pub struct NewestCache {
     runs: Mutex<BTreeMap<RunDir, RunEntry>>,
 }
 
@@ -40,42 +40,42 @@ pub struct Following {
 struct RunEntry {
     requested: Instant,
     /// Has a lock of its own, so that a file system that hangs blocks only its own runs.
-    followed: Arc<Mutex<Followed>>,
+    tails: Arc<Mutex<RunTails>>,
 }
 
 #[derive(Debug, Default)]
-struct Followed {
+struct RunTails {
     metrics: Option<Tail<MetricSample>>,
     events: BTreeMap<Utf8PathBuf, Tail<Event>>,
     newest: Arc<Newest>,
 }
 
-impl Following {
+impl NewestCache {
     /// Returns the newest lines of a run, with the events of these nodes.
     ///
     /// # Errors
     /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
     pub fn newest<'a>(&self, run: &RunDir, nodes: impl IntoIterator<Item = &'a NodeId>) -> Result<Arc<Newest>, Error> {
-        let followed = self.followed(run);
-        let mut followed = followed.lock().unwrap_or_else(PoisonError::into_inner);
-        followed.poll_metrics(&run.metrics())?;
+        let tails = self.tails(run);
+        let mut tails = tails.lock().unwrap_or_else(PoisonError::into_inner);
+        tails.poll_metrics(&run.metrics())?;
         for path in std::iter::once(run.events()).chain(nodes.into_iter().map(|node| run.node_events(node))) {
-            followed.poll_events(path)?;
+            tails.poll_events(path)?;
         }
-        Ok(followed.newest.clone())
+        Ok(tails.newest.clone())
     }
 
-    fn followed(&self, run: &RunDir) -> Arc<Mutex<Followed>> {
+    fn tails(&self, run: &RunDir) -> Arc<Mutex<RunTails>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.retain(|_, entry| entry.requested.elapsed() < FORGET);
         let requested = Instant::now();
-        let entry = runs.entry(run.clone()).or_insert_with(|| RunEntry { requested, followed: Arc::default() });
+        let entry = runs.entry(run.clone()).or_insert_with(|| RunEntry { requested, tails: Arc::default() });
         entry.requested = requested;
-        entry.followed.clone()
+        entry.tails.clone()
     }
 }
 
-impl Followed {
+impl RunTails {
     fn poll_metrics(&mut self, path: &Utf8Path) -> Result<(), Error> {
         let read = |error| Error::io("read", path, error);
         let (items, restarted) = match &mut self.metrics {
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn new_lines_are_added_and_old_ones_are_dropped() {
         let (_keep, run) = temp();
-        let following = Following::default();
-        let newest = || following.newest(&run, [&node("ml-1")]).unwrap();
+        let cache = NewestCache::default();
+        let newest = || cache.newest(&run, [&node("ml-1")]).unwrap();
         assert_eq!(*newest(), Newest::default());
         std::fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
         let event = |t, kind| Event::new(t, 1, None, kind);
@@ -193,14 +193,14 @@ mod tests {
         // Opening it blocks until a writer opens it too.
         let made = std::process::Command::new("mkfifo").arg(hangs.metrics()).status().unwrap();
         assert!(made.success());
-        let following = Following::default();
+        let cache = NewestCache::default();
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| following.newest(&hangs, []));
-            while following.followed(&hangs).try_lock().is_ok() {
+            let reader = scope.spawn(|| cache.newest(&hangs, []));
+            while cache.tails(&hangs).try_lock().is_ok() {
                 assert!(!reader.is_finished(), "it did not wait");
                 std::thread::yield_now();
             }
-            assert_eq!(*following.newest(&other, []).unwrap(), Newest::default());
+            assert_eq!(*cache.newest(&other, []).unwrap(), Newest::default());
             drop(std::fs::OpenOptions::new().write(true).open(hangs.metrics()).unwrap());
         });
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A run is never stalled before so many seconds without activity. Shorter pauses are normal: a cold page cache, a sleeping disk, a
+/// A run without activity for fewer seconds than this is not stalled. Shorter pauses are normal: a cold page cache, a sleeping disk, a
 /// busy machine.
 const STALL_MIN_S: f64 = 30.0;
 /// A run is stalled when a step takes this many times the median; a collective that hangs never ends.
@@ -19,7 +19,7 @@ const STALL_STEPS: f64 = 5.0;
 const POWER_COLLAPSED: f64 = 0.5;
 /// The same share during an evaluation, which computes less than training: it samples, decodes and writes one video after the other.
 const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
-/// An evaluation is not stalled before so many seconds, whatever its power.
+/// An evaluation that takes fewer seconds than this is not stalled, whatever its power.
 const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less than this share of a CPU core waits for something. A rank that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;

@@ -127,7 +127,7 @@ fn readable(dir: RunDir) -> Result<RunDir, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Following, Liveness};
+    use crate::{Liveness, NewestCache};
     use rundir::LineAppender;
     use rundir::fixtures::{attempt, run, save, temp};
 
@@ -189,7 +189,7 @@ mod tests {
             alive: Liveness::Alive,
             last_metric: Some((40, 1080.0)),
             steps_total: 100,
-            newest: Following::default().newest(&dir, []).unwrap(),
+            newest: NewestCache::default().newest(&dir, []).unwrap(),
             ..RunFacts::default()
         };
         let summary = RunSummary::new(run(), dir.clone(), &facts, 1081.0);

@@ -119,7 +119,7 @@ fn the_frozen_run_crashed() {
     };
     facts.exits.extend(run.read_exit(&node(), 2).unwrap());
     read_events(&run).unwrap().iter().for_each(|event| facts.see_event(event));
-    facts.newest = Following::default().newest(&run, []).unwrap();
+    facts.newest = NewestCache::default().newest(&run, []).unwrap();
     facts.newest.clone().metrics.iter().for_each(|sample| facts.see_metric(sample));
     let summary = RunSummary::new(run.read_run().unwrap(), run.clone(), &facts, NOW);
     assert!(matches!(summary.state, RunState::Crashed(_)), "{:?}", summary.state);

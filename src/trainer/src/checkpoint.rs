@@ -12,7 +12,7 @@ use c10d::cuda::{self, Event};
 use camino::Utf8Path;
 use recipe::{Family, Mesh, ParamSpec, Split};
 use rundir::{
-    Checkpoint, Common, Failure, FileSum, LogicalTensor, Manifest, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
+    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
     TensorBox, TrainState,
 };
 use safetensors::Dtype;
@@ -469,7 +469,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         }
         for slice in &tensor.slices {
             // Elements have the same order in piece and slice, so one read spans the first to the last.
-            let runs = piece.within.common(piece.range(), &slice.within(&tensor.shape), slice.range());
+            let runs = piece.within.overlaps(piece.range(), &slice.within(&tensor.shape), slice.range());
             for runs in reads(runs) {
                 let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
                 let (begin, end) = (first.there, last.there + last.len);
@@ -489,9 +489,9 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
 const AT_ONCE: u64 = 16 * 1024;
 
 /// Groups ranges into reads: a long range is read in parts, those of many rows together.
-fn reads(runs: Vec<Common>) -> Vec<Vec<Common>> {
-    let [Common { here, there, len }] = runs[..] else { return vec![runs] };
-    let part = |done| Common { here: here + done, there: there + done, len: AT_ONCE.min(len - done) };
+fn reads(runs: Vec<Overlap>) -> Vec<Vec<Overlap>> {
+    let [Overlap { here, there, len }] = runs[..] else { return vec![runs] };
+    let part = |done| Overlap { here: here + done, there: there + done, len: AT_ONCE.min(len - done) };
     (0..len).step_by(AT_ONCE as usize).map(|done| vec![part(done)]).collect()
 }
 

@@ -353,7 +353,7 @@ mod tests {
             };
             file.append(&sample).unwrap();
         }
-        facts.newest = runstate::Following::default().newest(&dir, []).unwrap();
+        facts.newest = runstate::NewestCache::default().newest(&dir, []).unwrap();
         facts.newest.clone().metrics.iter().for_each(|sample| facts.see_metric(sample));
         let found = health::findings(&health::Evidence {
             run: "r",

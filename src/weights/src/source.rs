@@ -473,7 +473,7 @@ fn checkpoint_tensor(
             )));
         }
         let size = dtype.size() as u64;
-        let common = whole.common(all.clone(), &slice.within(&tensor.shape), slice.range());
+        let common = whole.overlaps(all.clone(), &slice.within(&tensor.shape), slice.range());
         runs.extend(common.into_iter().map(|run| {
             (run.here, Span { file: file.clone(), begin: info.begin + run.there * size, len: run.len * size })
         }));

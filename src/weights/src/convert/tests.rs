@@ -126,7 +126,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
             let slice = Slice { file, key: tensor.name.clone(), start, len, within };
             let mut own = vec![0; 4 * len as usize];
             let whole = TensorBox::whole(&tensor.shape);
-            for run in slice.within(&tensor.shape).common(slice.range(), &whole, 0..all) {
+            for run in slice.within(&tensor.shape).overlaps(slice.range(), &whole, 0..all) {
                 let [here, there, len] = [run.here, run.there, run.len].map(|n| 4 * n as usize);
                 own[here..here + len].copy_from_slice(&data[there..there + len]);
             }
