@@ -368,7 +368,7 @@ fn every_rule_has_an_observation_and_advice() {
         case.events.push(event);
     });
     add("damaged checkpoint", &|case| {
-        let why = "checkpoint file rank-00001.safetensors is damaged: its checksum is 1, its manifest says 2".into();
+        let why = "checkpoint file rank-00001.safetensors is damaged: its checksum is 1, the manifest has 2".into();
         let kind = EventKind::CheckpointDamaged { step: 40, why, back_to: 20 };
         case.events.push(Event::new(case.now_s() - 90.0, 1, Some(20), kind));
     });

@@ -142,7 +142,7 @@ fn frames_continue_while_nvidia_smi_hangs_and_no_second_one_is_started() {
         [ $(wc -l <$BIN/asked) = 1 ] || exit 127";
     // The first nvidia-smi ends after three frames that report the hang; then the second one starts.
     let uptimes =
-        "hung=$(ls $BIN | grep -c said)\n[ $hung -lt 4 ] || : >$BIN/free\n: >$BIN/said$hung\nexec /bin/date \"$@\"";
+        "hung=$(ls $BIN | grep -c clock)\n[ $hung -lt 4 ] || : >$BIN/free\n: >$BIN/clock$hung\nexec /bin/date \"$@\"";
     let frames = made_with(&[("timeout", stuck), ("date", uptimes)], |frames| {
         frames.last().is_some_and(|frame| frame.troubles == [SmiTrouble::NotFound])
     });
