@@ -119,7 +119,7 @@ fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
     let mut kill = kill.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = std::io::BufReader::new(kill.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut lines = lines.inspect(|line| println!("{line}"));
-    assert!(lines.any(|line| line.starts_with("node[02-03] do not answer, asked again in ")), "it gave up");
+    assert!(lines.any(|line| line.starts_with("node[02-03] do not answer, retrying in ")), "it gave up");
     for node in ["node02", "node03"] {
         site.rig.verb(&format!("heal {node}")).unwrap();
     }

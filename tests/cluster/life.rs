@@ -16,7 +16,7 @@ fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_neve
     let run = site.launch(NODES, 12);
     site.until_step(&run, 1, 3);
     let stopped = site.does("stop latest --wait");
-    assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
+    assert!(stopped.contains("last checkpoint: step"), "{stopped}");
     // Its supervisors write how it ended, and then end themselves.
     site.until("every process is gone", || site.all_gone());
     let saved = adapters::latest(&run).unwrap().step;
@@ -43,7 +43,7 @@ fn a_kill_ends_every_process_on_every_node_and_says_so() {
     let ended = site.rig.nodes().join(", ");
     let nodes: Vec<&str> = said.out.split(", ").filter_map(|one| one.split(" processes ended on ").nth(1)).collect();
     assert_eq!(nodes.join(", "), ended, "{}", said.out);
-    let verified = "node04: every process is gone; their GPU memory is released";
+    let verified = "node04: all processes ended; GPU memory released";
     assert!(said.err.contains(verified), "{}", said.err);
     assert!(site.does("status latest").contains("stopped"));
 }
@@ -59,7 +59,7 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
     let listed = sleeps(&site);
     assert!(listed.contains("node02") && listed.contains("root") && listed.lines().count() == 2, "{listed}");
     let refused = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$");
-    assert!(!refused.ok && refused.err.contains("there is no terminal to ask on"), "{}", refused.err);
+    assert!(!refused.ok && refused.err.contains("standard input is not a terminal"), "{}", refused.err);
     site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert!(!stray.wait().unwrap().success());
     // The run goes on.
@@ -68,16 +68,16 @@ fn what_is_found_on_the_nodes_of_a_hostfile_is_listed_first_and_then_ended() {
     // A node that does not answer is named, and everything else is done.
     site.rig.verb("refuse node04").unwrap();
     let said = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
-    assert!(!said.ok && said.err.contains("node04 could not be looked at"), "{}", said.err);
-    assert!(said.out.contains("no process of yours on node01, node02, node03 fits"), "{}", said.out);
-    // Or waited for, and its strays are ended once it answers.
+    assert!(!said.ok && said.err.contains("cannot list the processes of node04"), "{}", said.err);
+    assert!(said.out.contains("no process of yours on node01, node02, node03 matches"), "{}", said.out);
+    // Or waited for, and processes on it are killed once it answers.
     let mut stray = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
     let mut waits = site.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut told = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(told.any(|line| line.contains("node04 does not answer, asked again in")));
+    assert!(told.any(|line| line.contains("node04 does not answer, retrying in")));
     site.rig.verb("heal node04").unwrap();
-    assert!(told.any(|line| line.contains("node04: every process is gone")));
+    assert!(told.any(|line| line.contains("node04: all processes ended")));
     let said = waits.wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&said.stdout);
     assert!(said.status.success() && out.contains("1 process ended on node04"), "{out}");
@@ -121,7 +121,7 @@ fn another_users_stray_is_ended_by_sudo_and_not_without() {
     site.until("the stray is listed", || listed().contains("root"));
 
     let own = site.does(&format!("{kill} --yes"));
-    assert!(own.contains("no process of yours on node01 fits"), "{own}");
+    assert!(own.contains("no process of yours on node01 matches"), "{own}");
     let refused = site.vidtui(&format!("{kill} --all-users --yes"));
     assert!(!refused.ok && refused.err.contains("Operation not permitted"), "{}", refused.err);
     let refused = site.vidtui(&format!("{kill} --sudo --yes"));
@@ -131,7 +131,7 @@ fn another_users_stray_is_ended_by_sudo_and_not_without() {
     assert!(on_node("mount", &["--bind", rules.as_str(), "/etc/sudoers.d"]).success());
     let ended = site.vidtui(&format!("{kill} --sudo --yes"));
     assert!(ended.ok && ended.out.contains("1 process ended on node01"), "{}\n{}", ended.out, ended.err);
-    assert!(ended.err.contains("node01: every process is gone"), "{}", ended.err);
+    assert!(ended.err.contains("node01: all processes ended"), "{}", ended.err);
     assert!(!stray.wait().unwrap().success());
 }
 

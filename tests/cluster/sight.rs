@@ -40,7 +40,7 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
 
     site.rig.verb("smi node01 slow 2").unwrap();
     let said = site.vidtui("kill latest --yes");
-    assert!(said.ok && said.err.matches("their GPU memory is released").count() == 4, "{}", said.err);
+    assert!(said.ok && said.err.matches("GPU memory released").count() == 4, "{}", said.err);
     assert!(site.all_gone());
 }
 

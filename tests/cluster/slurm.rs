@@ -28,7 +28,7 @@ fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never
     let status = site.does("status latest");
     assert!(status.contains("runs on node[01-04]"), "{status}");
     let stopped = site.does("stop latest --wait");
-    assert!(stopped.contains("its checkpoint is of step"), "{stopped}");
+    assert!(stopped.contains("last checkpoint: step"), "{stopped}");
     site.until("its job has ended", || state_of(&site, job_of(&run, 1)).starts_with("COMPLETED"));
     let saved = adapters::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved), "{saved}");
@@ -233,7 +233,7 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
     site.rig.verb("nologin node02").unwrap();
     let killed = site.vidtui("kill latest --yes");
     assert!(killed.ok && killed.out.contains("not verified on node02"), "{}\n{}", killed.out, killed.err);
-    assert!(["01", "03", "04"].iter().all(|node| killed.err.contains(&format!("node{node}: every process is gone"))));
+    assert!(["01", "03", "04"].iter().all(|node| killed.err.contains(&format!("node{node}: all processes ended"))));
     assert!(site.all_gone());
 }
 

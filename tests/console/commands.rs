@@ -15,7 +15,7 @@ fn a_run_is_launched_watched_stopped_and_resumed_from_the_shell() {
     assert!(logs.contains("0: rank 0 begins") && logs.contains("1: rank 1 begins"), "{logs}");
 
     let said = site.succeeds(&["stop", run, "--wait"]);
-    assert!(said.contains("its checkpoint is of step"), "{said}");
+    assert!(said.contains("last checkpoint: step"), "{said}");
     let stopped = site.json(&["status", run, "--json"]);
     assert_eq!(stopped["state"], "stopped");
     let saved = stopped["checkpoint"]["step"].as_u64().unwrap();

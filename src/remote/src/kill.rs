@@ -219,8 +219,12 @@ impl<'a> NodeState<'a> {
         let what = format!("cannot {verb} {}", plan.subject());
         let has_transport = transports.iter().any(|transport| transport.node() == node);
         let failure = (!has_transport).then(|| {
-            let why = format!("node {node} is neither this machine nor a node that the run's logins name");
-            Failure::new(ErrorCode::NodeUnreachable, &*what, why, format!("run `vidtui {verb}` on {node}"))
+            let why = format!("node {node} cannot be reached from here");
+            let fix = match plan {
+                KillPlan::Run(run) => format!("run `vidtui {verb} {}` on {node}", run.run),
+                KillPlan::Orphans(_) => format!("run the same command on {node}"),
+            };
+            Failure::new(ErrorCode::NodeUnreachable, &*what, why, fix)
         });
         Self {
             what,

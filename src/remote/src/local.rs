@@ -118,7 +118,7 @@ impl Transport for Local {
     }
 
     fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError> {
-        self.snapshot(target).map(|seen| ownership::judge_all(target, &seen))
+        self.snapshot(target).map(|seen| ownership::identify(target, &seen))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {

@@ -1,8 +1,8 @@
-//! Which processes of this machine are a run's: the question to answer before any signal.
+//! Decides which processes of a node belong to a run, before any signal is sent.
 //!
-//! A process number alone may by now be somebody else's. Four things must agree: the boot id of the machine, the start
-//! time of the process, its group, and `VIDTUI_RUN` in its environment. What a command starts in sessions of its own, as
-//! torchrun does, has no group that anything names: there the environment must name run, attempt and node.
+//! A process id may have been reused. Four things must match: the boot id of the machine, the start time of the process, its
+//! group, and `VIDTUI_RUN` in its environment. Processes that a command starts in their own sessions, as torchrun does, are in
+//! no group that the process file names: their environment must name the run, the attempt and the node.
 
 use cluster::NodeId;
 use plan::NodeKill;
@@ -12,38 +12,38 @@ use runstate::Liveness;
 use crate::proc::{self, Stat};
 use crate::{Process, Recipient, Role, RunProcesses};
 
-/// The variable that every process of a run carries.
+/// The variable in the environment of every process of a run.
 pub(crate) const RUN_VARIABLE: &str = "VIDTUI_RUN";
 
-/// What the environment of everything holds that an attempt starts on a node.
+/// Returns the variables in the environment of every process that an attempt starts on a node.
 pub(crate) fn marks(run: &RunId, attempt: u32, node: &NodeId) -> [String; 3] {
     [format!("{RUN_VARIABLE}={run}"), format!("VIDTUI_ATTEMPT={attempt}"), format!("VIDTUI_NODE={node}")]
 }
 
-/// What was seen on a node.
+/// The processes of a node at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessSnapshot {
     pub boot_id: String,
-    /// The group of the program that looks, if that runs there too.
+    /// The process group of this program, if it runs on the node.
     pub own_group: Option<i32>,
-    /// The live processes that the target names, or more, by number.
+    /// The live processes that the target names, and maybe others, ordered by process id.
     pub processes: Vec<ObservedProcess>,
 }
 
-/// What was seen of a process.
+/// A process of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObservedProcess {
     pub stat: Stat,
-    /// `VIDTUI_RUN` in its environment, or why that cannot be read.
+    /// `VIDTUI_RUN` in its environment, or why the environment cannot be read.
     pub run: Result<Option<String>, String>,
     /// Whether its environment names the run, the attempt and the node.
     pub is_marked: bool,
-    /// Kernel threads have none, nor have processes that are ending.
+    /// Kernel threads and processes that are ending have none.
     pub has_command_line: bool,
     pub command: String,
 }
 
-/// Looks at this machine's processes.
+/// Reads the processes of this machine that a target names.
 pub(crate) fn read_processes(target: &NodeKill, boot_id: &str) -> std::io::Result<ProcessSnapshot> {
     let live = proc::live_processes()?;
     let own = std::process::id() as i32;
@@ -62,51 +62,51 @@ pub(crate) fn read_processes(target: &NodeKill, boot_id: &str) -> std::io::Resul
     Ok(ProcessSnapshot { boot_id: boot_id.to_owned(), own_group, processes: processes.collect() })
 }
 
-/// Finds those that are the target's among the processes that were seen.
-pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> RunProcesses {
-    // -1, 0 and 1 mean "everybody", "my own group" and "the whole machine" to kill(2).
+/// Finds the processes of a target in a snapshot.
+pub(crate) fn identify(target: &NodeKill, snapshot: &ProcessSnapshot) -> RunProcesses {
+    // kill(2) takes -1 for all processes, 0 for the caller's group; 1 is the init process.
     if target.pid <= 1 || target.pgid <= 1 {
         return RunProcesses::NotOwned(format!("its process file names process {}, group {}", target.pid, target.pgid));
     }
-    if target.boot_id != seen.boot_id {
+    if target.boot_id != snapshot.boot_id {
         return RunProcesses::Gone;
     }
-    if seen.own_group == Some(target.pgid) {
-        return RunProcesses::NotOwned(format!("group {} is that of this program", target.pgid));
+    if snapshot.own_group == Some(target.pgid) {
+        return RunProcesses::NotOwned(format!("group {} is the group of this program", target.pgid));
     }
     // This program may have been started from within the run.
-    let is_own = |process: &ObservedProcess| seen.own_group == Some(process.stat.pgid);
-    let is_stray = |process: &ObservedProcess| process.is_marked && process.stat.pid > 1 && !is_own(process);
-    let is_meant = |process: &&ObservedProcess| is_named(&process.stat, target) || is_stray(process);
-    let named: Vec<&ObservedProcess> = seen.processes.iter().filter(is_meant).collect();
-    // Somebody else with the supervisor's number means that the group of old is gone: Linux gives a number to a new
-    // process only when no group and no session has it.
+    let is_own = |process: &ObservedProcess| snapshot.own_group == Some(process.stat.pgid);
+    let is_worker = |process: &ObservedProcess| process.is_marked && process.stat.pid > 1 && !is_own(process);
+    let is_candidate = |process: &&ObservedProcess| is_named(&process.stat, target) || is_worker(process);
+    let named: Vec<&ObservedProcess> = snapshot.processes.iter().filter(is_candidate).collect();
+    // If another process has the supervisor's id, the supervisor's group is gone: Linux reuses an id only when no process,
+    // group or session has it.
     let is_other = |stat: &Stat| stat.pid == target.pid && stat.start_ticks != target.start_ticks;
     let reused = named.iter().any(|process| is_other(&process.stat));
-    let (mut ours, mut ending, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut owned, mut ending, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
     for process in &named {
-        match judge(process, target) {
-            Verdict::Ours => ours.push(*process),
+        match classify(process, target) {
+            Verdict::Owned => owned.push(*process),
             Verdict::Ending => ending.push(*process),
-            // What has nothing but the session from the run, and is of no run, is no reason to doubt the rest.
-            Verdict::NotOurs(_) if process.run == Ok(None) && !is_in_group_or_named(&process.stat, target) => {}
-            Verdict::NotOurs(why) => doubts.push(why),
+            // A process of no run that only shares the session does not make the others doubtful.
+            Verdict::NotOwned(_) if process.run == Ok(None) && !is_in_group_or_named(&process.stat, target) => {}
+            Verdict::NotOwned(why) => doubts.push(why),
         }
     }
     if reused {
-        ours.retain(|process| is_stray(process));
+        owned.retain(|process| is_worker(process));
         ending.clear();
     }
-    if ours.is_empty() && !doubts.is_empty() {
+    if owned.is_empty() && !doubts.is_empty() {
         return RunProcesses::NotOwned(doubts.join("; "));
     }
-    // One process that is the run's for certain makes its group and its session the run's.
-    let group = !reused && ours.iter().any(|process| process.stat.pgid == target.pgid);
-    let session = !reused && ours.iter().any(|process| process.stat.session == target.pid);
+    // If one process certainly belongs to the run, so do its group and its session.
+    let group = !reused && owned.iter().any(|process| process.stat.pgid == target.pgid);
+    let session = !reused && owned.iter().any(|process| process.stat.session == target.pid);
     let members: Vec<Process> = named
         .iter()
         .filter(|process| {
-            ours.contains(process)
+            owned.contains(process)
                 || ending.contains(process)
                 || (group && process.stat.pgid == target.pgid)
                 || (session && process.stat.session == target.pid)
@@ -116,21 +116,21 @@ pub(crate) fn judge_all(target: &NodeKill, seen: &ProcessSnapshot) -> RunProcess
     if members.is_empty() { RunProcesses::Gone } else { RunProcesses::Owned(members) }
 }
 
-/// Tells whether what a process file names exists, whoever looks: number and start time name one process of a boot for good,
-/// also where its environment is another user's secret.
+/// Determines whether the processes of a process file exist, for any user: process id and start time identify a process of a
+/// boot even if its environment cannot be read.
 ///
-/// What samples the node lives on for moments, or hangs in nvidia-smi, and keeps no run alive.
-pub(crate) fn liveness(target: &NodeKill, seen: &ProcessSnapshot) -> Liveness {
-    if target.boot_id != seen.boot_id {
+/// The sampler of a node may outlive a run for a moment, or hang in nvidia-smi. It does not count as the run.
+pub(crate) fn liveness(target: &NodeKill, snapshot: &ProcessSnapshot) -> Liveness {
+    if target.boot_id != snapshot.boot_id {
         return Liveness::Dead;
     }
-    let young = || seen.processes.iter().filter(|process| process.stat.start_ticks >= target.start_ticks);
+    let young = || snapshot.processes.iter().filter(|process| process.stat.start_ticks >= target.start_ticks);
     let is_exact = |process: &ObservedProcess| is_exactly(&process.stat, target);
     if young().any(|process| is_exact(process) || process.is_marked) {
         return Liveness::Alive;
     }
-    // The supervisor's number is in other hands only when its group and its session are empty.
-    if seen.processes.iter().any(|process| process.stat.pid == target.pid) {
+    // The supervisor's id is reused only when its group and its session are empty.
+    if snapshot.processes.iter().any(|process| process.stat.pid == target.pid) {
         return Liveness::Dead;
     }
     let is_of_run = |process: &ObservedProcess| matches!(&process.run, Ok(Some(run)) if run == target.run.as_str());
@@ -143,20 +143,20 @@ pub(crate) fn liveness(target: &NodeKill, seen: &ProcessSnapshot) -> Liveness {
     Liveness::Dead
 }
 
-/// Picks those of a run's processes who are to be signalled.
+/// Selects the processes of a run that receive a signal.
 pub(crate) fn recipients(members: Vec<Process>, to: Recipient) -> Vec<Process> {
     let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
     let has_rank = members.iter().any(|process| matches!(process.role, Role::Rank(_)));
-    let is_meant = |process: &Process| match (to, process.role) {
+    let is_recipient = |process: &Process| match (to, process.role) {
         (Recipient::All, _) | (Recipient::Supervisor, Role::Supervisor) => true,
         (Recipient::Supervisor, Role::Rank(_)) => !has_supervisor,
         (Recipient::Supervisor, Role::Other) => !has_supervisor && !has_rank,
     };
-    members.into_iter().filter(is_meant).collect()
+    members.into_iter().filter(is_recipient).collect()
 }
 
-/// Whether a process has a number, a group or a session that the target names. A rank's number in other hands is left
-/// out: that rank is gone. The supervisor's is not, since the group is named after it.
+/// Whether the target names the id, the group or the session of a process. A rank's id that was reused does not count: that
+/// rank is gone. The supervisor's does, because it is the id of the group too.
 fn is_named(process: &Stat, target: &NodeKill) -> bool {
     process.session == target.pid || is_in_group_or_named(process, target)
 }
@@ -165,42 +165,42 @@ fn is_in_group_or_named(process: &Stat, target: &NodeKill) -> bool {
     process.pgid == target.pgid || process.pid == target.pid || is_exactly(process, target)
 }
 
-/// Whether it is the supervisor or a rank, by what names it for good during a boot.
+/// Whether it is the supervisor or a rank: process id and start time are unique during a boot.
 fn is_exactly(process: &Stat, target: &NodeKill) -> bool {
     let ranks = target.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
     std::iter::once((target.pid, target.start_ticks)).chain(ranks).any(|one| one == (process.pid, process.start_ticks))
 }
 
-/// What is known about a process that the target names.
+/// Whether a process that the target names belongs to the run.
 enum Verdict {
-    /// All agrees.
-    Ours,
-    /// It has given its memory back, and its environment with it, but is not gone. It may hang there, in a driver that
-    /// closes its files, so it counts as left; a signal no longer matters to it.
+    /// Everything matches.
+    Owned,
+    /// It has released its memory, and its environment with it, but still exists. It may hang in a driver that closes its
+    /// files, so it counts as remaining; a signal has no effect on it.
     Ending,
-    /// Something does not agree.
-    NotOurs(String),
+    /// Something does not match, with what.
+    NotOwned(String),
 }
 
-fn judge(process: &ObservedProcess, target: &NodeKill) -> Verdict {
+fn classify(process: &ObservedProcess, target: &NodeKill) -> Verdict {
     let (Stat { pid, start_ticks, .. }, command) = (process.stat, &process.command);
     if pid == target.pid && start_ticks != target.start_ticks {
-        return Verdict::NotOurs(format!(
-            "process {pid} started at tick {start_ticks}, the process file says {}: its number was given to another process ({command})",
+        return Verdict::NotOwned(format!(
+            "process {pid} started at tick {start_ticks}, the process file has tick {}: its process id was reused ({command})",
             target.start_ticks,
         ));
     }
     if start_ticks < target.start_ticks {
-        return Verdict::NotOurs(format!("process {pid} ({command}) is older than the supervisor"));
+        return Verdict::NotOwned(format!("process {pid} ({command}) is older than the supervisor"));
     }
     let why = match &process.run {
-        Ok(Some(run)) if run == target.run.as_str() => return Verdict::Ours,
+        Ok(Some(run)) if run == target.run.as_str() => return Verdict::Owned,
         _ if !process.has_command_line => return Verdict::Ending,
         Ok(Some(run)) => format!("process {pid} has {RUN_VARIABLE}={run}, not {}", target.run),
         Ok(None) => format!("process {pid} ({command}) has no {RUN_VARIABLE} in its environment"),
         Err(error) => format!("the environment of process {pid} ({command}) cannot be read: {error}"),
     };
-    Verdict::NotOurs(why)
+    Verdict::NotOwned(why)
 }
 
 fn describe(process: &ObservedProcess, target: &NodeKill) -> Process {
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// A process of the supervisor's session; another user cannot read what it is started with.
+    /// A process in the supervisor's session; other users cannot read its environment.
     fn seen(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> ObservedProcess {
         ObservedProcess {
             stat: Stat { pid, state: 'S', pgid, session: 4100, start_ticks },
@@ -253,19 +253,19 @@ mod tests {
     }
 
     #[test]
-    fn another_users_look_sees_that_a_run_lives_although_it_may_not_signal_it() {
+    fn another_user_can_see_that_a_run_is_alive_and_cannot_signal_it() {
         let hidden = Err("permission denied");
         let supervisor = seen(4100, 4100, 77, hidden);
         assert_eq!(alive(&[supervisor.clone(), seen(4101, 4100, 80, hidden)]), Liveness::Alive);
         assert_eq!(alive(&[seen(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
-        assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may be the run's");
+        assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may belong to the run");
         let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
         let RunProcesses::NotOwned(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
         assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
     }
 
     #[test]
-    fn a_number_in_other_hands_or_another_boot_means_that_the_run_is_gone() {
+    fn a_reused_process_id_means_that_the_run_is_gone() {
         for hidden in [Err("permission denied"), Ok(None), Ok(Some("2026-11-20T0340-demo-k7f2"))] {
             assert_eq!(alive(&[seen(4100, 4100, 78, hidden)]), alive(&[]), "{hidden:?}");
         }

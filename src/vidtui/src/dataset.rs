@@ -1,26 +1,26 @@
-//! The data set of a recipe: whether it fits the model, and which files stand for it.
+//! The data set of a recipe: checks that it fits the model, and picks sample files.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Recipe;
 use rundir::Failure;
 use std::collections::BTreeSet;
 
-/// Checks that the data set is there and that every latent and text has the shape that the model wants.
+/// Checks that the data set exists, and that every latent and text has the shape that the model expects.
 ///
 /// # Errors
-/// Names the first line that is wrong.
+/// When a file is missing or has the wrong shape; the failure names the first line.
 pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     let index = weights::Index::open(&recipe.data.index)?;
     let info = index.check(&recipe.model)?;
     if let Some(path) = recipe.data.null_text() {
         weights::open_null_text(path, &recipe.model)?;
     }
-    Ok(format!("{} samples, {}, every shape right", info.samples, units::bytes(info.bytes)))
+    Ok(format!("{} samples, {}, all shapes match", info.samples, units::bytes(info.bytes)))
 }
 
-/// Names the files of a data set's first, middle and last sample, and that of the text that stands for none.
+/// Returns the files of the first, middle and last sample, and of the null text.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
-    // What is wrong with the index has its own row.
+    // Another check reports a broken index.
     let samples = weights::Index::open(&recipe.data.index).map_or_else(|_| Vec::new(), |index| index.samples);
     let last = samples.len().saturating_sub(1);
     let picked = BTreeSet::from([0, last / 2, last]).into_iter().filter_map(|at| samples.get(at));
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_the_middle_and_the_last_sample_stand_for_a_data_set() {
+    fn the_first_the_middle_and_the_last_sample_are_picked() {
         let path = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/demo/2s.toml");
         let recipe = recipe::load(&path, &[]).unwrap().recipe;
         let samples = weights::Index::open(&recipe.data.index).unwrap().samples;

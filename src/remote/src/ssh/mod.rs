@@ -207,7 +207,7 @@ impl Transport for Ssh {
     }
 
     fn find_processes(&mut self, target: &NodeKill) -> Result<RunProcesses, RemoteError> {
-        self.snapshot(target).map(|snapshot| ownership::judge_all(target, &snapshot))
+        self.snapshot(target).map(|snapshot| ownership::identify(target, &snapshot))
     }
 
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError> {
