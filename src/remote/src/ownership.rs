@@ -237,7 +237,7 @@ mod tests {
     }
 
     /// A process in the supervisor's session; other users cannot read its environment.
-    fn seen(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> ObservedProcess {
+    fn observed(pid: i32, pgid: i32, start_ticks: u64, run: Result<Option<&str>, &str>) -> ObservedProcess {
         ObservedProcess {
             stat: Stat { pid, state: 'S', pgid, session: 4100, start_ticks },
             run: run.map(|run| run.map(str::to_owned)).map_err(str::to_owned),
@@ -248,26 +248,26 @@ mod tests {
     }
 
     fn alive(processes: &[ObservedProcess]) -> Liveness {
-        let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: processes.to_vec() };
-        liveness(&target(), &seen)
+        let snapshot = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: processes.to_vec() };
+        liveness(&target(), &snapshot)
     }
 
     #[test]
     fn another_user_can_see_that_a_run_is_alive_and_cannot_signal_it() {
         let hidden = Err("permission denied");
-        let supervisor = seen(4100, 4100, 77, hidden);
-        assert_eq!(alive(&[supervisor.clone(), seen(4101, 4100, 80, hidden)]), Liveness::Alive);
-        assert_eq!(alive(&[seen(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
-        assert_eq!(alive(&[seen(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may belong to the run");
-        let seen = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
-        let RunProcesses::NotOwned(why) = judge_all(&target(), &seen) else { panic!("it would be signalled") };
+        let supervisor = observed(4100, 4100, 77, hidden);
+        assert_eq!(alive(&[supervisor.clone(), observed(4101, 4100, 80, hidden)]), Liveness::Alive);
+        assert_eq!(alive(&[observed(4101, 4100, 80, hidden)]), Liveness::Alive, "a rank that outlives its supervisor");
+        assert_eq!(alive(&[observed(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may belong to the run");
+        let snapshot = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
+        let RunProcesses::NotOwned(why) = identify(&target(), &snapshot) else { panic!("it would be signalled") };
         assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
     }
 
     #[test]
     fn a_reused_process_id_means_that_the_run_is_gone() {
         for hidden in [Err("permission denied"), Ok(None), Ok(Some("2026-11-20T0340-demo-k7f2"))] {
-            assert_eq!(alive(&[seen(4100, 4100, 78, hidden)]), alive(&[]), "{hidden:?}");
+            assert_eq!(alive(&[observed(4100, 4100, 78, hidden)]), alive(&[]), "{hidden:?}");
         }
     }
 }
