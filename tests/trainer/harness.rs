@@ -359,7 +359,7 @@ pub fn tensors(step_dir: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
             let read = weights::Header::read(&step_dir.join(&slice.file)).unwrap().read_tensor(&slice.key).unwrap();
             let size = read.len() / slice.len as usize;
             bytes.resize(elements as usize * size, 0);
-            for run in whole.common(0..elements, &slice.within(&tensor.shape), slice.range()) {
+            for run in whole.overlaps(0..elements, &slice.within(&tensor.shape), slice.range()) {
                 let [here, there, len] = [run.here, run.there, run.len].map(|n| n as usize * size);
                 bytes[here..here + len].copy_from_slice(&read[there..there + len]);
             }
