@@ -17,64 +17,64 @@ use serde::Serialize;
 
 use crate::job::Job;
 
-/// How often the log is looked at.
+/// How often the log is read.
 const LOOK: Duration = Duration::from_millis(250);
-/// How often checkpoints are, when the log says nothing of them.
+/// How often the checkpoints are listed, when the log does not mention them.
 const LOOK_AT_CHECKPOINTS: Duration = Duration::from_secs(3);
-/// What is read of a log at once.
+/// How much of a log is read at once.
 const BYTES: u64 = 1 << 20;
 
 /// Follows the log of the command in a thread of its own.
 pub struct Follower {
-    tell: Sender<Word>,
+    sender: Sender<Request>,
     thread: JoinHandle<()>,
 }
 
-/// What the follower is told.
-enum Word {
-    /// The command was asked to stop, and who or what asked.
+/// What the supervisor requests of the follower.
+enum Request {
+    /// To record that a stop of the command was requested, and by what.
     Stopping(&'static str),
-    /// It has ended; whether all its steps are done.
+    /// To end: the command has, with all its steps done or not.
     Ended(bool),
 }
 
 impl Follower {
     /// Follows the first rank of a job.
     pub fn start(job: &Job) -> Self {
-        let (tell, told) = mpsc::channel();
-        let mut teller = Teller::new(job);
-        // Of a log that is not understood, nobody says when its steps begin.
+        let (sender, requests) = mpsc::channel();
+        let mut writer = LogWriter::new(job);
+        // A log in an unknown format does not show when the steps begin.
         if job.recipe.command.adapter == Adapter::None {
-            teller.tell(vec![LogEvent::Started]);
+            writer.take(vec![LogEvent::Started]);
         }
         let thread = thread::spawn(move || {
             loop {
-                match told.recv_timeout(LOOK) {
-                    Err(RecvTimeoutError::Timeout) => teller.look(),
-                    Ok(Word::Stopping(why)) => teller.event(EventKind::Stopping { why: why.into() }),
-                    Ok(Word::Ended(finished)) => return teller.end(finished),
+                match requests.recv_timeout(LOOK) {
+                    Err(RecvTimeoutError::Timeout) => writer.look(),
+                    Ok(Request::Stopping(why)) => writer.event(EventKind::Stopping { why: why.into() }),
+                    Ok(Request::Ended(finished)) => return writer.end(finished),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
         });
-        Self { tell, thread }
+        Self { sender, thread }
     }
 
-    /// Says that the command was asked to stop, and who or what asked.
+    /// Records that a stop of the command was requested, and by what.
     pub fn stopping(&self, why: &'static str) {
-        // The thread ends when it is told to, not before.
-        let _ = self.tell.send(Word::Stopping(why));
+        // The thread ends on request, not before.
+        let _ = self.sender.send(Request::Stopping(why));
     }
 
     /// Reads the rest of the log, and ends.
     pub fn end(self, finished: bool) {
-        let _ = self.tell.send(Word::Ended(finished));
+        let _ = self.sender.send(Request::Ended(finished));
         let _ = self.thread.join();
     }
 }
 
-/// Writes what the log says.
-struct Teller {
+/// Writes metrics and events as it reads them from the log.
+struct LogWriter {
     run: RunDir,
     id: RunId,
     attempt: u32,
@@ -95,13 +95,13 @@ struct Teller {
     looked: Instant,
 }
 
-impl Teller {
+impl LogWriter {
     fn new(job: &Job) -> Self {
         let (attempt, accumulation) = (job.attempt.number, job.recipe.train.grad_accum as u64);
         let start_step = job.attempt.start_step;
         let open =
             |path: Utf8PathBuf| LineAppender::open(&path).inspect_err(|error| log!("cannot open {path}: {error}")).ok();
-        let mut teller = Self {
+        let mut writer = Self {
             id: job.id.clone(),
             attempt,
             start_step,
@@ -120,23 +120,23 @@ impl Teller {
             looked: Instant::now(),
             run: job.run.clone(),
         };
-        for entry in checkpoints(&teller.run).unwrap_or_default() {
-            let known = if entry.complete().is_some() { &mut teller.whole } else { &mut teller.begun };
+        for entry in checkpoints(&writer.run).unwrap_or_default() {
+            let known = if entry.complete().is_some() { &mut writer.whole } else { &mut writer.begun };
             known.insert(entry.dir().to_owned());
         }
-        teller
+        writer
     }
 
     fn look(&mut self) {
         let mut silent = true;
         while let Some(bytes) = self.more() {
             silent = false;
-            let said = self.reader.read(&bytes, now_s());
-            self.tell(said);
+            let events = self.reader.read(&bytes, now_s());
+            self.take(events);
         }
         if silent {
-            let said = self.reader.pause(now_s());
-            self.tell(said);
+            let events = self.reader.pause(now_s());
+            self.take(events);
         }
         if self.looked.elapsed() >= LOOK_AT_CHECKPOINTS {
             self.look_at_checkpoints();
@@ -145,15 +145,15 @@ impl Teller {
 
     fn end(&mut self, finished: bool) {
         self.look();
-        let said = self.reader.pause(now_s());
-        self.tell(said);
+        let events = self.reader.pause(now_s());
+        self.take(events);
         self.look_at_checkpoints();
         if finished {
             self.event(EventKind::Finished);
         }
     }
 
-    /// What the log has grown by; none if by nothing.
+    /// Returns what the log has grown by; none if by nothing.
     fn more(&mut self) -> Option<Vec<u8>> {
         let mut file = File::open(&self.log).ok()?;
         file.seek(SeekFrom::Start(self.offset)).ok()?;
@@ -163,9 +163,9 @@ impl Teller {
         Some(bytes).filter(|bytes| !bytes.is_empty())
     }
 
-    fn tell(&mut self, said: Vec<LogEvent>) {
-        for said in said {
-            match said {
+    fn take(&mut self, events: Vec<LogEvent>) {
+        for events in events {
+            match events {
                 LogEvent::Metric(sample) => {
                     self.step = sample.step;
                     append(&mut self.metrics, &*sample);
@@ -186,7 +186,7 @@ impl Teller {
                 LogEvent::Started | LogEvent::Resumed => {}
                 LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),
                 LogEvent::EvaluationEnded => self.event(EventKind::EvaluationEnded),
-                // Their folders tell more than these lines.
+                // Their folders hold more than these lines.
                 LogEvent::Saving | LogEvent::Saved => self.look_at_checkpoints(),
             }
         }
@@ -221,7 +221,7 @@ impl Teller {
     }
 }
 
-/// A lost line does not end a run: standard error, which is the supervisor's log, says so.
+/// A lost line does not end a run; the supervisor's log has the error.
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
     if let Err(error) = file.append(line) {

@@ -1,4 +1,4 @@
-//! What one node has to run: its ranks, and the environment that tells each its place.
+//! What one node has to run: its ranks, and the environment in which each finds its place.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
 use recipe::{Per, Recipe, Secrets, TrainerKind};
-use rundir::{Attempt, CommandPlace, Failure, Run, RunDir, RunId, command_folder, command_words};
+use rundir::{Attempt, CommandPlace, ErrorCode, Failure, Run, RunDir, RunId, command_folder, command_words};
 
 /// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
 pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
@@ -43,7 +43,7 @@ impl Job {
         if places.is_empty() {
             let nodes: Vec<_> = attempt.placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
             return Err(Failure::new(
-                rundir::ErrorCode::Unclassified,
+                ErrorCode::UnknownName,
                 format!("cannot supervise attempt {} on node {node}", attempt.number),
                 format!("its ranks are on {}", nodes.join(", ")),
                 format!("name one of them with --node, or look at {}", run.attempt_toml(attempt.number)),
@@ -71,17 +71,17 @@ impl Job {
         })
     }
 
-    /// Tells whether a program of the user's own trains, and not ours.
+    /// Returns true if a command of the user trains and not the embedded trainer.
     pub fn is_command(&self) -> bool {
         self.recipe.trainer == TrainerKind::Command
     }
 
-    /// Tells whether the rank that tells of the whole run is here.
+    /// Returns true if rank 0, which writes the metrics of the run, is here.
     pub fn has_first_rank(&self) -> bool {
         self.places.iter().any(|place| place.rank == 0)
     }
 
-    /// The user's own command, as the plan said it.
+    /// Returns the command of the user, as the plan showed it.
     pub fn own_command(&self, place: &RankPlace) -> Command {
         let place = CommandPlace {
             node: &self.node,
@@ -95,7 +95,7 @@ impl Job {
         command
     }
 
-    /// The command line of a rank of the trainer.
+    /// Returns the command line of a rank of the embedded trainer.
     pub fn rank_command(&self, trainer: &Path) -> Command {
         let mut command = Command::new(trainer);
         let number = self.attempt.number.to_string();
@@ -103,7 +103,7 @@ impl Job {
         command
     }
 
-    /// What a rank reads about its place: torchrun's variables, and those by which a run's processes are known.
+    /// Returns what a rank reads about its place: torchrun's variables, and those by which a run's processes are known.
     pub fn environment(&self, place: &RankPlace) -> Vec<(String, String)> {
         let nodes = self.attempt.placement.by_node();
         let group_rank = nodes.iter().position(|(node, _)| **node == self.node).unwrap_or(0);
@@ -120,7 +120,7 @@ impl Job {
         variables.extend(self.store.as_ref().map(|path| (STORE_VARIABLE, path.to_string())));
         let mut all = self.recipe.env.all();
         all.extend(self.secrets.variables().iter().cloned());
-        // Whoever starts ranks itself tells them which they are, and how many threads they have.
+        // A command per node starts its ranks itself, and sets their numbers and threads.
         if !self.is_command() || self.recipe.command.per == Per::Rank {
             variables.extend([("RANK", place.rank.to_string()), ("LOCAL_RANK", place.local_rank.to_string())]);
             let threads = ("OMP_NUM_THREADS", self.threads.to_string());
@@ -131,11 +131,11 @@ impl Job {
     }
 }
 
-/// The variable that says that secrets come through standard input.
+/// The variable that is set where secrets come through standard input.
 const SECRETS_VARIABLE: &str = "VIDTUI_SECRETS";
 
-/// What is never written down: a launch hands it over through standard input. Whoever starts a node by hand, or through a
-/// queue, has the file there.
+/// Reads the secrets, which are never written to disk: a launch passes them through standard input. A node that is started by
+/// hand or by a queue reads the file there.
 fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     let path = &recipe.env.secrets;
     if path.as_str().is_empty() {
@@ -146,8 +146,8 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     }
     let failed = |why: String| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
-            "cannot take over the secrets from standard input",
+            ErrorCode::InvalidArgument,
+            "cannot read the secrets from standard input",
             why,
             "launch it again, or report this as a bug",
         )
@@ -156,20 +156,20 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     Secrets::parse(&text).map_err(|(line, why)| failed(format!("line {line} {why}")))
 }
 
-/// CPU threads of one rank: its share of the node's cores unless the recipe says otherwise.
+/// Returns the CPU threads of one rank: its share of the node's cores unless the recipe sets them.
 pub fn threads(wanted: usize, local_world: usize) -> i32 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if wanted > 0 { wanted } else { (cores / local_world).max(1) };
     threads.try_into().unwrap_or(1)
 }
 
-/// An address for ranks of one node, with a port that is free now.
+/// Returns an address for ranks of one node, with a port that is free now.
 fn loopback() -> Result<(String, u16), Failure> {
     let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     let address = address.map_err(|error| {
         let why = format!("127.0.0.1 has no free port: {error}");
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::StartFailed,
             "cannot start ranks",
             why,
             "check that the loopback interface is up: ip addr show lo",
@@ -178,15 +178,15 @@ fn loopback() -> Result<(String, u16), Failure> {
     Ok((address.ip().to_string(), address.port()))
 }
 
-/// Nodes must agree on an address, so whoever starts them all chooses it.
+/// Returns the address on which the nodes agree: the program that starts them all chooses it.
 fn master_from_environment() -> Result<(String, u16), Failure> {
     let address = std::env::var("MASTER_ADDR").ok().filter(|address| !address.is_empty());
     let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());
     address.zip(port).ok_or_else(|| {
         Failure::new(
-            rundir::ErrorCode::Unclassified,
+            ErrorCode::InvalidArgument,
             "cannot start the ranks of several nodes",
-            "MASTER_ADDR and MASTER_PORT do not say where rank 0 listens",
+            "MASTER_ADDR or MASTER_PORT is missing or not valid: they name where rank 0 listens",
             "set both to the same address and port on every node",
         )
     })

@@ -171,6 +171,8 @@ impl Network {
             let mut shared = self.lock();
             shared.numbers += 1;
             let number = shared.numbers;
+            // Before the end of an earlier connection is seen: the node is not gone.
+            self.inner.events.send(Event::Connected { node: node.clone(), connection: number });
             let new = Connection { number, stream, sealer, is_broken: is_broken.clone() };
             if let Some(earlier) = shared.connections.insert(node.clone(), new) {
                 // The thread that reads it sees its end.
@@ -178,7 +180,6 @@ impl Network {
             }
             number
         };
-        self.inner.events.send(Event::Connected { node: node.clone(), connection });
         let how = match self.read_messages(&node, connection, lines) {
             Ok(()) if is_broken.load(Ordering::Relaxed) => Disconnect::Broken("connection reset".into()),
             Ok(()) => Disconnect::Closed,

@@ -1,4 +1,4 @@
-//! Samples of the node while its ranks run: what it and its GPUs do, for whoever looks later.
+//! Samples of the node and its GPUs while its ranks run, appended to the node's `gpu.jsonl`.
 //!
 //! The same script as the console's own stream runs here, in a process group of its own: nothing that happens to it happens to
 //! the ranks. It ends when its input does, so also when this process is killed; when it ends before that, it is started again.
@@ -20,7 +20,7 @@ use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 use crate::job::Job;
 
 /// The pauses before a script that has ended is started again.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// The sampling of a node; it ends when this is dropped.
 pub(crate) struct Samples {
@@ -34,7 +34,7 @@ enum Lifeline {
 }
 
 impl Samples {
-    /// Begins. What goes wrong is said on standard error, which is the supervisor's log, and disturbs nothing.
+    /// Begins. Errors go to the supervisor's log and do not disturb the ranks.
     pub(crate) fn start(job: &Job) -> Self {
         Self::start_with(job, SAMPLE_EVERY_S, |_| {})
     }
@@ -45,8 +45,8 @@ impl Samples {
         let run = job.id.to_string();
         thread::spawn(move || match LineAppender::open(&path) {
             Ok(file) => {
-                let (query, said, xids) = (GpuQuery::default(), BTreeSet::new(), BTreeSet::new());
-                let mut sampler = Sampler { file, run, attempt, every_s, change, query, began_s: None, xids, said };
+                let (query, logged, xids) = (GpuQuery::default(), BTreeSet::new(), BTreeSet::new());
+                let mut sampler = Sampler { file, run, attempt, every_s, change, query, began_s: None, xids, logged };
                 sampler.live(&held);
             }
             Err(error) => log!("there will be no samples in {path}: {error}"),
@@ -66,41 +66,41 @@ struct Sampler<C> {
     run: String,
     attempt: u32,
     every_s: f64,
-    /// What else is to be said to the script.
+    /// What else the command of the script needs.
     change: C,
     query: GpuQuery,
     /// When the first frame was made, by the node's clock.
     began_s: Option<f64>,
-    /// The errors in the kernel's log that were told.
+    /// The errors in the kernel's log that were written.
     xids: BTreeSet<Xid>,
-    /// What went wrong so far; it is said once.
-    said: BTreeSet<String>,
+    /// The errors so far; each is logged once.
+    logged: BTreeSet<String>,
 }
 
 impl<C: Fn(&mut Command)> Sampler<C> {
     /// Samples until the lifeline is cut.
     fn live(&mut self, lifeline: &Mutex<Lifeline>) {
-        let mut pause = AGAIN.0;
+        let mut pause = RESTART.0;
         loop {
             let began = Instant::now();
             match self.sample(lifeline) {
                 Ok(true) => continue,
-                Ok(false) => self.say("the script that samples the node has ended, and is started again".into()),
-                Err(error) => self.say(format!("cannot sample the node, and try again: {error}")),
+                Ok(false) => self.log_once("the script that samples the node has ended; starting it again".into()),
+                Err(error) => self.log_once(format!("cannot sample the node: {error}; trying again")),
             }
             if matches!(*lifeline.lock().unwrap_or_else(PoisonError::into_inner), Lifeline::Cut) {
                 return;
             }
-            pause = if began.elapsed() > AGAIN.1 { AGAIN.0 } else { (pause * 2).min(AGAIN.1) };
+            pause = if began.elapsed() > RESTART.1 { RESTART.0 } else { (pause * 2).min(RESTART.1) };
             thread::sleep(pause);
         }
     }
 
-    /// Samples until the script ends. Tells whether another question is to be asked at once.
+    /// Samples until the script ends. Returns true if another query is to start at once.
     fn sample(&mut self, lifeline: &Mutex<Lifeline>) -> std::io::Result<bool> {
         let mut command = Command::new("sh");
         command.args(["-c", &script_until_input_ends(&self.query, Pace::every_s(self.every_s))]);
-        // The run's, but of no node: what carries VIDTUI_NODE too trains, and while any of that lives the run does.
+        // It carries the run but no node: a process with VIDTUI_NODE trains, and keeps the run alive.
         command.env("VIDTUI_RUN", &self.run).env_remove("VIDTUI_NODE").env_remove("RANK").env_remove("LOCAL_RANK");
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -142,20 +142,18 @@ impl<C: Fn(&mut Command)> Sampler<C> {
         // Older ones are of earlier programs.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
         if frame.xids_denied {
-            self.say(
-                "errors of GPUs (Xid) are not watched for: this user may not read the kernel's log (dmesg)".into(),
-            );
+            self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());
         }
         // A full disk may be emptied again.
         if let Err(error) = self.file.append(&sample) {
-            self.say(format!("cannot write samples to {}: {error}", self.file.path()));
+            self.log_once(format!("cannot write samples to {}: {error}", self.file.path()));
         }
     }
 
-    fn say(&mut self, what: String) {
-        if !self.said.contains(&what) {
+    fn log_once(&mut self, what: String) {
+        if !self.logged.contains(&what) {
             log!("{what}");
-            self.said.insert(what);
+            self.logged.insert(what);
         }
     }
 }
@@ -232,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_in_the_kernels_log_are_told_once_and_those_from_before_not_at_all() {
+    fn errors_in_the_kernels_log_are_written_once_and_earlier_ones_not_at_all() {
         let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled";
         let log = "#!/bin/sh\nread -r up _ </proc/uptime\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): 13, pid=1\"\n\
             echo \"[ $((${up%.*} + 3)).5] NVRM: Xid (PCI:0000:19:00): 79, pid=1\"";
@@ -246,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nvidia_smi_that_hangs_holds_nobody_up() {
+    fn an_nvidia_smi_that_hangs_does_not_delay_the_end() {
         let (_keep, job) = job();
         let began = Instant::now();
         drop(Samples::start_with(&job, 0.05, |command| {

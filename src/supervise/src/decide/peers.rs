@@ -95,7 +95,7 @@ impl PeerLoss {
 pub struct Peers {
     rendezvous: Rendezvous,
     pub(super) links: BTreeMap<NodeId, Link>,
-    /// When each was last heard of that has been connected and has not ended in order.
+    /// When the last message of each came that has been connected and has not ended in order.
     heard: BTreeMap<NodeId, Duration>,
     /// How many looks at the run's folder are in progress for each.
     looks: BTreeMap<NodeId, u32>,
@@ -265,14 +265,11 @@ impl Peers {
         let exit = match link {
             Link::Absent(wait) => {
                 wait.look(at, evidence.has_started);
-                match &evidence.exit {
-                    Some(exit) => exit.clone(),
-                    None if at < wait.until => return,
-                    None => {
-                        let (has_started, error) = (wait.has_started, wait.error.clone());
-                        PeerExit::Lost(self.never_connected(node, has_started, &error))
-                    }
+                if evidence.exit.is_none() && at < wait.until {
+                    return;
                 }
+                let (has_started, error) = (wait.has_started, wait.error.clone());
+                self.settle(node, self.never_connected(node, has_started, &error), evidence)
             }
             Link::Connected { look_at: look_at @ None, steps_at_half, .. } => {
                 let steps = evidence.steps_bytes;
@@ -336,7 +333,8 @@ impl Peers {
 
     /// Nothing more is expected of a node. Decides what its end means.
     fn conclude(&mut self, at: Duration, node: &NodeId, exit: PeerExit, actions: &mut Vec<Action>) {
-        self.links.insert(node.clone(), Link::Over);
+        let before = self.links.insert(node.clone(), Link::Over);
+        let has_started = !matches!(before, Some(Link::Absent(Wait { has_started: false, .. })));
         let is_lost = matches!(exit, PeerExit::Lost(_));
         let loss = match exit {
             PeerExit::Done => None,
@@ -346,7 +344,7 @@ impl Peers {
                 false if failure.code == ErrorCode::NodeLost || failure.is_consequence() => failure,
                 _ => consequence(node, &failure),
             })),
-            PeerExit::Lost(how) => Some(PeerLoss::Failed(self.lost(at, node, how))),
+            PeerExit::Lost(how) => Some(PeerLoss::Failed(self.lost(at, node, how, has_started))),
         };
         if !is_lost {
             self.heard.remove(node);
@@ -356,8 +354,8 @@ impl Peers {
         }
     }
 
-    fn lost(&self, at: Duration, node: &NodeId, how: String) -> Failure {
-        let Rendezvous { this, first, is_job, .. } = &self.rendezvous;
+    fn lost(&self, at: Duration, node: &NodeId, how: String, has_started: bool) -> Failure {
+        let Rendezvous { this, first, is_job, address, port, .. } = &self.rendezvous;
         if !self.rendezvous.is_first() {
             let why = format!("node {first}, where rank 0 is: {how}");
             return Failure::peer_lost(
@@ -366,7 +364,7 @@ impl Peers {
                 "check that node; then resume from the last checkpoint",
             );
         }
-        if self.is_alone(at) {
+        if self.is_alone(at, node, has_started) {
             let why =
                 format!("node {this}, where rank 0 is, receives heartbeats of no other node: its network is down");
             return Failure::peer_lost(None, why, "check its network; then resume from the last checkpoint");
@@ -383,12 +381,18 @@ impl Peers {
         Failure::new(ErrorCode::NodeLost, format!("node {node} was lost"), how, fix)
     }
 
-    /// Returns true if all others, of several, miss heartbeats together. Then the first node was cut off itself, and the
-    /// others report that; a healthy node is not to be blamed.
-    fn is_alone(&self, at: Duration) -> bool {
+    /// Returns true if all others that have started, of several, miss heartbeats together or never connected. Then the first node
+    /// was cut off itself, and the others report that; a healthy node is not to be blamed.
+    fn is_alone(&self, at: Duration, lost: &NodeId, has_started: bool) -> bool {
         // Heartbeats of two nodes are up to one period apart, and may be late by another.
         let misses = |heard: &Duration| at.saturating_sub(*heard) + 2 * HEARTBEAT >= TIMEOUT;
-        self.heard.len() > 1 && self.heard.values().all(misses)
+        let others = self.links.iter().filter_map(|(node, link)| match (self.heard.get(node), link) {
+            (Some(heard), _) => Some(misses(heard)),
+            (None, Link::Absent(wait)) => wait.has_started.then_some(true),
+            (None, _) => (node == lost && has_started).then_some(true),
+        });
+        let others: Vec<bool> = others.collect();
+        others.len() > 1 && others.iter().all(|misses| *misses)
     }
 
     fn never_connected(&self, node: &NodeId, has_started: bool, error: &str) -> String {
@@ -440,12 +444,12 @@ fn look(looks: &mut BTreeMap<NodeId, u32>, node: &NodeId, actions: &mut Vec<Acti
     actions.push(Action::Look(node.clone()));
 }
 
-/// Returns another node's failure as the reason why this one ends.
+/// Returns another node's failure as the reason why this one ends. A node that only lost contact itself is not the origin.
 fn consequence(node: &NodeId, failure: &Failure) -> Failure {
     let origin = match &failure.cause {
-        Cause::Peer(Some(origin)) => origin,
-        _ => node,
+        Cause::Peer(origin) => origin.clone(),
+        Cause::Root | Cause::Stop => Some(node.clone()),
     };
     let why = format!("node {node} failed: {}: {}", failure.what, failure.why);
-    Failure::peer_lost(Some(origin.clone()), why, failure.fix.clone())
+    Failure::peer_lost(origin, why, failure.fix.clone())
 }

@@ -408,6 +408,20 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
     assert_eq!(after(2, &[]).what, "node node02 was lost", "of two, either may be cut off");
     let alone = after(4, &[]);
     assert_eq!((alone.code, alone.cause), (ErrorCode::PeerLost, Cause::Peer(None)));
+
+    // The same where it was cut off before the others had connected; and where only one of them has not.
+    let started = |connected: &[usize]| {
+        let mut first = Supervisor::of(1, 4);
+        let evidence = Evidence { has_started: true, ..Evidence::default() };
+        first.evidence = (2..=4).map(|number| (node(number), evidence.clone())).collect();
+        for number in connected {
+            first.event(Event::Connected { node: node(*number), connection: 1 });
+        }
+        first.pass_with(12, connected);
+        first.loss().unwrap().clone()
+    };
+    assert_eq!((started(&[]).code, started(&[]).cause), (ErrorCode::PeerLost, Cause::Peer(None)));
+    assert_eq!(started(&[2, 4]).what, "node node03 was lost");
 }
 
 #[test]
@@ -440,6 +454,10 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     assert_eq!(after(1, 2, PeerExit::Stopped).unwrap().cause, Cause::Peer(Some(node(2))));
     // A node that was cut off and records that on a disk that it still reaches is lost.
     assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().code, ErrorCode::NodeLost);
+    // A node that only lost contact is not the origin.
+    let mut first = Supervisor::of(1, 3).connected();
+    first.message(2, Message::Failed(peer_lost()));
+    assert_eq!(first.loss().unwrap().cause, Cause::Peer(None));
     // What the first node knows of a third is the reason.
     let third = Failure::peer_lost(Some(node(3)), "node node03 failed: rank 2 failed", "");
     assert_eq!(after(2, 1, PeerExit::Failed(third.clone())), Some(third));
