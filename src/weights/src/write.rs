@@ -255,7 +255,7 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull => "free some space on that disk, or choose another".to_owned(),
         _ => "check the disk and the permissions of its folder".to_owned(),
     };
-    Failure::new(ErrorCode::Cancelled, format!("cannot write {path}"), error.to_string(), fix)
+    Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
 }
 
 /// The work was stopped from outside, or the other side of a channel has said why it ended.
