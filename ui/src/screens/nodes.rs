@@ -331,7 +331,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     }
     lines.extend(node_table::finding_lines(model, &view.node.id, width));
     let room = usize::from(below.height);
-    let open = hint(model, &Context::Nodes.key_of(Action::Open), "show GPUs and processes");
+    let open = hint(model, &Context::Nodes.key_of(Action::Open), "show details");
     if view.frame.is_some() && lines.len() < room {
         lines.push(Line::from(open));
     }
