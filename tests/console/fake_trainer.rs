@@ -220,7 +220,7 @@ impl Fake<'_> {
         let failure = || {
             let why = format!("it was ended by signal KILL at step {step}; the kernel does that when memory runs out");
             Failure::new(
-                rundir::ErrorCode::Unclassified,
+                rundir::ErrorCode::RankKilled,
                 format!("rank 1 died on node {node}"),
                 why,
                 "free memory on the node, then resume",

@@ -160,8 +160,6 @@ pub enum ErrorCode {
     /// The supervisor or a rank could not be started.
     StartFailed,
 
-    /// A placeholder until every error has a code.
-    Unclassified,
     /// An error of a run that an older or newer version wrote.
     #[default]
     #[serde(other)]
