@@ -1,5 +1,5 @@
-//! How long it takes to connect to many nodes, and to ask all of them something: `cargo run --release -p remote --example
-//! fleet_speed -- 64`. The nodes are a rig's, so their servers share this machine's processors with what is measured.
+//! Measures connecting to many nodes and running a command on all of them: `cargo run --release -p remote --example
+//! fleet_speed -- 64`. The nodes belong to a rig, so their servers share this machine's CPU with the measured program.
 
 use std::error::Error;
 use std::thread;
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn round(all: &mut [Ssh], script: &str) {
-    let command = Command::new("be measured", script, Duration::from_secs(60));
+    let command = Command::new("run the benchmark", script, Duration::from_secs(60));
     thread::scope(|scope| {
         for node in all {
             let command = &command;
@@ -65,7 +65,7 @@ fn round(all: &mut [Ssh], script: &str) {
     });
 }
 
-/// Processor time of this program so far, and of the programs that it has waited for.
+/// Returns the CPU time of this program and of the child processes that it has waited for.
 fn cpu_ms() -> Result<f64, nix::Error> {
     let mut total = 0.0;
     for who in [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN] {

@@ -1,9 +1,9 @@
-//! How long a launch over many nodes takes to the first step of all ranks, and how long it takes to end them all, beside
-//! the ways of others on the same nodes in the same minute: nodes started one after the other over `ssh`, and a shell loop of
-//! `ssh $node pkill`. `cargo run --release -p remote --example launch_speed -- 16 target/release/vidtui`. Prints one JSON object.
+//! Measures the time from a launch over many nodes to the first step of all ranks, and the time to kill them. Compares it with
+//! a sequential start over `ssh` and a shell loop of `ssh $node pkill` on the same nodes. Prints one JSON object.
+//! `cargo run --release -p remote --example launch_speed -- 16 target/release/vidtui`
 //!
-//! The nodes are a rig's, so their servers and programs share this machine's processors with what is measured. The trainer
-//! is a shell script that leaves a file when it takes its first step, so that what is measured is the way to it.
+//! The nodes belong to a rig, so their servers and programs share this machine's CPU with the measured program. The trainer is
+//! a shell script that creates a file as its first step, so that only the launch is measured.
 
 use std::error::Error;
 use std::fs;
@@ -16,8 +16,8 @@ use rig::{Options, Rig};
 use serde_json::json;
 
 const ROUNDS: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Its second argument is the rank: a file of that name is its first step.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// The trainer. Its second argument is the rank, which names the file that it creates.
 const TRAINER: &str = "#!/bin/sh\nmkdir -p \"$1\" && : >\"$1/$2\"\nexec sleep 4711\n";
 
 struct Bench {
@@ -32,10 +32,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let vidtui = Utf8PathBuf::from(vidtui).canonicalize_utf8()?;
     let bench = Bench { rig: Options::new(nodes).gpus(1).up()?, vidtui };
     bench.write(nodes)?;
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut vidtui, mut ssh_loop) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        ours.push(bench.ours(round)?);
-        theirs.push(bench.theirs(round)?);
+        vidtui.push(bench.vidtui(round)?);
+        ssh_loop.push(bench.ssh_loop(round)?);
     }
     let figures = |rounds: &[[f64; 2]]| {
         json!({
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "kill_s": rounds.iter().map(|round| round[1]).collect::<Vec<_>>(),
         })
     };
-    println!("{}", json!({ "nodes": nodes, "ours": figures(&ours), "theirs": figures(&theirs) }));
+    println!("{}", json!({ "nodes": nodes, "ours": figures(&vidtui), "theirs": figures(&ssh_loop) }));
     Ok(())
 }
 
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     /// Launches with every check and a supervisor on each node, then kills and verifies.
-    fn ours(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
+    fn vidtui(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
         let share = self.rig.share();
         let runs = share.join(format!("runs{round}"));
         let (recipe, hosts) = (share.join("bench.toml"), share.join("hosts"));
@@ -80,10 +80,9 @@ impl Bench {
         Ok([launch_s, kill_s])
     }
 
-    /// Starts one node after the other, each over a connection of its own, as launchers do that loop over hosts; nothing is
-    /// checked. Then the loop that ends them, all at once in the background, which looks at nothing either: that they are gone is seen
-    /// here, and not timed.
-    fn theirs(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
+    /// Starts the nodes one after the other, each over its own connection and without checks, as launchers do that loop over
+    /// hosts. Then kills them in parallel without verification; the check that they are gone is not timed.
+    fn ssh_loop(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
         let share = self.rig.share();
         let steps = share.join(format!("steps{round}"));
         fs::create_dir_all(&steps)?;
@@ -111,7 +110,7 @@ impl Bench {
         Err(format!("{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
     }
 
-    /// Waits until each rank has left its file.
+    /// Waits until each rank has created its file.
     fn wait_for_steps(&self, folder: &Utf8Path) -> Result<(), Box<dyn Error>> {
         let ranks = self.rig.nodes().len();
         until(&format!("a first step of all {ranks} ranks in {folder}"), || {
@@ -129,7 +128,7 @@ impl Bench {
 }
 
 fn until(what: &str, holds: impl Fn() -> bool) -> Result<(), Box<dyn Error>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         if Instant::now() > deadline {
             return Err(format!("never: {what}").into());

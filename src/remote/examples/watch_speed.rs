@@ -1,9 +1,9 @@
-//! What it costs to watch many nodes, beside `pdsh` and `clush` that run nvidia-smi on the same nodes in the same minute:
+//! Measures the cost of watching many nodes, compared with `pdsh` and `clush` that run nvidia-smi on the same nodes:
 //! `cargo run --release -p remote --example watch_speed -- 64`. Prints one JSON object.
 //!
-//! The nodes are a rig's, so their servers and programs share this machine's processors with what is measured. A round of the
-//! streams is as long as its slowest node takes from reading its clock to being read here; those of the others are as long as
-//! the command takes.
+//! The nodes belong to a rig, so their servers and programs share this machine's CPU with the measured program. A round of the
+//! streams takes as long as the oldest frame in it: from the time that the node reads its clock until the frame is read here. A
+//! round of the other programs takes as long as their command.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -19,10 +19,10 @@ use rundir::{Login, now_s};
 use serde_json::{Value, json};
 
 const EVERY: Duration = Duration::from_secs(2);
-/// How often all nodes are connected to.
+/// How often connecting to all nodes is measured.
 const CONNECTIONS: usize = 3;
-/// Rounds that are let pass: the nodes begin one after the other.
-const SETTLE: u64 = 4;
+/// The rounds before the measurement. The nodes start one after the other.
+const WARM_UP: u64 = 4;
 const ROUNDS: u64 = 5;
 const QUERY: &str = "nvidia-smi --query-gpu=index,uuid,power.draw,memory.used,utilization.gpu,temperature.gpu --format=csv,noheader,nounits";
 
@@ -49,33 +49,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut connected_s = vec![took_s];
     for _ in 1..CONNECTIONS {
         drop(fleet);
-        let again = connect()?;
-        fleet = again.0;
-        connected_s.push(again.1);
+        let (next, took_s) = connect()?;
+        fleet = next;
+        connected_s.push(took_s);
     }
 
-    let (tell, seen) = mpsc::channel();
+    let (sender, frames) = mpsc::channel();
     let watch = |login: &Login| {
-        let tell = tell.clone();
-        let see = move |sight| match sight {
-            NodeUpdate::Frame(frame) => match tell.send((now_s(), frame)) {
+        let sender = sender.clone();
+        let on_update = move |update| match update {
+            NodeUpdate::Frame(frame) => match sender.send((now_s(), frame)) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             },
             NodeUpdate::Unreachable(_) => ControlFlow::Continue(()),
         };
-        fleet.watch(login, EVERY, Box::new(see))
+        fleet.watch(login, EVERY, Box::new(on_update))
     };
-    let watching: Vec<_> = logins.iter().map(watch).collect();
-    wait(&seen, EVERY * u32::try_from(SETTLE)?);
+    let watches: Vec<_> = logins.iter().map(watch).collect();
+    read_ages(&frames, EVERY * u32::try_from(WARM_UP)?);
     let before = cpu_ms(UsageWho::RUSAGE_SELF)?;
-    let frames = wait(&seen, EVERY * u32::try_from(ROUNDS)?);
+    let ages = read_ages(&frames, EVERY * u32::try_from(ROUNDS)?);
     let stream_cpu_ms = (cpu_ms(UsageWho::RUSAGE_SELF)? - before) / ROUNDS as f64;
     let slowest = |round: &[f64]| round.iter().copied().fold(0.0, f64::max);
-    // As many ages as there are nodes make a round, whichever node they are of.
-    let walls: Vec<f64> = frames.chunks(nodes).filter(|round| round.len() == nodes).map(slowest).collect();
+    // A round is as many frames as there are nodes, from any nodes.
+    let walls: Vec<f64> = ages.chunks(nodes).filter(|round| round.len() == nodes).map(slowest).collect();
     let expected = nodes as f64 * ROUNDS as f64;
-    drop(watching);
+    drop(watches);
 
     let mut others = serde_json::Map::new();
     for (program, args) in [("pdsh", vec!["-R", "ssh", "-f", "64", "-w"]), ("clush", vec!["-q", "-f", "64", "-w"])] {
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let figures = json!({
         "nodes": nodes,
         "connected_s": connected_s,
-        "frames_of_expected": frames.len() as f64 / expected,
+        "frames_of_expected": ages.len() as f64 / expected,
         "round_s": walls,
         "round_cpu_ms": stream_cpu_ms,
         "others": others,
@@ -93,17 +93,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes in frames for so long; returns how old each was.
-fn wait(seen: &mpsc::Receiver<(f64, Box<cluster::probe::Frame>)>, time: Duration) -> Vec<f64> {
+/// Reads frames for some time and returns the age of each when it arrived.
+fn read_ages(frames: &mpsc::Receiver<(f64, Box<cluster::probe::Frame>)>, time: Duration) -> Vec<f64> {
     let deadline = Instant::now() + time;
     let mut ages = Vec::new();
-    while let Ok((now, frame)) = seen.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    while let Ok((now, frame)) = frames.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         ages.push(now - frame.t);
     }
     ages
 }
 
-/// Asks all nodes once, with another program; nothing where it is not installed.
+/// Measures a query of all nodes with another program; null if it is not installed.
 fn other(rig: &Rig, program: &str, args: &[&str], names: &[String]) -> Result<Value, Box<dyn Error>> {
     let installed = std::process::Command::new("which").arg(program).stdout(Stdio::null()).status()?.success();
     if !installed {
@@ -118,15 +118,15 @@ fn other(rig: &Rig, program: &str, args: &[&str], names: &[String]) -> Result<Va
         let wall_s = began.elapsed().as_secs_f64();
         let rows = String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.contains("GPU-")).count();
         if rows != 8 * names.len() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(format!("{program} gave {rows} rows of {}: {said}", 8 * names.len()).into());
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(format!("{program} printed {rows} of {} rows: {stderr}", 8 * names.len()).into());
         }
         rounds.push(json!({ "wall_s": wall_s, "cpu_ms": cpu_ms(UsageWho::RUSAGE_CHILDREN)? - before }));
     }
     Ok(Value::Array(rounds))
 }
 
-/// Processor time so far: of this program, or of those that it has waited for.
+/// Returns the CPU time of this program, or of the child processes that it has waited for.
 fn cpu_ms(who: UsageWho) -> Result<f64, nix::Error> {
     let used = getrusage(who)?;
     let ms = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 * 1e3 + time.tv_usec() as f64 / 1e3;

@@ -1,7 +1,7 @@
 //! Launches on this machine: a run starts exactly once, and a launch that fails leaves no files. The trainer is the fake
 //! `tests/fakes/bin/vidtui-train`, whose ranks sleep.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
 mod demo;
 

@@ -1,6 +1,6 @@
 //! The SSH transport on a rig of real SSH servers: commands, processes, streams, and connection errors.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};

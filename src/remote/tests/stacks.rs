@@ -1,6 +1,6 @@
 //! Collects the stacks of real processes that hang, which must not disturb them.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
 use std::fs;
 use std::os::unix::process::CommandExt;

@@ -1,6 +1,6 @@
 //! Watches nodes of a rig of real SSH servers, and this machine.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver};
