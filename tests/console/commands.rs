@@ -204,7 +204,7 @@ fn with_json_a_failure_is_one_json_object_with_a_stable_code() {
     let invalid: &[(&[&str], &str)] = &[
         (&["status", "nonesuch"], "run-not-found"),
         (&["launch", "typo.toml"], "invalid-recipe"),
-        (&["stages", "configs"], "invalid-recipe"),
+        (&["stages", "configs"], "not-found"),
         (&["launch", "configs/small:middle"], "unknown-stage"),
         (&["launch", "configs/small/short.toml", "--hostfile", "none.txt"], "not-found"),
         (&["resume", "latest", "--set", "train.seed=1"], "invalid-argument"),

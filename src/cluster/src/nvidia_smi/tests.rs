@@ -124,9 +124,9 @@ fn a_lost_gpu_removes_only_its_own_row() {
         let powers: Vec<_> = rows.iter().filter_map(|row| row.power_w.value()).collect();
         assert_eq!(powers, [655.1, 661.84], "{name}");
         let lost = rows.iter().any(|row| row.index == 1 && row.power_w == Reading::Absent(Absent::GpuIsLost));
-        let said =
+        let reported =
             troubles.iter().any(|t| matches!(t, SmiTrouble::GpuLost { gpu, .. } if gpu.is_at("00000000:2d:00.0")));
-        assert!(lost || said, "{name}");
+        assert!(lost || reported, "{name}");
     }
 }
 
