@@ -1,16 +1,15 @@
-//! A stand-in for `vidtui-train`: a supervisor with ranks that write what the real ones write, and compute nothing.
+//! A fake of `vidtui-train`: a supervisor and ranks that write the files of the real ones and compute nothing.
 //!
-//! It is this test program again: a script named `vidtui-train` runs [`act`] with the arguments in `FAKE_TRAINER_ARGS`,
-//! which is no test and does nothing where they are not set. So it needs no other binary and no other language, and it writes its files with the crate that
-//! the console reads them with.
+//! It is the test binary itself: a script named `vidtui-train` runs [`act`] with the arguments in `FAKE_TRAINER_ARGS`. So it
+//! needs no other binary, and writes its files with the crate that the console reads them with.
 //!
-//! `FAKE_STEP_MS` is the time of a step, and `FAKE_DIES_AT` a step at which rank 1 dies.
+//! `FAKE_STEP_MS` is the time of a step in ms. `FAKE_DIES_AT` is a step at which rank 1 is killed.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{
-    Attempt, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, LogicalTensor, Manifest, MetricSample,
-    PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
+    Attempt, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, LogicalTensor, Manifest,
+    MetricSample, PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
 };
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// The longest that a forgotten fake lives.
+/// The longest time that a fake runs.
 const LIFE: Duration = Duration::from_secs(300);
 
 /// Writes the script `vidtui-train` into `folder` and returns its path.
@@ -40,10 +39,11 @@ pub fn install(folder: &Utf8Path) -> Utf8PathBuf {
     script
 }
 
+/// Not a test without the variable: the main function of the fake.
 #[test]
 fn act() {
     let Ok(args) = std::env::var("FAKE_TRAINER_ARGS") else { return };
-    // `supervise --run-dir DIR --attempt N --node NAME`; folders of tests have no spaces.
+    // `supervise --run-dir DIR --attempt N --node NAME`; the paths have no spaces.
     let words: Vec<&str> = args.split(' ').collect();
     let after = |flag: &str| words.iter().position(|word| *word == flag).map(|at| words[at + 1]).unwrap();
     assert_eq!(words[0], "supervise");
@@ -59,7 +59,7 @@ struct Fake<'a> {
 }
 
 fn supervise(dir: &RunDir, number: u32, node: &NodeId) {
-    // A script that the shell started as a job leads its group already; then there is nothing to leave.
+    // Fails if this process leads its group already, which is what is needed.
     let _ = nix::unistd::setsid();
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.clone()).unwrap();
@@ -93,7 +93,7 @@ fn supervise(dir: &RunDir, number: u32, node: &NodeId) {
     fake.write_exit(node, reason, step);
 }
 
-/// Processes that sleep, so that there is something to signal.
+/// Starts processes that sleep, which tests can signal.
 fn spawn_ranks(dir: &RunDir, attempt: &Attempt, node: &NodeId) -> Vec<Child> {
     let spawn = |rank: usize| {
         let log = std::fs::File::create(dir.rank_log(node, attempt.number, rank)).unwrap();
@@ -111,13 +111,13 @@ impl Fake<'_> {
         let step_time = Duration::from_millis(number("FAKE_STEP_MS").unwrap_or(50));
         let dies_at = number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1);
         let mut step = self.attempt.start_step;
-        self.tell(step, EventKind::Started { world: ranks.len() });
+        self.record(step, EventKind::Started { world: ranks.len() });
         match self.attempt.start.clone() {
             StartFrom::Random => {}
-            StartFrom::Weights { path } => self.tell(step, EventKind::WeightsLoaded { from: path }),
+            StartFrom::Weights { path } => self.record(step, EventKind::WeightsLoaded { from: path }),
             StartFrom::Checkpoint { run, step: from_step }
             | StartFrom::CheckpointFreshData { run, step: from_step } => {
-                self.tell(step, EventKind::Resumed { from_step, of_run: run });
+                self.record(step, EventKind::Resumed { from_step, of_run: run });
             }
         }
         let mut metrics = LineAppender::open(&self.dir.metrics()).unwrap();
@@ -126,10 +126,10 @@ impl Fake<'_> {
         while step < total && now_s() < lives_until {
             thread::sleep(step_time);
             if stop.load(Ordering::SeqCst) {
-                self.tell(step, EventKind::SignalReceived { signal: 15 });
-                self.tell(step, EventKind::Stopping { why: "received TERM".into() });
+                self.record(step, EventKind::SignalReceived { signal: 15 });
+                self.record(step, EventKind::Stopping { why: "received TERM".into() });
                 self.save(step);
-                self.tell(step, EventKind::Stopped { why: "received TERM".into() });
+                self.record(step, EventKind::Stopped { why: "received TERM".into() });
                 return (ExitReason::Stopped, step);
             }
             if dies_at == Some(step) {
@@ -142,11 +142,11 @@ impl Fake<'_> {
             }
         }
         self.save(step);
-        self.tell(step, EventKind::Finished);
+        self.record(step, EventKind::Finished);
         (ExitReason::Finished, step)
     }
 
-    /// A loss that falls like real ones do, with a little noise that is the same every time.
+    /// Returns a sample with a falling loss and deterministic noise.
     fn sample(&self, step: u64, seed: f64, step_s: f64) -> MetricSample {
         let t = step as f64;
         let noise = ((t * 12.9898 + seed).sin() * 43_758.545).fract() * 0.04;
@@ -164,9 +164,9 @@ impl Fake<'_> {
         }
     }
 
-    /// A checkpoint that is complete by every rule, with tensors of the right names and shapes and one byte of data.
+    /// Writes a valid checkpoint: all tensors with names and shapes, and one byte of data.
     fn save(&mut self, step: u64) {
-        self.tell(step, EventKind::CheckpointStarted);
+        self.record(step, EventKind::CheckpointStarted);
         let recipe = self.run.recipe().unwrap();
         let folder = self.dir.step_dir(step);
         std::fs::create_dir_all(&folder).unwrap();
@@ -199,10 +199,10 @@ impl Fake<'_> {
             tensors: tensors.collect(),
         };
         manifest.write(&folder).unwrap();
-        self.tell(step, EventKind::CheckpointSaved { path: folder, bytes: 1, seconds: 0.01 });
+        self.record(step, EventKind::CheckpointSaved { path: folder, bytes: 1, seconds: 0.01 });
     }
 
-    fn tell(&mut self, step: u64, kind: EventKind) {
+    fn record(&mut self, step: u64, kind: EventKind) {
         let event = Event::new(now_s(), self.attempt.number, Some(step), kind).by_rank(0);
         self.events.append(&event).unwrap();
     }
@@ -218,9 +218,9 @@ impl Fake<'_> {
             stderr_tail: Vec::new(),
         };
         let failure = || {
-            let why = format!("it was ended by signal KILL at step {step}; the kernel does that when memory runs out");
+            let why = format!("signal KILL ended it at step {step}; the kernel sends it when memory runs out");
             Failure::new(
-                rundir::ErrorCode::RankKilled,
+                ErrorCode::RankKilled,
                 format!("rank 1 died on node {node}"),
                 why,
                 "free memory on the node, then resume",

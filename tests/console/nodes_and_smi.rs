@@ -1,4 +1,4 @@
-//! Watching nodes: the console and the commands, on a rig of real SSH servers. Skipped aloud where there is none.
+//! The node screens and commands, on a rig of SSH servers. Skipped with a message where the rig cannot start.
 
 use crate::pty::{ENTER, ESC, Pty};
 use crate::test_site::{TestSite, VIDTUI};
@@ -14,7 +14,7 @@ fn vidtui(rig: &Rig, args: &[&str]) -> String {
 }
 
 #[test]
-fn the_console_shows_the_nodes_of_a_hostfile_what_runs_on_them_and_a_fault() {
+fn the_console_shows_nodes_processes_and_a_fault() {
     let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
     let site = TestSite::new();
     let hostfile = rig.hostfile();
@@ -38,7 +38,7 @@ fn the_console_shows_the_nodes_of_a_hostfile_what_runs_on_them_and_a_fault() {
 }
 
 #[test]
-fn nodes_are_listed_for_people_and_scripts_the_unreachable_ones_too() {
+fn nodes_are_listed_with_the_unreachable_ones() {
     let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
     rig.verb("killsshd node02").unwrap();
     rig.verb("gpu node03 1 ecc.errors.uncorrected.volatile.total 4").unwrap();
@@ -65,18 +65,18 @@ fn nodes_are_listed_for_people_and_scripts_the_unreachable_ones_too() {
 }
 
 #[test]
-fn requests_that_are_wrong_are_refused_with_a_way_out() {
+fn invalid_requests_have_hints() {
     let site = TestSite::new();
     site.write("gpus.txt", "gpu[001-003] slots=8\n");
-    let said = [
+    let output = [
         site.fails(&["nodes", "--sort", "colour"]),
         site.fails(&["smi", "gpu009", "--hostfile", "gpus.txt"]),
         site.fails(&["nodes", "--hostfile", "none.txt"]),
     ];
-    insta::assert_snapshot!(said.join("\n"));
+    insta::assert_snapshot!(output.join("\n"));
     // This machine, without SSH.
     let document = site.json(&["nodes", "--local", "--json"]);
     assert_eq!(document["summary"]["up"].as_u64(), Some(1));
-    let made_up = site.succeeds(&["nodes", "--simulate", "20"]);
-    assert!(made_up.lines().last().is_some_and(|line| line.starts_with("20 nodes, 20 up")), "{made_up}");
+    let simulated = site.succeeds(&["nodes", "--simulate", "20"]);
+    assert!(simulated.lines().last().is_some_and(|line| line.starts_with("20 nodes, 20 up")), "{simulated}");
 }

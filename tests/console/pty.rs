@@ -1,4 +1,4 @@
-//! A real pseudo-terminal around the real binary: types keys, waits for what the screen shows, remembers every byte.
+//! A program in a pseudo-terminal: types keys, waits for text on the screen, and records every byte.
 
 use camino::Utf8Path;
 use nix::fcntl::OFlag;
@@ -12,11 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a wait may take. Far longer than anything should: these machines are shared, and a test that passes never
-/// waits it out.
+/// Time limit of a wait. Much longer than needed, because test machines are shared. A passing test never waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Keys by their names.
+/// The bytes of keys.
 pub const ENTER: &str = "\r";
 pub const RIGHT: &str = "\x1b[C";
 pub const ESC: &str = "\x1b";
@@ -30,17 +29,17 @@ pub struct Pty {
     master: Box<dyn MasterPty + Send>,
     child: Box<dyn Child + Send + Sync>,
     writer: Writer,
-    seen: Arc<(Mutex<Seen>, Condvar)>,
+    seen: Arc<(Mutex<Output>, Condvar)>,
 }
 
-/// What came out of the program so far.
-pub struct Seen {
+/// The output of the program so far.
+struct Output {
     parser: vt100::Parser<Answers>,
     raw: Vec<u8>,
     ended: bool,
 }
 
-/// Answers the questions that programs ask a terminal; vt100 itself answers none, and crossterm waits seconds for one.
+/// Answers terminal queries. vt100 answers none, and crossterm waits seconds for an answer.
 struct Answers(Writer);
 
 impl vt100::Callbacks for Answers {
@@ -84,11 +83,11 @@ impl Pty {
             command.env(name, value);
         }
         let child = pair.slave.spawn_command(command).unwrap();
-        drop(pair.slave); // While a slave handle is open here, the end of the program is not seen.
+        drop(pair.slave); // While a slave handle is open here, the reader does not see the end of the program.
         let mut reader = pair.master.try_clone_reader().unwrap();
         let writer: Writer = Arc::new(Mutex::new(pair.master.take_writer().unwrap()));
         let parser = vt100::Parser::new_with_callbacks(cells(size.1), cells(size.0), 200, Answers(writer.clone()));
-        let seen = Arc::new((Mutex::new(Seen { parser, raw: Vec::new(), ended: false }), Condvar::new()));
+        let seen = Arc::new((Mutex::new(Output { parser, raw: Vec::new(), ended: false }), Condvar::new()));
         let shared = seen.clone();
         thread::spawn(move || {
             let mut chunk = [0; 1 << 16];
@@ -114,13 +113,13 @@ impl Pty {
         writer.flush().unwrap();
         drop(writer);
         if keys == ESC {
-            // Read together with the next key, it would mean Alt and that key.
+            // If the program reads it together with the next key, it means Alt and that key.
             self.meanwhile("Escape to be read", || self.has_read_everything());
         }
         self
     }
 
-    /// Whether the program has read every key; the kernel knows.
+    /// Whether the program has read every key.
     pub fn has_read_everything(&self) -> bool {
         let mut open = std::fs::File::options();
         let terminal =
@@ -129,7 +128,7 @@ impl Pty {
         poll(&mut waiting, PollTimeout::ZERO).unwrap() == 0
     }
 
-    /// Waits until the screen shows every one of `texts`.
+    /// Waits until the screen shows all of `texts`.
     pub fn shows(&self, texts: &[&str]) -> &Self {
         self.until(&format!("{texts:?} on the screen"), |screen| {
             let contents = screen.contents();
@@ -142,7 +141,7 @@ impl Pty {
         self.until(&format!("no {text:?} on the screen"), |screen| !screen.contents().contains(text))
     }
 
-    /// Waits until a shell waits for a command.
+    /// Waits for the prompt of the shell.
     pub fn prompts(&self) -> &Self {
         self.until("the prompt of the shell", |screen| {
             let (row, column) = screen.cursor_position();
@@ -151,13 +150,13 @@ impl Pty {
         })
     }
 
-    /// Waits until the screen is as `wanted` says; woken by every piece of output.
+    /// Waits until `wanted` accepts the screen. Every output wakes it.
     pub fn until(&self, what: &str, wanted: impl Fn(&vt100::Screen) -> bool) -> &Self {
         self.wait(what, |seen| wanted(seen.parser.screen()));
         self
     }
 
-    /// Waits until something outside the terminal is so, looking now and then.
+    /// Waits for a condition outside the terminal by polling.
     pub fn meanwhile(&self, what: &str, is: impl Fn() -> bool) -> &Self {
         let started = Instant::now();
         while !is() {
@@ -167,25 +166,25 @@ impl Pty {
         self
     }
 
-    /// Waits until the program has ended and everything it wrote has been read; gives its exit code.
+    /// Waits until the program has ended and all its output is read. Returns the exit code.
     pub fn ended(&mut self) -> u32 {
         self.wait("the program to end", |seen| seen.ended);
         self.child.wait().unwrap().exit_code()
     }
 
-    /// Gives the window another size, as dragging its corner does.
+    /// Resizes the window.
     pub fn resize(&self, size: (u16, u16)) -> &Self {
         self.lock().parser.screen_mut().set_size(cells(size.1), cells(size.0));
         self.master.resize(pty_size(size)).unwrap();
         self
     }
 
-    /// The screen as text.
+    /// Returns the screen as text.
     pub fn text(&self) -> String {
         self.lock().parser.screen().contents()
     }
 
-    /// The last frame of a program that has given the terminal back: the alternate screen as it was when it left that.
+    /// Returns the alternate screen at the moment when the program left it.
     pub fn last_frame(&self) -> String {
         let (raw, (rows, columns)) = (self.raw(), self.lock().parser.screen().size());
         let mut parser = vt100::Parser::new(rows, columns, 0);
@@ -193,24 +192,24 @@ impl Pty {
         parser.screen().contents()
     }
 
-    /// Every byte so far.
+    /// Returns all output so far.
     pub fn raw(&self) -> String {
         String::from_utf8_lossy(&self.lock().raw).into_owned()
     }
 
-    /// The process id of the program.
+    /// Returns the process id of the program.
     pub fn pid(&self) -> u32 {
         self.child.process_id().unwrap()
     }
 
-    /// The processes that the program has started and that have not ended.
+    /// Returns the running child processes of the program.
     pub fn children(&self) -> Vec<i32> {
         let pid = self.pid();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         children.split_whitespace().map(|child| child.parse().unwrap()).collect()
     }
 
-    /// Asserts that the terminal is as a shell wants it: main screen, cursor, echo, whole lines, plain paste.
+    /// Asserts that the terminal is restored: main screen, cursor, echo, line mode, plain paste.
     pub fn assert_restored(&self) {
         let termios = self.master.get_termios().unwrap();
         let (echo, whole_lines) = (0o10, 0o2);
@@ -223,7 +222,7 @@ impl Pty {
         assert!(!screen.bracketed_paste(), "bracketed paste is still on");
     }
 
-    fn wait(&self, what: &str, wanted: impl Fn(&Seen) -> bool) {
+    fn wait(&self, what: &str, wanted: impl Fn(&Output) -> bool) {
         let started = Instant::now();
         let mut seen = self.lock();
         while !wanted(&seen) {
@@ -236,7 +235,7 @@ impl Pty {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+    fn lock(&self) -> MutexGuard<'_, Output> {
         self.seen.0.lock().unwrap()
     }
 }
@@ -248,7 +247,7 @@ impl Drop for Pty {
     }
 }
 
-/// The parameters of every SGR sequence (`CSI … m`) in `raw` that sets a colour.
+/// Returns the parameters of every SGR sequence (`CSI … m`) in `raw` that sets a colour.
 pub fn colour_codes(raw: &str) -> Vec<String> {
     let sets_colour = |code: &str| {
         let number: u32 = code.split(':').next().and_then(|code| code.parse().ok()).unwrap_or(0);

@@ -1,11 +1,11 @@
-//! The same session with the real `vidtui-train` on the demo's own data, cut short. Skipped aloud where either is missing.
+//! A session with the real `vidtui-train` on the demo data, with few steps. Skipped with a message if either is missing.
 
 use crate::pty::ENTER;
 use crate::test_site::{TestSite, VIDTUI};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{History, MetricSample, RunDir, Tail};
 
-/// Finds the trainer beside the console, or among the release binaries: it is always built for release.
+/// Finds the trainer beside the console, or in the release folder: it is always built in release mode.
 pub fn trainer() -> Option<Utf8PathBuf> {
     let folder = Utf8Path::new(VIDTUI).parent().unwrap();
     let places = [folder.join("vidtui-train"), folder.with_file_name("release").join("vidtui-train")];
@@ -19,7 +19,7 @@ fn history(run: &RunDir) -> History {
 }
 
 #[test]
-fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage() {
+fn the_demo_is_launched_stopped_resumed_and_followed_by_its_second_stage() {
     let Some(trainer) = trainer() else {
         eprintln!("SKIPPED: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
         return;
@@ -34,11 +34,11 @@ fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage
     std::fs::remove_dir_all(site.root.join("configs")).unwrap();
     let stage = |name: &str, steps: u32| {
         let recipe = format!("name = \"demo-{name}\"\nbase = \"{demo}/{name}.toml\"\n[train]\nsteps = {steps}\n");
-        // One block instead of three: it is about the session.
+        // One block instead of three, to be fast.
         let rest = "[model]\nnum_layers = 1\n[checkpoint]\ninterval = 2\n";
         site.write(&format!("configs/demo/{name}.toml"), &format!("{recipe}{rest}"));
     };
-    // More than a fast machine does while `s` is on its way.
+    // More steps than a fast machine completes before it handles `s`.
     stage("2s", 40);
     stage("4s", 6);
     site.write("configs/demo/curriculum.toml", &std::fs::read_to_string(demo.join("curriculum.toml")).unwrap());
@@ -53,7 +53,7 @@ fn the_demo_is_launched_watched_stopped_resumed_and_followed_by_its_second_stage
     assert!(saved >= 2);
     console.press("r").shows(&["running"]);
     for step in saved + 1..=40 {
-        // A wait for each: how long all take says nothing on a machine that is shared.
+        // Each step has its own time limit, because the machine may be shared.
         console.meanwhile(&format!("step {step}"), || history(&first).last().is_some_and(|last| last.step >= step));
     }
     console.shows(&["n start next stage"]);

@@ -107,11 +107,7 @@ impl TestSite {
     /// Runs a command with `--json` that must fail. Returns its exit code and the code of the error.
     pub fn error(&self, args: &[&str]) -> (i32, String) {
         let done = self.vidtui(&[args, &["--json"]].concat());
-        // Progress and warnings come before the error.
-        let line = done.stderr.lines().last().unwrap_or_default();
-        let document: serde_json::Value = serde_json::from_str(line)
-            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}{}", done.stdout, done.stderr));
-        (done.code, document["error"]["code"].as_str().unwrap().to_owned())
+        (done.code, error_code(&done.stderr))
     }
 
     /// Returns a command, not started yet.
@@ -206,6 +202,13 @@ impl Finish for Command {
             stderr: String::from_utf8(output.stderr).unwrap(),
         }
     }
+}
+
+/// Returns the code of the error on standard error. Progress and warnings come before the error.
+pub fn error_code(stderr: &str) -> String {
+    let line = stderr.lines().last().unwrap_or_default();
+    let document: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {stderr}"));
+    document["error"]["code"].as_str().unwrap().to_owned()
 }
 
 fn index(name: &str) -> String {

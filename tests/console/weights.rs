@@ -1,4 +1,4 @@
-//! `vidtui convert` and `vidtui inspect`: from a diffusers folder to a run that starts from it, and back.
+//! `vidtui convert` and `vidtui inspect`: from a diffusers model to a run and back.
 
 use crate::pty::{ENTER, RIGHT};
 use crate::real_trainer::trainer;
@@ -17,15 +17,14 @@ fn model() -> Utf8PathBuf {
     Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).canonicalize_utf8().unwrap()
 }
 
-/// The same by a short path: long ones wrap and are cut on the screen, and what it shows must not depend on where this
-/// checkout lies.
+/// Links the model to a short path. Long paths wrap on the screen, and the test must not depend on the path of the checkout.
 fn nearby_model(site: &TestSite) -> Utf8PathBuf {
     let link = site.root.join("theirs");
     std::os::unix::fs::symlink(model(), &link).unwrap();
     link
 }
 
-/// A recipe for weights that were converted to `inner`, and data of their shape.
+/// Writes a recipe for the converted weights `inner`, and data of their shape.
 fn recipe(site: &TestSite) {
     site.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 8, 12]);
     site.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
@@ -36,7 +35,7 @@ fn recipe(site: &TestSite) {
 }
 
 #[test]
-fn a_diffusers_folder_is_converted_and_launched_from() {
+fn a_launch_starts_from_a_converted_diffusers_model() {
     let site = TestSite::new();
     let model = model();
     let printed = site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
@@ -44,15 +43,15 @@ fn a_diffusers_folder_is_converted_and_launched_from() {
     recipe(&site);
     let shown = site.succeeds(&["launch", "tiny.toml", "--init", "inner", "--dry-run"]);
     assert!(shown.contains("-converted-inner-"), "{shown}");
-    let seen = site.json(&["inspect", "inner", "--json"]);
-    assert_eq!((seen["kind"].as_str(), seen["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
-    assert_eq!((seen["complete"].as_bool(), seen["layers"].as_u64()), (Some(true), Some(2)));
+    let inspected = site.json(&["inspect", "inner", "--json"]);
+    assert_eq!((inspected["kind"].as_str(), inspected["family"].as_str()), (Some("checkpoint"), Some("CogVideoX-5B")));
+    assert_eq!((inspected["complete"].as_bool(), inspected["layers"].as_u64()), (Some(true), Some(2)));
     let found = site.json(&["inspect", model.as_str(), "inner", "--json"]);
     assert_eq!(found["difference"]["same"], 64);
 }
 
 #[test]
-fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
+fn a_dry_run_lists_the_result_for_every_tensor_and_writes_nothing() {
     let site = TestSite::new();
     let args =
         ["convert", model().as_str(), "inner", "--to", "internal", "--layer", "ttt_linear", "--in-channels", "9"]
@@ -69,22 +68,22 @@ fn a_dry_run_lists_what_becomes_of_every_tensor_and_writes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_converted_is_refused_with_a_way_out() {
+fn invalid_conversions_have_hints() {
     let site = TestSite::new();
     let model = model();
     site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
-    let said = [
+    let output = [
         site.fails(&["convert", model.as_str(), "inner", "--to", "internal"]),
         site.fails(&["convert", "nowhere", "outer", "--to", "diffusers"]),
         site.fails(&["convert", "./nowhere", "outer", "--to", "diffusers"]),
         site.fails(&["convert", "data", "outer", "--to", "diffusers"]),
         site.fails(&["inspect", "configs"]),
     ];
-    insta::assert_snapshot!(said.join("\n").replace(model.as_str(), "MODEL"));
+    insta::assert_snapshot!(output.join("\n").replace(model.as_str(), "MODEL"));
 }
 
 #[test]
-fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffusers_model() {
+fn the_trainer_starts_from_converted_weights_and_its_checkpoint_converts_back() {
     let Some(trainer) = trainer() else {
         eprintln!("SKIPPED: no vidtui-train; `cargo xtask test` builds it");
         return;
@@ -93,13 +92,13 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     let model = model();
     site.succeeds(&["convert", model.as_str(), "inner", "--to", "internal"]);
     recipe(&site);
-    // So small a step that the weights stay what they were, up to its size.
+    // The learning rate is so small that the weights change by at most 1e-8.
     let launch = ["launch", "tiny.toml", "--init", "inner", "--set", "optimizer.lr=1e-9", "--wait"];
     let run = site.succeeds(&launch);
     site.succeeds(&["convert", run.trim(), "outer", "--to", "diffusers"]);
     let found = site.json(&["inspect", model.as_str(), "outer", "--json"]);
     let config = |folder: &Utf8Path| fs::read_to_string(folder.join("config.json")).unwrap();
-    assert_eq!(config(&site.root.join("outer")), config(&model), "what the weights came with travelled along");
+    assert_eq!(config(&site.root.join("outer")), config(&model), "the config of the source is kept");
     let found = &found["difference"];
     assert_eq!((found["missing"].as_array().unwrap().len(), found["extra"].as_array().unwrap().len()), (0, 0));
     for changed in found["changed"].as_array().unwrap() {
@@ -107,7 +106,7 @@ fn the_trainer_starts_from_converted_weights_and_what_it_saves_becomes_a_diffuse
     }
 }
 
-/// Writes a diffusers model of half a gigabyte, of zeros that take no room on the disk.
+/// Writes a diffusers model of half a gigabyte as a sparse file of zeros.
 fn large(site: &TestSite) {
     let config = r#"{"_class_name": "CogVideoXTransformer3DModel", "num_layers": 2, "num_attention_heads": 32}"#;
     site.write("large/config.json", config);
@@ -127,7 +126,7 @@ fn large(site: &TestSite) {
 }
 
 #[test]
-fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() {
+fn an_interrupted_conversion_leaves_no_folder_and_can_be_repeated() {
     let site = TestSite::new();
     large(&site);
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
@@ -141,15 +140,15 @@ fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() 
             }
             kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
             let ended = child.wait().unwrap();
-            // One that was through before the signal came is begun anew.
-            let through = target.exists();
-            if through {
+            // A conversion that completed before the signal is repeated.
+            let completed = target.exists();
+            if completed {
                 fs::remove_dir_all(&target).unwrap();
             }
-            (!through).then_some(ended)
+            (!completed).then_some(ended)
         });
         assert_eq!(ended.and_then(|ended| ended.signal()), Some(signal as i32));
-        assert_eq!(part.exists(), signal == Signal::SIGKILL, "only who is killed cannot clear up");
+        assert_eq!(part.exists(), signal == Signal::SIGKILL, "only a killed process leaves its temporary files");
         site.succeeds(&args);
         assert!(!part.exists());
         rundir::Checkpoint::open(&target).unwrap().verify_checksums().unwrap();
@@ -157,7 +156,7 @@ fn a_conversion_that_is_interrupted_or_killed_leaves_no_folder_and_runs_again() 
 }
 
 #[test]
-fn the_console_shows_what_it_would_convert_and_converts_that() {
+fn the_console_previews_a_conversion_and_executes_it() {
     let site = TestSite::new();
     let console = site.console((120, 50), &[], &[]);
     console.shows(&["No runs yet"]).press("4").shows(&["Convert weights", "a diffusers folder"]);
@@ -170,16 +169,16 @@ fn the_console_shows_what_it_would_convert_and_converts_that() {
     console.press("c").shows(&["Wrote inner"]);
     let found = site.json(&["inspect", model().as_str(), "inner", "--json"]);
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
-    // Once more it would be in the way of itself.
+    // The target exists now.
     console.press("j").press("j").press(RIGHT).shows(&["That folder exists", "r replace it"]);
     console.press("r").shows(&["Replaces the existing conversion in that folder.", "do not replace"]);
     console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
-    let seen = site.json(&["inspect", "inner", "--json"]);
-    assert_eq!((seen["kind"].as_str(), seen["complete"].as_bool()), (Some("checkpoint"), Some(true)));
+    let inspected = site.json(&["inspect", "inner", "--json"]);
+    assert_eq!((inspected["kind"].as_str(), inspected["complete"].as_bool()), (Some("checkpoint"), Some(true)));
 }
 
 #[test]
-fn a_stage_that_starts_from_a_diffusers_folder_offers_to_convert_it() {
+fn a_stage_that_starts_from_a_diffusers_model_offers_to_convert_it() {
     let site = TestSite::new();
     let stages = format!(
         "title = \"Theirs\"\n[[stage]]\nname = \"begin\"\nrecipe = \"../small/short.toml\"\nstart = \"{}/\"\n",
