@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use cluster::NodeId;
-use rundir::{AttemptWhy, ExitReason, RunDir};
+use rundir::{AttemptWhy, ErrorCode, ExitReason, RunDir};
 
 use crate::site::{TestSite, losses, samples};
 
@@ -113,15 +113,16 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
     for (rank, told) in told.iter().enumerate() {
         assert_eq!(*told, format!("{rank} of 2 at {address}, {rank} at {master}"));
     }
-    assert!(site.does("status latest").contains("running"));
+    assert_eq!(site.state(), "running");
 
     site.rig.verb("linkdown node02").unwrap();
     site.until("every process is gone", || all_gone(&site));
-    let status = site.does("status latest");
-    assert!(status.contains("node node02 was lost"), "{status}");
+    let failure = site.failure();
+    assert_eq!(failure.code, ErrorCode::NodeLost);
+    assert!(failure.to_string().contains("node02"), "{failure}");
     site.rig.verb("heal node02").unwrap();
     site.does("resume latest --wait");
-    assert!(site.does("status latest").contains("finished"));
+    assert_eq!(site.state(), "finished");
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
     assert_eq!(losses(&run).len(), 12);
     assert!(all_gone(&site));
@@ -139,9 +140,9 @@ fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
         ask("bin/nvidia-smi --query-gpu").success()
     };
     site.until("it hangs", hangs);
-    let said = site.vidtui("kill latest --yes");
-    let unverified = "node01: all processes ended; cannot verify that GPU memory was released: ";
-    assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
+    let failure = site.refuses("kill latest --yes");
+    assert_eq!(failure.code, ErrorCode::KillIncomplete);
+    assert!(failure.why.contains("node01") && failure.why.contains("nvidia-smi"), "{failure}");
     assert!(all_gone(&site) && !hangs());
 }
 
@@ -164,12 +165,10 @@ fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
     site.until("it trains on, and is sampled", || {
         samples(&run).len() > seen + 5 && samples_of("node02").lines().count() > lines
     });
-    let status = site.does("status latest");
-    assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
-    assert!(!["lost", "stalled", "dead"].iter().any(|verdict| status.contains(verdict)), "{status}");
-    let said = site.vidtui("kill latest --yes");
-    let unverified = "node01: all processes ended; cannot verify that GPU memory was released: ";
-    assert!(!said.ok && said.err.contains(unverified), "{}", said.err);
+    assert!(site.trains(), "{}", site.does("status latest"));
+    let failure = site.refuses("kill latest --yes");
+    assert_eq!(failure.code, ErrorCode::KillIncomplete);
+    assert!(failure.why.contains("node01") && failure.why.contains("nvidia-smi"), "{failure}");
     assert!(all_gone(&site));
 }
 
@@ -193,10 +192,10 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     let gone = ["node01: KILL sent to 1 process", "node01: all processes ended; GPU memory released"];
     assert!(killed.ok && gone.iter().all(|said| killed.err.contains(said)), "{}\n{}", killed.out, killed.err);
     assert!(all_gone(&site) && site.count_on("node01", "sleep 601") == 0);
-    assert!(site.does("status latest").contains("stopped"));
+    assert_eq!(site.state(), "stopped");
     site.does("resume latest --wait");
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
-    assert!(site.does("status latest").contains("finished"));
+    assert_eq!(site.state(), "finished");
 }
 
 #[test]
@@ -210,7 +209,7 @@ fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
     fs::write(&srun, refuses).unwrap();
     fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
-    site.until("it is over", || site.does("status latest").contains("finished"));
+    site.until("it is over", || site.state() == "finished");
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("waived: node node02: ") && log.contains("no steps today"), "{log}");
     assert_eq!(losses(&run).len(), 12);
@@ -234,7 +233,7 @@ fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_
         assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{node}");
     }
     site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
-    site.until("it is finished in its next turn", || site.does("status latest").contains("finished"));
+    site.until("it is finished in its next turn", || site.state() == "finished");
     let attempt = run.read_attempt(2).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
@@ -254,7 +253,7 @@ fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
         said.err
     );
     site.until("every process is gone", || all_gone(&site));
-    assert!(site.does("status latest").contains("stopped"));
+    assert_eq!(site.state(), "stopped");
 }
 
 #[test]
@@ -273,13 +272,13 @@ fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
     site.until("every process is gone", || all_gone(&site));
     site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
     site.until("its turn has come and gone", || state() == "COMPLETED");
-    assert!(site.does("status latest").contains("stopped"), "{}", site.does("status latest"));
+    assert_eq!(site.state(), "stopped");
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("nothing to do: a stop was requested"), "{log}");
 
     // Who resumes it wishes it to go on.
     site.does("resume latest");
-    site.until("it is finished", || site.does("status latest").contains("finished"));
+    site.until("it is finished", || site.state() == "finished");
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use rundir::Cause;
+use rundir::ErrorCode;
 
 use crate::site::{SMALL, TestSite, assert_down_soon, losses};
 
@@ -21,15 +22,12 @@ fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_i
     // The cut-off node as well: it cannot be told, and finds out by itself.
     site.until("every process is gone", || site.all_gone());
     assert_down_soon(&run, 1, &["node01", "node02", "node03", "node04"], moment_s);
-    let status = site.does("status latest");
-    assert!(status.contains("node node03 was lost: no heartbeat"), "{status}");
+    let failure = site.failure();
+    assert_eq!(failure.code, ErrorCode::NodeLost);
+    assert!(failure.to_string().contains("node03"), "{failure}");
 
     let refusal = site.vidtui("resume latest");
-    assert!(
-        !refusal.ok && refusal.err.contains("node03 is left out: node node03 cannot be reached"),
-        "{}",
-        refusal.err
-    );
+    assert!(!refusal.ok && refusal.err.contains("node03"), "{}", refusal.err);
     site.does("resume latest --exclude node02 --wait");
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
     assert_eq!(losses(&run).len(), 16, "every step was made");
@@ -51,8 +49,9 @@ fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stoppe
     site.rig.verb("panic node02").unwrap();
     site.until("every process is gone", || others.iter().all(|node| site.trainers_on(node) == 0));
     assert_down_soon(&run, 1, &others, moment_s);
-    let status = site.does("status latest");
-    assert!(status.contains("node node02 was lost"), "{status}");
+    let failure = site.failure();
+    assert_eq!(failure.code, ErrorCode::NodeLost);
+    assert!(failure.to_string().contains("node02"), "{failure}");
     site.rig.verb("poweron node02").unwrap();
     let resumed = site.vidtui("resume latest --wait");
     assert!(resumed.ok, "{}", resumed.err);
@@ -67,7 +66,7 @@ fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it(
     site.until_step(&run, 1, 2);
     let began = Instant::now();
     site.rig.verb("stop node02").unwrap();
-    let status = site.command("status latest").stdout(Stdio::piped()).spawn().unwrap();
+    let status = site.command("status latest --json").stdout(Stdio::piped()).spawn().unwrap();
     // Less than its peers bear, more than a busy node is late by.
     thread::sleep(Duration::from_secs(3));
     site.rig.verb("cont node02").unwrap();
@@ -77,8 +76,9 @@ fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it(
         println!("skipped: this machine is so busy that the node stood still for {stood:?}");
         return;
     }
-    assert!(["running", "saving"].iter().any(|state| status.contains(state)), "{status}");
-    site.until("it is finished", || site.does("status latest").contains("finished"));
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert!(status["state"] == "running" || status["state"] == "saving", "{status}");
+    site.until("it is finished", || site.state() == "finished");
     assert_eq!((losses(&run).len(), run.attempt_numbers().unwrap().len()), (12, 1));
 }
 
@@ -90,14 +90,15 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
     let killed = site.rig.command_on("node03", "pkill").args(["-KILL", "-f", "vidtui-train rank"]).status().unwrap();
     assert!(killed.success());
     site.until("every process is gone", || site.all_gone());
-    let status = site.does("status latest");
-    assert!(status.contains("rank 2 on node node03 was killed"), "{status}");
+    let failure = site.failure();
+    assert_eq!(failure.code, ErrorCode::RankKilled);
+    assert!(failure.to_string().contains("node03"), "{failure}");
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap().unwrap();
     let others = ["node01", "node02", "node04"];
     for node in others {
         let failure = exit(node).failure.unwrap();
         assert_eq!(failure.cause, Cause::Peer(NodeId::new("node03").ok()));
-        assert!(failure.why.contains("node node03 failed"), "{failure}");
+        assert!(failure.why.contains("node03"), "{failure}");
     }
     // From the death of the rank, as its supervisor saw it.
     assert_down_soon(&run, 1, &others, exit("node03").ranks[0].ended_s);
@@ -134,17 +135,15 @@ fn a_console_that_is_killed_loses_nothing_and_a_node_that_it_cannot_see_is_not_c
     let mut console = site
         .command(&format!("launch configs/demo/2s.toml {NODES} {SMALL} --set mesh.dp_shard=4 --set train.steps=1000 --set env.variables.TRAIN_PACE_S=0.5 --wait"));
     let mut console = console.stdout(Stdio::null()).spawn().unwrap();
-    site.until("it trains", || site.vidtui("status latest").out.contains("running"));
+    site.until("it trains", || site.vidtui("status latest --json").out.contains(r#""state": "running""#));
     console.kill().unwrap();
     console.wait().unwrap();
     // New connections are refused, and the run goes on.
     for node in site.rig.nodes() {
         site.rig.verb(&format!("killsshd {node}")).unwrap();
     }
-    let status = site.does("status latest");
-    assert!(status.contains("running"), "{status}");
-    let kill = site.vidtui("kill latest --yes");
-    assert!(!kill.ok && kill.err.contains("refuses the connection"), "{}", kill.err);
+    assert!(site.trains());
+    assert_eq!(site.refuses("kill latest --yes").code, ErrorCode::KillIncomplete);
     site.until_one_on_each();
     for node in site.rig.nodes() {
         site.rig.verb(&format!("startsshd {node}")).unwrap();

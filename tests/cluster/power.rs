@@ -1,4 +1,4 @@
-//! A hang is told from an evaluation by what GPUs draw, as the supervisors of the nodes sample it.
+//! GPU power distinguishes a hang from an evaluation.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use rundir::RunDir;
 
 use crate::site::TestSite;
 
-/// Makes a step each second, and says so as cogvideox-factory does.
+/// Makes a step per second and logs it as cogvideox-factory does.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 echo "***** Running training *****"
 step=0
@@ -30,7 +30,7 @@ steps = 9999
 "#;
 
 #[test]
-fn a_run_that_hangs_is_called_stalled_by_its_power_and_one_that_computes_in_silence_is_not() {
+fn a_silent_run_is_stalled_if_its_gpu_power_drops_and_running_otherwise() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let share = site.rig.share();
     fs::create_dir_all(share.join("code")).unwrap();

@@ -18,8 +18,7 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
     for node in site.rig.nodes() {
         site.rig.verb(&format!("stopsshd {node}")).unwrap();
     }
-    let status = site.does("status latest");
-    assert!(status.contains("running") || status.contains("saving"), "{status}");
+    assert!(site.trains());
     for node in site.rig.nodes() {
         site.rig.verb(&format!("contsshd {node}")).unwrap();
     }
@@ -52,8 +51,7 @@ fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
     let config = site.rig.ssh_config();
     let own = fs::read_to_string(&config).unwrap();
     fs::write(&config, own.replace("User root", "User eve")).unwrap();
-    let status = site.does("status latest");
-    assert!(status.contains("running") || status.contains("saving"), "{status}");
+    assert!(site.trains());
     for words in ["resume latest", "kill latest --yes"] {
         let refused = site.vidtui(words);
         assert!(!refused.ok, "{words}: {}", refused.out);
@@ -98,7 +96,7 @@ fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
     fs::write(&recipe, text).unwrap();
     site.rig.verb("slow node02 500").unwrap();
     let run = site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
-    site.until(&format!("{run} runs"), || site.does("status latest").contains("running"));
+    site.until(&format!("{run} runs"), || site.state() == "running");
     site.until("both nodes are up", || site.does("nodes latest").contains("2 nodes, 2 up"));
     site.does("kill latest --yes");
     assert!(site.rig.nodes().iter().all(|node| site.count_on(node, "sleep 600|vidtui supervise") == 0));
@@ -117,7 +115,7 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
     fs::write(&recipe, text).unwrap();
     // It is a small disk.
     site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
-    site.until("it runs", || site.does("status latest").contains("running"));
+    site.until("it runs", || site.state() == "running");
     let head = |script: String| site.rig.command("sh").args(["-c", &script]).output().unwrap();
     head(format!("cat /dev/zero >{small}/full"));
     let ranks_are_gone = || site.rig.nodes().iter().all(|node| site.count_on(node, "04096d") == 0);
@@ -125,14 +123,14 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
     // What cannot be written yet is kept by whoever would write it.
     assert!(site.rig.nodes().iter().any(|node| site.count_on(node, "vidtui supervise") > 0));
     head(format!("rm {small}/full"));
-    site.until("it is told", || site.does("status latest").contains("exit code 7"));
+    site.until("it has failed", || site.state() == "failed");
     let status = site.does("status latest");
-    assert!(status.contains("failed") && status.contains("is full"), "{status}");
+    assert!(status.contains("exit code 7") && status.contains("full"), "{status}");
     site.until("every process is gone", || {
         site.rig.nodes().iter().all(|node| site.count_on(node, "vidtui supervise") == 0)
     });
     site.does("resume latest --waive disk");
-    site.until("it runs again", || site.does("status latest").contains("running"));
+    site.until("it runs again", || site.state() == "running");
     site.does("kill latest --yes");
 }
 

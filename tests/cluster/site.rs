@@ -1,4 +1,4 @@
-//! Four nodes, the real console on their head, the real trainer on each.
+//! A rig with the console on its head and the trainer on its nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rig::{Options, Rig};
-use rundir::{MetricSample, RunDir, Tail};
+use rundir::{Failure, MetricSample, RunDir, Tail};
+use serde_json::Value;
 
 pub const VIDTUI: &str = env!("CARGO_BIN_EXE_vidtui");
-/// Only a failing test waits so long.
+/// The longest wait; only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// A model whose steps cost little CPU, so that many runs train side by side.
 pub const SMALL: &str = "--set model.num_layers=1 --set model.num_heads=2 --set model.head_dim=16";
@@ -25,7 +26,7 @@ pub struct TestSite {
     pub trainer: Utf8PathBuf,
 }
 
-/// What a command of the console gave.
+/// The result of a command of the console.
 pub struct CommandOutput {
     pub ok: bool,
     pub out: String,
@@ -33,7 +34,7 @@ pub struct CommandOutput {
 }
 
 impl TestSite {
-    /// Brings up four nodes; says why not where that is impossible, and skips the test.
+    /// Starts four nodes. Where no rig is possible, prints why and returns `None`, which skips the test.
     pub fn new() -> Option<Self> {
         Self::of(Options::new(4).gpus(2))
     }
@@ -43,7 +44,7 @@ impl TestSite {
         Self::of(Options::new(4).gpus(2).slurm())
     }
 
-    /// So many nodes for a program that is not our trainer.
+    /// Starts nodes for runs of a command of the user's own.
     pub fn without_trainer(nodes: usize) -> Option<Self> {
         Self::with(Options::new(nodes).gpus(2), "/nowhere/vidtui-train".into())
     }
@@ -77,11 +78,45 @@ impl TestSite {
         CommandOutput { ok: output.status.success(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// Runs the console; it must do as it is asked. Returns what it prints.
+    /// Runs the console, which must succeed; returns its output.
     pub fn does(&self, words: &str) -> String {
         let said = self.vidtui(words);
         assert!(said.ok, "vidtui {words}: {}\n{}", said.err, said.out);
         said.out
+    }
+
+    /// Runs the console with `--json`; it must succeed. Returns its document.
+    pub fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.does(&format!("{words} --json"))).unwrap()
+    }
+
+    /// Returns the document of the newest run.
+    pub fn status(&self) -> Value {
+        self.json("status latest")
+    }
+
+    /// Returns the state of the newest run.
+    pub fn state(&self) -> String {
+        self.status()["state"].as_str().unwrap().to_owned()
+    }
+
+    /// Returns whether the newest run trains: it may be saving at the moment.
+    pub fn trains(&self) -> bool {
+        ["running", "saving"].contains(&self.state().as_str())
+    }
+
+    /// Returns why the newest run failed.
+    pub fn failure(&self) -> Failure {
+        serde_json::from_value(self.status()["failure"].clone()).unwrap()
+    }
+
+    /// Runs the console with `--json`; it must fail. Returns its error.
+    pub fn refuses(&self, words: &str) -> Failure {
+        let output = self.vidtui(&format!("{words} --json"));
+        assert!(!output.ok, "vidtui {words}: {}", output.out);
+        let error = output.err.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+        let error = error.unwrap_or_else(|| panic!("vidtui {words}: {}", output.err));
+        serde_json::from_value(error["error"].clone()).unwrap()
     }
 
     pub fn command(&self, words: &str) -> Command {
@@ -112,7 +147,7 @@ impl TestSite {
         RunDir::new(self.runs.join(self.does(&words)))
     }
 
-    /// Runs a command of Slurm on the head; it must do as it is asked.
+    /// Runs a command of Slurm on the head, which must succeed; returns its output.
     pub fn slurm(&self, words: &str) -> String {
         let mut words = words.split_whitespace();
         let output = self.rig.command(words.next().unwrap()).args(words.clone()).output().unwrap();
@@ -120,7 +155,7 @@ impl TestSite {
         String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
     }
 
-    /// Waits until something holds, as `what` says.
+    /// Waits until a condition holds; `what` describes it.
     pub fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -139,19 +174,19 @@ impl TestSite {
         self.until(&format!("step {step} of attempt {attempt}"), reached);
     }
 
-    /// The processes on a node whose command line has this, by what `ps` says.
+    /// Counts the processes on a node whose command line matches.
     pub fn count_on(&self, node: &str, pattern: &str) -> usize {
         let output = self.rig.command_on(node, "pgrep").args(["-fc", pattern]).output().unwrap();
         String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
     }
 
-    /// The processes of the trainer on a node.
+    /// Counts the processes of the trainer on a node.
     pub fn trainers_on(&self, node: &str) -> usize {
         self.count_on(node, "vidtui-train (rank|supervise)")
     }
 
-    /// Waits until a supervisor and its rank are on every node, and no more. What a supervisor starts to sample the node looks
-    /// like it for a moment.
+    /// Waits until every node has one supervisor and one rank. A process that a supervisor forks looks like another supervisor
+    /// until it runs its program.
     pub fn until_one_on_each(&self) {
         let one = |node: &String| self.trainers_on(node) == 2;
         self.until("a supervisor and a rank on each node", || self.rig.nodes().iter().all(one));
@@ -162,8 +197,8 @@ impl TestSite {
     }
 }
 
-/// Holds that the ranks of these nodes had ended soon after a moment, as their supervisors recorded it. They take 13 s at
-/// most, of which 10 are silence; the rest is for a machine that has other things to do.
+/// Asserts that the ranks of these nodes ended soon after a moment, by their supervisors' records. It takes 13 s at most, of
+/// which 10 are the heartbeat timeout; the rest is for a busy machine.
 pub fn assert_down_soon(run: &RunDir, attempt: u32, nodes: &[&str], moment_s: f64) {
     for node in nodes {
         let exit = run.read_exit(&NodeId::new(*node).unwrap(), attempt).unwrap().unwrap();

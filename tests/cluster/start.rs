@@ -1,4 +1,4 @@
-//! Nodes that fail or die while a run begins: no other goes on without them.
+//! Nodes that fail while a run starts: the other nodes end too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -6,13 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use cluster::NodeId;
-use rundir::{RunDir, now_s};
+use rundir::{ErrorCode, RunDir, now_s};
 
 use crate::site::{TestSite, assert_down_soon};
 
 const TWO: &str = "--hostfile hostfiles/rig.txt --include node01,node02";
 
-/// Writes a recipe whose program is on these nodes and on no other; returns it.
+/// Writes a recipe whose program is installed on these nodes only; returns its path.
 fn recipe(site: &TestSite, nodes: &[&str]) -> String {
     for node in nodes {
         let program = site.rig.node_folder(node).join("bin/wait-long");
@@ -36,13 +36,12 @@ fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01"]);
     let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
-    assert!(!refused.ok && refused.err.contains("node02: there is no program"), "{}", refused.err);
-    let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive command"));
-    assert!(!failed.ok && failed.err.contains("cannot start rank 1: node node02: "), "{}", failed.err);
-    assert!(failed.err.contains("the processes started on node01 were killed"), "{}", failed.err);
+    assert!(!refused.ok && refused.err.contains("node02") && gone(&site, "node01"), "{}", refused.err);
+    let failed = site.refuses(&format!("launch {recipe} {TWO} --waive command"));
+    assert_eq!(failed.code, ErrorCode::StartFailed);
+    assert!(failed.to_string().contains("node02"), "{failed}");
     assert!(gone(&site, "node01") && gone(&site, "node02"));
-    let status = site.does("status latest");
-    assert!(status.contains("failed") && status.contains("cannot start rank 1"), "{status}");
+    assert_eq!((site.state().as_str(), site.failure().code), ("failed", ErrorCode::StartFailed));
 }
 
 #[test]
@@ -51,15 +50,16 @@ fn where_no_console_sees_it_the_others_end_when_the_rank_of_one_node_cannot_star
     let recipe = recipe(&site, &["node01"]);
     let job = site.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
-    // That there is no such program the job would see before.
+    // Without the waiver, the job's own check refuses to start.
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job} --waive command"))));
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap();
     site.until("both have ended", || exit("node01").is_some() && exit("node02").is_some());
     let (first, second) = (exit("node01").unwrap(), exit("node02").unwrap());
-    assert_eq!(second.failure.unwrap().what, "cannot start rank 1");
-    assert!(first.failure.unwrap().why.starts_with("node node02 failed: cannot start rank 1"));
+    assert_eq!(second.failure.unwrap().code, ErrorCode::StartFailed);
+    let first = first.failure.unwrap();
+    assert!(first.code == ErrorCode::PeerLost && first.why.contains("node02"), "{first}");
     assert_down_soon(&run, 1, &["node01"], second.ended_s);
-    site.until("its job has ended", || site.does("status latest").contains("failed"));
+    site.until("its job has ended", || site.state() == "failed");
     assert!(gone(&site, "node01") && gone(&site, "node02"));
 }
 
@@ -68,23 +68,24 @@ fn a_node_that_dies_right_after_the_launch_takes_the_other_with_it() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01", "node02"]);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {TWO}"))));
-    // One that has not begun has longer to come.
+    // A node that has not started has a longer timeout.
     let has_begun = |node: &str| run.read_pid(&NodeId::new(node).unwrap(), 1).unwrap().is_some();
     site.until("both have begun", || has_begun("node01") && has_begun("node02"));
     let moment_s = now_s();
     site.rig.verb("poweroff node02").unwrap();
     site.until("node01 has ended", || run.read_exit(&NodeId::new("node01").unwrap(), 1).unwrap().is_some());
     assert_down_soon(&run, 1, &["node01"], moment_s);
-    let status = site.does("status latest");
-    assert!(status.contains("node node02 was lost"), "{status}");
+    let failure = site.failure();
+    assert_eq!(failure.code, ErrorCode::NodeLost);
+    assert!(failure.to_string().contains("node02"), "{failure}");
     site.until("its processes are gone", || gone(&site, "node01"));
 }
 
 #[test]
-fn a_port_that_is_taken_where_supervisors_meet_is_named_and_ends_a_launch_that_is_made_nevertheless() {
+fn a_used_rendezvous_port_refuses_a_launch_and_ends_one_that_waives_the_check() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01", "node02"]);
-    // Whichever is drawn.
+    // All ports that the launch may choose.
     let taker = r#"ulimit -n 4096; exec perl -MIO::Socket::INET -e '
         @taken = map { IO::Socket::INET->new(LocalPort => 29501 + 2 * $_, Listen => 1) || die "$!" } 0 .. 999;
         $| = 1; print "taken\n"; sleep 1000'"#;
@@ -92,12 +93,9 @@ fn a_port_that_is_taken_where_supervisors_meet_is_named_and_ends_a_launch_that_i
     let mut line = String::new();
     BufReader::new(taker.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "taken\n");
-    let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
-    assert!(!refused.ok && refused.err.contains("the rendezvous of the supervisors, is in use"), "{}", refused.err);
-    let failed = site.vidtui(&format!("launch {recipe} {TWO} --waive rendezvous"));
-    assert!(!failed.ok, "{}", failed.out);
-    assert!(failed.err.contains("cannot listen to the supervisors of the other nodes"), "{}", failed.err);
-    assert!(failed.err.contains("the processes started on node02 were killed"), "{}", failed.err);
+    assert_eq!(site.refuses(&format!("launch {recipe} {TWO}")).code, ErrorCode::PortInUse);
+    let failed = site.refuses(&format!("launch {recipe} {TWO} --waive rendezvous"));
+    assert!([ErrorCode::PortInUse, ErrorCode::StartFailed].contains(&failed.code), "{failed}");
     assert!(gone(&site, "node01") && gone(&site, "node02"));
     taker.kill().unwrap();
     taker.wait().unwrap();
