@@ -255,21 +255,21 @@ mod tests {
     #[test]
     fn this_program_and_its_shell_are_never_selected_whatever_name_their_node_has() {
         let pattern = "vidtui kill --hostfile F --pattern python";
-        let mut seen = node();
-        seen.node = NodeId::from_hostname("10.99.0.1");
-        seen.processes = vec![
+        let mut listed = node();
+        listed.node = NodeId::from_hostname("10.99.0.1");
+        listed.processes = vec![
             process(70, 1000, None, &format!("bash -c {pattern}")),
             process(71, 1000, None, pattern),
             process(5000, 1000, None, "python3 train.py"),
         ];
-        let selected = |own: &Ancestry, seen: &NodeProcesses| {
-            let selected = select_orphans(seen, KillScope::Own, own, &|command| command.contains("python"));
+        let selected = |own: &Ancestry, listed: &NodeProcesses| {
+            let selected = select_orphans(listed, KillScope::Own, own, &|command| command.contains("python"));
             selected.processes.iter().map(|process| process.pid).collect::<Vec<_>>()
         };
-        assert_eq!(selected(&own(&[(71, 71), (70, 70), (1, 1)]), &seen), [5000]);
-        assert_eq!(selected(&own(&[(71, 99), (70, 99)]), &seen), [70, 71, 5000], "the process ids were reused");
-        seen.boot_id = "another".into();
-        assert_eq!(selected(&own(&[(71, 71), (70, 70)]), &seen), [70, 71, 5000], "the processes of another machine");
+        assert_eq!(selected(&own(&[(71, 71), (70, 70), (1, 1)]), &listed), [5000]);
+        assert_eq!(selected(&own(&[(71, 99), (70, 99)]), &listed), [70, 71, 5000], "the process ids were reused");
+        listed.boot_id = "another".into();
+        assert_eq!(selected(&own(&[(71, 71), (70, 70)]), &listed), [70, 71, 5000], "the processes of another machine");
     }
 
     #[test]

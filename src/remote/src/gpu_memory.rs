@@ -23,7 +23,7 @@ pub enum GpuMemory {
     /// It was not checked.
     #[default]
     NotChecked,
-    /// There are no GPUs, or no driver through which processes could hold memory; the text says how that is known.
+    /// There are no GPUs, or no driver through which processes could hold memory, with how that is known.
     NoGpus(String),
     /// nvidia-smi lists none of the processes.
     Released,

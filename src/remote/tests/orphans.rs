@@ -1,6 +1,6 @@
 //! Kills of processes by their command lines: only those that match are signalled, and only while they are the same.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};

@@ -1,6 +1,6 @@
 //! Signals reach every process that a run owns, and no other. The processes are small shells that the tests start.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
