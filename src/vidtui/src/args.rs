@@ -224,7 +224,7 @@ pub struct StageArgs {
     pub recipe: String,
     #[command(flatten)]
     pub how: HowArgs,
-    /// Starts from these weights: a checkpoint folder, or a run [default: as the stage says, else random]
+    /// Starts from these weights: a checkpoint folder, or a run [default: the source in the stage, else random]
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
 }
