@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ui::{ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, Outcome, WeightType};
-use weights::{ConvertPlan, ConvertRequest, Dtype, Form, Kind, LoraForm, Report};
+use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report, SourceKind};
 
 /// How often progress is sent to the screen.
 const PROGRESS: Duration = Duration::from_millis(200);
@@ -69,7 +69,7 @@ pub fn convert(
 /// Returns the conversion of weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
 pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
     let kind = weights::identify(path).ok()?.kind;
-    if !matches!(kind, Kind::Diffusers | Kind::Pipeline | Kind::Torch | Kind::Dcp) {
+    if !matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline | SourceKind::Torch | SourceKind::Dcp) {
         return None;
     }
     let target = format!("{}-internal", path.as_str().trim_end_matches('/'));
@@ -84,7 +84,7 @@ pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
     let family = source.family.map_or(String::new(), |family| format!("{family}, "));
     let counted = |names: usize| units::grouped(names as u64);
     let mut facts = vec![
-        ("from".into(), format!("{} ({family}{})", source.found.path, source.found.kind)),
+        ("from".into(), format!("{} ({family}{})", source.location.path, source.location.kind)),
         (
             "to".into(),
             format!("{}, {} in {}", plan.target, units::bytes(plan.bytes()), units::counted(plan.file_count(), "file")),

@@ -1,6 +1,6 @@
 //! The zip archives that `torch.save` writes: files that are stored, not compressed, so that tensors can be read in place.
 
-use crate::stored::Files;
+use crate::tensor_spans::Files;
 use camino::Utf8Path;
 use std::collections::BTreeMap;
 use std::sync::Arc;

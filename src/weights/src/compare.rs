@@ -1,8 +1,8 @@
 //! What differs between two sets of weights, whatever the form of each.
 
-use crate::pieces::pieces;
 use crate::source::Source;
-use crate::stored::{Files, Stored, Tensors};
+use crate::tensor_chunks::for_each_chunk;
+use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::write::{Doing, Progress};
 use crate::{Error, cast};
 use rundir::{ErrorCode, Failure};
@@ -91,15 +91,20 @@ fn internal(source: &Source) -> Tensors {
     tensors
 }
 
-fn changed_tensor(files: &mut Files, name: &str, a: &Stored, b: &Stored) -> Result<Option<(Changed, f64)>, Error> {
-    let words = |tensor: &Stored| format!("{} {:?}", tensor.dtype, tensor.shape);
+fn changed_tensor(
+    files: &mut Files,
+    name: &str,
+    a: &StoredTensor,
+    b: &StoredTensor,
+) -> Result<Option<(Changed, f64)>, Error> {
+    let words = |tensor: &StoredTensor| format!("{} {:?}", tensor.dtype, tensor.shape);
     let mut row =
         Changed { name: name.to_owned(), first: words(a), second: words(b), norm: None, relative: None, largest: None };
     if a.shape != b.shape {
         return Ok(Some((row, 0.0)));
     }
     let (mut square, mut of_first, mut largest, mut same) = (0.0, 0.0, 0f64, a.dtype == b.dtype);
-    pieces(files, [a, b], |[x, y]| {
+    for_each_chunk(files, [a, b], |[x, y]| {
         if a.dtype == b.dtype && x == y {
             of_first += cast::values(a.dtype, x).map(|v| v * v).sum::<f64>();
             return;

@@ -6,7 +6,7 @@ mod model;
 
 use crate::lora::{Lora, LoraForm};
 use crate::report::Report;
-use crate::source::{Kind, Source};
+use crate::source::{Source, SourceKind};
 use crate::write::{Doing, NewFile, OnProgress, Progress, stopped, write_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -136,7 +136,7 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
     if !request.scale.is_finite() {
         return refuse(&format!("{} is no scale for an adapter", request.scale), "give a number: --scale 1");
     }
-    match (request.to, source.found.kind == Kind::Lora) {
+    match (request.to, source.location.kind == SourceKind::Lora) {
         (Form::Lora(form), true) => lora::plan(request, source, form),
         (Form::Lora(_), false) => refuse("it is a model, and a model cannot become an adapter", "choose another --to"),
         (_, true) => refuse(
@@ -173,8 +173,9 @@ impl ConvertPlan {
     /// # Errors
     /// The first that does not hold.
     pub fn check(&self, force: bool) -> Result<(), Failure> {
-        self.report.check(self.source.found.path.as_str())?;
-        let sources: Vec<&Utf8Path> = self.merge.iter().chain([&self.source.found.path]).map(|path| &**path).collect();
+        self.report.check(self.source.location.path.as_str())?;
+        let sources: Vec<&Utf8Path> =
+            self.merge.iter().chain([&self.source.location.path]).map(|path| &**path).collect();
         destination::check(&self.target, &sources, force)?;
         destination::check_space(&self.target, self.bytes())
     }

@@ -3,7 +3,7 @@
 use crate::Dtype;
 use crate::archive::MAX_PICKLE;
 use crate::pickle::{At, Node, Pickle};
-use crate::stored::{Files, Span, Stored, Tensors};
+use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
 use crate::torch_file::open_tensor;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -30,7 +30,7 @@ const DTYPES: [(&str, Dtype); 11] = [
 ];
 
 /// Where a part of something lies.
-struct Place {
+struct ChunkLocation {
     file: Arc<Utf8Path>,
     offset: u64,
     length: u64,
@@ -131,7 +131,7 @@ fn places<'a>(
     folder: &Utf8Path,
     pickle: &'a Pickle,
     entries: &[(At, At)],
-) -> Result<HashMap<(&'a str, Vec<u64>), Place>, String> {
+) -> Result<HashMap<(&'a str, Vec<u64>), ChunkLocation>, String> {
     let mut files: HashMap<&str, (Arc<Utf8Path>, u64)> = HashMap::new();
     let mut places = HashMap::new();
     for (index, info) in entries {
@@ -157,7 +157,7 @@ fn places<'a>(
         if offset.checked_add(length).is_none_or(|end| end > *size) {
             return Err(format!("{file} is truncated: it has {size} bytes, {name} lies at {offset} with {length}"));
         }
-        let previous = places.insert((name, offsets), Place { file: path.clone(), offset, length });
+        let previous = places.insert((name, offsets), ChunkLocation { file: path.clone(), offset, length });
         if previous.is_some() {
             return Err(format!("its {METADATA} names a part of {name} twice"));
         }
@@ -175,7 +175,7 @@ fn dtype(pickle: &Pickle, about: At) -> Option<Dtype> {
 }
 
 /// Where the rows of a box lie in the whole tensor: (first element, range of a file).
-fn spread(shape: &[u64], chunk: &Chunk, stored: &Stored, runs: &mut Vec<(u64, Span)>) -> Result<(), String> {
+fn spread(shape: &[u64], chunk: &Chunk, stored: &StoredTensor, runs: &mut Vec<(u64, Span)>) -> Result<(), String> {
     let inside = chunk.offsets.len() == shape.len()
         && chunk.sizes.len() == shape.len()
         && (0..shape.len()).all(|n| chunk.offsets[n].checked_add(chunk.sizes[n]).is_some_and(|end| end <= shape[n]));
@@ -241,7 +241,7 @@ impl Left<'_> {
 }
 
 /// Puts the runs in order; together they must be the whole tensor, once.
-fn joined(shape: &[u64], elements: u64, dtype: Dtype, mut runs: Vec<(u64, Span)>) -> Result<Stored, String> {
+fn joined(shape: &[u64], elements: u64, dtype: Dtype, mut runs: Vec<(u64, Span)>) -> Result<StoredTensor, String> {
     runs.sort_by_key(|(first, _)| *first);
     let mut at = 0;
     let mut spans: Vec<Span> = Vec::with_capacity(runs.len());
@@ -256,5 +256,5 @@ fn joined(shape: &[u64], elements: u64, dtype: Dtype, mut runs: Vec<(u64, Span)>
         return Err(format!("its parts are {at} of {elements} elements"));
     }
     let shape = shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
-    Ok(Stored { dtype, shape: shape.collect::<Result<_, _>>()?, spans })
+    Ok(StoredTensor { dtype, shape: shape.collect::<Result<_, _>>()?, spans })
 }

@@ -6,7 +6,7 @@
 
 use crate::corpus;
 use crate::fixtures::temp;
-use crate::stored::Files;
+use crate::tensor_spans::Files;
 use crate::{Config, ConvertRequest, Form, Header, Lora, Source, cast, model_from_diffusers, plan_conversion, shards};
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::resource::{Resource, setrlimit};

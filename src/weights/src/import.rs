@@ -6,8 +6,8 @@
 
 use crate::dataset::DTYPES;
 use crate::safetensors::Header;
-use crate::stored::{Files, Stored, of_header};
 use crate::stream::{Segment, Target};
+use crate::tensor_spans::{Files, StoredTensor, of_header};
 use crate::write::{NewFile, OnProgress, write_files};
 use crate::{Index, LATENT, MOMENTS, Sample, TEXT, destination, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -159,7 +159,7 @@ impl Importing<'_> {
 }
 
 /// The one tensor of a file, or why there is none and what to do.
-fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<Stored, Refused> {
+fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refused> {
     let again = || format!("make {path} again, or copy it again from where it came");
     if torch_file::is_one(path) {
         let len = fs::metadata(path).map_err(|e| (e.to_string(), again()))?.len();
@@ -170,7 +170,7 @@ fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<Stored, Refused> {
         let why = if path.exists() { format!("{}, and no file of torch.save", failure.why) } else { failure.why };
         (why, failure.fix)
     })?;
-    match <[Stored; 1]>::try_from(of_header(&header).into_values().collect::<Vec<_>>()) {
+    match <[StoredTensor; 1]>::try_from(of_header(&header).into_values().collect::<Vec<_>>()) {
         Ok([only]) => Ok(only),
         Err(tensors) => Err((format!("it holds {} tensors", tensors.len()), "write one tensor to a file".into())),
     }

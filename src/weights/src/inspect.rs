@@ -1,9 +1,9 @@
 //! Looking at weights: what they are, whether they are complete, and the numbers in them.
 
 use crate::config::{Config, Family};
-use crate::pieces::pieces;
-use crate::source::{CONFIG_FILE, Found, Kind, Source, identify};
-use crate::stored::{Files, Stored};
+use crate::source::{CONFIG_FILE, Source, SourceKind, SourceLocation, identify};
+use crate::tensor_chunks::for_each_chunk;
+use crate::tensor_spans::{Files, StoredTensor};
 use crate::write::{Doing, OnProgress, Progress, stopped};
 use crate::{Error, cast};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -19,7 +19,7 @@ pub struct Inspection {
     /// The path as it was given.
     pub path: Utf8PathBuf,
     /// What it is.
-    pub kind: Kind,
+    pub kind: SourceKind,
     /// The family, where it is known.
     pub family: Option<Family>,
     /// Transformer blocks.
@@ -90,10 +90,10 @@ pub fn inspect(path: &Utf8Path, stats: bool) -> Result<Inspection, Failure> {
 /// # Errors
 /// As [`inspect`], and when it is told to stop.
 pub fn inspect_with(path: &Utf8Path, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
-    let found = identify(path)?;
-    match Source::open_found(found.clone()) {
+    let location = identify(path)?;
+    match Source::open_location(location.clone()) {
         Ok(source) => of_source(&source, stats, progress),
-        Err(failure) => Ok(incomplete(found, failure)),
+        Err(failure) => Ok(incomplete(location, failure)),
     }
 }
 
@@ -101,7 +101,7 @@ fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<I
     let mut dtypes = BTreeMap::new();
     let mut rows = Vec::new();
     let mut files = Files::default();
-    let (total, mut done) = (source.tensors.values().map(Stored::bytes).sum(), 0);
+    let (total, mut done) = (source.tensors.values().map(StoredTensor::bytes).sum(), 0);
     for (name, tensor) in &source.tensors {
         *dtypes.entry(tensor.dtype.name()).or_insert(0) += tensor.elements();
         let stats = if stats { Some(sum_up(&mut files, tensor)?) } else { None };
@@ -115,8 +115,8 @@ fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<I
     let manifest = source.checkpoint.as_ref().map(|checkpoint| &checkpoint.manifest);
     let why = model.and_then(|model| lacking(source, model).or_else(|| contradicting(source, model)));
     Ok(Inspection {
-        path: source.found.path.clone(),
-        kind: source.found.kind,
+        path: source.location.path.clone(),
+        kind: source.location.kind,
         family: source.family,
         layers: model.map(|model| model.num_layers).or_else(|| blocks(source)),
         layer: model.map(|model| model.layer),
@@ -133,11 +133,11 @@ fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<I
     })
 }
 
-fn incomplete(found: Found, failure: Failure) -> Inspection {
-    let config = Config::read(&found.weights.join(CONFIG_FILE)).ok();
+fn incomplete(location: SourceLocation, failure: Failure) -> Inspection {
+    let config = Config::read(&location.weights.join(CONFIG_FILE)).ok();
     Inspection {
-        path: found.path,
-        kind: found.kind,
+        path: location.path,
+        kind: location.kind,
         family: config.as_ref().map(Config::family),
         layers: config.and_then(|config| usize::try_from(config.num_layers).ok()),
         layer: None,
@@ -160,7 +160,7 @@ fn lacking(source: &Source, model: &Model) -> Option<Failure> {
     let wanted = specs.iter().map(|spec| source.name_of(spec));
     let missing: Vec<String> = wanted.filter(|name| !source.tensors.contains_key(name)).collect();
     (!missing.is_empty()).then(|| {
-        let what = format!("{} lacks tensors that its model needs", source.found.path);
+        let what = format!("{} lacks tensors that its model needs", source.location.path);
         let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
         Failure::new(ErrorCode::Malformed, what, why, "copy it again from where it came")
     })
@@ -177,7 +177,7 @@ fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
         })
         .collect();
     let (name, is, wanted) = others.first()?;
-    let what = format!("the configuration of {} is not that of its tensors", source.found.path);
+    let what = format!("the configuration of {} is not that of its tensors", source.location.path);
     let why = format!(
         "{} of {} have another shape than it says: {name} is {is:?}, not {wanted:?}",
         others.len(),
@@ -200,10 +200,10 @@ fn blocks(source: &Source) -> Option<usize> {
     source.tensors.keys().filter_map(number).max().and_then(|last| last.checked_add(1))
 }
 
-fn sum_up(files: &mut Files, tensor: &Stored) -> Result<Stats, Error> {
+fn sum_up(files: &mut Files, tensor: &StoredTensor) -> Result<Stats, Error> {
     let (mut min, mut max, mut sum, mut finite) = (f64::INFINITY, f64::NEG_INFINITY, 0.0, 0u64);
     let (mut nan, mut infinite) = (0, 0);
-    pieces(files, [tensor], |[bytes]| {
+    for_each_chunk(files, [tensor], |[bytes]| {
         for value in cast::values(tensor.dtype, bytes) {
             if value.is_finite() {
                 (min, max, sum, finite) = (min.min(value), max.max(value), sum + value, finite + 1);
@@ -238,9 +238,9 @@ mod tests {
         let index = model.join("diffusion_pytorch_model.safetensors.index.json");
         let index: serde_json::Value = serde_json::from_slice(&fs::read(index).unwrap()).unwrap();
         let parts = [
-            (model, Kind::Diffusers),
-            (fixture("cogvideox_5b_i2v_tiny"), Kind::Pipeline),
-            (folder.join("inner"), Kind::Checkpoint),
+            (model, SourceKind::Diffusers),
+            (fixture("cogvideox_5b_i2v_tiny"), SourceKind::Pipeline),
+            (folder.join("inner"), SourceKind::Checkpoint),
         ];
         for (path, kind) in parts {
             let seen = inspect(&path, false).unwrap();
@@ -266,7 +266,7 @@ mod tests {
         assert!(seen.why.unwrap().what.ends_with("00002-of-00003.safetensors is missing"));
         fs::create_dir(folder.join("step-00000040")).unwrap();
         let seen = inspect(&folder.join("step-00000040"), false).unwrap();
-        assert_eq!((seen.kind, seen.complete), (Kind::Checkpoint, false));
+        assert_eq!((seen.kind, seen.complete), (SourceKind::Checkpoint, false));
     }
 
     #[test]

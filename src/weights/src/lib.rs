@@ -18,22 +18,22 @@ mod fixtures;
 #[cfg(test)]
 mod fuzz;
 mod import;
+mod initial_values;
 mod inspect;
 mod lora;
-mod made;
 mod merge;
 mod naming;
 #[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
 mod pickle;
-mod pieces;
 mod report;
 mod safetensors;
 mod shards;
 mod source;
-mod stored;
 mod stream;
+mod tensor_chunks;
+mod tensor_spans;
 mod torch_file;
 #[cfg(test)]
 mod torch_tests;
@@ -49,6 +49,6 @@ pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use lora::{Lora, LoraForm, LoraLayer};
 pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
-pub use source::{Found, Kind, Names, Source, TTT_FILE, identify};
-pub use stored::{Span, Stored, Tensors};
+pub use source::{Names, Source, SourceKind, SourceLocation, TTT_FILE, identify};
+pub use tensor_spans::{Span, StoredTensor, Tensors};
 pub use write::{Doing, OnProgress, Progress};

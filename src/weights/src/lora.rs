@@ -3,9 +3,9 @@
 use crate::cast::values;
 use crate::config::read_json;
 use crate::merge::Merge;
-use crate::source::Found;
-use crate::stored::{Files, Stored, Tensors};
-use crate::{Header, cast, stored};
+use crate::source::SourceLocation;
+use crate::tensor_spans::{Files, StoredTensor, Tensors};
+use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, param_specs};
 use regex::Regex;
@@ -77,9 +77,9 @@ pub struct Lora {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraLayer {
     /// The factor that reads, `[rank, in]`.
-    pub down: Stored,
+    pub down: StoredTensor,
     /// The factor that writes, `[out, rank]`.
-    pub up: Stored,
+    pub up: StoredTensor,
     /// Their product is scaled by alpha / rank.
     pub alpha: f64,
     /// The names of the tensors.
@@ -100,28 +100,28 @@ pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
 
 /// The part of a layer that a tensor is.
 #[derive(PartialEq)]
-enum Part {
+enum LoraTensor {
     Down,
     Up,
     Alpha,
 }
 
 /// The ends of names, and what they mean.
-const ENDS: [(&str, Part); 7] = [
-    (".lora_A.weight", Part::Down),
-    (".lora_B.weight", Part::Up),
-    (".lora_A.default.weight", Part::Down),
-    (".lora_B.default.weight", Part::Up),
-    (".lora_down.weight", Part::Down),
-    (".lora_up.weight", Part::Up),
-    (".alpha", Part::Alpha),
+const ENDS: [(&str, LoraTensor); 7] = [
+    (".lora_A.weight", LoraTensor::Down),
+    (".lora_B.weight", LoraTensor::Up),
+    (".lora_A.default.weight", LoraTensor::Down),
+    (".lora_B.default.weight", LoraTensor::Up),
+    (".lora_down.weight", LoraTensor::Down),
+    (".lora_up.weight", LoraTensor::Up),
+    (".alpha", LoraTensor::Alpha),
 ];
 
 /// What a layer has so far.
 #[derive(Default)]
 struct Parts {
-    down: Option<Stored>,
-    up: Option<Stored>,
+    down: Option<StoredTensor>,
+    up: Option<StoredTensor>,
     alpha: Option<f64>,
     names: Vec<String>,
 }
@@ -152,8 +152,8 @@ impl Lora {
     }
 
     /// Reads what was identified.
-    pub(crate) fn of_found(found: &Found) -> Result<Self, Failure> {
-        Self::open(&found.weights)
+    pub(crate) fn open_location(location: &SourceLocation) -> Result<Self, Failure> {
+        Self::open(&location.weights)
     }
 
     fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
@@ -161,7 +161,7 @@ impl Lora {
             let fix = "give a LoRA of a CogVideoX transformer, saved by diffusers, PEFT or kohya's scripts";
             Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {path}"), why, fix)
         };
-        let tensors = stored::of_header(header);
+        let tensors = tensor_spans::of_header(header);
         let kohya = Underscored::new();
         let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
         let (mut unused, mut files, mut form) = (Vec::new(), Files::default(), None);
@@ -176,12 +176,12 @@ impl Lora {
             form = Some(own);
             let layer = parts.entry(module).or_default();
             match part {
-                Part::Alpha => {
+                LoraTensor::Alpha => {
                     layer.alpha =
                         Some(scalar(&mut files, &tensor).ok_or_else(|| bad(format!("{name} is not a number")))?)
                 }
-                Part::Down => layer.down = Some(tensor),
-                Part::Up => layer.up = Some(tensor),
+                LoraTensor::Down => layer.down = Some(tensor),
+                LoraTensor::Up => layer.up = Some(tensor),
             }
             layer.names.push(name);
         }
@@ -192,11 +192,11 @@ impl Lora {
             let (Some(down), Some(up)) = (parts.down, parts.up) else {
                 return Err(bad(format!("{module} has only one of its two factors")));
             };
-            let two = |tensor: &Stored| {
+            let two = |tensor: &StoredTensor| {
                 tensor.shape.len() == 2 && cast::FLOATS.contains(&tensor.dtype) && tensor.elements() > 0
             };
             if !two(&down) || !two(&up) || down.shape[0] != up.shape[1] {
-                let words = |t: &Stored| format!("{} {:?}", t.dtype, t.shape);
+                let words = |t: &StoredTensor| format!("{} {:?}", t.dtype, t.shape);
                 return Err(bad(format!("the factors of {module} are {} and {}", words(&down), words(&up))));
             }
             let rank = down.shape[0] as f64;
@@ -257,7 +257,7 @@ impl Lora {
 }
 
 /// Takes a name apart: the form it is of, the module in the words of diffusers, the part of the layer.
-fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, Part)> {
+fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, LoraTensor)> {
     let (stem, part) = ENDS.into_iter().find_map(|(end, part)| Some((name.strip_suffix(end)?, part)))?;
     if let Some(path) = stem.strip_prefix("lora_unet_").or_else(|| stem.strip_prefix("lora_transformer_")) {
         return Some((LoraForm::Kohya, kohya.module(path.trim_start_matches('_'))?, part));
@@ -272,7 +272,7 @@ fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, Part)> {
     kohya.knows(module).then(|| (form, module.to_owned(), part))
 }
 
-fn scalar(files: &mut Files, tensor: &Stored) -> Option<f64> {
+fn scalar(files: &mut Files, tensor: &StoredTensor) -> Option<f64> {
     if tensor.elements() != 1 {
         return None;
     }

@@ -1,16 +1,16 @@
 //! Adding an adapter to a weight while it is written: W + scale · up · down.
 
 use crate::cast::{decode, encode, values};
-use crate::stored::{Files, Stored};
+use crate::tensor_spans::{Files, StoredTensor};
 use crate::{Dtype, Error};
 
 /// What is added to a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Merge {
     /// `[rank, in]`.
-    pub down: Stored,
+    pub down: StoredTensor,
     /// `[out, rank]`.
-    pub up: Stored,
+    pub up: StoredTensor,
     /// Factor of the product.
     pub scale: f64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Adding {
 impl Merge {
     /// Reads the two factors: small beside the weight.
     pub fn read(&self, files: &mut Files) -> Result<Adding, Error> {
-        let mut numbers = |tensor: &Stored, factor: f64| -> Result<Vec<f32>, Error> {
+        let mut numbers = |tensor: &StoredTensor, factor: f64| -> Result<Vec<f32>, Error> {
             Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| (value * factor) as f32).collect())
         };
         let down = numbers(&self.down, 1.0)?;

@@ -1,7 +1,7 @@
 //! Whose weights a set of tensors is, by their names, and what their shapes say about the model.
 
 use crate::source::Names;
-use crate::stored::Tensors;
+use crate::tensor_spans::Tensors;
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
 

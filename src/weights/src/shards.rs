@@ -1,7 +1,7 @@
 //! Folders of safetensors: one file, or shards with an index that says which tensor lies in which.
 
-use crate::stored::{Tensors, of_header};
-use crate::{Header, stored};
+use crate::tensor_spans::{Tensors, of_header};
+use crate::{Header, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
@@ -124,7 +124,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
             ));
         }
         let header = Header::read(&file)?;
-        for (name, tensor) in stored::of_header(&header) {
+        for (name, tensor) in tensor_spans::of_header(&header) {
             match index.weight_map.get(&name) {
                 Some(listed) if listed == shard => drop(tensors.insert(name, tensor)),
                 Some(listed) => return Err(bad(format!("it lists {name} in {listed}, and {shard} has it"))),

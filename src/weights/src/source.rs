@@ -4,7 +4,7 @@ use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
 use crate::lora::{self, Lora, is_lora};
 use crate::naming::{self, Recognized};
 use crate::shards::{self, Shards};
-use crate::stored::{Span, Stored, Tensors};
+use crate::tensor_spans::{Span, StoredTensor, Tensors};
 use crate::{Dtype, Header, dcp, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec};
@@ -29,7 +29,7 @@ const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 /// What a file or folder is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum SourceKind {
     /// A folder with `config.json` and weights, or one such file beside its configuration.
     Diffusers,
     /// A folder of a whole pipeline, with a diffusers model in `transformer/`.
@@ -48,7 +48,7 @@ pub enum Kind {
     Lora,
 }
 
-impl Kind {
+impl SourceKind {
     /// The kind in words.
     pub fn words(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SourceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.words())
     }
@@ -85,11 +85,11 @@ pub enum Names {
 
 /// A file or folder whose kind is known; nothing of it is checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct SourceLocation {
     /// The path as it was given.
     pub path: Utf8PathBuf,
     /// What it is.
-    pub kind: Kind,
+    pub kind: SourceKind,
     /// The folder or file that holds the weights.
     pub weights: Utf8PathBuf,
 }
@@ -98,7 +98,7 @@ pub struct Found {
 #[derive(Debug, Clone)]
 pub struct Source {
     /// What and where they are.
-    pub found: Found,
+    pub location: SourceLocation,
     /// Whose names the tensors have.
     pub names: Names,
     /// The family, where it is known.
@@ -123,15 +123,15 @@ pub struct Source {
 ///
 /// # Errors
 /// When there is nothing, or nothing that is known.
-pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
+pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
     let what = || format!("cannot tell what {path} is");
-    let found = |kind, weights: Utf8PathBuf| Ok(Found { path: path.to_owned(), kind, weights });
+    let found = |kind, weights: Utf8PathBuf| Ok(SourceLocation { path: path.to_owned(), kind, weights });
     if !path.exists() {
         return Err(Failure::new(ErrorCode::NotFound, what(), "there is no such file or folder", "check the path"));
     }
     if !path.is_dir() {
         if TORCH_ENDS.iter().any(|end| path.as_str().ends_with(end)) {
-            return found(Kind::Torch, path.to_owned());
+            return found(SourceKind::Torch, path.to_owned());
         }
         if !path.as_str().ends_with(".safetensors") && !path.as_str().ends_with(".json") {
             let fix = "give a .safetensors, .pt or .pth file, the index of one in shards, or a folder";
@@ -143,33 +143,33 @@ pub fn identify(path: &Utf8Path) -> Result<Found, Failure> {
             ));
         }
         if path.as_str().ends_with(".safetensors") && Header::read(path).is_ok_and(|h| is_lora(h.tensors.keys())) {
-            return found(Kind::Lora, path.to_owned());
+            return found(SourceKind::Lora, path.to_owned());
         }
         let beside = path.parent().unwrap_or(Utf8Path::new("")).join(CONFIG_FILE);
-        return found(if beside.is_file() { Kind::Diffusers } else { Kind::Safetensors }, path.to_owned());
+        return found(if beside.is_file() { SourceKind::Diffusers } else { SourceKind::Safetensors }, path.to_owned());
     }
     let has = |name: &str| path.join(name).exists();
     if RunDir::new(path).run_toml().exists() {
-        return found(Kind::Run, path.to_owned());
+        return found(SourceKind::Run, path.to_owned());
     }
     if has("manifest.toml") || path.file_name().is_some_and(|name| name.starts_with("step-")) {
-        return found(Kind::Checkpoint, path.to_owned());
+        return found(SourceKind::Checkpoint, path.to_owned());
     }
     if has(dcp::METADATA) {
-        return found(Kind::Dcp, path.to_owned());
+        return found(SourceKind::Dcp, path.to_owned());
     }
     if has("model_index.json") || path.join("transformer").join(CONFIG_FILE).exists() {
-        return found(Kind::Pipeline, path.join("transformer"));
+        return found(SourceKind::Pipeline, path.join("transformer"));
     }
     if has(lora::PEFT_CONFIG) || has(lora::DIFFUSERS_FILE) || has(lora::KOHYA_FILE) {
-        return found(Kind::Lora, path.to_owned());
+        return found(SourceKind::Lora, path.to_owned());
     }
     if has(CONFIG_FILE) {
-        return found(Kind::Diffusers, path.to_owned());
+        return found(SourceKind::Diffusers, path.to_owned());
     }
     let mut names = path.read_dir_utf8().into_iter().flatten().flatten().map(|e| e.file_name().to_owned());
     if names.any(|name| name.ends_with(".safetensors") || name.contains(".safetensors.index.")) {
-        return found(Kind::Safetensors, path.to_owned());
+        return found(SourceKind::Safetensors, path.to_owned());
     }
     let why =
         "it holds neither model_index.json, config.json, manifest.toml, run.toml, .metadata nor a .safetensors file";
@@ -187,53 +187,53 @@ impl Source {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
-        Self::open_found(identify(path)?)
+        Self::open_location(identify(path)?)
     }
 
     /// Opens what was identified.
     ///
     /// # Errors
     /// As [`Source::open`].
-    pub fn open_found(found: Found) -> Result<Self, Failure> {
-        match found.kind {
-            Kind::Run => {
-                let run = RunDir::new(&found.weights);
+    pub fn open_location(location: SourceLocation) -> Result<Self, Failure> {
+        match location.kind {
+            SourceKind::Run => {
+                let run = RunDir::new(&location.weights);
                 let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
                     let fix = format!("let it save one first: vidtui resume {}", run.name());
                     Failure::new(
                         ErrorCode::NoCheckpoint,
-                        format!("cannot read weights of {}", found.path),
+                        format!("cannot read weights of {}", location.path),
                         "it has no complete checkpoint",
                         fix,
                     )
                 })?;
-                Self::of_checkpoint(found, &newest.dir)
+                Self::of_checkpoint(location, &newest.dir)
             }
-            Kind::Checkpoint => {
-                let dir = found.weights.clone();
-                Self::of_checkpoint(found, &dir)
+            SourceKind::Checkpoint => {
+                let dir = location.weights.clone();
+                Self::of_checkpoint(location, &dir)
             }
-            Kind::Diffusers | Kind::Pipeline => Self::of_diffusers(found),
-            Kind::Safetensors => {
-                let shards = shards::open(&found.weights)?;
+            SourceKind::Diffusers | SourceKind::Pipeline => Self::of_diffusers(location),
+            SourceKind::Safetensors => {
+                let shards = shards::open(&location.weights)?;
                 let bytes = shards.files.iter().map(|file| file.bytes).sum();
-                Ok(Self::by_names(found, shards.tensors, bytes))
+                Ok(Self::by_names(location, shards.tensors, bytes))
             }
-            Kind::Lora => {
-                let lora = Lora::of_found(&found)?;
+            SourceKind::Lora => {
+                let lora = Lora::open_location(&location)?;
                 let shards = Shards { tensors: lora.tensors(), files: Vec::new() };
-                let bytes = shards.tensors.values().map(Stored::bytes).sum();
-                Ok(Self { bytes, ..Self::new(found, Names::Unknown, shards) })
+                let bytes = shards.tensors.values().map(StoredTensor::bytes).sum();
+                Ok(Self { bytes, ..Self::new(location, Names::Unknown, shards) })
             }
-            Kind::Torch => {
-                let tensors = torch_file::open(&found.weights)?;
-                let bytes = tensors.values().map(Stored::bytes).sum();
-                Ok(Self::by_names(found, tensors, bytes))
+            SourceKind::Torch => {
+                let tensors = torch_file::open(&location.weights)?;
+                let bytes = tensors.values().map(StoredTensor::bytes).sum();
+                Ok(Self::by_names(location, tensors, bytes))
             }
-            Kind::Dcp => {
-                let tensors = dcp::open(&found.weights)?;
-                let bytes = tensors.values().map(Stored::bytes).sum();
-                Ok(Self::by_names(found, tensors, bytes))
+            SourceKind::Dcp => {
+                let tensors = dcp::open(&location.weights)?;
+                let bytes = tensors.values().map(StoredTensor::bytes).sum();
+                Ok(Self::by_names(location, tensors, bytes))
             }
         }
     }
@@ -247,15 +247,15 @@ impl Source {
             Some(Ok(model)) => Ok(model),
             Some(Err(failure)) => Err(failure.clone()),
             None => {
-                let why = match self.found.kind {
-                    Kind::Checkpoint => "it lies outside of its run, and has no model.toml",
-                    Kind::Torch | Kind::Dcp => "the names of its tensors are not those of ttt-video-dit",
+                let why = match self.location.kind {
+                    SourceKind::Checkpoint => "it lies outside of its run, and has no model.toml",
+                    SourceKind::Torch | SourceKind::Dcp => "the names of its tensors are not those of ttt-video-dit",
                     _ => "there is no config.json beside it",
                 };
                 let fix = "give the folder that holds the configuration too: a diffusers model, or a run";
                 Err(Failure::new(
                     ErrorCode::UnsupportedModel,
-                    format!("the shape of the model in {} is not known", self.found.path),
+                    format!("the shape of the model in {} is not known", self.location.path),
                     why,
                     fix,
                 ))
@@ -275,10 +275,10 @@ impl Source {
 
     /// Weights without a configuration: whose they are, and the shape of the model as far as it shows, follow from the
     /// names and shapes of their tensors.
-    fn by_names(found: Found, tensors: Tensors, bytes: u64) -> Self {
+    fn by_names(location: SourceLocation, tensors: Tensors, bytes: u64) -> Self {
         let Recognized { names, tensors, others } = naming::recognize(tensors);
         let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
-        let mut source = Self::new(found, names, Shards { tensors, files: Vec::new() });
+        let mut source = Self::new(location, names, Shards { tensors, files: Vec::new() });
         source.optimizer = others;
         source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(Family::of);
         source.model = model;
@@ -286,10 +286,10 @@ impl Source {
         source
     }
 
-    fn new(found: Found, names: Names, shards: Shards) -> Self {
+    fn new(location: SourceLocation, names: Names, shards: Shards) -> Self {
         let bytes = shards.files.iter().map(|file| file.bytes).sum();
         Self {
-            found,
+            location,
             names,
             family: None,
             model: None,
@@ -302,15 +302,15 @@ impl Source {
         }
     }
 
-    fn of_diffusers(found: Found) -> Result<Self, Failure> {
-        let folder = match found.weights.is_dir() {
-            true => found.weights.clone(),
-            false => found.weights.parent().unwrap_or(Utf8Path::new("")).to_owned(),
+    fn of_diffusers(location: SourceLocation) -> Result<Self, Failure> {
+        let folder = match location.weights.is_dir() {
+            true => location.weights.clone(),
+            false => location.weights.parent().unwrap_or(Utf8Path::new("")).to_owned(),
         };
         let path = folder.join(CONFIG_FILE);
         let text = read_text(&path)?;
         let config = Config::parse(&path, &text)?;
-        let mut source = Self::new(found.clone(), Names::Diffusers, shards::open(&found.weights)?);
+        let mut source = Self::new(location.clone(), Names::Diffusers, shards::open(&location.weights)?);
         source.family = Some(config.family());
         let mut model = model_from_diffusers(&config);
         if let Some(scale) = vae_scale(&folder)? {
@@ -318,24 +318,24 @@ impl Source {
             model = model.map(|model| Model { latent_scale: scale, ..model });
         }
         let ttt = folder.join(TTT_FILE);
-        if ttt.is_file() && ttt != found.weights {
+        if ttt.is_file() && ttt != location.weights {
             let header = Header::read(&ttt)?;
             model = model.and_then(|model| with_ttt(&model, &header));
             source.bytes += header.bytes;
-            source.tensors.extend(crate::stored::of_header(&header));
+            source.tensors.extend(crate::tensor_spans::of_header(&header));
         }
         source.model = Some(model);
         source.config = Some(text);
         Ok(source)
     }
 
-    fn of_checkpoint(found: Found, dir: &Utf8Path) -> Result<Self, Failure> {
+    fn of_checkpoint(location: SourceLocation, dir: &Utf8Path) -> Result<Self, Failure> {
         let checkpoint = Checkpoint::open(dir)?;
         let tensors = checkpoint_tensors(&checkpoint)?;
         let (optimizer, tensors) = tensors.into_iter().partition(|(name, _)| name.contains('/'));
         let model = checkpoint_model(dir)?;
         Ok(Self {
-            found,
+            location,
             names: Names::Internal,
             family: model.as_ref().map(|(model, _)| Family::of(model)),
             latent_scale_known: model.as_ref().is_some_and(|(_, known)| *known),
@@ -445,7 +445,7 @@ fn checkpoint_tensor(
     checkpoint: &Checkpoint,
     tensor: &LogicalTensor,
     headers: &BTreeMap<&str, (Header, Arc<Utf8Path>)>,
-) -> Result<Stored, Failure> {
+) -> Result<StoredTensor, Failure> {
     let bad = |why: String| {
         let fix = "use another checkpoint; this one was not written by vidtui, or was changed since";
         Failure::new(
@@ -480,5 +480,5 @@ fn checkpoint_tensor(
     }
     runs.sort_by_key(|(first, _)| *first);
     let spans = runs.into_iter().map(|(_, span)| span).collect();
-    Ok(Stored { dtype, shape: tensor.shape.clone(), spans })
+    Ok(StoredTensor { dtype, shape: tensor.shape.clone(), spans })
 }

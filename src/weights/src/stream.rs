@@ -1,9 +1,9 @@
 //! The bytes of a tensor to be written, in order and in pieces.
 
 use crate::cast::cast;
-use crate::made::Made;
+use crate::initial_values::InitialValues;
 use crate::merge::Merge;
-use crate::stored::{Files, Span};
+use crate::tensor_spans::{Files, Span};
 use crate::{Dtype, Error};
 use rundir::{ErrorCode, Failure};
 
@@ -19,7 +19,7 @@ pub(crate) enum Segment {
     /// That many zeros.
     Zeros(u64),
     /// As many values as fit in so many bytes of float32.
-    Made(Made, u64),
+    Initial(InitialValues, u64),
     /// Bytes that are known already.
     Given(Vec<u8>),
 }
@@ -28,7 +28,7 @@ impl Segment {
     fn len(&self) -> u64 {
         match self {
             Self::File(span) => span.len,
-            Self::Zeros(len) | Self::Made(_, len) => *len,
+            Self::Zeros(len) | Self::Initial(_, len) => *len,
             Self::Given(bytes) => bytes.len() as u64,
         }
     }
@@ -126,10 +126,10 @@ impl Reader<'_> {
                 Segment::File(span) => files.read(&span.file, span.begin + self.at, part)?,
                 Segment::Zeros(_) => part.fill(0),
                 Segment::Given(bytes) => part.copy_from_slice(&bytes[self.at as usize..][..len]),
-                Segment::Made(made, _) => {
+                Segment::Initial(values, _) => {
                     let first = self.at / 4;
                     for (n, value) in part.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                        *value = made.value(first + n as u64).to_le_bytes();
+                        *value = values.value(first + n as u64).to_le_bytes();
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use crate::Dtype;
 use crate::archive::Archive;
 use crate::pickle::{At, Node, Pickle};
-use crate::stored::{Files, Span, Stored, Tensors};
+use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use std::fs;
@@ -66,7 +66,12 @@ pub(crate) fn is_one(path: &Utf8Path) -> bool {
 }
 
 /// Opens the one tensor that `torch.save` wrote into a range of a file.
-pub(crate) fn open_tensor(files: &mut Files, file: &Arc<Utf8Path>, base: u64, len: u64) -> Result<Stored, String> {
+pub(crate) fn open_tensor(
+    files: &mut Files,
+    file: &Arc<Utf8Path>,
+    base: u64,
+    len: u64,
+) -> Result<StoredTensor, String> {
     let archive = Archive::open(files, file, base, len)?;
     let pickle = Pickle::read(&archive.read(files, "data.pkl")?)?;
     check_byte_order(&archive, files)?;
@@ -127,7 +132,7 @@ fn described(pickle: &Pickle, args: &[At]) -> Option<Described> {
 
 impl Described {
     /// Finds the tensor in the archive.
-    fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<Stored, String> {
+    fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<StoredTensor, String> {
         let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or("its shape overflows")?;
         let name = format!("data/{}", self.storage);
         let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its numbers, {name}, are not there"))?;
@@ -143,7 +148,7 @@ impl Described {
         let shape = self.shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
         let span = |first: u64, len: u64| Span { file: file.clone(), begin: at + first * size, len: len * size };
         let spans = self.runs(elements)?.into_iter().map(|(first, len)| span(first, len)).collect();
-        Ok(Stored { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans })
+        Ok(StoredTensor { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans })
     }
 
     /// The distance from the first element to the last one in the storage.

@@ -1,7 +1,7 @@
 //! Files that torch 2.11 wrote (`tests/fixtures/weights/make.py`), whole and damaged.
 
 use crate::fixtures::temp;
-use crate::stored::{Files, Tensors};
+use crate::tensor_spans::{Files, Tensors};
 use crate::{ConvertRequest, Form, Names, Source, cast, inspect, plan_conversion};
 use camino::{Utf8Path, Utf8PathBuf};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn fixture(name: &str) -> Utf8PathBuf {
 /// The numbers of every tensor.
 fn numbers(tensors: &Tensors) -> BTreeMap<String, (Vec<usize>, Vec<f64>)> {
     let mut files = Files::default();
-    let mut read = |t: &crate::Stored| cast::values(t.dtype, &files.read_all(t).unwrap()).collect();
+    let mut read = |t: &crate::StoredTensor| cast::values(t.dtype, &files.read_all(t).unwrap()).collect();
     tensors.iter().map(|(name, t)| (name.clone(), (t.shape.clone(), read(t)))).collect()
 }
 

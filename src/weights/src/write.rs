@@ -2,8 +2,8 @@
 //! and no more than a few pieces are in memory.
 
 use crate::Dtype;
-use crate::stored::Files;
 use crate::stream::{CHUNK, Target};
+use crate::tensor_spans::Files;
 use camino::Utf8Path;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -268,8 +268,8 @@ mod tests {
     use super::*;
     use crate::Header;
     use crate::fixtures::{bytes_of, temp, write as fixture};
-    use crate::stored::of_header;
     use crate::stream::Segment;
+    use crate::tensor_spans::of_header;
 
     fn target(name: &str, from: Dtype, to: Dtype, shape: &[usize], segments: Vec<Segment>) -> Target {
         Target::new(name, shape, from, to, segments)

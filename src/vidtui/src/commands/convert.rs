@@ -96,7 +96,7 @@ fn in_full(plan: &ConvertPlan) -> String {
 fn document(plan: &ConvertPlan, done: bool) -> serde_json::Value {
     let source = &plan.source;
     serde_json::json!({
-        "source": { "path": source.found.path, "kind": source.found.kind, "family": source.family },
+        "source": { "path": source.location.path, "kind": source.location.kind, "family": source.family },
         "target": plan.target,
         "to": plan.to,
         "bytes": plan.bytes(),

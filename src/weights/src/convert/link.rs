@@ -2,7 +2,7 @@
 //! written.
 
 use super::ConvertRequest;
-use crate::source::{Kind, Source};
+use crate::source::{Source, SourceKind};
 use crate::stream::{Segment, Target};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -26,7 +26,7 @@ pub(super) struct Linked {
 
 /// Refuses to take files over where their form is another.
 pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Failure> {
-    let theirs = matches!(source.found.kind, Kind::Diffusers | Kind::Pipeline);
+    let theirs = matches!(source.location.kind, SourceKind::Diffusers | SourceKind::Pipeline);
     if !request.link || (theirs && request.to == super::Form::Internal) {
         return Ok(());
     }

@@ -5,8 +5,8 @@ use crate::Dtype;
 use crate::lora::{self, Lora, LoraForm, LoraLayer};
 use crate::report::{Mapped, Report};
 use crate::source::Source;
-use crate::stored::Stored;
 use crate::stream::{Segment, Target};
+use crate::tensor_spans::StoredTensor;
 use crate::write::NewFile;
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
@@ -31,7 +31,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
             fix,
         ));
     }
-    let lora = Lora::of_found(&source.found)?;
+    let lora = Lora::open_location(&source.location)?;
     let mut report = Report::default();
     let mut tensors = Vec::new();
     for (module, layer) in &lora.layers {
@@ -88,7 +88,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     })
 }
 
-fn target(name: &str, stored: &Stored, dtype: Dtype) -> Target {
+fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> Target {
     let segments = stored.spans.iter().cloned().map(Segment::File).collect();
     Target::new(name, &stored.shape, stored.dtype, dtype, segments)
 }

@@ -2,12 +2,12 @@
 
 use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{config_text, pretty};
+use crate::initial_values::InitialValues;
 use crate::lora::Lora;
-use crate::made::Made;
 use crate::report::{Initialized, Mapped, Report};
 use crate::source::{CONFIG_FILE, MODEL_FILE, Names, Source, TTT_FILE, TTT_MODEL};
-use crate::stored::Stored;
 use crate::stream::{Segment, Target};
+use crate::tensor_spans::StoredTensor;
 use crate::write::{NewFile, pack};
 use crate::{Dtype, cast};
 use recipe::{Layer, Model, ParamSpec, param_specs};
@@ -52,7 +52,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
                 target: to.clone(),
                 shape: spec.shape.clone(),
                 to: target.to.name(),
-                values: Made::words(spec.init),
+                values: InitialValues::words(spec.init),
             });
             list.push(target);
         } else {
@@ -176,13 +176,13 @@ fn mapped(
     source: &Source,
     model: &Model,
     spec: &ParamSpec,
-    stored: &Stored,
+    stored: &StoredTensor,
     (from, to): (&str, &str),
     dtype: Option<Dtype>,
 ) -> Result<(Target, Mapped), Failure> {
     let bad = |why: String| {
         let fix = "use the configuration that belongs to these weights, or copy both again";
-        Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.found.path), why, fix)
+        Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.location.path), why, fix)
     };
     if !cast::FLOATS.contains(&stored.dtype) {
         return Err(bad(format!(
@@ -212,7 +212,7 @@ fn mapped(
 
 /// The weight of the patch embedding with more input channels, and how many more: zeros after each row's own numbers,
 /// which lie channel by channel.
-fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &Stored) -> Option<(usize, Vec<Segment>)> {
+fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -> Option<(usize, Vec<Segment>)> {
     let was = param_specs(had).into_iter().find(|was| was.name == spec.name)?;
     if spec.name != "patch_embed.video.weight" || was.shape != stored.shape || wanted.in_channels <= had.in_channels {
         return None;
@@ -232,7 +232,7 @@ fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtyp
     if spec.family != recipe::Family::Ttt || had == model.layer {
         return None;
     }
-    let segments = vec![Segment::Made(Made::new(spec.init, seed, &spec.name)?, spec.len() * 4)];
+    let segments = vec![Segment::Initial(InitialValues::new(spec.init, seed, &spec.name)?, spec.len() * 4)];
     Some(Target::new(to, &spec.shape, Dtype::F32, dtype, segments))
 }
 

@@ -1,7 +1,7 @@
 //! What the tests of conversions share: a small model, a run of two ranks, and looks at what was written.
 
 use super::*;
-use crate::stored::{Files, Stored, Tensors};
+use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use recipe::Recipe;
 use rundir::{Run, RunDir, StartFrom, TensorBox};
 use safetensors::Dtype as Theirs;
@@ -30,7 +30,7 @@ fn go(request: &ConvertRequest) -> Result<Converted, Failure> {
 
 fn bytes(tensors: &Tensors) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
     let mut files = Files::default();
-    let read = |t: &Stored, files: &mut Files| (t.dtype, t.shape.clone(), files.read_all(t).unwrap());
+    let read = |t: &StoredTensor, files: &mut Files| (t.dtype, t.shape.clone(), files.read_all(t).unwrap());
     tensors.iter().map(|(name, t)| (name.clone(), read(t, &mut files))).collect()
 }
 

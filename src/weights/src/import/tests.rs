@@ -23,7 +23,7 @@ fn model() -> recipe::Model {
     recipe::load(minimal.into(), &sets.collect::<Vec<_>>()).unwrap().recipe.model
 }
 
-fn values(files: &mut Files, tensor: &Stored) -> Vec<f64> {
+fn values(files: &mut Files, tensor: &StoredTensor) -> Vec<f64> {
     cast::values(tensor.dtype, &files.read_all(tensor).unwrap()).collect()
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixtures::temp;
-use crate::{ConvertRequest, Dtype, Form, Kind, Source, inspect, plan_conversion};
+use crate::{ConvertRequest, Dtype, Form, Source, SourceKind, inspect, plan_conversion};
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
@@ -79,7 +79,7 @@ fn every_form_becomes_every_other_with_the_same_numbers() {
     let (_keep, folder) = temp();
     for from in FORMS {
         let path = write(&folder.join("in"), from, &[]);
-        assert_eq!(crate::identify(&path).unwrap().kind, Kind::Lora);
+        assert_eq!(crate::identify(&path).unwrap().kind, SourceKind::Lora);
         let lora = Lora::open(&path).unwrap();
         assert_eq!((lora.form, lora.layers.len()), (from, MODULES.len()));
         assert!(lora.layers.values().all(|layer| layer.alpha == 6.0 && layer.rank() == RANK));
@@ -142,7 +142,7 @@ fn a_merge_gives_what_diffusers_and_peft_give() {
         let theirs = Source::open(&fixtures.join(format!("merged_{library}.safetensors"))).unwrap().tensors;
         let (before, after) = (Source::open(&base()).unwrap().tensors, Source::open(&target).unwrap().tensors);
         let mut files = Files::default();
-        let mut numbers = |t: &Stored| values(t.dtype, &files.read_all(t).unwrap()).collect::<Vec<f64>>();
+        let mut numbers = |t: &StoredTensor| values(t.dtype, &files.read_all(t).unwrap()).collect::<Vec<f64>>();
         assert_eq!(theirs.len(), 8);
         for (name, tensor) in &after {
             let ours = numbers(tensor);
@@ -170,7 +170,7 @@ fn a_merge_larger_than_a_piece_is_the_same_in_every_row() {
     let views = ["w", "down", "up"].iter().zip(data.iter().zip(&shapes));
     let views = views.map(|(name, (data, shape))| (*name, TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
-    let tensors = stored::of_header(&Header::read(&path).unwrap());
+    let tensors = tensor_spans::of_header(&Header::read(&path).unwrap());
     let segments = tensors["w"].spans.iter().cloned().map(crate::stream::Segment::File).collect();
     let mut target = crate::stream::Target::new("w", &[size, size], Dtype::F32, Dtype::F32, segments);
     target.merge = Some(Merge { down: tensors["down"].clone(), up: tensors["up"].clone(), scale: 0.25 });

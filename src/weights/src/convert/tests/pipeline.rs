@@ -65,7 +65,7 @@ fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
         assert_eq!((source.latent_scale_known, source.model().unwrap().latent_scale), (true, 0.7));
         assert!(bytes(&source.tensors) == whole);
         let target = folder.join(n.to_string());
-        go(&ConvertRequest::new(&source.found.path, &target, Form::Diffusers)).unwrap();
+        go(&ConvertRequest::new(&source.location.path, &target, Form::Diffusers)).unwrap();
         assert!(of(&target) == whole);
         assert!(target.join("diffusion_pytorch_model.safetensors").symlink_metadata().unwrap().is_file());
     }

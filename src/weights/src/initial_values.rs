@@ -12,12 +12,12 @@ const GATE: f32 = 0.1;
 
 /// The values of a tensor, any of which can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Made {
+pub(crate) struct InitialValues {
     init: Init,
     key: u64,
 }
 
-impl Made {
+impl InitialValues {
     /// The values of the tensor `name`; none for an init that follows from the model instead.
     pub fn new(init: Init, seed: u64, name: &str) -> Option<Self> {
         let known = !matches!(init, Init::Positions | Init::Xavier);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     fn moments(init: Init) -> (f64, f64, f64) {
-        let made = Made::new(init, 7, "blocks.0.ttt.q.weight").unwrap();
+        let made = InitialValues::new(init, 7, "blocks.0.ttt.q.weight").unwrap();
         let values: Vec<f64> = (0..20_000).map(|n| f64::from(made.value(n))).collect();
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn values_depend_on_seed_and_name() {
-        let first = |seed, name| Made::new(Init::Normal, seed, name).unwrap().value(0);
+        let first = |seed, name| InitialValues::new(Init::Normal, seed, name).unwrap().value(0);
         assert_eq!(first(1, "a"), first(1, "a"));
         assert_ne!(first(1, "a"), first(2, "a"));
         assert_ne!(first(1, "a"), first(1, "b"));

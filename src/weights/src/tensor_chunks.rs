@@ -1,13 +1,13 @@
 //! The bytes of stored tensors in pieces, for whoever looks at every number.
 
 use crate::Error;
-use crate::stored::{Files, Stored};
 use crate::stream::CHUNK;
+use crate::tensor_spans::{Files, StoredTensor};
 
 /// Walks over the bytes of a tensor, or of several of one size side by side.
-pub(crate) fn pieces<const N: usize>(
+pub(crate) fn for_each_chunk<const N: usize>(
     files: &mut Files,
-    tensors: [&Stored; N],
+    tensors: [&StoredTensor; N],
     mut see: impl FnMut([&[u8]; N]),
 ) -> Result<(), Error> {
     let mut buffers = [const { Vec::new() }; N];

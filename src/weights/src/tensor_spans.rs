@@ -8,14 +8,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Tensors by name.
-pub type Tensors = BTreeMap<String, Stored>;
+pub type Tensors = BTreeMap<String, StoredTensor>;
 
 /// Files that are kept open at once; a checkpoint of hundreds of ranks has more than a process may open.
 const OPEN: usize = 64;
 
 /// A tensor as it lies on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Its element type.
     pub dtype: Dtype,
     /// Its shape.
@@ -35,7 +35,7 @@ pub struct Span {
     pub len: u64,
 }
 
-impl Stored {
+impl StoredTensor {
     /// The number of elements.
     pub fn elements(&self) -> u64 {
         self.bytes() / self.dtype.size() as u64
@@ -68,7 +68,7 @@ impl Stored {
 /// The tensors of a safetensors file.
 pub(crate) fn of_header(header: &Header) -> Tensors {
     let file: Arc<Utf8Path> = Arc::from(header.path.as_path());
-    let stored = |info: &crate::TensorInfo| Stored {
+    let stored = |info: &crate::TensorInfo| StoredTensor {
         dtype: info.dtype,
         shape: info.shape.clone(),
         spans: vec![Span { file: file.clone(), begin: info.begin, len: info.end - info.begin }],
@@ -98,7 +98,7 @@ impl Files {
 
 impl Files {
     /// Reads a whole tensor.
-    pub fn read_all(&mut self, tensor: &Stored) -> Result<Vec<u8>, Error> {
+    pub fn read_all(&mut self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
         let mut out = vec![0; usize::try_from(tensor.bytes()).expect("a tensor that fits in the address space")];
         let mut rest = &mut out[..];
         for span in &tensor.spans {
@@ -117,7 +117,8 @@ mod tests {
     #[test]
     fn a_cut_takes_the_parts_of_the_spans_that_it_covers() {
         let span = |file: &str, begin, len| Span { file: Arc::from(Utf8Path::new(file)), begin, len };
-        let tensor = Stored { dtype: Dtype::U8, shape: vec![30], spans: vec![span("a", 100, 10), span("b", 8, 20)] };
+        let tensor =
+            StoredTensor { dtype: Dtype::U8, shape: vec![30], spans: vec![span("a", 100, 10), span("b", 8, 20)] };
         assert_eq!(tensor.cut(4, 10), [span("a", 104, 6), span("b", 8, 4)]);
         assert_eq!(tensor.cut(12, 3), [span("b", 10, 3)]);
         assert_eq!(tensor.cut(0, 30), tensor.spans);
