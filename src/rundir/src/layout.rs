@@ -13,11 +13,13 @@ use cluster::NodeId;
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save                       requests: save and stop, or only save
 /// ├── attempts/0001/attempt.toml       one launch or resume
+/// │   ├── peer-token                   by which its supervisors recognize each other; only its owner can read it
 /// │   ├── launch/<node>.sh             the script that was run there
 /// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
 /// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
+/// │   ├── 0001-rank-00000.failure.json why a rank gave up; that rank writes it
 /// │   └── logs/0001-rank-00000.log
 /// └── checkpoints/step-00000500/       complete once it has a manifest.toml
 /// ```
