@@ -365,8 +365,9 @@ impl Peers {
             );
         }
         if self.is_alone(at, node, has_started) {
-            let why =
-                format!("node {this}, where rank 0 is, receives heartbeats of no other node: its network is down");
+            let why = format!(
+                "node {this}, where rank 0 is, receives heartbeats of no other node at {address} port {port}: its network is down, or a firewall is in between"
+            );
             return Failure::peer_lost(None, why, "check its network; then resume from the last checkpoint");
         }
         let fix = match is_job {
