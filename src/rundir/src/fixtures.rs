@@ -1,5 +1,7 @@
 //! Small runs for tests.
 
+#![allow(clippy::unwrap_used, reason = "a panic in a fixture is a failed test")]
+
 use crate::{
     Attempt, AttemptWhy, CheckpointSummary, FileSum, LogicalTensor, Manifest, Run, RunDir, RunId, SCHEMA, Slice,
     StartFrom, TrainState,

@@ -49,7 +49,7 @@ pub fn kill_matching(
         let nodes: Vec<_> = selected.filter(|node| !node.processes.is_empty()).collect();
         let whose = if scope == KillScope::Own { " of yours" } else { "" };
         let none = format!("no process{whose} on {} matches {pattern}", listing.names());
-        let plan = (!nodes.is_empty()).then(|| KillPlan::Orphans(OrphanKill { scope, nodes }));
+        let plan = (!nodes.is_empty()).then_some(KillPlan::Orphans(OrphanKill { scope, nodes }));
         Ok((plan.into_iter().collect(), none))
     })
 }
