@@ -5,7 +5,7 @@ use std::path::Path;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
-    // Handed down by torch-sys. It is absent only in its `doc-only` build, which has no libtorch to compile against.
+    // torch-sys sets it, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
     let mut build = cc::Build::new();
@@ -14,15 +14,15 @@ fn main() {
         .std("c++17")
         .pic(true)
         .opt_level(3)
-        // As libtorch's own parallel loops, whose threads it shares.
+        // The shim shares the OpenMP threads of libtorch's own loops.
         .flag("-fopenmp")
-        // Vector bodies and scalar tails of loops must round alike, and roots need no errno.
+        // Vector bodies and scalar tails of loops must round alike, and sqrt needs no errno.
         .flag("-ffp-contract=off")
         .flag("-fno-math-errno")
         .define("USE_C10D_GLOO", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .include("cpp/include")
-        // As system headers: their warnings are not ours to fix.
+        // System headers, so that the compiler does not report their warnings.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")
@@ -39,8 +39,8 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }
 
-/// Adds NCCL. PyTorch's wheel comes with the headers of NCCL and of CUDA's runtime beside it, in `nvidia/`; elsewhere they
-/// are where CUDA is installed.
+/// Adds NCCL. PyTorch's wheels install the headers of NCCL and the CUDA runtime next to it, in `nvidia/`; otherwise they
+/// come from the CUDA installation.
 fn with_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let found = lib.join("libtorch_cuda.so").exists();

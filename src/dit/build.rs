@@ -1,7 +1,7 @@
-//! Lets the tests and programs of this crate find libtorch at run time, so that nobody exports `LD_LIBRARY_PATH`.
+//! Lets the tests and programs of this crate find libtorch at run time without `LD_LIBRARY_PATH`.
 
 fn main() {
-    // Handed down by torch-sys, which knows which libtorch was linked.
+    // torch-sys sets it to the directory of the linked libtorch.
     if let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     }

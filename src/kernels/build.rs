@@ -5,7 +5,7 @@ use std::path::Path;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
-    // Handed down by torch-sys. It is absent only in its `doc-only` build, which has no libtorch to compile against.
+    // torch-sys sets it, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
     cc::Build::new()
@@ -13,16 +13,16 @@ fn main() {
         .std("c++17")
         .pic(true)
         .opt_level(3)
-        // As libtorch's own parallel loops, whose threads it shares.
+        // The kernels share the OpenMP threads of libtorch's own loops.
         .flag("-fopenmp")
-        // What the vectoriser needs to add up rows of numbers in more than one lane. Nothing here relies on infinities
-        // or NaN being told apart: a step whose gradient is not finite is found by its norm.
+        // The compiler needs these flags to vectorize sums. The kernels do not handle infinities or NaN: the norm of the
+        // gradient shows a step that is not finite.
         .flag("-fno-math-errno")
         .flag("-fno-trapping-math")
         .flag("-fassociative-math")
         .flag("-fno-signed-zeros")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // As system headers: their warnings are not ours to fix.
+        // System headers, so that the compiler does not report their warnings.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

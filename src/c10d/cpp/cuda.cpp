@@ -1,6 +1,6 @@
-// The C face of NCCL, and of what CUDA has beside tensors: memory, events, page-locked copies.
+// The C interface of NCCL, and of CUDA memory statistics, events and page-locked copies.
 //
-// Compiled with the feature `cuda`; without it no_cuda.cpp takes its place.
+// Compiled with the feature `cuda`; no_cuda.cpp replaces it otherwise.
 
 #include "shim.h"
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-// libtorch's own event, which needs no function of CUDA's here. This one keeps time.
+// libtorch's device-independent event, so that this file calls no CUDA function. It records times.
 struct EventHandle {
   c10::Event event{at::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
 };
@@ -32,7 +32,7 @@ char* vidtui_cuda_set_device(int index) {
   return guarded([&] { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); });
 }
 
-// The communicator is made here, so that ranks meet now and not within their first collective.
+// Creates the communicator here, so that ranks connect now and not in their first collective.
 char* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int size, int64_t timeout_ms, int device,
                         GroupHandle** out) {
   return guarded([&] {
@@ -47,7 +47,7 @@ char* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int si
   });
 }
 
-// Bytes of tensors on a device now, and at their most.
+// Bytes of tensors on a device, now and at their peak.
 char* vidtui_cuda_memory(int device, int64_t* now, int64_t* peak) {
   return guarded([&] {
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
@@ -57,7 +57,7 @@ char* vidtui_cuda_memory(int device, int64_t* now, int64_t* peak) {
   });
 }
 
-// A page-locked tensor on the host, of the size and dtype of `like`: copies to it need not wait.
+// A page-locked host tensor with the size and dtype of `like`, for asynchronous copies.
 char* vidtui_cuda_pinned(const at::Tensor* like, at::Tensor** out) {
   return guarded([&] {
     const auto options = at::TensorOptions().dtype(like->scalar_type()).device(at::kCPU).pinned_memory(true);
@@ -65,7 +65,7 @@ char* vidtui_cuda_pinned(const at::Tensor* like, at::Tensor** out) {
   });
 }
 
-// Copies in the order of the current stream; an event tells when it is done.
+// Enqueues a copy on the current stream; an event recorded later marks its end.
 char* vidtui_cuda_copy(const at::Tensor* to, const at::Tensor* from) {
   return guarded([&] {
     at::NoGradGuard no_grad;
@@ -73,7 +73,7 @@ char* vidtui_cuda_copy(const at::Tensor* to, const at::Tensor* from) {
   });
 }
 
-// An event on the current stream, after all that has been asked of it.
+// Records an event after all work that is enqueued on the current stream.
 char* vidtui_cuda_event(EventHandle** out) {
   return guarded([&] {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
@@ -87,7 +87,7 @@ char* vidtui_cuda_event_wait(EventHandle* event) {
   return guarded([&] { event->event.synchronize(); });
 }
 
-// Both events must have come to pass.
+// Both events must be complete.
 char* vidtui_cuda_event_seconds(EventHandle* from, EventHandle* to, double* seconds) {
   return guarded([&] { *seconds = from->event.elapsedTime(to->event) / 1e3; });
 }

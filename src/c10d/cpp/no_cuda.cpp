@@ -1,4 +1,4 @@
-// What cuda.cpp offers, in a build without CUDA: every call says so.
+// Replaces cuda.cpp in a build without CUDA: every call returns an error.
 
 #include "shim.h"
 

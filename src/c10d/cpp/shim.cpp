@@ -1,7 +1,7 @@
-// The C face of PyTorch's distributed engine and of the optimizer step that tch does not bind.
+// The C interface of PyTorch's distributed engine and of the optimizer step that tch does not bind.
 //
-// Every function returns nullptr, or the text of what went wrong (freed with vidtui_c10d_free): no exception crosses
-// into Rust. Tensors come in as `at::Tensor*`, which is what tch's pointers are; handles are made and freed here.
+// Every function returns nullptr, or an error message to free with vidtui_c10d_free: no exception crosses
+// into Rust. Tensors are passed as `at::Tensor*`, the type of tch's pointers; this file creates and frees the handles.
 
 #include "shim.h"
 
@@ -21,14 +21,14 @@
 
 namespace {
 
-// Collectives in flight that complete together, and what they need to stay alive until then.
+// Collectives in flight that complete together, and the objects that must live until then.
 struct WorkHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
 };
 
-// Held while a collective begins. libtorch keeps one record of collectives per process, and adds a group to it without a
-// lock: two threads that use their first group at once crashed (2.11, FlightRecorder). Beginning never waits for a peer.
+// Locked while a collective starts. libtorch keeps one record of collectives per process, and adds a group to it without a
+// lock: two threads that use their first group at once crashed (2.11, FlightRecorder). Starting never waits for a peer.
 std::mutex& starting() {
   static std::mutex one_at_a_time;
   return one_at_a_time;
@@ -38,7 +38,7 @@ template <typename F>
 char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
   return guarded([&] {
     const std::lock_guard<std::mutex> lock(starting());
-    // Collectives are not part of any graph, whatever their tensors require.
+    // Collectives are not part of an autograd graph, even if their tensors require gradients.
     at::NoGradGuard no_grad;
     auto handle = std::make_unique<WorkHandle>();
     handle->backend = group->backend;
@@ -51,8 +51,8 @@ c10d::ReduceOp reduce_op(int op) {
   return op == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
 }
 
-// What a rank of a ring passes on: each part but the one it ends with, of a gather or a scattered sum; of a whole sum, which
-// is one after the other, twice as much.
+// The bytes that a rank of a ring sends: all parts but one in an all-gather or reduce-scatter, and twice that in an
+// all-reduce, which is a reduce-scatter and an all-gather.
 uint64_t ring_part(const c10d::Backend& backend, const at::Tensor& part) {
   return static_cast<uint64_t>(backend.getSize() - 1) * part.nbytes();
 }
@@ -61,9 +61,9 @@ uint64_t ring_sum(const c10d::Backend& backend, const at::Tensor& whole) {
   return 2 * static_cast<uint64_t>(backend.getSize() - 1) * whole.nbytes() / static_cast<uint64_t>(backend.getSize());
 }
 
-// ---- differentiable collectives, by their Megatron names
+// ---- differentiable collectives, with Megatron's names
 
-// What a collective within a graph needs of its group.
+// The part of a group that a collective in an autograd graph needs.
 struct Group {
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::intrusive_ptr<Tally> sent;
@@ -235,7 +235,7 @@ char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int si
 void vidtui_group_drop(GroupHandle* group) {
   char* error = guarded([&] {
     const std::unique_ptr<GroupHandle> owned(group);
-    // NCCL's threads are to end before what they watch does; gloo's end by themselves.
+    // NCCL's threads must end before the objects that they watch; gloo's threads end by themselves.
     if (owned->device) owned->backend->shutdown();
   });
   std::free(error);
@@ -260,7 +260,7 @@ char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* output,
   });
 }
 
-// `output` gets this rank's part of the reduced `input`. Of NCCL alone: gloo's takes longer than an exchange.
+// Writes this rank's part of the reduced `input` to `output`. For NCCL only: gloo's takes longer than an exchange.
 char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, const at::Tensor* input, int op,
                                   WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
@@ -278,7 +278,7 @@ char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const a
     const int64_t size = backend.getSize(), rank = backend.getRank(), len = input->numel() / size;
     const int tag = static_cast<int>(group->next_tag++ & 0x7fffffff);
     for (int64_t step = 1; step < size; ++step) {
-      // Each pair of ranks talks at another moment, so that no rank is everyone's first target.
+      // The order of targets is rotated by rank, so that no rank is the first target of all others.
       const int64_t from = (rank + size - step) % size, slot = from < rank ? from : from - 1;
       std::vector<at::Tensor> part{parts->narrow(0, slot * len, len)};
       works.push_back(backend.recv(part, static_cast<int>(from), tag));
@@ -309,14 +309,14 @@ char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
   });
 }
 
-// What was begun since the group was joined: gathered, scattered, summed.
+// The bytes sent since the group was joined: all-gather, reduce-scatter, all-reduce.
 void vidtui_group_sent(const GroupHandle* group, uint64_t* bytes) {
   bytes[0] = group->sent->gathered;
   bytes[1] = group->sent->scattered;
   bytes[2] = group->sent->summed;
 }
 
-// Waits, then frees the handle whatever happened.
+// Waits, then frees the handle, also after an error.
 char* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
     std::unique_ptr<WorkHandle> owned(work);
@@ -341,9 +341,9 @@ char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, a
 
 // One AdamW step over contiguous fp32 tensors of `n` elements on the CPU, in one pass over memory.
 //
-// By hand because at::_fused_adamw_, which is as fast, rounds the elements behind its last full vector differently, so
-// that a shard's result depended on where it was cut. Here each element goes through the same IEEE operations wherever
-// it lies (the build turns contraction into fused multiply-adds off).
+// at::_fused_adamw_ is as fast, but rounds the elements after its last full vector differently, so
+// that results depended on the sharding. Here each element goes through the same IEEE operations at every
+// position (the build disables contraction into fused multiply-adds).
 char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
                    const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
                    double weight_decay, double eps, double step) {
@@ -363,21 +363,21 @@ char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Te
     const float* const g = static_cast<const float*>(grad->data_ptr());
     float* const m = static_cast<float*>(exp_avg->data_ptr());
     float* const v = static_cast<float*>(exp_avg_sq->data_ptr());
-    // 32 Ki elements are half a megabyte of the four tensors: enough work for one thread to be worth waking.
+    // 32 Ki elements are half a megabyte of the four tensors: enough work to justify another thread.
     at::parallel_for(0, param->numel(), 1 << 15, [&](int64_t begin, int64_t end) {
       adamw_range(adamw, end - begin, p + begin, g + begin, m + begin, v + begin);
     });
   });
 }
 
-// One AdamW step on any other device, by libtorch's fused kernel there; nothing waits for it.
+// One AdamW step on any other device with libtorch's fused kernel. Does not synchronize.
 char* vidtui_adamw_fused(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
                          const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
                          double weight_decay, double eps, double step) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     const auto number = [&](double value) { return at::full({}, value, param->options()); };
-    // The kernel divides by its scale.
+    // The kernel divides the gradient by the scale.
     at::_fused_adamw_({*param}, {*grad}, {*exp_avg}, {*exp_avg_sq}, {}, {number(step)}, lr, beta1, beta2, weight_decay,
                       eps, false, false, number(1 / grad_scale), {});
   });

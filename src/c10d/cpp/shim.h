@@ -1,4 +1,4 @@
-// What the files of the C face share: handles, and how errors leave.
+// Handles and error conversion for all files of the C interface.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct StoreHandle {
   uint16_t port;
 };
 
-// Bytes that this rank passed on to others, by kind of collective, counted as rings send them.
+// Bytes that this rank sent, by kind of collective, as a ring algorithm counts them.
 struct Tally : torch::CustomClassHolder {
   std::atomic<uint64_t> gathered{0}, scattered{0}, summed{0};
 };
@@ -30,15 +30,15 @@ struct Tally : torch::CustomClassHolder {
 struct GroupHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
   uint32_t next_tag;
-  // Where the tensors of an NCCL group are.
+  // The device of an NCCL group's tensors.
   std::optional<at::Device> device;
-  // Graphs that hold a collective of the group count in it too.
+  // Autograd graphs with a collective of the group count here too.
   c10::intrusive_ptr<Tally> sent = c10::make_intrusive<Tally>();
 };
 
 inline char* copy_text(const char* text) {
   char* copy = strdup(text);
-  // Out of memory while reporting an error: there is nothing left to report it with.
+  // Out of memory while reporting an error: no report is possible.
   if (copy == nullptr) std::abort();
   return copy;
 }

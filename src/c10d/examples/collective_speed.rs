@@ -1,4 +1,4 @@
-//! Times the two collectives of sharded training on this machine: `collective_speed [MiB] [rounds]`, two processes.
+//! Times the collectives of sharded training over two processes of this node: `collective_speed [MiB] [rounds]`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What CUDA has beside tensors: the current device, its memory, copies that nobody waits for, and events.
+//! CUDA functions beside tensors: the current device, its memory, asynchronous copies, and events.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -8,17 +8,17 @@ use tch::Tensor;
 use crate::ffi::{self, EventHandle, check};
 use crate::{Error, Result};
 
-/// Whether this program was built with the feature `cuda`.
+/// Returns whether this program was built with the feature `cuda`.
 #[must_use]
 pub fn is_built() -> bool {
     // SAFETY: the function takes nothing and returns a number.
     unsafe { ffi::vidtui_cuda_built() != 0 }
 }
 
-/// Makes a GPU the one that this thread uses where none is named.
+/// Makes a GPU the current device of this thread.
 ///
 /// # Errors
-/// When there is no such GPU.
+/// The GPU does not exist.
 pub fn set_device(gpu: usize) -> Result<()> {
     let doing = || format!("use GPU {gpu}");
     let index = number(gpu, doing)?;
@@ -26,12 +26,12 @@ pub fn set_device(gpu: usize) -> Result<()> {
     check(unsafe { ffi::vidtui_cuda_set_device(index) }, doing)
 }
 
-/// Bytes of tensors on a GPU: now, and at their most. They come from libtorch's allocator, which holds more than that.
+/// Returns the bytes of tensors on a GPU, now and at their peak. libtorch's caching allocator reserves more than that.
 ///
 /// # Errors
-/// When there is no such GPU.
+/// The GPU does not exist.
 pub fn memory_bytes(gpu: usize) -> Result<(u64, u64)> {
-    let doing = || format!("ask for the memory of GPU {gpu}");
+    let doing = || format!("read the memory use of GPU {gpu}");
     let index = number(gpu, doing)?;
     let (mut now, mut peak) = (0, 0);
     // SAFETY: both numbers outlive the call.
@@ -39,30 +39,30 @@ pub fn memory_bytes(gpu: usize) -> Result<(u64, u64)> {
     Ok((now.max(0) as u64, peak.max(0) as u64))
 }
 
-/// Makes page-locked memory on the host for a tensor of `like`'s size and dtype; what it holds is undefined.
+/// Allocates a tensor in page-locked host memory with the size and dtype of `like`. Its content is undefined.
 ///
 /// # Errors
-/// When there is no memory.
+/// Host memory is exhausted.
 pub fn pinned(like: &Tensor) -> Result<Tensor> {
-    let doing = || format!("get page-locked memory for {:?}", like.size());
+    let doing = || format!("allocate page-locked memory for {:?}", like.size());
     let mut out = std::ptr::null_mut();
     // SAFETY: the tensor outlives the call, and `out` is where the shim writes a new tensor on success.
     check(unsafe { ffi::vidtui_cuda_pinned(like.as_ptr(), &mut out) }, doing)?;
-    // SAFETY: made by the call above, which gives it up to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Copies in the order of the current stream. Nobody waits: before `to` is read, an [`Event`] recorded later must be.
+/// Enqueues a copy on the current stream and returns at once. Wait for an [`Event`] recorded later before reading `to`.
 ///
 /// # Errors
-/// When sizes differ.
+/// The sizes differ.
 pub fn copy(to: &Tensor, from: &Tensor) -> Result<()> {
     let doing = || format!("copy {:?} to {:?}", from.size(), to.size());
     // SAFETY: both tensors outlive the call; libtorch keeps their memory until the copy is done.
     check(unsafe { ffi::vidtui_cuda_copy(to.as_ptr(), from.as_ptr()) }, doing)
 }
 
-/// A moment in the work of the stream that was current when it was made.
+/// A CUDA event: a point in the work of the stream that was current when it was recorded.
 #[derive(Debug)]
 pub struct Event(NonNull<EventHandle>);
 
@@ -70,10 +70,10 @@ pub struct Event(NonNull<EventHandle>);
 unsafe impl Send for Event {}
 
 impl Event {
-    /// Marks the end of all that the current stream was asked to do so far.
+    /// Records an event after all work that is enqueued on the current stream.
     ///
     /// # Errors
-    /// When the GPU has failed.
+    /// The GPU failed.
     pub fn record() -> Result<Self> {
         let doing = || "record an event".to_owned();
         let mut handle = std::ptr::null_mut();
@@ -82,19 +82,19 @@ impl Event {
         NonNull::new(handle).map(Self).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
     }
 
-    /// Waits until it has come to pass.
+    /// Waits until the event is complete.
     ///
     /// # Errors
-    /// When work before it has failed.
+    /// Work before the event failed.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the handle is alive.
         check(unsafe { ffi::vidtui_cuda_event_wait(self.0.as_ptr()) }, || "wait for an event".to_owned())
     }
 
-    /// Seconds from `earlier` to this one; waits until both have come to pass.
+    /// Waits until both events are complete, and returns the seconds from `earlier` to this one.
     ///
     /// # Errors
-    /// When work before it has failed.
+    /// Work before the event failed.
     pub fn seconds_since(&self, earlier: &Self) -> Result<f64> {
         earlier.wait()?;
         self.wait()?;
@@ -108,13 +108,13 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle came from the shim and this is its only owner.
+        // SAFETY: the shim created the handle, and this is its only owner.
         unsafe { ffi::vidtui_cuda_event_drop(self.0.as_ptr()) }
     }
 }
 
 fn number(gpu: usize, doing: impl FnOnce() -> String) -> Result<c_int> {
-    c_int::try_from(gpu).map_err(|_| Error::argument(doing(), "there is no such GPU"))
+    c_int::try_from(gpu).map_err(|_| Error::argument(doing(), "the GPU does not exist"))
 }
 
 #[cfg(test)]

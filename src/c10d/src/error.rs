@@ -1,23 +1,23 @@
-//! What can go wrong between ranks.
+//! The errors of collectives, stores and CUDA calls.
 
-/// A call into the distributed engine that failed.
+/// A failed call into the distributed engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// libtorch refused or failed; `why` is its own text, without addresses in its sources.
+    /// libtorch returned an error; `why` is its message without the source locations.
     #[error("cannot {doing}: {why}")]
     Torch {
-        /// What was being done, with its real values.
+        /// The operation, with its real values.
         doing: String,
-        /// libtorch's explanation.
+        /// The message of libtorch.
         why: String,
     },
-    /// The arguments cannot be right, whatever the network does.
+    /// The arguments are invalid. Nothing was sent.
     #[error("cannot {doing}: {why}")]
     Argument {
-        /// What was asked for.
+        /// The operation, with its real values.
         doing: String,
-        /// What does not fit, with the numbers.
+        /// The mismatch, with the numbers.
         why: String,
     },
 }
@@ -32,7 +32,7 @@ impl Error {
     }
 }
 
-/// What went wrong in a graph that holds a collective.
+/// Converts the error of a graph that contains a collective.
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
         let text = match error {
@@ -43,7 +43,7 @@ impl From<tch::TchError> for Error {
     }
 }
 
-/// Drops what only a developer of libtorch can use: the leading `[file.cc:123]`, and the notes after the first line.
+/// Removes what only libtorch's developers need: the leading `[file.cc:123]`, and the lines after the first.
 fn readable(text: &str) -> String {
     let mut rest = text.trim();
     while let Some((place, message)) = rest.strip_prefix('[').and_then(|tail| tail.split_once("] ")) {

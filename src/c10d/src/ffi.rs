@@ -1,4 +1,4 @@
-//! The functions of `cpp/shim.cpp`, and how their errors become ours.
+//! The functions of `cpp/shim.cpp`, and the conversion of their errors.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -26,7 +26,7 @@ pub struct EventHandle {
     _private: [u8; 0],
 }
 
-/// nullptr, or a text to free with `vidtui_c10d_free`.
+/// nullptr, or an error message to free with `vidtui_c10d_free`.
 pub type Status = *mut c_char;
 
 unsafe extern "C" {
@@ -160,14 +160,14 @@ pub fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
     if status.is_null() {
         return Ok(());
     }
-    // SAFETY: a status that is not null is a C string made by the shim with strdup, valid until it is freed below.
+    // SAFETY: a status that is not null is a C string that the shim allocated with strdup; it is valid until freed below.
     let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
-    // SAFETY: the same pointer, freed once, by the allocator that made it.
+    // SAFETY: the same pointer, freed once, by the allocator that created it.
     unsafe { vidtui_c10d_free(status) };
     Err(Error::torch(doing(), &text))
 }
 
-/// A C string; text with a zero byte inside is refused.
+/// Converts text to a C string; rejects text that contains a zero byte.
 pub fn c_text(text: &str, doing: impl FnOnce() -> String) -> Result<CString> {
     CString::new(text).map_err(|_| Error::argument(doing(), format!("{text:?} contains a zero byte")))
 }

@@ -10,35 +10,35 @@ use crate::pending::{Combine, Finish, Pending, Work, torch};
 use crate::store::millis;
 use crate::{Error, Result, Store};
 
-/// How the values of ranks become one.
+/// The reduction of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum.
+    /// The sum over ranks.
     Sum,
-    /// Their largest.
+    /// The maximum over ranks.
     Max,
-    /// Their mean: the sum, divided by the number of ranks when it has arrived.
+    /// The mean over ranks: each rank divides the sum by the number of ranks once it is received.
     Avg,
 }
 
-/// Bytes that one rank of a group passed on, by kind of collective, counted as rings send them: of n ranks that share W bytes,
-/// each passes on (n-1)/n W for a gather or a scattered sum, and twice that for a whole sum.
+/// Bytes that one rank of a group sent, by kind of collective, as a ring algorithm counts them: for W bytes over n ranks,
+/// each rank sends (n-1)/n W in an all-gather or reduce-scatter, and twice that in an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sent {
-    /// Parts that became a whole on every rank.
+    /// Bytes of all-gathers.
     pub gathered: u64,
-    /// Sums of which each rank got a part.
+    /// Bytes of reduce-scatters.
     pub scattered: u64,
-    /// Sums that every rank got.
+    /// Bytes of all-reduces.
     pub summed: u64,
 }
 
 /// A process group. Every rank in it must call the same collectives in the same order.
 ///
-/// A group of one rank has no network: its collectives are copies, complete at once.
+/// A group of one rank uses no network: its collectives are local copies that complete at once.
 pub struct Group {
     network: Option<Network>,
-    /// Where its tensors are.
+    /// The device of its tensors.
     device: Device,
     rank: usize,
     size: usize,
@@ -51,19 +51,19 @@ unsafe impl Send for Network {}
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from the shim and this is its only owner.
+        // SAFETY: the shim created the pointer, and this is its only owner.
         unsafe { ffi::vidtui_group_drop(self.0.as_ptr()) }
     }
 }
 
 impl Group {
-    /// Joins a gloo group of `size` ranks that meet in `store`; each group needs its own [`Store::prefix`].
+    /// Joins a gloo group of `size` ranks with a rendezvous in `store`; each group needs its own [`Store::prefix`].
     ///
     /// `interface` names the network interface to listen on, such as `lo` when all ranks are on one node; without it,
-    /// gloo takes the address that this machine's host name resolves to.
+    /// gloo uses the address that the host name of this node resolves to.
     ///
     /// # Errors
-    /// When the other ranks do not come within `timeout`, which is also the limit of every collective.
+    /// The other ranks do not join within `timeout`, which is also the timeout of every collective.
     pub fn gloo(store: &Store, rank: usize, size: usize, timeout: Duration, interface: Option<&str>) -> Result<Self> {
         let doing = || match interface {
             Some(name) => format!("join the group of {size} ranks as rank {rank} on interface {name}"),
@@ -93,19 +93,19 @@ impl Group {
         Self::joined(status, handle, doing, Device::Cpu, rank, size)
     }
 
-    /// Joins an NCCL group of `size` ranks, each with a GPU of its own, and meets the others at once. Its tensors are on
-    /// GPU number `gpu`, and its collectives run in the order of the stream that they are started on: [`Pending::wait`]
-    /// lets that stream wait and returns.
+    /// Joins an NCCL group of `size` ranks, each with its own GPU, and connects to the other ranks at once. Its tensors are on
+    /// GPU number `gpu`, and its collectives are ordered with the stream on which they start: [`Pending::wait`]
+    /// makes that stream wait and returns without blocking.
     ///
     /// # Errors
-    /// As [`Group::gloo`]; and when the program was built without CUDA.
+    /// As [`Group::gloo`]; or the program was built without CUDA.
     pub fn nccl(store: &Store, rank: usize, size: usize, timeout: Duration, gpu: usize) -> Result<Self> {
         let doing = || format!("join the NCCL group of {size} ranks as rank {rank} with GPU {gpu}");
         if size == 1 && rank == 0 {
             return Ok(Self::alone());
         }
         let (rank_c, size_c) = numbers(doing, rank, size)?;
-        let gpu_c = i32::try_from(gpu).map_err(|_| Error::argument(doing(), "there is no such GPU"))?;
+        let gpu_c = i32::try_from(gpu).map_err(|_| Error::argument(doing(), "the GPU does not exist"))?;
         let prefix = c_text(store.key_prefix(), doing)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the store and the string outlive the call, and `handle` is where the shim writes a new handle on success.
@@ -128,26 +128,26 @@ impl Group {
         Ok(Self { network: Some(Network(handle)), device, rank, size })
     }
 
-    /// The group of one rank.
+    /// Returns the group of one rank.
     #[must_use]
     pub fn alone() -> Self {
         Self { network: None, device: Device::Cpu, rank: 0, size: 1 }
     }
 
-    /// This rank's number in the group.
+    /// Returns the number of this rank in the group.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks in the group.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Returns what this rank passed on since it joined, also within graphs and their backward passes. Broadcasts and
-    /// barriers, which no step has, are not counted.
+    /// Returns the bytes that this rank sent since it joined, including those of autograd graphs and backward passes.
+    /// Broadcasts and barriers are not counted, because no training step has them.
     #[must_use]
     pub fn sent(&self) -> Sent {
         let Some(network) = &self.network else { return Sent::default() };
@@ -189,7 +189,7 @@ impl Group {
         Ok(Pending::new(work, doing(), Finish::Nothing, vec![to, from]))
     }
 
-    /// Reduces every rank's `input` and leaves part `rank` of the result in `out`; `input` holds `size` times as many
+    /// Reduces `input` over all ranks and writes part `rank` of the result to `out`; `input` holds `size` times as many
     /// elements as `out`, and is not changed.
     pub fn reduce_scatter_into(&self, out: &Tensor, input: &Tensor, reduce: Reduce) -> Result<Pending> {
         let doing = || format!("reduce-scatter {:?} over {} ranks into {:?}", input.size(), self.size, out.size());
@@ -216,8 +216,8 @@ impl Group {
             return Ok(Pending::new(work, doing(), finish, vec![to, flat]));
         }
         let parts = Tensor::empty([(self.size as i64 - 1) * len], (input.kind(), input.device()));
-        // Not gloo's own reduce-scatter, which is an all-reduce and a copy: 26 MiB of fp32 over two processes of one
-        // node take it 40 ms, and this exchange with a local sum 14 ms.
+        // gloo's own reduce-scatter is an all-reduce and a copy: for 26 MiB of fp32 over two processes of one
+        // node it takes 40 ms. This exchange with a local sum takes 14 ms.
         let work = self.start(doing, |group, pending| {
             // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
             unsafe { ffi::vidtui_group_exchange(group, flat.as_ptr(), parts.as_ptr(), pending) }
@@ -232,7 +232,7 @@ impl Group {
         Ok(Pending::new(work, doing(), finish, vec![flat]))
     }
 
-    /// Copies `tensor` of rank `root` to all ranks.
+    /// Broadcasts `tensor` of rank `root` to all ranks.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
         let doing = || format!("broadcast {:?} from rank {root} of {}", tensor.size(), self.size);
         contiguous(doing, &[tensor])?;
@@ -246,7 +246,7 @@ impl Group {
         Ok(Pending::new(work, doing(), Finish::Nothing, vec![tensor.shallow_clone()]))
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank calls it.
     pub fn barrier(&self) -> Result<()> {
         let doing = || format!("meet {} ranks at a barrier", self.size);
         // SAFETY: the group is alive.
@@ -254,24 +254,25 @@ impl Group {
         Pending::new(work, doing(), Finish::Nothing, Vec::new()).wait()
     }
 
-    /// Copies a tensor that all ranks have to each: itself, and its gradient is the sum of all ranks' gradients.
+    /// Returns a replicated tensor unchanged; its gradient is the sum of all ranks' gradients.
     ///
-    /// These four are Megatron's differentiable collectives; they wait, and a group of one rank leaves out the network.
+    /// This and the next three functions are Megatron's differentiable collectives. They block; in a group of one rank they
+    /// return the tensor unchanged.
     pub fn copy_to(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 0)
     }
 
-    /// Sums the ranks' tensors; each rank's gradient is that of the sum.
+    /// Sums the tensors of all ranks; each rank's gradient is that of the sum.
     pub fn reduce_from(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 1)
     }
 
-    /// Joins the ranks' tensors along the last dimension; each rank's gradient is its part.
+    /// Concatenates the tensors of all ranks along the last dimension; each rank's gradient is its part.
     pub fn gather_from(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 2)
     }
 
-    /// Takes this rank's part of the last dimension; the gradient is joined from all ranks.
+    /// Returns this rank's part of the last dimension; the gradient is gathered from all ranks.
     pub fn scatter_to(&self, x: &Tensor) -> Result<Tensor> {
         self.parallel(x, 3)
     }
@@ -289,7 +290,7 @@ impl Group {
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 
-    /// Starts a collective on the network, if there is one.
+    /// Starts a collective, unless the group has one rank.
     fn start(
         &self,
         doing: impl FnOnce() -> String + Copy,
@@ -302,7 +303,7 @@ impl Group {
         Ok(Some(Work(work)))
     }
 
-    /// Checks that `large` is `size` times `small`, of the same kind.
+    /// Checks that `large` has `size` times the elements of `small`, and the same dtype.
     fn sizes(&self, doing: impl FnOnce() -> String, large: &Tensor, small: &Tensor) -> Result<()> {
         let (have, part) = (large.numel(), small.numel());
         if have != part * self.size {
@@ -317,7 +318,7 @@ impl Group {
 }
 
 impl Reduce {
-    /// As the shim numbers them. A mean is a sum that is divided later: gloo has no mean.
+    /// Returns the shim's number of the reduction. gloo has no mean: it is a sum that is divided later.
     fn code(self) -> i32 {
         match self {
             Self::Sum | Self::Avg => 0,
@@ -326,7 +327,7 @@ impl Reduce {
     }
 }
 
-/// Rank and size as the shim takes them.
+/// Converts rank and size to the integers of the shim.
 fn numbers(doing: impl FnOnce() -> String, rank: usize, size: usize) -> Result<(i32, i32)> {
     if rank >= size {
         return Err(Error::argument(doing(), format!("ranks are 0 to {}", size.saturating_sub(1))));

@@ -1,13 +1,13 @@
 //! PyTorch's distributed engine, called from Rust.
 //!
-//! A [`Store`] lets ranks find each other, a [`Group`] moves tensors between them, and every collective returns a
-//! [`Pending`] to wait on. Beside them live the optimizer step over a shard ([`ops`]) and what of CUDA tch does not bind
+//! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
+//! [`Pending`] to wait on. The crate also has the optimizer step of a shard ([`ops`]) and CUDA functions that tch does not bind
 //! ([`cuda`]).
 //!
-//! Collectives on the CPU are gloo's. With the feature `cuda` there are NCCL's too, and the crate links against a libtorch
-//! with CUDA; without it everything of CUDA is there as well, and fails with a text that says so.
+//! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
+//! with CUDA. Without the feature, the CUDA functions exist too and return an error.
 //!
-//! Its `unsafe` code is all in talking to the C++ in `cpp/`.
+//! All `unsafe` code calls the C++ in `cpp/`.
 
 mod error;
 mod ffi;
@@ -23,5 +23,5 @@ pub use group::{Group, Reduce, Sent};
 pub use pending::Pending;
 pub use store::Store;
 
-/// The result of this crate's calls.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -8,23 +8,23 @@ use crate::{Error, Result};
 /// The settings of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// Learning rate of this step.
+    /// The learning rate of this step.
     pub lr: f64,
-    /// Decay of the mean of gradients.
+    /// The decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the mean of squared gradients.
+    /// The decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// ε, added to the square root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay; a step multiplies the parameter by `1 - lr * weight_decay`.
     pub weight_decay: f64,
-    /// Which step this is, from 1: it sets the bias correction.
+    /// The number of this step, from 1. It sets the bias correction.
     pub step: u64,
-    /// What the gradient is multiplied with first, as when clipping; 1 leaves it alone.
+    /// The factor that multiplies the gradient first, for clipping; 1 changes nothing.
     pub grad_scale: f64,
 }
 
-/// What takes a step.
+/// The implementation of a step.
 #[derive(Debug, Clone, Copy)]
 enum Means {
     /// The loop of this crate.
@@ -36,12 +36,12 @@ enum Means {
 impl AdamW {
     /// Updates `param` and its moments in place, in one pass over memory, as `torch.optim.AdamW` does.
     ///
-    /// All four are fp32 on one device, of one length, contiguous; views of longer tensors are fine. On the CPU each
-    /// element's result has the same bits however the tensors are cut and whatever the number of threads. Elsewhere the
-    /// gradient is scaled in its place.
+    /// All four are contiguous, fp32, of one length and on one device; they may be views of longer tensors. On the CPU each
+    /// element's result has the same bits for every sharding and every number of threads. On other devices the
+    /// gradient is scaled in place.
     ///
     /// # Errors
-    /// When shapes differ, a tensor is of another kind or place, or `step` is 0.
+    /// The shapes, dtypes or devices of the tensors differ, or `step` is 0.
     pub fn step(&self, param: &Tensor, grad: &Tensor, exp_avg: &Tensor, exp_avg_sq: &Tensor) -> Result<()> {
         let doing = || format!("apply AdamW step {} to a tensor of {:?}", self.step, param.size());
         let place = param.device();
@@ -70,7 +70,7 @@ impl AdamW {
             Means::OnePass => ffi::vidtui_adamw,
             Means::Libtorch => ffi::vidtui_adamw_fused,
         };
-        // SAFETY: the caller answers for the tensors, which outlive the call.
+        // SAFETY: the caller guarantees what this function requires of the tensors, and they outlive the call.
         unsafe {
             call(
                 param.as_ptr(),

@@ -8,9 +8,9 @@ use tch::{Kind, Tensor};
 use crate::ffi::{self, WorkHandle, check};
 use crate::{Reduce, Result};
 
-/// A collective that has begun; its tensors must not be read or written until [`Pending::wait`] returns.
+/// A collective that was started. Do not read or write its tensors until [`Pending::wait`] returns.
 ///
-/// It keeps the tensors alive. Dropping it waits too, so that no buffer is freed under the network, and loses the error.
+/// It keeps the tensors alive. Dropping it waits too, so that no buffer is freed while in use, but discards the error.
 #[must_use = "a collective is complete only after wait()"]
 pub struct Pending {
     work: Option<Work>,
@@ -20,18 +20,18 @@ pub struct Pending {
     _tensors: Vec<Tensor>,
 }
 
-/// What is left to do on this rank when the network is done.
+/// The local work that remains when the network is done.
 pub(crate) enum Finish {
     Nothing,
-    /// Divide in place.
+    /// Divides in place.
     Divide(Tensor, i64),
-    /// Reduce the parts of all ranks.
+    /// Reduces the parts of all ranks.
     Combine(Combine),
 }
 
 /// The local half of a reduce-scatter.
 pub(crate) struct Combine {
-    /// Where the result goes, `[len]`.
+    /// The destination of the result, `[len]`.
     pub out: Tensor,
     /// This rank's own part, `[len]`.
     pub own: Tensor,
@@ -54,8 +54,8 @@ impl Pending {
     /// Waits until the collective is complete on this rank.
     ///
     /// # Errors
-    /// When a peer is gone or the group's timeout passes. The tensors then hold anything, and the group is of no
-    /// further use: the ranks no longer agree on what comes next.
+    /// A peer exited, or the group's timeout passed. The content of the tensors is then undefined, and the group cannot be
+    /// used again: the ranks are no longer in step.
     pub fn wait(mut self) -> Result<()> {
         self.finish_network()?;
         match std::mem::replace(&mut self.finish, Finish::Nothing) {
@@ -70,21 +70,21 @@ impl Pending {
 
     fn finish_network(&mut self) -> Result<()> {
         let Some(work) = self.work.take() else { return Ok(()) };
-        // SAFETY: the handle came from the shim, has one owner and is given up here; the call frees it.
+        // SAFETY: the shim created the handle and this is its only owner; the call frees it.
         check(unsafe { ffi::vidtui_work_wait(work.0.as_ptr()) }, || self.doing.clone())
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // Only reached with work when an earlier error made the caller leave without waiting: that error is the one
-        // people need to see.
+        // There is work here only if the caller returned early on another error. That error is the one that
+        // users need.
         let _ = self.finish_network();
     }
 }
 
 impl Combine {
-    /// Combines in rank order, so that the bits do not depend on whose part this is; halves are added in fp32.
+    /// Reduces in rank order, so that the bits do not depend on the rank; 16-bit floats are added in fp32.
     fn run(&self) -> std::result::Result<(), tch::TchError> {
         let others = self.parts.size()[0];
         let half = matches!(self.out.kind(), Kind::BFloat16 | Kind::Half);
@@ -115,7 +115,7 @@ impl Combine {
     }
 }
 
-/// Runs tensor arithmetic, with `doing` in its error.
+/// Runs tensor arithmetic and adds `doing` to its error.
 pub(crate) fn torch(doing: &str, body: impl FnOnce() -> std::result::Result<(), tch::TchError>) -> Result<()> {
     body().map_err(|error| crate::Error::torch(doing, &error.to_string()))
 }

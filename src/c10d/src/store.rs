@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use crate::ffi::{self, StoreHandle, c_text, check};
 use crate::{Error, Result};
 
-/// A client of the run's key-value store, and in one rank also its server.
+/// A client of the run's key-value store. In one rank it is also the server.
 ///
-/// A TCP server lives as long as the last clone or prefix of the store that made it; ranks that still need the store
-/// after that get an error. A file goes with the last of its ranks.
+/// A TCP server lives as long as the last clone or prefix of its store; ranks that still use the store
+/// after that get an error. The last rank removes the file of a file store.
 #[derive(Clone)]
 pub struct Store {
     handle: Arc<Handle>,
@@ -30,18 +30,19 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from vidtui_store_tcp and this is its only owner.
+        // SAFETY: the shim created the pointer, and this is its only owner.
         unsafe { ffi::vidtui_store_drop(self.0.as_ptr()) }
     }
 }
 
 impl Store {
-    /// Connects to the store at `host:port`, and serves it when `is_server`.
+    /// Connects to the store at `host:port`, and serves it if `is_server`.
     ///
-    /// Returns when the server is there; the server itself returns when all `world_size` clients are, itself included.
+    /// Returns once the server accepts connections. The server itself returns once all `world_size` clients, itself included,
+    /// are connected.
     ///
     /// # Errors
-    /// When that takes longer than `timeout`, or the server's port is taken. Later waits have the same limit.
+    /// This takes longer than `timeout`, or the server's port is in use. Later waits have the same timeout.
     pub fn tcp(host: &str, port: u16, world_size: usize, is_server: bool, timeout: Duration) -> Result<Self> {
         let doing = || match is_server {
             true => format!("serve the store of {world_size} ranks at {host}:{port}"),
@@ -57,16 +58,16 @@ impl Store {
         Self::made(status, handle, doing)
     }
 
-    /// Opens a store that is a file on this node, which no attempt may have used before.
+    /// Opens a store in a file on this node. The file must not be from an earlier attempt.
     ///
-    /// It needs no port and no name service: libtorch's TCP store asks for the name of every address it sees, for its
-    /// log, and a name server that does not answer then costs five seconds a connection.
+    /// It needs no port and no DNS. libtorch's TCP store looks up the name of every address for its
+    /// log, and a DNS server that does not answer then delays each connection by five seconds.
     ///
     /// # Errors
-    /// When the file cannot be made. Later waits are limited by `timeout`.
+    /// The file cannot be created. `timeout` is the limit of later waits.
     pub fn file(path: &Path, world_size: usize, timeout: Duration) -> Result<Self> {
         let doing = || format!("open the store of {world_size} ranks in {}", path.display());
-        // FileStore would try for ever.
+        // FileStore would retry forever.
         if let Err(error) = OpenOptions::new().append(true).create(true).open(path) {
             return Err(Error::argument(doing(), error.to_string()));
         }
@@ -84,14 +85,14 @@ impl Store {
         Ok(Self { handle: Arc::new(Handle(handle)), prefix: String::new() })
     }
 
-    /// The port of a TCP store's server; 0 for a file.
+    /// Returns the port of a TCP store's server; 0 for a file.
     #[must_use]
     pub fn port(&self) -> u16 {
         // SAFETY: the handle is alive as long as `self`.
         unsafe { ffi::vidtui_store_port(self.raw()) }
     }
 
-    /// The same store, with `name/` before every key.
+    /// Returns a view of this store that prepends `name/` to every key.
     #[must_use]
     pub fn prefix(&self, name: &str) -> Self {
         Self { handle: Arc::clone(&self.handle), prefix: format!("{}{name}/", self.prefix) }
@@ -105,10 +106,10 @@ impl Store {
         check(unsafe { ffi::vidtui_store_set(self.raw(), key_c.as_ptr(), value.as_ptr(), value.len()) }, doing)
     }
 
-    /// Returns the value of `key`, waiting until someone sets it.
+    /// Waits until a rank sets `key`, and returns its value.
     ///
     /// # Errors
-    /// When nobody sets it within the store's timeout.
+    /// No rank sets the key within the store's timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         let doing = || format!("get {key:?} from the store");
         let key_c = self.key(key, doing)?;
@@ -146,9 +147,9 @@ impl Store {
     }
 }
 
-/// Waits until something accepts connections at `host:port` and returns what is left of `timeout`.
+/// Waits until a server accepts connections at `host:port`, and returns the rest of `timeout`.
 ///
-/// TCPStore can wait too, but tries only every second or two, and every time logs a page.
+/// TCPStore can wait too, but it retries only every one or two seconds and logs a page each time.
 fn await_server(host: &str, port: u16, timeout: Duration, doing: impl FnOnce() -> String) -> Result<Duration> {
     const RETRY: Duration = Duration::from_millis(20);
     let started = Instant::now();
@@ -177,7 +178,7 @@ fn connect(host: &str, port: u16, limit: Duration) -> std::io::Result<()> {
     Err(last)
 }
 
-/// Milliseconds as the shim takes them: at least one, because zero means "no limit" to libtorch.
+/// Converts to milliseconds: at least one, because libtorch takes zero as "no limit".
 pub(crate) fn millis(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1)
 }

@@ -1,4 +1,4 @@
-//! What the collectives compute, over gloo on the loopback interface.
+//! Results of the collectives, over gloo on the loopback interface.
 
 mod together;
 
@@ -13,13 +13,13 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.to_kind(Kind::Double).view(-1)).expect("a flat tensor of doubles is a vector")
 }
 
-/// Small whole numbers, so that sums are exact in bf16 too.
+/// Returns small integers, so that sums are exact in bf16 too.
 fn counting(from: i64, len: i64, kind: Kind) -> Tensor {
     Tensor::arange_start(from, from + len, (Kind::Float, Device::Cpu)).to_kind(kind)
 }
 
 #[test]
-fn all_reduce_gives_every_rank_the_sum_the_largest_and_the_mean() -> Result<()> {
+fn all_reduce_gives_every_rank_the_sum_the_maximum_and_the_mean() -> Result<()> {
     for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
         let n = size as f64;
         for (reduce, want) in [
@@ -39,7 +39,7 @@ fn all_reduce_gives_every_rank_the_sum_the_largest_and_the_mean() -> Result<()> 
 }
 
 #[test]
-fn whole_numbers_are_reduced_too() -> Result<()> {
+fn integers_are_reduced_too() -> Result<()> {
     let got = on_ranks(2, |group, _| {
         let flag = Tensor::from_slice(&[group.rank() as i64 * 3]);
         group.all_reduce(&flag, Reduce::Max)?.wait()?;
@@ -50,7 +50,7 @@ fn whole_numbers_are_reduced_too() -> Result<()> {
 }
 
 #[test]
-fn all_gather_puts_the_parts_in_rank_order() -> Result<()> {
+fn all_gather_returns_the_parts_in_rank_order() -> Result<()> {
     for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
         let got = on_ranks(size, |group, _| {
             let input = counting(group.rank() as i64 * 3, 3, kind);
@@ -65,7 +65,7 @@ fn all_gather_puts_the_parts_in_rank_order() -> Result<()> {
 }
 
 #[test]
-fn reduce_scatter_leaves_each_rank_its_part_of_the_reduction() -> Result<()> {
+fn reduce_scatter_gives_each_rank_its_part_of_the_reduction() -> Result<()> {
     for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
         let (n, len) = (size as f64, size as i64 * 2);
         let got = on_ranks(size, |group, _| {
@@ -92,7 +92,7 @@ fn reduce_scatter_leaves_each_rank_its_part_of_the_reduction() -> Result<()> {
 }
 
 #[test]
-fn broadcast_copies_the_root() -> Result<()> {
+fn broadcast_copies_the_tensor_of_the_root() -> Result<()> {
     for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
         let root = size - 1;
         let got = on_ranks(size, |group, _| {
@@ -107,7 +107,7 @@ fn broadcast_copies_the_root() -> Result<()> {
 }
 
 #[test]
-fn collectives_may_overlap_and_be_waited_for_out_of_order() -> Result<()> {
+fn collectives_can_overlap_and_be_waited_for_out_of_order() -> Result<()> {
     let got = on_ranks(2, |group, _| {
         let options = (Kind::Float, Device::Cpu);
         let grad = Tensor::ones([1 << 20], options);
@@ -126,7 +126,7 @@ fn collectives_may_overlap_and_be_waited_for_out_of_order() -> Result<()> {
 }
 
 #[test]
-fn two_groups_over_one_store_do_not_meet() -> Result<()> {
+fn two_groups_in_one_store_do_not_mix() -> Result<()> {
     let got = on_ranks(4, |world, store| {
         let pair = store.prefix(&format!("pair{}", world.rank() / 2));
         let pair = Group::gloo(&pair, world.rank() % 2, 2, TIMEOUT, Some("lo"))?;
@@ -139,7 +139,7 @@ fn two_groups_over_one_store_do_not_meet() -> Result<()> {
 }
 
 #[test]
-fn a_pending_that_is_dropped_has_still_happened() -> Result<()> {
+fn dropping_a_pending_waits_for_the_collective() -> Result<()> {
     let got = on_ranks(2, |group, _| {
         let tensor = Tensor::from_slice(&[1.0f32]);
         drop(group.all_reduce(&tensor, Reduce::Sum)?);
@@ -150,7 +150,7 @@ fn a_pending_that_is_dropped_has_still_happened() -> Result<()> {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_refused_with_the_arithmetic() {
+fn an_error_about_mismatched_sizes_shows_the_arithmetic() {
     let group = Group::alone();
     let (out, input) = (Tensor::zeros([3], (Kind::Float, Device::Cpu)), Tensor::zeros([2], (Kind::Float, Device::Cpu)));
     let error = group.all_gather_into(&out, &input).err().expect("3 is not 1 × 2");
@@ -161,9 +161,9 @@ fn sizes_that_do_not_fit_are_refused_with_the_arithmetic() {
     assert!(error.err().expect("a transposed tensor").to_string().contains("not contiguous"));
 }
 
-/// Two linear layers, the first split by columns and the second by rows, are the whole layers, and so are all gradients.
+/// Splits two linear layers, the first by columns and the second by rows, and compares outputs and gradients with the whole ones.
 #[test]
-fn split_linear_layers_are_the_whole_ones_forward_and_back() -> Result<()> {
+fn split_linear_layers_equal_whole_ones_forward_and_backward() -> Result<()> {
     let whole = |shape: &[i64], seed: f64| {
         (Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)) * seed).sin().view(shape)
     };
@@ -181,7 +181,7 @@ fn split_linear_layers_are_the_whole_ones_forward_and_back() -> Result<()> {
             let mine = |t: &Tensor, dim: i64| t.narrow(dim, rank * part, part);
             let (x1, up1, down1) = (leaf(&x), leaf(&mine(&up, 0)), leaf(&mine(&down, 1)));
             let hidden = group.copy_to(&x1)?.linear(&up1, None::<&Tensor>).tanh();
-            // There and back, so that gathering and scattering are in the graph too.
+            // Scatter and gather, so that the graph contains both.
             let hidden = group.scatter_to(&group.gather_from(&hidden)?)?;
             let got = group.reduce_from(&hidden.linear(&down1, None::<&Tensor>))?;
             let grads = Tensor::run_backward(&[(&got * &weights).sum(Kind::Float)], &[&x1, &up1, &down1], false, false);

@@ -1,10 +1,10 @@
-//! What the optimizer computes.
+//! Results of the optimizer step.
 
 use c10d::Result;
 use c10d::ops::AdamW;
 use tch::{Device, Kind, Tensor};
 
-/// Roughly normal numbers. libtorch's own generator is one for the process, and tests run side by side.
+/// Returns roughly normal numbers. libtorch has one generator per process, and tests run in parallel.
 fn random(len: usize, seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut uniform = || {
@@ -15,7 +15,7 @@ fn random(len: usize, seed: u64) -> Tensor {
     Tensor::from_slice(&normal)
 }
 
-/// The textbook update (Loshchilov and Hutter, algorithm 2, as in `torch.optim.AdamW`), in fp64.
+/// Computes the textbook update (Loshchilov and Hutter, algorithm 2, as in `torch.optim.AdamW`), in fp64.
 fn textbook(settings: &AdamW, [p, g, m, v]: [&Tensor; 4]) -> [Tensor; 3] {
     let [p, g, m, v] = [p, g, m, v].map(|tensor| tensor.to_kind(Kind::Double));
     let AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale } = *settings;
@@ -28,10 +28,10 @@ fn textbook(settings: &AdamW, [p, g, m, v]: [&Tensor; 4]) -> [Tensor; 3] {
 }
 
 #[test]
-fn the_fused_step_is_the_textbook_step() -> Result<()> {
+fn the_fused_step_equals_the_textbook_step() -> Result<()> {
     for (threads, grad_scale) in [(1, 1.0), (2, 1.0), (1, 0.037), (2, 0.037)] {
         tch::set_num_threads(threads);
-        // Not a multiple of any vector length; weights are of the size that training has.
+        // Not a multiple of any vector length; weights have a realistic magnitude.
         let (p, m, v) = (random(100_003, 1) * 0.02, random(100_003, 2) * 0.01, random(100_003, 3).square() * 1e-4);
         for step in [1, 2, 3, 1000] {
             let g = random(100_003, 10 + step) * 0.01;
@@ -51,7 +51,7 @@ fn the_fused_step_is_the_textbook_step() -> Result<()> {
 }
 
 #[test]
-fn the_fused_step_works_on_a_view_and_leaves_its_surroundings_alone() -> Result<()> {
+fn the_fused_step_on_a_view_changes_nothing_outside_it() -> Result<()> {
     let [p, m, v] = [1, 2, 3].map(|_| Tensor::ones([10], (Kind::Float, Device::Cpu)));
     let g = random(10, 4);
     let part = |tensor: &Tensor| tensor.narrow(0, 3, 4);
@@ -63,7 +63,7 @@ fn the_fused_step_works_on_a_view_and_leaves_its_surroundings_alone() -> Result<
 }
 
 #[test]
-fn the_fused_step_is_the_same_bits_for_a_shard_as_for_the_whole() -> Result<()> {
+fn the_fused_step_of_a_shard_has_the_same_bits_as_that_of_the_whole() -> Result<()> {
     let make = || [random(1000, 1), random(1000, 2), random(1000, 3) * 0.1, random(1000, 4).square()];
     let settings = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 7, grad_scale: 0.3 };
     let [p, g, m, v] = make();
@@ -78,7 +78,7 @@ fn the_fused_step_is_the_same_bits_for_a_shard_as_for_the_whole() -> Result<()> 
 }
 
 #[test]
-fn a_step_with_tensors_that_differ_is_refused() {
+fn a_step_with_mismatched_tensors_is_an_error() {
     let zeros = |len, kind| Tensor::zeros([len], (kind, Device::Cpu));
     let settings = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 1, grad_scale: 1.0 };
     let f = |len| zeros(len, Kind::Float);

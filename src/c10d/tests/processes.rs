@@ -1,4 +1,4 @@
-//! Ranks as real processes: this test binary starts itself again, with a rank in its environment.
+//! Ranks as real processes: this test binary starts itself as a child, with the rank in an environment variable.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use c10d::{Group, Reduce, Result, Store};
 use tch::{Device, Kind, Tensor};
 
-/// What the child of a test does: `"<test> <rank> <size> <port>"`.
+/// The environment variable with the child's task: `"<test> <rank> <size> <port>"`.
 const CHILD: &str = "VIDTUI_C10D_TEST_CHILD";
 
-/// Long enough for a loaded machine to start a process, and the limit that a hang would run into.
+/// Long enough for a loaded machine to start a process; a hang ends after it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Serves a store on a port that the system chooses, for ranks that come when they know it.
+/// Serves a store on a port that the system chooses; ranks join later.
 fn serve() -> Result<Store> {
     Store::tcp("127.0.0.1", 0, 1, true, TIMEOUT)
 }
@@ -21,13 +21,13 @@ fn join(store: &Store, rank: usize, size: usize) -> Result<Group> {
     Group::gloo(&store.prefix("world"), rank, size, TIMEOUT, Some("lo"))
 }
 
-/// A process that does not outlive the test that started it.
+/// A child process that is killed when the test ends.
 struct ChildRank(Child);
 
 impl ChildRank {
-    /// Waits for its end.
+    /// Waits for the exit and returns whether it succeeded.
     fn succeeded(mut self) -> bool {
-        self.0.wait().expect("a child can be waited for").success()
+        self.0.wait().expect("the child can be waited for").success()
     }
 }
 
@@ -44,7 +44,7 @@ fn spawn(test: &str, rank: usize, size: usize, port: u16) -> ChildRank {
         .env(CHILD, format!("{test} {rank} {size} {port}"))
         .stdout(Stdio::null())
         .spawn()
-        .expect("this program starts again");
+        .expect("this program can start itself");
     ChildRank(child)
 }
 
@@ -109,9 +109,9 @@ fn a_killed_peer_is_an_error_and_not_a_hang() -> Result<()> {
         let error = collective(&group, &whole, &part).and_then(c10d::Pending::wait).err();
         let error = error.expect("the peer is dead").to_string();
         assert!(error.starts_with(&format!("cannot {name} [")), "{error}");
-        assert!(!error.to_lowercase().contains("timed out"), "noticed at once, not by the limit: {error}");
+        assert!(!error.to_lowercase().contains("timed out"), "the error comes at once, not after the timeout: {error}");
         println!("{error}");
-        // The group can still be taken down.
+        // Dropping the group still works.
         drop((group, store));
         assert!(!child.succeeded());
     }
@@ -123,7 +123,7 @@ fn a_peer_that_never_calls_is_an_error_after_the_timeout() -> Result<()> {
     for reduce_scatter in [false, true] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let join = |rank| {
-            // Also the time that both have to join.
+            // It also limits the time for both ranks to join.
             let limit = Duration::from_secs(10);
             let store = Store::file(&folder.path().join("store"), 2, limit)?;
             Group::gloo(&store, rank, 2, limit, Some("lo"))

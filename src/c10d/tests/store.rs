@@ -1,4 +1,4 @@
-//! What the stores keep, and what they say when ranks do not meet.
+//! Values in stores, and errors when ranks do not connect.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use c10d::{Group, Result, Store};
 
-/// Longer than a name server that does not answer can hold up libtorch's connections.
+/// Longer than the delay that a DNS server without an answer adds to libtorch's connections.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn keeps_bytes_counts_and_prefixes(store: &Store, other: &Store) -> Result<()> {
@@ -34,17 +34,17 @@ fn a_file_store_keeps_bytes_counts_and_prefixes() -> Result<()> {
 }
 
 #[test]
-fn a_key_that_nobody_sets_is_an_error_after_the_timeout() -> Result<()> {
+fn a_key_that_is_never_set_is_an_error_after_the_timeout() -> Result<()> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = Store::file(&folder.path().join("store"), 1, Duration::from_millis(300))?;
-    let error = store.get("nothing").expect_err("nobody sets it").to_string();
+    let error = store.get("nothing").expect_err("no rank sets the key").to_string();
     assert!(error.starts_with("cannot get \"nothing\" from the store: "), "{error}");
     assert!(error.to_lowercase().contains("timeout"), "{error}");
     Ok(())
 }
 
 #[test]
-fn a_store_in_a_folder_that_is_not_there_is_a_readable_error() {
+fn a_store_in_a_missing_folder_is_a_readable_error() {
     let error = Store::file(Path::new("/nowhere/store"), 2, TIMEOUT).err().expect("there is no such folder");
     let text = "cannot open the store of 2 ranks in /nowhere/store: No such file or directory (os error 2)";
     assert_eq!(error.to_string(), text);
@@ -52,18 +52,18 @@ fn a_store_in_a_folder_that_is_not_there_is_a_readable_error() {
 
 #[test]
 fn a_wrong_port_is_a_readable_error() {
-    // Held at one address of this machine, so that nobody listens there at another.
+    // Binding the port on one loopback address keeps other processes from it; no process listens on the other address.
     let held = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
     let port = held.local_addr().expect("a bound listener has an address").port();
-    let error = Store::tcp("127.0.0.2", port, 2, false, Duration::from_secs(1)).err().expect("nobody listens there");
+    let error = Store::tcp("127.0.0.2", port, 2, false, Duration::from_secs(1)).err().expect("no process listens there");
     let text = error.to_string();
     assert!(text.starts_with(&format!("cannot reach the store at 127.0.0.2:{port}: ")), "{text}");
     assert!(text.ends_with("nothing answered there for 1.0 s (Connection refused (os error 111))"), "{text}");
 }
 
 #[test]
-fn a_rank_that_never_comes_is_a_readable_error() {
-    let error = Store::tcp("127.0.0.1", 0, 2, true, Duration::from_secs(1)).err().expect("one of two ranks came");
+fn a_rank_that_never_connects_is_a_readable_error() {
+    let error = Store::tcp("127.0.0.1", 0, 2, true, Duration::from_secs(1)).err().expect("only one of two ranks connected");
     let text = error.to_string();
     assert!(text.starts_with("cannot serve the store of 2 ranks at 127.0.0.1:0: "), "{text}");
     assert!(text.to_lowercase().contains("timed out") && !text.contains('\n'), "{text}");

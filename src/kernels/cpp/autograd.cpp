@@ -1,7 +1,7 @@
-// The operators of this crate as libtorch's autograd sees them, behind a C face.
+// The operators of this crate as autograd functions, with a C interface.
 //
-// Tensors come in as `at::Tensor*`, which is what tch's pointers are, and go out as new ones that Rust owns. No
-// exception crosses into Rust: a call returns nullptr, or the text of what went wrong, to be freed with
+// Inputs are `at::Tensor*`, the type of tch's pointers; outputs are new tensors that Rust owns. No
+// exception crosses into Rust: a call returns nullptr, or an error message to free with
 // vidtui_kernels_free.
 
 #include "ttt.h"
@@ -21,7 +21,7 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-// A tensor that may be absent: autograd asks every tensor argument for its device.
+// An optional tensor: autograd reads the device of every tensor argument.
 using Maybe = std::optional<Tensor>;
 
 const float* numbers(const Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
@@ -43,14 +43,14 @@ TttInputs inputs_of(const variable_list& x) {
           numbers(x[5]), numbers(x[6]), numbers(x[7]), numbers(x[8]), numbers(x[9])};
 }
 
-// The scan in ATen's operators: what a device without a kernel of its own runs. The mini-batches of a group are recorded
-// by autograd when the backward pass comes to them, one group at a time.
+// The scan in ATen's operators, for devices without a kernel. The backward pass recomputes the mini-batches of one group
+// at a time with an autograd graph.
 namespace generic {
 
 // W1, b1, W2, b2 of every sequence; the last two are undefined for the linear kind.
 using State = std::array<Tensor, 4>;
 
-// One row of the heads' tensors for each sequence.
+// Expands the heads' tensors to one row per sequence.
 Tensor for_sequences(const Tensor& t, int64_t sequences) {
   std::vector<int64_t> repeats(t.dim(), 1);
   repeats[0] = sequences / t.size(0);
@@ -70,7 +70,7 @@ Tensor inner(const State& w, const Tensor& x) {
   return w[2].defined() ? at::baddbmm(w[3], at::gelu(z, "tanh"), w[2]) : z;
 }
 
-// One mini-batch: learns from keys and targets, then answers the queries. The formulas are those of ttt.rs.
+// One mini-batch: updates the weights from keys and targets, then applies them to the queries. ttt.rs has the formulas.
 Tensor step(State& w, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta, const Tensor& gamma,
             const Tensor& beta, double eps) {
   const Tensor z1 = hidden(w, k);
@@ -85,7 +85,7 @@ Tensor step(State& w, const Tensor& q, const Tensor& k, const Tensor& target, co
     w[at + 1] = w[at + 1] - scaled.sum(1, true);
   };
   if (mlp) {
-    // gelu's slope as an expression, because it is differentiated again.
+    // gelu's derivative as an expression, because it is differentiated too.
     const Tensor t = at::tanh(0.7978845608028654 * (z1 + 0.044715 * z1.pow(3)));
     const Tensor slope = 0.5 * (1 + t) + 0.5 * z1 * (1 - t.square()) * 0.7978845608028654 * (1 + 3 * 0.044715 * z1.square());
     const Tensor g1 = at::bmm(g2, w[2].transpose(1, 2)) * slope;
@@ -97,12 +97,12 @@ Tensor step(State& w, const Tensor& q, const Tensor& k, const Tensor& target, co
   return q + gamma * norm(inner(w, q), eps, &inverse) + beta;
 }
 
-// Walks the mini-batches of `tokens`, which are queries, keys, targets and rates, from state `w` to the state after them.
+// Scans the mini-batches of `tokens` (queries, keys, targets and learning rates) and updates the state `w`.
 Tensor walk(State& w, const std::array<Tensor, 4>& tokens, const Tensor& gamma, const Tensor& beta,
             const TttShape& shape) {
   const auto spread = [&](const Tensor& t) { return for_sequences(t, shape.sequences).unsqueeze(1); };
   const Tensor gammas = spread(gamma), betas = spread(beta);
-  // One split for all: each slice of its own would get a gradient as long as the whole.
+  // One split for all mini-batches: the gradient of each separate slice would be as long as the whole.
   std::array<std::vector<Tensor>, 4> parts;
   for (size_t i = 0; i < 4; ++i) parts[i] = tokens[i].split(shape.mini_batch, 1);
   std::vector<Tensor> out;
@@ -134,7 +134,7 @@ int64_t groups_of(const TttShape& shape) {
   return (shape.length + len - 1) / len;
 }
 
-// The states before every group but the first follow each other in `saved`.
+// `saved` holds the states before every group but the first.
 Tensor forward(const variable_list& x, const TttShape& shape, variable_list* saved) {
   State w = first_state(x, shape);
   std::vector<Tensor> out;
@@ -145,7 +145,7 @@ Tensor forward(const variable_list& x, const TttShape& shape, variable_list* sav
   return at::cat(out, 1);
 }
 
-// The gradients of the ten tensors; the saved states begin behind them in `x`.
+// Returns the gradients of the ten tensors; the saved states follow them in `x`.
 variable_list backward(const variable_list& x, const TttShape& shape, const Tensor& grad_out) {
   at::AutoGradMode recording(true);
   const auto leaf = [](const Tensor& t) { return t.defined() ? t.detach().requires_grad_(true) : Tensor(); };
@@ -193,7 +193,7 @@ variable_list backward(const variable_list& x, const TttShape& shape, const Tens
 
 }  // namespace generic
 
-// The TTT scan. The inner state is fp32 whatever comes in; the output has the dtype of the queries.
+// The TTT scan. The inner state is always fp32; the output has the dtype of the queries.
 struct Scan : torch::autograd::Function<Scan> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta,
                         const Tensor& gamma, const Tensor& beta, const Tensor& w1, const Tensor& b1,
@@ -244,7 +244,7 @@ struct Scan : torch::autograd::Function<Scan> {
   static variable_list by_kernel(const variable_list& x, const TttShape& shape, const Tensor& grad_out) {
     variable_list g;
     for (size_t i = 0; i < kTensors; ++i) {
-      // The first four belong to sequences; the rest to heads, with one row per sequence until they are summed below.
+      // The first four are per sequence. The others are per head, with one row per sequence until they are summed below.
       std::vector<int64_t> size = x[i].defined() ? x[i].sizes().vec() : std::vector<int64_t>();
       if (i >= 4 && x[i].defined()) size[0] = shape.sequences;
       g.push_back(x[i].defined() ? at::empty(size, at::kFloat) : Tensor());
@@ -263,7 +263,7 @@ struct Scan : torch::autograd::Function<Scan> {
   }
 };
 
-// The CPU has one kernel for attention. A GPU has two: flash attention for halves, and for fp32 the one that libtorch
+// The CPU has one attention kernel. A GPU has two: flash attention for 16-bit floats, and for fp32 the one that libtorch
 // calls memory-efficient.
 enum class Kernel { Cpu, Flash, Efficient };
 
@@ -292,7 +292,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, const Ten
   if (kernel_for(q) == Kernel::Cpu) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, logsumexp, 0.0, false);
   }
-  // The state of a random generator, for dropout: there is none, and nobody looks.
+  // The state of the random generator for dropout, which is not used.
   const Tensor state = at::zeros({2}, q.options().dtype(at::kUInt64)), offset = at::zeros({}, state.options());
   if (kernel_for(q) == Kernel::Flash) {
     return at::_scaled_dot_product_flash_attention_backward(grad, q, k, v, out, logsumexp, {}, {}, q.size(2), k.size(2),
@@ -304,13 +304,13 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, const Ten
   return {std::get<0>(all), std::get<1>(all), std::get<2>(all)};
 }
 
-// Full attention whose forward result may be known already: then only its backward pass is computed.
+// Full attention. If the result is known, only the backward pass is computed.
 struct Attention : torch::autograd::Function<Attention> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                                const Maybe& known_out, const Maybe& known_logsumexp) {
     Tensor out, logsumexp;
     if (known_out && known_logsumexp) {
-      // New tensors over the same numbers: what goes into a function must not come out of it.
+      // Aliases, because an autograd function must not return its inputs.
       out = known_out->detach();
       logsumexp = known_logsumexp->detach();
     } else {
@@ -330,7 +330,7 @@ struct Attention : torch::autograd::Function<Attention> {
 
 char* copy_text(const char* text) {
   char* copy = strdup(text);
-  // Out of memory while reporting an error: there is nothing left to report it with.
+  // Out of memory while reporting an error: no report is possible.
   if (copy == nullptr) std::abort();
   return copy;
 }
@@ -357,7 +357,7 @@ extern "C" {
 
 void vidtui_kernels_free(char* text) { std::free(text); }
 
-// `tensors` are the ten of the scan; the last two may be null. On the CPU the kernel is used, unless `generic` is set.
+// `tensors` are the ten tensors of the scan; the last two may be null. The CPU uses the kernel, unless `generic` is set.
 char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int generic,
                       Tensor** out) {
   return guarded([&] {

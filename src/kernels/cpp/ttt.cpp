@@ -1,9 +1,9 @@
 // The inner loop of a TTT layer over mini-batches, forward and backward, for CPUs.
 //
-// One sequence is one head of one sample. Its inner weights live in this thread's cache while it walks the whole
-// sequence; sequences are spread over libtorch's threads. There is no graph and no allocation inside the walk. The
-// forward pass saves the inner weights every `group` mini-batches; the backward pass walks the groups from the last to
-// the first, runs each once more with everything kept, and then goes through it in reverse.
+// One sequence is one head of one sample. Its inner weights stay in the thread's cache during the scan of the whole
+// sequence; sequences are distributed over libtorch's threads. The scan builds no graph and allocates nothing. The
+// forward pass saves the inner weights every `group` mini-batches. The backward pass goes through the groups from the last to
+// the first: it recomputes a group, keeps all intermediate values, and then goes through the group in reverse.
 //
 // Names follow the formulas of ttt.rs. F is the head width, M the hidden width of the inner MLP (F for the linear
 // kind), b the tokens of a mini-batch. All matrices are row-major fp32.
@@ -22,7 +22,7 @@
 #include <ATen/ATen.h>
 #endif
 
-// The loops over elements are compiled for several generations of x86, and the processor's own is picked at start.
+// The elementwise loops are compiled for several x86 levels; the program selects the level of the CPU at start.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define EVERY_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -123,7 +123,7 @@ EVERY_PROCESSOR void scale_rows(const float* a, const float* eta, float* out, in
   }
 }
 
-// Every row of `a` gets `bias` added.
+// Adds `bias` to every row of `a`.
 EVERY_PROCESSOR void add_bias(float* a, const float* bias, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < width; ++i) a[r * width + i] += bias[i];
@@ -139,7 +139,7 @@ EVERY_PROCESSOR void add_rows(const float* a, const float* weights, float alpha,
   }
 }
 
-// x̂ and 1/σ of every row.
+// Computes x̂ and 1/σ of every row.
 EVERY_PROCESSOR void normalize(const float* z, float* hat, float* inverse, float eps, int64_t rows, int64_t width) {
   const float share = 1.0f / static_cast<float>(width);
   for (int64_t r = 0; r < rows; ++r) {
@@ -248,7 +248,7 @@ EVERY_PROCESSOR void through_out(const float* dout, const float* hat, const floa
   }
 }
 
-// dA = -η∘S, and dη_r -= ⟨S_r, a_r⟩, where S is the gradient that the weight update hands to the rows of `a`.
+// dA = -η∘S, and dη_r -= ⟨S_r, a_r⟩, where S is the gradient of the weight update with respect to the rows of `a`.
 EVERY_PROCESSOR void through_update(const float* s, const float* a, const float* eta, float* da, float* deta,
                                     int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -274,7 +274,7 @@ struct State {
   float* b2(float* at) const { return at + f * m + m + m * f; }
 };
 
-// What one mini-batch computed. The backward pass keeps one per mini-batch of a group.
+// The intermediate values of one mini-batch. The backward pass keeps one per mini-batch of a group.
 struct Kept {
   std::vector<float> z1, x1, slope1, p, g1;   // [b, M]
   std::vector<float> hat, inverse, g2;        // [b, F], [b], [b, F]
@@ -292,7 +292,7 @@ struct Kept {
   }
 };
 
-// One thread's scratch.
+// The scratch memory of one thread.
 struct Scratch {
   std::vector<float> wide, wide2, narrow, narrow2, narrow3;
 
@@ -345,7 +345,7 @@ void forward_step(const TttShape& s, const State& st, const float* q, const floa
   if (out != nullptr) residual_out(q, kept.hatq.data(), gamma, beta, out, b, f);
 }
 
-// Goes back through one mini-batch. `before` and `after` are the weights around its update; `d` holds the gradient of
+// The backward pass of one mini-batch. `before` and `after` are the weights around its update; `d` holds the gradient of
 // `after` and becomes that of `before`.
 void backward_step(const TttShape& s, const State& st, const float* q, const float* k, const float* target,
                    const float* eta, const float* gamma, const float* beta, float* before, float* after,
@@ -373,7 +373,7 @@ void backward_step(const TttShape& s, const State& st, const float* q, const flo
     add_rows(dz2, nullptr, 1.0f, st.b1(d), b, f);
   }
 
-  // The update, whose own gradient is `d` as it stands now.
+  // The weight update, whose gradient is now `d`.
   if (st.mlp) {
     // wide2 = dg1 from W1' = W1 - (η∘K)ᵀ g1 and b1' = b1 - Σ η g1.
     gemm(Turn::No, Turn::No, b, m, f, 1.0f, k, st.w1(d), 0.0f, wide);
@@ -392,7 +392,7 @@ void backward_step(const TttShape& s, const State& st, const float* q, const flo
     for (int64_t r = 0; r < b; ++r) {
       for (int64_t i = 0; i < m; ++i) wide[r * m + i] *= -eta[r];
     }
-    // g1 = P ∘ gelu'(Z1), P = g2 W2ᵀ: dP goes to g2 and W2. `after` has served: it holds dP.
+    // g1 = P ∘ gelu'(Z1), P = g2 W2ᵀ: dP contributes to g2 and W2. `after` is no longer needed and holds dP.
     float* dp = after;
     std::vector<float> spill;
     if (st.size() < b * m) {

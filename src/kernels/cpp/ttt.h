@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-// What a call is about.
+// The sizes of a call.
 struct TttShape {
   int64_t sequences;   // samples × heads, the heads innermost
   int64_t heads;       // heads of this rank: sequence s has head s % heads
@@ -16,7 +16,7 @@ struct TttShape {
   float eps;           // of the inner LayerNorm
 };
 
-// Tensors of both passes; addresses of fp32 numbers.
+// The tensors of both passes, all fp32.
 struct TttInputs {
   const float* q;       // [sequences, length, F]
   const float* k;       // [sequences, length, F]
@@ -43,10 +43,10 @@ struct TttGrads {
   float* b2;
 };
 
-// Numbers of one sequence's saved states.
+// The number of elements in the saved states of one sequence.
 int64_t ttt_saved_size(const TttShape& shape);
 
-// out [sequences, length, F]; saved [sequences, ttt_saved_size], or null when no backward pass will come.
+// out [sequences, length, F]; saved [sequences, ttt_saved_size], or null without a backward pass.
 void ttt_forward(const TttShape& shape, const TttInputs& in, float* out, float* saved);
 
 // Fills `grads` from the gradient of the output [sequences, length, F].

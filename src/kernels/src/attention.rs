@@ -1,32 +1,32 @@
-//! Full attention that can be told its own result.
+//! Full attention that can reuse a saved result.
 
 use crate::ffi;
 use tch::Tensor;
 
-/// The result of attention: enough to go back through it without running it again.
+/// The result of attention: the backward pass needs no other recomputation.
 #[derive(Debug)]
 pub struct Attended {
     /// `[B, H, L, F]`
     pub out: Tensor,
-    /// Log of the softmax's normaliser, `[B, H, L]`, fp32.
+    /// The logsumexp of the softmax, `[B, H, L]`, fp32.
     pub logsumexp: Tensor,
 }
 
 impl Attended {
-    /// The same numbers without the graph that made them.
+    /// Returns the result detached from the autograd graph.
     pub fn detach(&self) -> Self {
         Attended { out: self.out.detach(), logsumexp: self.logsumexp.detach() }
     }
 }
 
-/// Attends without a mask, scale 1/√F; differentiable in queries, keys and values, each `[B, H, L, F]`.
+/// Computes attention without a mask, scale 1/√F; differentiable in queries, keys and values, each `[B, H, L, F]`.
 ///
-/// On a GPU halves go through flash attention, fp32 through libtorch's memory-efficient kernel.
-/// When `known` holds the result for the same inputs, nothing is computed now, and the gradients are the same.
+/// A GPU runs flash attention for 16-bit floats, and libtorch's memory-efficient kernel for fp32.
+/// If `known` holds the result for the same inputs, the forward pass computes nothing, and the gradients are the same.
 pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> Attended {
     let (mut out, mut logsumexp) = (std::ptr::null_mut(), std::ptr::null_mut());
     let pointer = |t: Option<&Tensor>| t.map_or(std::ptr::null(), Tensor::as_ptr);
-    // SAFETY: all pointers are of tensors that outlive the call, or null where that is allowed; the C++ writes two new
+    // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes two new
     // tensors on success.
     let status = unsafe {
         ffi::vidtui_attention(
@@ -40,7 +40,7 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> A
         )
     };
     ffi::expect_done(status, "attend");
-    // SAFETY: both were made by the call above, which gives them up to us.
+    // SAFETY: the call above created both and transfers ownership to us.
     unsafe { Attended { out: Tensor::from_ptr(out), logsumexp: Tensor::from_ptr(logsumexp) } }
 }
 

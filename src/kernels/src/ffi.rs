@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use torch_sys::C_tensor;
 
-/// nullptr, or a text to free with `vidtui_kernels_free`.
+/// nullptr, or an error message to free with `vidtui_kernels_free`.
 pub type Status = *mut c_char;
 
 unsafe extern "C" {
@@ -27,15 +27,15 @@ unsafe extern "C" {
     ) -> Status;
 }
 
-/// Panics with libtorch's words when a call failed. Operators fail on shapes alone, and those are the recipe's to check;
-/// tch's own operators do the same.
+/// Panics with libtorch's message if a call failed. Operators fail only on shapes, which the recipe's check validates;
+/// tch's own operators panic too.
 pub fn expect_done(status: Status, doing: &str) {
     if status.is_null() {
         return;
     }
-    // SAFETY: a status that is not null is a C string made by the C++ with strdup, valid until it is freed below.
+    // SAFETY: a status that is not null is a C string that the C++ allocated with strdup; it is valid until freed below.
     let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
-    // SAFETY: the same pointer, freed once, by the allocator that made it.
+    // SAFETY: the same pointer, freed once, by the allocator that created it.
     unsafe { vidtui_kernels_free(status) };
     panic!("cannot {doing}: {text}");
 }

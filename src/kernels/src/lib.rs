@@ -1,7 +1,7 @@
 //! Operators that the model needs and libtorch lacks, each differentiable, behind one safe function.
 //!
-//! [`ttt::scan`] is the inner loop of TTT layers; [`attention::attend`] is attention that can be told its own result.
-//! The code is in `cpp/`, and only this crate calls it: a CUDA kernel would come in here.
+//! [`ttt::scan`] is the inner loop of TTT layers; [`attention::attend`] is attention that can reuse a saved result.
+//! The code is in `cpp/`, and only this crate calls it. CUDA kernels belong here too.
 
 pub mod attention;
 mod ffi;

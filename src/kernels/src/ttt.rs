@@ -1,6 +1,6 @@
-//! One TTT layer's inner loop: a small network per head that is trained on the tokens as they pass.
+//! The inner loop of a TTT layer: a small network per head that is trained on the tokens of the sequence.
 //!
-//! Tokens come in mini-batches of `b`. For each, with the weights `W` as they stand:
+//! The loop runs over mini-batches of `b` tokens. For each, with the current weights `W`:
 //!
 //! * MLP: `Z1 = K W1 + b1`, `X = gelu(Z1)`, `Z = X W2 + b2`; linear: `Z = K W1 + b1`.
 //! * `x̂` is `Z` normalised by row, `G = (γ∘x̂ + β - T)∘γ`, `g2 = (G - mean G - x̂ mean(G∘x̂))/σ`: the gradient of
@@ -8,7 +8,7 @@
 //! * update: `W1 -= (η∘K)ᵀ g1`, `b1 -= Σ η g1`, `W2 -= (η∘X)ᵀ g2`, `b2 -= Σ η g2` (linear: `W1 -= (η∘K)ᵀ g2`).
 //! * apply, with the updated weights: `out = Q + γ∘norm(Q's Z) + β`.
 //!
-//! The learned weights start every sequence; the last state is dropped. Source: the reference's kernels
+//! Every sequence starts from the learned weights; the last state is dropped. Source: the reference's kernels
 //! (`ttt-tk kernels/ttt/ttt.cu`), with one ε in both directions.
 //!
 //! N sequences (samples × heads, heads innermost), H heads, L tokens, F head width, M hidden width.
@@ -19,15 +19,15 @@ use tch::Tensor;
 /// Sizes and constants of the loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Tokens of a mini-batch; the sequence is a multiple of it.
+    /// Tokens of a mini-batch; the sequence length is a multiple of it.
     pub mini_batch: i64,
-    /// Mini-batches between states that are saved for the backward pass.
+    /// Mini-batches between the states that are saved for the backward pass.
     pub scan_group: i64,
     /// ε of the inner LayerNorm.
     pub eps: f64,
 }
 
-/// What the loop reads.
+/// The inputs of the loop.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     /// Queries, `[N, L, F]`.
@@ -48,17 +48,17 @@ pub struct Inputs<'a> {
 
 /// Runs the loop and returns `[N, L, F]` in the dtype of the queries; differentiable in all of its inputs.
 ///
-/// The inner state is fp32 throughout. The backward pass is a formula of its own: no graph is built, and states are
-/// saved only every [`Settings::scan_group`] mini-batches, and only when gradients are being recorded. That is the CPU's
-/// kernel; on a GPU the loop is made of libtorch's operators, which autograd records a group at a time.
+/// The inner state is always fp32. On the CPU a kernel computes the backward pass: no graph is built, and states are
+/// saved only every [`Settings::scan_group`] mini-batches, and only if autograd is recording. On a GPU the loop consists
+/// of libtorch's operators, which autograd records one group at a time.
 ///
 /// # Panics
-/// When shapes do not fit together, or `L` is no multiple of the mini-batch: a recipe's check rules that out.
+/// The shapes do not match, or `L` is not a multiple of the mini-batch. The recipe's check excludes both.
 pub fn scan(settings: Settings, x: &Inputs<'_>) -> Tensor {
     scan_by(Means::Fastest, settings, x)
 }
 
-/// What computes the loop.
+/// The implementation of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
     /// The kernel on the CPU, ATen's operators elsewhere.
@@ -93,11 +93,11 @@ fn scan_by(means: Means, settings: Settings, x: &Inputs<'_>) -> Tensor {
     let mut out = std::ptr::null_mut();
     let generic = i32::from(means != Means::Fastest);
     let Settings { mini_batch, scan_group, eps } = settings;
-    // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, of shapes that fit
-    // together as checked above; the C++ writes a new tensor on success.
+    // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, with matching shapes
+    // as checked above; the C++ writes a new tensor on success.
     let status = unsafe { ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, generic, &mut out) };
     ffi::expect_done(status, "scan the tokens");
-    // SAFETY: made by the call above, which gives it up to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use tch::{Device, Kind};
 
-    /// Output and gradients of all inputs; five mini-batches of four tokens, two samples of three heads.
+    /// Returns the output and the gradients of all inputs, for five mini-batches of four tokens, two samples of three heads.
     fn run(means: Means, mlp: bool, leaves: &[Tensor], pull: &Tensor) -> Vec<Tensor> {
         let settings = Settings { mini_batch: 4, scan_group: 2, eps: 1e-6 };
         let t = |i: usize| &leaves[i];

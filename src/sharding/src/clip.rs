@@ -25,7 +25,7 @@ fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64
     Ok(sum.double_value(&[0]).sqrt())
 }
 
-/// Returns what to multiply the gradient with so that its norm does not exceed `limit`.
+/// Returns the factor that scales the gradient so that its norm does not exceed `limit`.
 ///
 /// Source: `torch.nn.utils.clip_grad_norm_`, whose 1e-6 keeps a zero gradient from dividing by zero.
 pub fn clip_factor(norm: f64, limit: f64) -> f64 {

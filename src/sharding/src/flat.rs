@@ -1,39 +1,39 @@
-//! How the tensors of a unit lie in its flat tensors, and which part of each is a rank's own. Arithmetic only.
+//! The layout of a unit's tensors in its flat tensors, and each rank's shard of them. Arithmetic only.
 
-/// Which of a unit's two flat tensors a slot lies in.
+/// One of the two flat tensors of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
-    /// Has a gradient and optimizer state.
+    /// Its slots have gradients and optimizer state.
     Trained,
-    /// Is only read.
+    /// Its slots are never updated.
     Frozen,
 }
 
-/// What the ranks of a TP group have of a slot.
+/// The distribution of a slot over the ranks of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TpLayout {
-    /// All of it, each.
+    /// Each rank has the whole slot.
     Replicated,
-    /// Each a part of its own.
+    /// Each rank has its own part.
     Sharded,
 }
 
-/// One tensor of a unit and its place.
+/// One tensor of a unit and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// Shape of the tensor.
+    /// The shape of the tensor.
     pub shape: Vec<i64>,
     /// The flat tensor it lies in.
     pub kind: ParamKind,
-    /// What the other ranks of the TP group have of it.
+    /// Its distribution over the TP group.
     pub tp_layout: TpLayout,
-    /// Its first element there.
+    /// The position of its first element in the flat tensor.
     pub offset: i64,
     /// Its number of elements.
     pub len: i64,
 }
 
-/// The places of a unit's tensors.
+/// The layout of a unit's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// In the order of the unit's table.
@@ -51,13 +51,13 @@ pub struct ShardRange {
     pub slot: usize,
     /// The flat tensor.
     pub kind: ParamKind,
-    /// What the other ranks of the TP group have of the tensor.
+    /// The distribution of the tensor over the TP group.
     pub tp_layout: TpLayout,
-    /// First element, counted in the tensor (row-major).
+    /// The first element, as an index into the tensor (row-major).
     pub start: i64,
-    /// Number of elements.
+    /// The number of elements.
     pub len: i64,
-    /// First element, counted in the shard.
+    /// The first element, as an index into the shard.
     pub shard_start: i64,
 }
 
@@ -80,7 +80,7 @@ impl Layout {
         Layout { slots, trained_shard: part(trained), frozen_shard: part(frozen) }
     }
 
-    /// Elements of one shard.
+    /// Returns the number of elements of one shard.
     pub fn shard_len(&self, kind: ParamKind) -> i64 {
         match kind {
             ParamKind::Trained => self.trained_shard,
@@ -88,7 +88,7 @@ impl Layout {
         }
     }
 
-    /// What a rank owns, in the order of the slots. Over all ranks the runs cover every tensor once.
+    /// Returns the runs in a rank's shard, in the order of the slots. The runs of all ranks cover every tensor once.
     pub fn ranges(&self, shard: usize) -> Vec<ShardRange> {
         let own = |(slot, s): (usize, &Slot)| {
             let begin = self.shard_len(s.kind) * shard as i64;

@@ -1,4 +1,4 @@
-//! Fully sharded parameters: gathered when a unit runs, freed after it, gradients reduced to the shards.
+//! Fully sharded parameters: a unit's parameters are gathered before it runs and freed after it; gradients are reduced to shards.
 //!
 //! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
 //! unit's gather and the last unit's reduction are in flight while a unit computes.
@@ -21,12 +21,12 @@ pub struct Fsdp {
     waited: Duration,
 }
 
-/// Which part of a batch is under way, when its gradients are accumulated over several.
+/// The current part of a batch, for gradient accumulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradSync {
-    /// Others come after it: gradients are added up on this rank, whole and in fp32.
+    /// Not the last part: this rank accumulates unsharded gradients in fp32.
     Accumulate,
-    /// The last, or the only one: each unit's sum is reduced once, and freed.
+    /// The last or only part: each unit's accumulated gradient is reduced once, and freed.
     Reduce,
 }
 
@@ -39,13 +39,13 @@ struct ShardedUnit {
     frozen: Option<Tensor>,
 }
 
-/// A shard that is trained.
+/// A trained shard.
 struct TrainedShard {
     master: Tensor,
     grad: Tensor,
-    /// Whether `grad` holds something of this step already; of interest where one rank holds all.
+    /// Whether `grad` already has a contribution of this step. Used only with one shard.
     filled: bool,
-    /// The whole unit's gradient so far, while more parts of the batch come.
+    /// The unit's accumulated unsharded gradient, until the last part of the batch.
     whole: Option<Tensor>,
 }
 
@@ -59,7 +59,7 @@ struct Gathered {
 /// One trained shard as the optimizer sees it; all tensors are one-dimensional, fp32 and of equal length.
 #[derive(Debug)]
 pub struct ShardView<'a> {
-    /// Number of the unit.
+    /// The number of the unit.
     pub unit: usize,
     /// Master weights.
     pub master: &'a Tensor,
@@ -67,19 +67,19 @@ pub struct ShardView<'a> {
     pub grad: &'a Tensor,
 }
 
-/// A piece of a tensor in this rank's hands.
+/// A run of a tensor's elements that this rank owns.
 #[derive(Debug)]
 pub struct OwnedRange {
-    /// Number of the unit.
+    /// The number of the unit.
     pub unit: usize,
-    /// Which elements of which slot.
+    /// The slot and the range of elements.
     pub range: ShardRange,
     /// The elements themselves, a view of the shard.
     pub values: Tensor,
 }
 
 impl Fsdp {
-    /// Allocates this rank's shards, filled with zeros, where its groups' tensors are. Gathered weights have the dtype `compute`.
+    /// Allocates this rank's shards, filled with zeros, on the device of its groups. Gathered weights have the dtype `compute`.
     pub fn new(layouts: Vec<Layout>, groups: MeshGroups, compute: Kind) -> Self {
         let device = groups.device;
         let zeros = |len: i64, kind| Tensor::zeros([len], (kind, device));
@@ -107,12 +107,12 @@ impl Fsdp {
         }
     }
 
-    /// The groups of this rank.
+    /// Returns the process groups of this rank.
     pub fn groups(&self) -> &MeshGroups {
         &self.groups
     }
 
-    /// Bytes of all tensors and of the two moments of what is trained, over the ranks of one replica.
+    /// Returns the bytes of all tensors and of the two moments of the trained ones, over the ranks of one replica.
     pub fn bytes(&self) -> u64 {
         let of = |slot: &Slot| {
             let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
@@ -122,7 +122,7 @@ impl Fsdp {
         self.units.iter().flat_map(|unit| &unit.layout.slots).map(of).sum()
     }
 
-    /// What this rank owns of every tensor, in the order of units and slots.
+    /// Returns the runs of tensors that this rank owns, in the order of units and slots.
     pub fn owned(&self) -> Vec<OwnedRange> {
         let mut owned = Vec::new();
         for (number, unit) in self.units.iter().enumerate() {
@@ -138,7 +138,7 @@ impl Fsdp {
         owned
     }
 
-    /// The trained shards, in the order of units.
+    /// Returns the trained shards, in the order of units.
     pub fn shards(&self) -> impl Iterator<Item = ShardView<'_>> {
         self.units
             .iter()
@@ -146,8 +146,8 @@ impl Fsdp {
             .filter_map(|(unit, u)| u.trained.as_ref().map(|t| ShardView { unit, master: &t.master, grad: &t.grad }))
     }
 
-    /// What of the trained shards no other rank of this one's TP group has: all of it on the group's first rank, what is
-    /// held apart on the others.
+    /// Returns the elements of the trained shards that this rank counts for its TP group: all of them on the group's first
+    /// rank, only those of split slots on the others.
     pub fn own(&self, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Vec<Tensor> {
         if self.groups.tp.rank() == 0 {
             return self.shards().map(|shard| of(&shard).shallow_clone()).collect();
@@ -162,7 +162,7 @@ impl Fsdp {
 
     /// Returns the whole tensors of a unit in slot order, and starts gathering `next`.
     ///
-    /// Trained tensors are leaves that require a gradient. They live as long as they are held.
+    /// Trained tensors are leaves that require a gradient. Their memory is freed when the caller drops them.
     pub fn gather(&mut self, unit: usize, next: Option<usize>) -> Result<Vec<Tensor>> {
         let gathered = match self.gathering.take() {
             Some((ready, gathered)) if ready == unit => gathered,
@@ -192,7 +192,7 @@ impl Fsdp {
         let shard = &self.groups.shard;
         let mut pending = Vec::new();
         let mut whole = |part: &Tensor| -> Result<Tensor> {
-            // Cast before the gather: half the traffic for bf16, and no change for fp32.
+            // Cast before the gather: this halves the traffic for bf16, and changes nothing for fp32.
             let part = part.to_kind(self.compute);
             if shard.size() == 1 {
                 return Ok(part);
@@ -206,7 +206,7 @@ impl Fsdp {
         Ok(Gathered { trained, frozen, pending })
     }
 
-    /// Says which part of a batch the gradients to come are of.
+    /// Sets the part of the batch to which the next gradients belong.
     pub fn set_grad_sync(&mut self, grad_sync: GradSync) {
         self.grad_sync = grad_sync;
     }
@@ -216,9 +216,9 @@ impl Fsdp {
         std::mem::take(&mut self.waited).as_secs_f64()
     }
 
-    /// Adds up the gradients of a unit's slots, and sums them over the mesh when they are of the last part of a batch.
+    /// Accumulates the gradients of a unit's slots, and reduces them over the mesh in the last part of a batch.
     ///
-    /// Returns while the sum is still under way; [`Fsdp::finish_reduce`] waits for the last one.
+    /// Returns while the reduction is in flight; [`Fsdp::finish_reduce`] waits for the last one.
     pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
         self.wait_reduce()?;
         let ShardedUnit { layout, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
@@ -233,7 +233,7 @@ impl Fsdp {
             trained.filled = true;
             return Ok(());
         }
-        // Summed in fp32 whatever the compute dtype is, as the reference insists (parallelisms.py:157).
+        // Reduced in fp32 for every compute dtype, as the reference requires (parallelisms.py:157).
         let before = trained.whole.take();
         let first = before.is_none();
         let flat = before.unwrap_or_else(|| {

@@ -1,7 +1,7 @@
-//! Meshes and sharded parameters. Knows collectives and flat tensors, and no model.
+//! Meshes and sharded parameters. The crate depends on collectives and flat tensors, not on a model.
 //!
-//! A *unit* is what is gathered at once: a list of tensors (its *slots*). Its trained slots are laid end to end in one
-//! flat tensor, its frozen slots in another; each rank of a shard group keeps one equal part, its *shard*, of each.
+//! A *unit* is a list of tensors (its *slots*) that are gathered together. Its trained slots are concatenated in one
+//! flat tensor, its frozen slots in another; each rank of a shard group owns one equal part, its *shard*, of each.
 
 pub mod clip;
 pub mod flat;

@@ -7,24 +7,24 @@ use tch::Device;
 
 /// This rank's groups along each axis of the mesh.
 pub struct MeshGroups {
-    /// Where this rank computes, and where the tensors are that its groups move, but for those of `world`.
+    /// The device of this rank, and of the tensors of all its groups except `world`.
     pub device: Device,
     /// All ranks, for small tensors on the CPU.
     pub world: Group,
-    /// The ranks that together hold the parameters, or this rank's TP part of them, once.
+    /// The ranks that together hold one copy of the parameters, or of this rank's TP part of them.
     pub shard: Group,
-    /// The ranks that hold the same shard of different copies.
+    /// The ranks that hold the same shard in different replicas.
     pub replicate: Group,
     /// The ranks that share the work on the same samples.
     pub tp: Group,
 }
 
 impl MeshGroups {
-    /// Joins the groups of `rank`: NCCL's among ranks that compute on GPUs, gloo's otherwise and for what concerns the CPU.
+    /// Joins the groups of `rank`: with NCCL for ranks that compute on GPUs, with gloo for CPU tensors.
     /// Every rank of the mesh must call this at about the same time.
     ///
     /// # Errors
-    /// When the others do not come within `timeout`, which is also the limit of every later collective.
+    /// The other ranks do not join within `timeout`, which is also the timeout of every later collective.
     pub fn join(
         store: &Store,
         mesh: Mesh,
@@ -47,18 +47,18 @@ impl MeshGroups {
         })
     }
 
-    /// The number of this rank's TP group among those that work on samples of their own, and how many there are.
+    /// Returns the number of this rank's TP group among the groups that work on different samples, and the number of groups.
     pub fn data_place(&self) -> (usize, usize) {
         let rank = self.replicate.rank() * self.shard.size() + self.shard.rank();
         (rank, self.replicate.size() * self.shard.size())
     }
 
-    /// The mesh of one rank on the CPU, without a network.
+    /// Returns the mesh of one rank on the CPU, without a network.
     pub fn alone() -> Self {
         Self::alone_on(Device::Cpu)
     }
 
-    /// The mesh of one rank, without a network.
+    /// Returns the mesh of one rank, without a network.
     pub fn alone_on(device: Device) -> Self {
         MeshGroups {
             device,

@@ -1,7 +1,7 @@
-// Declarations that stand in for gloo's headers, which PyTorch's packages do not carry.
+// Declarations that replace gloo's headers, which PyTorch's packages do not include.
 //
 // ProcessGroupGloo.hpp names these classes; the shim only constructs the group and calls its virtual functions, so no
-// object of them is ever made, laid out or destroyed by code compiled here.
+// code compiled here creates, lays out or destroys an object of them.
 #pragma once
 
 #include <chrono>
