@@ -19,7 +19,7 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
     latest_among(run, &step_checkpoints(run).ok()?)
 }
 
-/// A wait that is longer than anything here takes, on a busy machine too.
+/// A timeout longer than any step of a test, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A temporary folder with data and runs.
@@ -27,23 +27,23 @@ pub struct Scene {
     _folder: tempfile::TempDir,
     pub path: Utf8PathBuf,
     index: Utf8PathBuf,
-    /// What its recipes have of their own.
+    /// The settings of its recipes.
     sets: &'static [&'static str],
 }
 
 /// A run whose processes have ended.
 pub struct RunUnderTest {
     pub dir: RunDir,
-    /// Where ranks meet.
+    /// The rendezvous of the ranks.
     stores: Utf8PathBuf,
     attempt: u32,
-    /// Steps of the attempts to come, when not the recipe's.
+    /// The steps of the next attempts, if different from the recipe's.
     steps: Option<u64>,
-    /// The step that a person asks for in attempts to come.
+    /// The step that the user requests for the next attempts.
     asked_step: Option<u64>,
 }
 
-/// A run with living ranks.
+/// A run with running ranks.
 pub struct Running {
     pub run: RunUnderTest,
     ranks: Vec<Child>,
@@ -151,7 +151,7 @@ impl Scene {
             format!("mesh.dp_shard={}", mesh[1]),
             format!("mesh.tp={}", mesh.get(2).unwrap_or(&1)),
         ];
-        // A later setting of the same key wins here as it does in a test's own list.
+        // The last setting of a key wins, here and in a test's list.
         let mut by_key = BTreeMap::new();
         for set in
             tiny.iter().chain(self.sets).copied().chain(own.iter().map(String::as_str)).chain(sets.iter().copied())
@@ -194,12 +194,12 @@ impl RunUnderTest {
         self.attempt_that_dies(mesh, start, start_step, &[], "")
     }
 
-    /// Lets the attempts to come train longer.
+    /// Makes the next attempts train longer.
     pub fn train_on_to(&mut self, steps: u64) {
         self.steps = Some(steps);
     }
 
-    /// Starts an attempt as a person does who asks for a step.
+    /// Starts an attempt at a step that the user requests.
     pub fn resume_at(mut self, mesh: &[usize], step: u64) -> Running {
         self.asked_step = Some(step);
         let start = StartFrom::Checkpoint { run: self.id(), step };
@@ -262,7 +262,7 @@ impl RunUnderTest {
                 .env("MASTER_PORT", "0")
                 .env(supervise::STORE_VARIABLE, &store)
                 .env("RUST_BACKTRACE", "0")
-                // What is freed goes back to the system at once: what is resident is what is held.
+                // The allocator returns freed memory to the system at once, so that resident memory equals allocated memory.
                 .env("MALLOC_MMAP_THRESHOLD_", "1048576")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })
                 .stdout(Stdio::null())
@@ -274,7 +274,7 @@ impl RunUnderTest {
         Running { run: RunUnderTest { attempt: number, asked_step: None, ..self }, ranks }
     }
 
-    /// Logged steps in order; of a repeated step the later line's, which is the later attempt's.
+    /// Returns the logged steps in order; for a repeated step, the line of the later attempt.
     pub fn samples(&self) -> Vec<MetricSample> {
         let mut by_step = BTreeMap::new();
         for sample in Tail::<MetricSample>::new(self.dir.metrics()).poll().unwrap().items {
@@ -289,7 +289,7 @@ impl RunUnderTest {
 }
 
 impl Running {
-    /// Waits for the end of all ranks; each must succeed.
+    /// Waits until all ranks exit; each must succeed.
     pub fn finish(self) -> RunUnderTest {
         let (run, outputs) = self.wait();
         for (rank, output) in outputs.iter().enumerate() {
@@ -298,7 +298,7 @@ impl Running {
         run
     }
 
-    /// Waits for the end of all ranks, however they end.
+    /// Waits until all ranks exit, with any status.
     pub fn wait(mut self) -> (RunUnderTest, Vec<Output>) {
         let deadline = Instant::now() + PATIENCE;
         while self.ranks.iter_mut().any(|r| r.try_wait().unwrap().is_none()) {
@@ -326,18 +326,18 @@ impl Running {
         while !holds(&self.run) {
             if Instant::now() > deadline || self.ranks.iter_mut().all(|r| r.try_wait().unwrap().is_some()) {
                 self.ranks.iter_mut().for_each(|r| drop(r.kill()));
-                let said: Vec<String> = std::mem::take(&mut self.ranks)
+                let output: Vec<String> = std::mem::take(&mut self.ranks)
                     .into_iter()
                     .map(|r| String::from_utf8_lossy(&r.wait_with_output().unwrap().stderr).into_owned())
                     .collect();
-                panic!("{what} did not come; the ranks said {said:?}");
+                panic!("timeout while waiting for {what}; the ranks printed {output:?}");
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// The losses of a run, by step.
+/// Returns the losses of a run, by step.
 pub fn losses(run: &RunUnderTest) -> Vec<f64> {
     run.samples().iter().map(|s| s.loss.expect("a finite loss")).collect()
 }
@@ -349,7 +349,7 @@ pub fn assert_close(got: &[f64], want: &[f64], relative: f64, what: &str) {
     }
 }
 
-/// The raw bytes of every logical tensor of a checkpoint, its slices joined.
+/// Returns the raw bytes of every logical tensor of a checkpoint, its slices joined.
 pub fn tensors(step_dir: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
     let checkpoint = Checkpoint::open(step_dir).unwrap();
     let joined = |tensor: &rundir::LogicalTensor| {
@@ -375,7 +375,7 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts one, with options such as `size=600k`; none where that is not allowed.
+    /// Mounts a file system with options such as `size=600k`; `None` without permission.
     pub fn mount(scene: &Scene, options: &str) -> Option<Self> {
         let path = scene.path.join("disk");
         fs::create_dir_all(&path).unwrap();
@@ -386,7 +386,7 @@ impl SmallDisk {
 }
 
 impl SmallDisk {
-    /// Gives it room, as somebody who frees some space would.
+    /// Enlarges the file system, as if a user freed space.
     pub fn grow(&self) {
         let options = "remount,size=50m,nr_inodes=1000";
         assert!(Command::new("mount").args(["-o", options, self.path.as_str()]).status().unwrap().success());
@@ -399,7 +399,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Numbers that look like a latent: a wave whose phase and pace depend on the item, plus a little scatter.
+/// Returns numbers like a latent: a wave whose phase and frequency depend on the item, plus noise.
 fn pattern(len: usize, item: u64) -> Vec<f32> {
     let value = |i: usize| {
         let scatter = (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(item * 77) >> 40;

@@ -1,6 +1,6 @@
 //! Drives the real `vidtui-train rank` on CPU ranks over gloo: meshes, resumes, stops and faults.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
 mod harness;
 mod saves;
@@ -32,14 +32,14 @@ fn every_mesh_gives_the_same_losses() {
 }
 
 #[test]
-fn recomputing_attention_or_keeping_it_gives_the_same_losses() {
+fn recomputing_attention_gives_the_same_losses_as_saving_it() {
     let scene = Scene::new();
     let run = |name, keep: &str| losses(&scene.launch(name, &[1, 1], &["train.steps=6", keep]).finish());
     assert_eq!(run("keep", "remat.keep_attention=true"), run("again", "remat.keep_attention=false"));
 }
 
 #[test]
-fn blocks_that_run_again_one_by_one_in_groups_or_not_at_all_have_the_same_gradients() {
+fn blocks_recomputed_one_by_one_in_groups_or_not_at_all_have_the_same_gradients() {
     let scene = Scene::new();
     let run = |name: &str, plan: &[&str]| {
         let sets = [&["train.steps=4", "model.num_layers=5", "train.global_batch=4"][..], plan].concat();
@@ -52,7 +52,7 @@ fn blocks_that_run_again_one_by_one_in_groups_or_not_at_all_have_the_same_gradie
 }
 
 #[test]
-fn half_precision_keeps_full_precision_weights_and_follows_full_precision() {
+fn half_precision_keeps_fp32_weights_and_losses_close_to_fp32() {
     let scene = Scene::new();
     let sets = ["train.steps=8", "train.global_batch=4", "train.trainable=qkvo"];
     let full = scene.launch("full", &[1, 2], &sets).finish();
@@ -71,7 +71,7 @@ fn half_precision_keeps_full_precision_weights_and_follows_full_precision() {
         assert_eq!(dtype, if trained { "F32" } else { "BF16" }, "{name}");
         assert!(trained || !name.contains('/'), "{name} is frozen and has optimizer state");
         if trained {
-            // The low half of a number that was ever rounded to bfloat16 is zero.
+            // A number that was rounded to bfloat16 has a low half of zero.
             finer += bytes.chunks_exact(4).filter(|x| x[..2] != [0, 0]).count();
         }
     }
@@ -79,7 +79,7 @@ fn half_precision_keeps_full_precision_weights_and_follows_full_precision() {
 }
 
 #[test]
-fn metrics_say_who_is_waited_for_and_how_much_is_computed() {
+fn metrics_contain_the_slowest_rank_and_the_achieved_flops() {
     let scene = Scene::new();
     let sets = ["train.steps=4", "train.global_batch=4", "log.peak_tflops=2", "log.interval=2"];
     let one = scene.launch("one", &[1, 1], &sets).finish().samples();
@@ -96,7 +96,7 @@ fn metrics_say_who_is_waited_for_and_how_much_is_computed() {
 }
 
 #[test]
-fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
+fn fresh_data_keeps_the_optimizer_and_reports_the_state_that_is_not_restored() {
     let scene = Scene::new();
     let sets = ["train.steps=6", "train.global_batch=4", "checkpoint.interval=3"];
     let first = scene.launch("first", &[1, 2], &sets).finish();
@@ -105,29 +105,29 @@ fn fresh_data_keep_the_optimizer_and_say_what_begins_anew() {
     let sets = [&sets[..], &["train.global_batch=2", index.as_str()]].concat();
     let begin = |name: &str, start: StartFrom| scene.launch_from(name, &[1, 2], &sets, start).wait();
     let (_, refused) = begin("same-place", StartFrom::Checkpoint { run: first.id(), step: 3 });
-    let said = String::from_utf8_lossy(&refused[0].stderr);
-    assert!(said.contains("is not the data set") && said.contains("--fresh-data"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused[0].stderr);
+    assert!(stderr.contains("is not the data set") && stderr.contains("--fresh-data"), "{stderr}");
     let (fresh, outputs) = begin("fresh", StartFrom::CheckpointFreshData { run: first.id(), step: 3 });
     assert!(outputs.iter().all(|o| o.status.success()));
     assert_eq!(fresh.samples().iter().map(|s| s.step).collect::<Vec<_>>(), [4, 5, 6]);
-    let told = |kind: &EventKind| match kind {
+    let restored_of = |kind: &EventKind| match kind {
         EventKind::Restored { restored, not_restored, .. } => Some((restored.clone(), not_restored.clone())),
         _ => None,
     };
-    let (restored, not_restored) = fresh.events().iter().find_map(|e| told(&e.kind)).unwrap();
+    let (restored, not_restored) = fresh.events().iter().find_map(|e| restored_of(&e.kind)).unwrap();
     assert_eq!(restored, "weights, optimizer after 3 updates");
     assert_eq!(not_restored, "data (another data set, global batch 4 before and 2 now), noise and timesteps");
 }
 
 #[test]
-fn resuming_at_step_6_gives_bit_for_bit_what_never_stopping_gives() {
+fn resuming_at_step_6_gives_the_same_bits_as_never_stopping() {
     let scene = Scene::new();
     let sets = ["train.steps=12", "train.global_batch=4", "checkpoint.interval=6", "checkpoint.keep_last=0"];
     for mesh in [[1, 2], [2, 2]] {
         let name = format!("{}x{}", mesh[0], mesh[1]);
         let whole = scene.launch(&format!("whole-{name}"), &mesh, &sets).finish();
         let first = scene.launch(&format!("first-{name}"), &mesh, &sets).finish();
-        // The second attempt begins at step 6 of the first, as after a crash at step 12.
+        // The second attempt starts at step 6 of the first, as after a crash at step 12.
         let start = StartFrom::Checkpoint { run: first.id(), step: 6 };
         let again = first.attempt(&mesh, start, 6).finish();
         assert_eq!(losses(&again), losses(&whole), "mesh {mesh:?}");
@@ -148,8 +148,8 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
-        let told = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("the mesh was"));
-        assert!(again.events().iter().any(|e| told(&e.kind)), "{:?}", again.events());
+        let restored_of = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("the mesh was"));
+        assert!(again.events().iter().any(|e| restored_of(&e.kind)), "{:?}", again.events());
     }
 }
 
@@ -168,7 +168,7 @@ fn a_checkpoint_of_one_mesh_with_tp_resumes_on_another_to_the_same_losses() {
 }
 
 #[test]
-fn a_checkpoint_goes_from_mesh_to_mesh_and_stays_the_same_bit_for_bit() {
+fn a_checkpoint_moves_from_mesh_to_mesh_without_a_changed_bit() {
     let scene = Scene::new();
     let sets = [
         "train.steps=2",
@@ -181,7 +181,7 @@ fn a_checkpoint_goes_from_mesh_to_mesh_and_stays_the_same_bit_for_bit() {
     let mut last = scene.launch("trained", &[1, 2, 2], &sets).finish();
     let want = harness::tensors(&last.dir.step_dir(2));
     assert!(want.len() > 3 * 60, "{} tensors", want.len());
-    // Each begins where the last one ended, has no steps to do, and saves what it was given.
+    // Each run starts at the last checkpoint, has no steps left, and saves the state that it loaded.
     for mesh in [[1, 1, 1], [1, 1, 4], [1, 4, 1], [2, 1, 2], [1, 2, 2]] {
         let start = StartFrom::Checkpoint { run: last.id(), step: 2 };
         let name = mesh.map(|n| n.to_string()).join("x");
@@ -203,7 +203,7 @@ fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
     let checkpoint = latest(&run.dir).expect("the stop left a checkpoint");
     assert_eq!(checkpoint.step, run.samples().last().unwrap().step);
     assert!(run.events().iter().any(|e| e.kind == EventKind::Stopped { why: "SIGTERM or SIGINT".into() }));
-    // And it goes on from there.
+    // The next attempt resumes from it.
     let start = StartFrom::Checkpoint { run: run.id(), step: checkpoint.step };
     let mut again = run.attempt(&[1, 2], start, checkpoint.step);
     again.wait_for_step(checkpoint.step + 2);
@@ -212,7 +212,7 @@ fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
 }
 
 #[test]
-fn a_signal_can_ask_for_a_checkpoint_without_stopping() {
+fn a_signal_can_request_a_checkpoint_without_stopping() {
     let scene = Scene::new();
     let mut running = scene.launch("save", &[1, 2], &["train.steps=100000", "checkpoint.interval=0"]);
     running.wait_for_step(2);
@@ -225,7 +225,7 @@ fn a_signal_can_ask_for_a_checkpoint_without_stopping() {
 }
 
 #[test]
-fn a_killed_rank_ends_the_others_with_a_reason_and_the_last_checkpoint_stands() {
+fn a_killed_rank_ends_the_others_with_an_error_and_keeps_the_last_checkpoint() {
     let scene = Scene::new();
     for (name, mesh) in [("killed", [1, 2, 1]), ("killed-tp", [1, 1, 2])] {
         let mut running = scene.launch(name, &mesh, &["train.steps=100000", "checkpoint.interval=3"]);
@@ -233,8 +233,8 @@ fn a_killed_rank_ends_the_others_with_a_reason_and_the_last_checkpoint_stands() 
         running.signal(1, "KILL");
         let (run, outputs) = running.wait();
         assert!(outputs.iter().all(|o| !o.status.success()));
-        let said = String::from_utf8_lossy(&outputs[0].stderr);
-        assert!(said.contains("lost contact with another rank"), "{said}");
+        let stderr = String::from_utf8_lossy(&outputs[0].stderr);
+        assert!(stderr.contains("lost contact with another rank"), "{stderr}");
         let lost =
             |kind: &EventKind| matches!(kind, EventKind::Failed { failure } if failure.what.contains("lost contact"));
         assert!(run.events().iter().any(|e| lost(&e.kind)));
@@ -269,15 +269,15 @@ fn later_stages_train_attention_alone_and_start_from_the_weights_of_the_stage_be
 }
 
 #[test]
-fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
+fn every_rank_rejects_a_data_set_that_does_not_match_the_recipe() {
     let scene = Scene::new();
     for (set, word) in
         [("data.index=/nowhere/index.jsonl", "/nowhere/index.jsonl"), ("model.latent_height=8", "latent")]
     {
         let (run, outputs) = scene.launch("misfit", &[1, 2], &["train.steps=2", set]).wait();
         for output in &outputs {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains(word) && said.contains("hint:"), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && stderr.contains(word) && stderr.contains("hint:"), "{stderr}");
         }
         assert!(run.samples().is_empty());
         std::fs::remove_dir_all(&run.dir.root).unwrap();
@@ -285,7 +285,7 @@ fn a_data_set_that_does_not_fit_is_refused_by_every_rank() {
 }
 
 #[test]
-fn gpus_that_are_asked_for_and_not_there_are_missed_by_every_rank() {
+fn every_rank_reports_missing_gpus() {
     let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_vidtui-train"));
     let version = program.args(["version", "--json"]).output().unwrap();
     if String::from_utf8_lossy(&version.stdout).contains("\"cuda\":true") {
@@ -294,24 +294,24 @@ fn gpus_that_are_asked_for_and_not_there_are_missed_by_every_rank() {
     }
     let (run, outputs) = Scene::new().launch("gpus", &[1, 2], &["train.steps=2", "train.device=cuda"]).wait();
     for output in &outputs {
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains("cannot train on GPUs"), "{said}");
-        assert!(said.contains("hint:") && said.contains("train.device = \"cpu\""), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains("cannot train on GPUs"), "{stderr}");
+        assert!(stderr.contains("hint:") && stderr.contains("train.device = \"cpu\""), "{stderr}");
     }
     assert!(run.samples().is_empty());
 }
 
 #[test]
-fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
+fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_three_in_a_row() {
     let scene = Scene::new();
     // A latent of infinities makes every gradient undefined.
     let sets = ["train.steps=50", "train.max_bad_steps=3", "model.latent_scale=1e38", "checkpoint.interval=0"];
     let (run, outputs) = scene.launch("nan", &[1, 2], &sets).wait();
-    let said = String::from_utf8_lossy(&outputs[0].stderr);
-    assert!(said.contains("3 steps in a row"), "{said}");
+    let stderr = String::from_utf8_lossy(&outputs[0].stderr);
+    assert!(stderr.contains("3 steps in a row"), "{stderr}");
     assert!(run.samples().iter().all(|s| s.loss.is_none() && s.grad_norm.is_none()));
     assert_eq!(run.events().iter().filter(|e| e.kind == EventKind::StepSkipped).count(), 3);
-    // A save of step 2 is under way when step 3 is one too many.
+    // The save of step 2 is in progress when step 3 exceeds the limit.
     let sets = [&sets[..], &["checkpoint.interval=1"]].concat();
     let (saving, _) = scene.launch("nan-saving", &[1, 2], &sets).wait();
     let begun = saving.events().into_iter().filter(|e| e.kind == EventKind::CheckpointStarted);
@@ -319,11 +319,11 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_a_while() {
     assert_eq!(latest(&saving.dir).unwrap().step, 2);
 }
 
-/// Foreseen: weights, gradients and moments, from the same formulas as `vidtui check`. Measured: what more of the process is
-/// resident with 6 more blocks of 3 million parameters, so that libtorch and all that does not grow with the model cancel. A
-/// tenth is left for the activations of 28 tokens.
+/// Forecast: weights, gradients and moments, from the formulas of `vidtui check`. Measured: the growth of resident memory
+/// with 6 more blocks of 3 million parameters, so that libtorch and all other constant memory cancel. A
+/// tolerance of 10% covers the activations of 28 tokens.
 #[test]
-fn a_models_state_takes_the_memory_that_is_foreseen() {
+fn the_state_of_a_model_takes_the_forecast_memory() {
     let scene = Scene::new();
     let held = |name: &str, layers: usize, mesh: [usize; 2], trainable: &str| {
         let sizes = [format!("model.num_layers={layers}"), format!("train.trainable={trainable}")];
@@ -342,10 +342,10 @@ fn a_models_state_takes_the_memory_that_is_foreseen() {
     }
 }
 
-/// Foreseen: the peak of a step, from the same formulas as `vidtui check`. Measured: how much higher the peak of the process is
-/// with four samples at a time than with one, or with ten blocks than with four, so that libtorch and the program cancel.
+/// Forecast: the peak of a step, from the formulas of `vidtui check`. Measured: the growth of the peak of the process
+/// from one sample at a time to four, or from four blocks to ten, so that libtorch and the program cancel.
 #[test]
-fn a_steps_peak_of_memory_is_what_is_foreseen() {
+fn the_peak_memory_of_a_step_is_the_forecast() {
     let scene = Scene::new();
     let index = |frames: usize| {
         let folder = scene.dataset(&format!("frames-{frames}"), frames, [16, 16], 4);
@@ -359,7 +359,7 @@ fn a_steps_peak_of_memory_is_what_is_foreseen() {
         let measured = run.samples().last().unwrap().mem_peak_gib_by_rank[0];
         (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.total() as f64 / f64::from(1 << 30), measured)
     };
-    // 848 tokens of width 512: most is activations.
+    // 848 tokens of width 512: activations dominate.
     let samples = ["train.global_batch=1", "train.global_batch=4"];
     let activations = ["model.latent_frames=13", "model.num_layers=4", long.as_str()];
     // 208 tokens, and blocks of 3 million parameters, which two ranks gather.
@@ -380,7 +380,7 @@ fn a_steps_peak_of_memory_is_what_is_foreseen() {
             .map(|size| peak(&format!("{name}-{}", &size[size.len() - 1..]), mesh, &[&sets[..], &[size]].concat()));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         assert!(foreseen > 0.12, "{foreseen}");
-        // What is on its way between two ranks at the highest moment depends on which of them is ahead.
+        // The memory of collectives in flight at the peak depends on which of the two ranks is ahead.
         let tolerance = if mesh == [1, 1] { 0.1 } else { 0.2 };
         assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
     }

@@ -1,5 +1,5 @@
-//! What crashes, damage and full disks do to checkpoints: the newest complete one is always found, and goes on to the
-//! losses of a run that nothing happened to.
+//! Checkpoints after crashes, damage and full disks: a resume finds the newest complete one, and gives the
+//! losses of a run without faults.
 
 use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
@@ -24,29 +24,29 @@ const PHASES: [(&str, bool); 6] = [
     ("published", true),
 ];
 
-/// Kills ranks in every phase of a save, resumes each time, and compares the whole run with one that was left alone.
+/// Kills ranks in every phase of a save, resumes each time, and compares the whole run with an undisturbed one.
 fn survives(name: &str, victims: &[usize]) {
     let scene = Scene::new();
     let want = losses(&scene.launch(&format!("{name}-calm"), &[1, 2], &SAVES).finish());
     let mut run = scene.launch(name, &[1, 2], &[&SAVES[..], &["train.steps=1"]].concat()).finish();
     run.train_on_to(16);
-    // Only rank 0 seals.
+    // Only rank 0 seals a checkpoint.
     let sealed = victims.contains(&0).then_some(("sealed", false));
     for (phase, complete) in PHASES.into_iter().chain(sealed) {
         let before = latest(&run.dir).unwrap().step;
         let at = format!("{phase}:{}", before + 2);
         let (crashed, outputs) = run.resume_and_die(&[1, 2], victims, &at).wait();
-        assert!(outputs.iter().all(|o| !o.status.success()), "nobody died at {at}");
+        assert!(outputs.iter().all(|o| !o.status.success()), "no rank died at {at}");
         run = crashed;
         let newest = latest(&run.dir).unwrap();
-        // A peer of the dead rank may have gone on to put the checkpoint in its place.
+        // A peer of the dead rank may have completed the checkpoint.
         let wanted = if complete { before + 1..=before + 2 } else { before + 1..=before + 1 };
         assert!(wanted.contains(&newest.step), "after a crash at {at} the newest is {}", newest.step);
         Checkpoint::open(&newest.dir).unwrap().verify_checksums().unwrap();
     }
     let run = run.resume(&[1, 2]).finish();
     assert_eq!(losses(&run), want, "{name}");
-    // What the crashes left is cleared, but for a save of a step that never came again.
+    // Incomplete saves of the crashes are removed, except one of a step that was not repeated.
     let steps: Vec<u64> = step_checkpoints(&run.dir).unwrap().iter().map(CheckpointEntry::step).collect();
     assert_eq!(steps, [14, 15, 16]);
 }
@@ -80,12 +80,12 @@ fn truncate(file: &Utf8Path, less: u64) {
 }
 
 #[test]
-fn one_resume_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_losses() {
+fn one_resume_falls_back_to_the_checkpoint_before_a_damaged_one_and_gives_the_same_losses() {
     let scene = Scene::new();
     let sets = ["train.steps=6", "checkpoint.interval=2", "optimizer.schedule=constant"];
     let want = losses(&scene.launch("calm", &[1, 2], &sets).finish());
     type Damage = fn(&Utf8Path);
-    // What only reading tells, because all sizes are right, is found when the attempt has begun.
+    // If all sizes are right, only reading the file reveals the damage, after the attempt has started.
     let damages: [(&str, bool, Damage); 6] = [
         ("missing", false, |step| std::fs::remove_file(step.join("rank-00001.safetensors")).unwrap()),
         ("truncated", false, |step| truncate(&step.join("rank-00001.safetensors"), 4)),
@@ -94,7 +94,7 @@ fn one_resume_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_losse
         ("state", true, |step| flip(&step.join("state.toml"), |_| 0)),
         ("unmarked", true, |step| {
             flip(&step.join("optim-00000.safetensors"), |len| len / 2);
-            // A folder in its place: the mark cannot be written.
+            // A folder with the name of the mark, so that the mark cannot be written.
             std::fs::create_dir_all(step.join("damaged/in/the/way")).unwrap();
         }),
     ];
@@ -109,16 +109,16 @@ fn one_resume_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_losse
             EventKind::CheckpointDamaged { step, back_to, .. } => Some((*step, *back_to)),
             _ => None,
         };
-        let told: Vec<_> = again.events().iter().filter_map(|e| back(&e.kind)).collect();
-        assert_eq!(told, if is_found_late { vec![(4, 2)] } else { vec![] }, "{name}");
+        let restored: Vec<_> = again.events().iter().filter_map(|e| back(&e.kind)).collect();
+        assert_eq!(restored, if is_found_late { vec![(4, 2)] } else { vec![] }, "{name}");
         let resumed = |kind: &EventKind| matches!(kind, EventKind::Resumed { from_step: 2, .. });
         assert!(again.events().iter().any(|e| resumed(&e.kind)), "{name}");
-        assert_eq!(complete(&again), [2, 4, 6], "{name}: the damaged one is saved anew");
+        assert_eq!(complete(&again), [2, 4, 6], "{name}: the damaged checkpoint is replaced");
     }
 }
 
 #[test]
-fn a_damaged_checkpoint_that_a_person_asked_for_is_refused_and_so_is_one_with_none_before_it() {
+fn resuming_at_a_damaged_checkpoint_fails_if_the_user_requested_it_or_none_is_before_it() {
     let scene = Scene::new();
     let sets = ["train.steps=4", "checkpoint.interval=2"];
     let mut run = scene.launch("asked", &[1, 2], &sets).finish();
@@ -126,8 +126,8 @@ fn a_damaged_checkpoint_that_a_person_asked_for_is_refused_and_so_is_one_with_no
     let refused = |running: Running| {
         let (run, outputs) = running.wait();
         for output in &outputs {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains("checksum") && said.contains("hint:"), "{said}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && stderr.contains("checksum") && stderr.contains("hint:"), "{stderr}");
         }
         assert_eq!(run.samples().last().unwrap().step, 4, "a step was taken");
         run
@@ -141,7 +141,7 @@ fn a_damaged_checkpoint_that_a_person_asked_for_is_refused_and_so_is_one_with_no
 }
 
 #[test]
-fn a_run_keeps_the_newest_checkpoints_and_some_for_good() {
+fn a_run_keeps_the_newest_checkpoints_and_some_forever() {
     let scene = Scene::new();
     let sets = ["train.steps=10", "checkpoint.interval=1", "checkpoint.keep_last=2", "checkpoint.keep_every=4"];
     let run = scene.launch("keep", &[1, 1], &sets).finish();
@@ -149,7 +149,7 @@ fn a_run_keeps_the_newest_checkpoints_and_some_for_good() {
 }
 
 #[test]
-fn a_file_asks_for_a_checkpoint_and_another_for_the_end() {
+fn a_save_request_file_saves_and_a_stop_request_file_stops() {
     let scene = Scene::new();
     let mut running = scene.launch("files", &[1, 2], &["train.steps=100000"]);
     running.wait_for_step(2);
@@ -161,12 +161,12 @@ fn a_file_asks_for_a_checkpoint_and_another_for_the_end() {
     std::fs::write(running.run.dir.stop_file(), "").unwrap();
     let run = running.finish();
     assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
-    let told = |wanted: fn(&EventKind) -> Option<&String>| {
+    let reason = |wanted: fn(&EventKind) -> Option<&String>| {
         run.events().iter().filter_map(|e| wanted(&e.kind).cloned()).collect::<Vec<_>>()
     };
     let why = "a file in the run directory requests it";
-    assert_eq!(told(|kind| if let EventKind::SaveRequested { why } = kind { Some(why) } else { None }), [why]);
-    assert_eq!(told(|kind| if let EventKind::Stopped { why } = kind { Some(why) } else { None }), [why]);
+    assert_eq!(reason(|kind| if let EventKind::SaveRequested { why } = kind { Some(why) } else { None }), [why]);
+    assert_eq!(reason(|kind| if let EventKind::Stopped { why } = kind { Some(why) } else { None }), [why]);
 }
 
 #[test]
@@ -180,13 +180,13 @@ fn a_run_saves_and_stops_before_its_time_is_up() {
 }
 
 #[test]
-fn the_time_that_the_last_saves_took_is_kept_from_the_first_step_of_the_next_attempt() {
+fn the_next_attempt_reserves_the_time_of_the_last_saves_from_its_first_step() {
     let scene = Scene::new();
     let mut run = scene.launch("slow-disk", &[1, 2], &["train.steps=2", "run.time_limit=10m"]).finish();
     let kind = EventKind::CheckpointSaved { path: run.dir.step_dir(2), bytes: 1, seconds: 1000.0 };
     let slow = Event::new(run.events().last().unwrap().t, 1, Some(2), kind);
     let mut events = LineAppender::open(&run.dir.events()).unwrap();
-    // One alone could be a disk that hung once.
+    // One slow save could be a disk that hung once.
     events.append(&slow).unwrap();
     events.append(&slow).unwrap();
     run.train_on_to(100_000);
@@ -207,7 +207,7 @@ fn failed_saves(run: &RunUnderTest) -> usize {
     run.events().iter().filter(|e| failed(&e.kind)).count()
 }
 
-/// Files and folders, the folder itself among them.
+/// Returns the number of files and folders, including the folder itself.
 fn inodes(folder: &Utf8Path) -> usize {
     let entry = |entry: camino::Utf8DirEntry| match entry.file_type().unwrap().is_dir() {
         true => inodes(entry.path()),
@@ -217,11 +217,11 @@ fn inodes(folder: &Utf8Path) -> usize {
 }
 
 #[test]
-fn a_full_disk_fails_the_save_and_the_run_goes_on_to_one_that_succeeds() {
+fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
     let scene = Scene::new();
     let sets = ["train.steps=4", "checkpoint.interval=4"];
     let run = scene.launch("counted", &[1, 2], &sets).finish();
-    // The root of a disk is an inode too, so the second has space, and no room for the last file of a save.
+    // The root of a disk is an inode too, so the second disk has space, but no inode for the last file of a save.
     let no_inodes = format!("size=50m,nr_inodes={}", inodes(&run.dir.root));
     for (name, options) in [("full", "size=300k"), ("no-inodes", no_inodes.as_str())] {
         let Some(disk) = SmallDisk::mount(&scene, options) else {
@@ -244,7 +244,7 @@ fn a_full_disk_fails_the_save_and_the_run_goes_on_to_one_that_succeeds() {
 }
 
 #[test]
-fn a_run_whose_last_save_fails_says_that_it_failed() {
+fn a_run_whose_last_save_fails_exits_with_an_error() {
     let scene = Scene::new();
     let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
         eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
@@ -256,7 +256,7 @@ fn a_run_whose_last_save_fails_says_that_it_failed() {
 }
 
 #[test]
-fn saves_that_go_on_failing_end_the_run_where_the_recipe_says_so() {
+fn repeated_failed_saves_end_the_run_if_the_recipe_sets_a_limit() {
     let scene = Scene::new();
     let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
         eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
@@ -265,9 +265,9 @@ fn saves_that_go_on_failing_end_the_run_where_the_recipe_says_so() {
     let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];
     let (run, outputs) = scene.launch_in(&disk.path, "give-up", &[1, 2], &sets).wait();
     for output in &outputs {
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains("3 saves in a row failed"), "{said}");
-        assert!(said.contains("MB are free on its disk") && said.contains("free some space there"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains("3 saves in a row failed"), "{stderr}");
+        assert!(stderr.contains("MB are free on its disk") && stderr.contains("free some space there"), "{stderr}");
     }
     assert_eq!(failed_saves(&run), 3);
 }

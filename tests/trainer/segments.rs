@@ -1,4 +1,4 @@
-//! The trainer as a later stage of a long video has it: TTT layers, two segments with a text each, several blocks.
+//! The trainer in a later stage of long videos: TTT layers, two segments with a text each, several blocks.
 
 use crate::harness::{RunUnderTest, Scene, assert_close, losses};
 use rundir::StartFrom;
@@ -42,7 +42,7 @@ fn ttt_layers_over_segments_resume_bit_for_bit() {
 }
 
 #[test]
-fn ttt_layers_that_run_again_in_groups_have_the_same_gradients() {
+fn ttt_layers_recomputed_in_groups_have_the_same_gradients() {
     let scene = Scene::of_segments();
     let want = losses(&trained(&scene, "one-by-one", &[1, 2], &[]));
     let plans: [(&str, &[&str]); 4] = [
@@ -57,7 +57,7 @@ fn ttt_layers_that_run_again_in_groups_have_the_same_gradients() {
 }
 
 #[test]
-fn ttt_layers_in_half_precision_follow_full_precision() {
+fn ttt_layers_in_half_precision_have_losses_close_to_fp32() {
     let scene = Scene::of_segments();
     for (name, mesh) in [("shards", [1, 2, 1]), ("tp", [1, 1, 2])] {
         let run = |dtype: &str| {

@@ -55,7 +55,8 @@ fn a_wrong_port_is_a_readable_error() {
     // Binding the port on one loopback address keeps other processes from it; no process listens on the other address.
     let held = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
     let port = held.local_addr().expect("a bound listener has an address").port();
-    let error = Store::tcp("127.0.0.2", port, 2, false, Duration::from_secs(1)).err().expect("no process listens there");
+    let error =
+        Store::tcp("127.0.0.2", port, 2, false, Duration::from_secs(1)).err().expect("no process listens there");
     let text = error.to_string();
     assert!(text.starts_with(&format!("cannot reach the store at 127.0.0.2:{port}: ")), "{text}");
     assert!(text.ends_with("nothing answered there for 1.0 s (Connection refused (os error 111))"), "{text}");
@@ -63,7 +64,8 @@ fn a_wrong_port_is_a_readable_error() {
 
 #[test]
 fn a_rank_that_never_connects_is_a_readable_error() {
-    let error = Store::tcp("127.0.0.1", 0, 2, true, Duration::from_secs(1)).err().expect("only one of two ranks connected");
+    let error =
+        Store::tcp("127.0.0.1", 0, 2, true, Duration::from_secs(1)).err().expect("only one of two ranks connected");
     let text = error.to_string();
     assert!(text.starts_with("cannot serve the store of 2 ranks at 127.0.0.1:0: "), "{text}");
     assert!(text.to_lowercase().contains("timed out") && !text.contains('\n'), "{text}");

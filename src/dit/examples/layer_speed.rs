@@ -1,8 +1,8 @@
-//! Our side of the TTT benchmark (`cargo xtask bench ttt`): a TTT-MLP layer, forward and backward.
+//! The Rust side of the TTT benchmark (`cargo xtask bench ttt`): a TTT-MLP layer, forward and backward.
 //!
-//! usage: layer_speed RECIPE THREADS ROUNDS [KEY=VALUE]…. The recipe says the layer's sizes. Prints one JSON object: seconds of each round,
-//! by how much the peak resident memory grew, in GiB, and the norms of the output and of the gradients of the input and of
-//! every parameter, which are those of `tests/bench/ttt.py`.
+//! usage: layer_speed RECIPE THREADS ROUNDS [KEY=VALUE]…. The recipe sets the layer's sizes. Prints one JSON object: seconds of each round,
+//! the growth of peak resident memory in GiB, and the norms of the output and of the gradients of the input and of
+//! every parameter, which must equal those of `tests/bench/ttt.py`.
 
 use dit::parallel::Alone;
 use dit::params::{UnitParams, unit_specs};
@@ -24,7 +24,7 @@ fn main() {
 
     let sequence = [1, model.seq_len() as i64, model.dim() as i64];
     let (x, pull) = (hashed(&sequence, 0, 2.0, 0.0).set_requires_grad(true), hashed(&sequence, 1, 2.0, 0.0));
-    // The layer's own parameters; what else a block has is left empty.
+    // The layer's own parameters; the other parameters of the block stay empty.
     let mut numbers = 2..;
     let parameter = |spec: &ParamSpec| {
         if !spec.name.contains(".ttt.") || spec.name.contains(".gate.") {
@@ -32,7 +32,7 @@ fn main() {
         }
         let shape: Vec<i64> = spec.shape.iter().map(|&size| size as i64).collect();
         let centre = if spec.init == Init::Ones { 1.0 } else { 0.0 };
-        let number = numbers.next().expect("there is always one more");
+        let number = numbers.next().expect("the iterator is endless");
         hashed(&shape, number, 0.07, centre).set_requires_grad(true)
     };
     let params = UnitParams::new(unit_specs(model, Unit::Block(0)).iter().map(parameter).collect());
@@ -51,11 +51,11 @@ fn main() {
     println!("{{\"step_s\":{seconds:?},\"peak_gib\":{},\"norms\":{norms:?}}}", peak_gib() - before);
 }
 
-/// Numbers that Python can make as well: hashes of their places, evenly spread around a centre.
+/// Returns numbers that Python can reproduce: hashes of their indices, spread evenly around a centre.
 fn hashed(shape: &[i64], number: i64, width: f64, centre: f64) -> Tensor {
     let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
     let mut first = number * 10_000_019;
-    // In parts: the peak of memory before the first pass must be what stays.
+    // In parts, so that the peak of memory before the first pass equals the memory that stays in use.
     for mut part in tensor.view(-1).split(1 << 16, 0) {
         let i = Tensor::arange_start(first, first + part.size()[0], (Kind::Int64, Device::Cpu));
         let hash = (&i * &i * 2_654_435_761i64).remainder(1i64 << 32).to_kind(Kind::Double);
@@ -65,7 +65,7 @@ fn hashed(shape: &[i64], number: i64, width: f64, centre: f64) -> Tensor {
     tensor
 }
 
-/// The highest resident memory so far.
+/// Returns the peak resident memory so far.
 fn peak_gib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib =

@@ -1,11 +1,11 @@
-//! The diffusion: noise schedule with zero terminal SNR, noising, and the velocity target.
+//! Diffusion: the noise schedule with zero terminal SNR, noising, and the velocity target.
 
 use tch::{Device, Kind, Tensor};
 
-/// Steps of the training schedule.
+/// The number of timesteps in the training schedule.
 pub const TIMESTEPS: i64 = 1000;
 
-/// Signal and noise levels of every timestep.
+/// The signal and noise levels of every timestep.
 #[derive(Debug)]
 pub struct Schedule {
     /// `√ᾱ`, `[1000]`, fp32; index 0 is the cleanest, the last is exactly 0.
@@ -15,7 +15,7 @@ pub struct Schedule {
 }
 
 impl Default for Schedule {
-    /// CogVideoX's schedule: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
+    /// Returns CogVideoX's schedule: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
     ///
     /// Source: Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1.
     fn default() -> Self {
@@ -25,7 +25,7 @@ impl Default for Schedule {
     }
 }
 
-/// A noised latent and what the network should answer.
+/// A noised latent and the target of the network.
 #[derive(Debug)]
 pub struct Noised {
     /// `√ᾱ·x0 + √(1-ᾱ)·ε`, shape of the latent, fp32.
@@ -35,7 +35,7 @@ pub struct Noised {
 }
 
 impl Schedule {
-    /// `√ᾱ` at some timesteps, noisiest first, rescaled so that the first has no signal and the last keeps its own.
+    /// Returns `√ᾱ` at the given timesteps, noisiest first, rescaled so that the first has no signal and the last is unchanged.
     pub(crate) fn signal_at(timesteps: &[i64]) -> Vec<f64> {
         let options = (Kind::Double, Device::Cpu);
         let alpha: Tensor = 1.0 - Tensor::linspace(0.00085f64.sqrt(), 0.012f64.sqrt(), TIMESTEPS, options).square();
@@ -45,7 +45,7 @@ impl Schedule {
         at.into_iter().map(|signal| (signal - noisiest) * (cleanest / (cleanest - noisiest))).collect()
     }
 
-    /// ᾱ of every timestep, `[1000]`.
+    /// Returns ᾱ of every timestep, `[1000]`.
     pub fn alphas_cumprod(&self) -> Tensor {
         self.signal.square()
     }
@@ -60,7 +60,7 @@ impl Schedule {
     }
 }
 
-/// The mean squared error of each sample, `[B]`, fp32.
+/// Returns the mean squared error of each sample, `[B]`, fp32.
 pub fn velocity_loss(output: &Tensor, velocity: &Tensor) -> Tensor {
     let error = output.to_kind(Kind::Float) - velocity;
     error.square().flatten(1, -1).mean_dim(1, false, Kind::Float)
@@ -75,7 +75,7 @@ mod tests {
         let schedule = Schedule::default();
         assert_eq!(schedule.signal.double_value(&[999]), 0.0);
         assert_eq!(schedule.noise.double_value(&[999]), 1.0);
-        // Values of the reference's own table.
+        // Values of the reference's table.
         for (index, signal) in [(0, 0.999575), (100, 0.94168), (500, 0.490937), (900, 0.05441), (998, 0.000444)] {
             assert!((schedule.signal.double_value(&[index]) - signal).abs() < 1e-6, "timestep {index}");
         }

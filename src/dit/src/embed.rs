@@ -1,14 +1,14 @@
-//! The way in: latents, text and timestep become tokens and a time embedding.
+//! The input embedding: latents, text and timestep become tokens and a time embedding.
 
 use crate::params::{SlotGrad, Slots, UnitParams};
 use crate::vjp::{leaf, vjp};
 use recipe::{Model, Positions, Unit};
 use tch::{Device, Kind, TchError, Tensor};
 
-/// The offset of the first image that CogVideoX 1.5 image-to-video is given, in training and ever after.
+/// The offset of the first image in CogVideoX 1.5 image-to-video, the same in training and sampling.
 const OFS: f64 = 2.0;
 
-/// What enters the network, in the compute dtype except the timestep.
+/// The inputs of the network, in the compute dtype except the timestep.
 #[derive(Debug)]
 pub struct Inputs {
     /// `[B, T, C, height, width]`
@@ -65,18 +65,18 @@ impl Embedder {
         }
     }
 
-    /// Says where the first image is, `[1]` or `[B]`, for models that embed it.
+    /// Sets the offset of the first image, `[1]` or `[B]`, for models that embed it.
     pub fn set_offset(&mut self, offset: &Tensor) {
         self.offset = offset.shallow_clone();
     }
 
-    /// Moves the position table and the offset.
+    /// Moves the position table and the offset to a device.
     pub fn move_to(&mut self, device: Device) {
         self.offset = self.offset.to_device(device);
         self.fixed = self.fixed.take().map(|table| table.to_device(device));
     }
 
-    /// Embeds the inputs; builds a graph when the parameters or the latent ask for one.
+    /// Embeds the inputs; builds a graph if the parameters or the latent require gradients.
     pub fn forward(&self, root: &UnitParams, inputs: &Inputs) -> Embedded {
         let latent = inputs.latent.size();
         let (batch, frames) = (latent[0], latent[1] / self.patch_t);
@@ -110,7 +110,7 @@ impl Embedder {
     /// one, of the latent.
     ///
     /// # Errors
-    /// As libtorch's backward pass.
+    /// libtorch's backward pass failed.
     pub fn backward(
         &self,
         root: &UnitParams,
@@ -148,7 +148,7 @@ impl Embedder {
     }
 }
 
-/// The sinusoid of timesteps `[B]`, `[B, width]`, fp32: cosines first.
+/// Returns the sinusoidal embedding `[B, width]` of timesteps `[B]`, fp32, cosines first.
 ///
 /// Source: reference `dit.py` and diffusers `Timesteps(flip_sin_to_cos=True, downscale_freq_shift=0)`.
 pub fn sinusoid(timestep: &Tensor, width: i64) -> Tensor {

@@ -1,4 +1,4 @@
-//! The way out: final norms, projection to patches, and back to a latent.
+//! The output head: final norms, projection to patches, and unpatchifying to a latent.
 
 use crate::params::{SlotGrad, Slots, UnitParams};
 use crate::vjp::{leaf, vjp};
@@ -22,10 +22,10 @@ pub struct Head {
     proj: usize,
 }
 
-/// Gradients that leave the head for the last block.
+/// The gradients of the head.
 #[derive(Debug)]
 pub struct HeadGrads {
-    /// Gradients of the head's own parameters.
+    /// The gradients of the head's parameters.
     pub params: Vec<SlotGrad>,
     /// `[B, L, D]`
     pub x_bld: Tensor,
@@ -71,7 +71,7 @@ impl Head {
     /// Runs the head with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
     ///
     /// # Errors
-    /// As libtorch's backward pass.
+    /// libtorch's backward pass failed.
     pub fn backward(
         &self,
         root: &UnitParams,
@@ -86,7 +86,10 @@ impl Head {
         let one = scalar.ones_like();
         let inputs: Vec<&Tensor> = [&x, &act].into_iter().chain(trained).collect();
         let mut grads = vjp(&[(&scalar, &one)], &inputs)?.into_iter();
-        let (x_bld, act_be) = (grads.next().expect("two gradients at least"), grads.next().expect("two at least"));
+        let (x_bld, act_be) = (
+            grads.next().expect("the gradient of the tokens"),
+            grads.next().expect("the gradient of the time embedding"),
+        );
         Ok(HeadGrads { params: slots.into_iter().zip(grads).collect(), x_bld, act_be })
     }
 }

@@ -1,9 +1,9 @@
 //! CogVideoX's transformer as functions of its parameters.
 //!
-//! Nothing here owns a parameter. A block is a function ([`block`]) of views into tensors that somebody else gathered;
-//! [`network::Network::forward_backward`] walks over the units of the network and asks its caller for each unit's parameters through
+//! This crate owns no parameters. A block is a function ([`block`]) of views into tensors that the caller gathered;
+//! [`network::Network::forward_backward`] walks over the units of the network and requests each unit's parameters from its caller through
 //! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code. With
-//! tensor parallelism they hand in parts of tensors, and [`parallel::TensorParallel`] joins what comes of them.
+//! tensor parallelism the callers pass parts of tensors, and [`parallel::TensorParallel`] combines the results.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.

@@ -1,4 +1,4 @@
-//! Parameters of one unit (the root or a block) as the functions of this crate want them.
+//! The parameters of one unit (the root or a block), as this crate's functions take them.
 
 use crate::parallel::TensorParallel;
 use recipe::{Model, ParamSpec, Unit};
@@ -6,11 +6,11 @@ use tch::{TchError, Tensor};
 
 /// The parameters of one unit, in the order of [`recipe::param_specs`].
 ///
-/// A tensor that trains is a leaf with `requires_grad`; a frozen one is not.
+/// A trained tensor is a leaf with `requires_grad`; a frozen tensor does not require a gradient.
 #[derive(Debug)]
 pub struct UnitParams(Vec<Tensor>);
 
-/// The gradient of one parameter: its place in the unit's table, and the gradient in the parameter's shape.
+/// The gradient of one parameter: its slot in the unit's table, and the gradient in the parameter's shape.
 pub type SlotGrad = (usize, Tensor);
 
 impl UnitParams {
@@ -19,12 +19,12 @@ impl UnitParams {
         UnitParams(tensors)
     }
 
-    /// All tensors, in the order of the table.
+    /// Returns all tensors, in the order of the table.
     pub fn tensors(&self) -> &[Tensor] {
         &self.0
     }
 
-    /// The tensors that train, with their places in the table.
+    /// Returns the trained tensors with their slots in the table.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.0.iter().enumerate().filter(|(_, t)| t.requires_grad())
     }
@@ -38,7 +38,7 @@ impl UnitParams {
     }
 }
 
-/// A weight and its bias, neighbours in the unit's table.
+/// A weight and its bias, adjacent in the unit's table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Affine<'a> {
     pub slot: usize,
@@ -51,7 +51,7 @@ impl Affine<'_> {
         x.linear(self.weight, Some(self.bias))
     }
 
-    /// The layer when each rank has some columns of the weight and the inputs that go with them: products are summed up,
+    /// Applies the layer if each rank has some columns of the weight and the matching inputs: the products are summed over ranks,
     /// and the bias, which every rank has, is added once.
     pub fn row_linear(&self, x: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         if tp.size() == 1 {
@@ -65,13 +65,13 @@ impl Affine<'_> {
         x.layer_norm([width], Some(self.weight), Some(self.bias), eps, true)
     }
 
-    /// Those of the two that train, with their places in the unit's table.
+    /// Returns the trained ones of the two, with their slots in the unit's table.
     pub fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         [(self.slot, self.weight), (self.slot + 1, self.bias)].into_iter().filter(|(_, t)| t.requires_grad())
     }
 }
 
-/// Where each parameter of a unit stands in the unit's table, found once by name.
+/// The slot of each parameter in the unit's table, looked up once by name.
 #[derive(Debug, Clone)]
 pub(crate) struct Slots {
     names: Vec<String>,
@@ -91,7 +91,7 @@ impl Slots {
         self.names.iter().position(|n| n == name)
     }
 
-    /// The place of `name.weight`; its bias follows it.
+    /// Returns the slot of `name.weight`; the slot of its bias follows.
     pub fn affine(&self, name: &str) -> usize {
         let slot = self.find(&format!("{name}.weight")).expect("the parameter table names every layer used here");
         assert_eq!(self.names[slot + 1], format!("{name}.bias"), "the bias follows its weight in the parameter table");
@@ -99,7 +99,7 @@ impl Slots {
     }
 }
 
-/// The parameters of one unit, in table order.
+/// Returns the specs of one unit's parameters, in table order.
 pub fn unit_specs(model: &Model, unit: Unit) -> Vec<ParamSpec> {
     recipe::param_specs(model).into_iter().filter(|spec| spec.unit == unit).collect()
 }

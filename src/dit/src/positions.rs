@@ -1,13 +1,13 @@
-//! Positions: rotary tables and the sine-cosine embedding of the 2B model.
+//! Position embeddings: rotary tables and the sine-cosine embedding of the 2B model.
 
 use recipe::Model;
 use tch::{Device, Kind, Tensor};
 
 const THETA: f64 = 10_000.0;
 
-/// The rotary factors of every token as complex numbers, `[L, F/2]`; text tokens have the factor one.
+/// Returns the rotary factors of every token as complex numbers, `[L, F/2]`; text tokens have the factor one.
 ///
-/// A head's `F` numbers are split F/4 for time, 3F/8 for the row and 3F/8 for the column, and turned in adjacent pairs.
+/// The `F` channels of a head are split F/4 for time, 3F/8 for the row and 3F/8 for the column, and rotated in adjacent pairs.
 /// Source: CogVideoX's 3-D rotary embedding (diffusers `get_3d_rotary_pos_embed`).
 pub fn rotary(model: &Model) -> Tensor {
     let (frames, rows, columns) = grid(model);
@@ -27,7 +27,7 @@ pub fn rotary(model: &Model) -> Tensor {
     rotary_from(&angles.cos(), &angles.sin(), model.text_tokens() as i64)
 }
 
-/// Makes rotary factors from tables of the video tokens' cosines and sines, `[T·P, F/2]` each.
+/// Returns rotary factors from tables of the video tokens' cosines and sines, `[T·P, F/2]` each.
 pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
     let text = [text_len, cos.size()[1]];
     let real = Tensor::cat(&[Tensor::ones(text, (cos.kind(), Device::Cpu)), cos.shallow_clone()], 0);
@@ -35,14 +35,14 @@ pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
     Tensor::complex(&real.to_kind(Kind::Float), &imag.to_kind(Kind::Float))
 }
 
-/// Turns adjacent pairs of `x_blhf` by the rotary factors `[L, F/2]`. The rotation is done in fp32.
+/// Rotates adjacent pairs of `x_blhf` by the rotary factors `[L, F/2]`, in fp32.
 pub(crate) fn rotate(x_blhf: &Tensor, rotary: &Tensor) -> Tensor {
     let size = x_blhf.size();
     let pairs = x_blhf.to_kind(Kind::Float).reshape([size[0], size[1], size[2], size[3] / 2, 2]).view_as_complex();
     (pairs * rotary.unsqueeze(1)).view_as_real().flatten(3, 4).to_kind(x_blhf.kind())
 }
 
-/// The sine-cosine embedding of the 2B model, `[1, L, D]`: zero for text tokens, D/4 numbers for time, then 3D/8 for
+/// Returns the sine-cosine embedding of the 2B model, `[1, L, D]`: zero for text tokens, D/4 channels for time, then 3D/8 for
 /// the column and 3D/8 for the row.
 ///
 /// Source: diffusers `get_3d_sincos_pos_embed`, whose grid lists the column first.
@@ -66,7 +66,7 @@ pub fn sin_cos(model: &Model) -> Tensor {
     Tensor::cat(&[text, video], 0).unsqueeze(0).to_kind(Kind::Float)
 }
 
-/// Frames, rows and columns of the token grid.
+/// Returns the frames, rows and columns of the token grid.
 fn grid(model: &Model) -> (i64, i64, i64) {
     (
         model.token_frames() as i64,

@@ -1,42 +1,42 @@
-//! Sampling: from noise to a latent, with the network that training made.
+//! Sampling: from noise to a latent with a trained network.
 //!
 //! DPM++ 2M SDE for the schedule with zero terminal SNR, as ttt-video-dit samples (`cogvideo/utils.py`, its `VPSDEDPMPP2M`;
-//! Lu et al. 2022, "DPM-Solver++", 2M in its stochastic form). Nothing here is random or knows a network: noise and
-//! predictions come from the caller.
+//! Lu et al. 2022, "DPM-Solver++", 2M in its stochastic form). The caller passes the noise and
+//! the network's predictions, so the sampler is deterministic.
 //!
-//! It is there to see what a network has learned, in evaluations; training does not use it. Tests hold it to a walk recorded
+//! Evaluations use it; training does not. Tests compare it with a sampling run recorded
 //! from the reference, step by step.
 
 use crate::diffusion::{Schedule, TIMESTEPS};
 use std::f64::consts::PI;
 use tch::Tensor;
 
-/// How strongly samples follow their text, step by step.
+/// The classifier-free guidance of each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Guidance {
-    /// What the text's share rises by, above 1.
+    /// The maximum of the guidance scale minus 1.
     pub scale: f64,
-    /// The power of time that it rises with.
+    /// The exponent of time in the scale.
     pub power: i32,
 }
 
 impl Default for Guidance {
-    /// CogVideoX's own.
+    /// Returns CogVideoX's values.
     fn default() -> Self {
         Guidance { scale: 6.0, power: 5 }
     }
 }
 
-/// What the network says of a noised latent: its velocities without and with the text.
+/// The network's prediction for a noised latent: its velocities without and with the text.
 #[derive(Debug)]
 pub struct Prediction {
-    /// For the text that stands for none.
+    /// The velocity for the empty text.
     pub without_text: Tensor,
-    /// For the text.
+    /// The velocity for the text.
     pub with_text: Tensor,
 }
 
-/// The fixed numbers of sampling in so many steps.
+/// The constants of sampling with a given number of steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampler {
     guidance: Guidance,
@@ -44,22 +44,22 @@ pub struct Sampler {
     timesteps: Vec<i64>,
     /// `√ᾱ` before each step, and 1 after the last.
     signal: Vec<f64>,
-    /// `√ᾱ` by which the network's velocity is read: the nearest that it was trained on.
+    /// The `√ᾱ` that converts the network's velocity: the nearest value of the training schedule.
     trained: Vec<f64>,
 }
 
 impl Sampler {
-    /// Spreads the steps over the timesteps of training.
+    /// Spreads the steps over the timesteps of the training schedule.
     ///
     /// # Panics
-    /// With fewer than two steps: the first has no signal, and the last gives the sample.
+    /// `steps` is less than two: the first step has no signal, and the last gives the sample.
     pub fn new(steps: usize, guidance: Guidance) -> Self {
-        assert!(steps >= 2, "sampling takes at least 2 steps, not {steps}");
+        assert!(steps >= 2, "sampling needs at least 2 steps, not {steps}");
         let last = (TIMESTEPS - 1) as f64;
         let timesteps: Vec<i64> =
             (0..steps).map(|i| (last * (steps - i) as f64 / steps as f64).floor() as i64).collect();
-        // The reference gives its few steps a table of their own, with zero signal at the end, and not rows of the table that
-        // the network was trained with.
+        // The reference rescales the levels of its few steps to zero terminal signal. They are not rows of the table that
+        // trained the network.
         let mut signal = Schedule::signal_at(&timesteps);
         let table = Schedule::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>());
         let nearest = |signal: &f64| {
@@ -71,35 +71,35 @@ impl Sampler {
         Sampler { guidance, timesteps, signal, trained }
     }
 
-    /// The timestep of each step, noisiest first.
+    /// Returns the timestep of each step, noisiest first.
     pub fn timesteps(&self) -> &[i64] {
         &self.timesteps
     }
 
-    /// `√ᾱ` before each step; the first is 0.
+    /// Returns `√ᾱ` before each step; the first is 0.
     pub fn signal(&self) -> &[f64] {
         &self.signal[..self.timesteps.len()]
     }
 
-    /// How many times the text's difference counts at a step.
+    /// Returns the guidance scale of a step.
     ///
-    /// It was meant to rise along the way. But CogVideoX puts timesteps up to 999 where the number of the step belongs, so that
-    /// it jumps about between 1 and `1 + scale`; models are known by how they look with it, so it stays.
+    /// The formula is meant for a scale that rises with the steps. But CogVideoX inserts timesteps up to 999 for the step number,
+    /// so the scale jumps between 1 and `1 + scale`. It stays, because published samples use it.
     pub fn text_share(&self, step: usize) -> f64 {
         let steps = self.timesteps.len() as f64;
         let time = ((steps - self.timesteps[step] as f64) / steps).powi(self.guidance.power);
         1.0 + self.guidance.scale * (1.0 - (PI * time).cos()) / 2.0
     }
 
-    /// Walks from noise to a sample.
+    /// Samples a latent from noise.
     ///
     /// * `noise` — pure noise, in the shape of a latent.
-    /// * `network` — answers for a noised latent at a timestep.
-    /// * `draw` — fresh noise for a step, in the same shape; not asked for the last.
-    /// * `after` — is shown what came of each step.
+    /// * `network` — returns the prediction for a noised latent at a timestep.
+    /// * `draw` — returns fresh noise for a step, in the same shape; not called for the last step.
+    /// * `after` — receives the latent after each step.
     ///
     /// # Errors
-    /// Those of `network`.
+    /// The error of `network`.
     pub fn sample<E>(
         &self,
         noise: &Tensor,
@@ -125,20 +125,20 @@ impl Sampler {
         Ok(x)
     }
 
-    /// Half the logarithm of signal to noise.
+    /// Returns half the logarithm of the signal-to-noise ratio.
     fn lambda(&self, step: usize) -> f64 {
         let power = self.signal[step] * self.signal[step];
         0.5 * (power / (1.0 - power)).ln()
     }
 
-    /// How much fresh noise a step adds.
+    /// Returns the level of fresh noise that a step adds.
     fn fresh(&self, step: usize) -> f64 {
         let (next, h) = (self.signal[step + 1], self.lambda(step + 1) - self.lambda(step));
         (1.0 - next * next).sqrt() * (1.0 - (-2.0 * h).exp()).sqrt()
     }
 
-    /// The step without its noise: from the clean latents that this prediction and the one before mean. Where there is no
-    /// signal yet λ is -∞, and all that follows from it is finite again.
+    /// Computes the step without its noise, from the clean latents of this and the previous prediction. Without
+    /// signal λ is -∞, but all values derived from it are finite.
     fn solve(&self, step: usize, x: &Tensor, clean: &Tensor, before: Option<&Tensor>) -> Tensor {
         let (now, next) = (self.signal[step], self.signal[step + 1]);
         let h = self.lambda(step + 1) - self.lambda(step);

@@ -1,23 +1,23 @@
-//! Segments of a long video: which tokens belong together, and in which order they are walked.
+//! Segments of a long video: their tokens, and the order in which a TTT layer scans them.
 //!
-//! A sequence lies as all text, then all video. Segment i is text i and latent frames 12i to 12i+12; neighbours share
-//! one frame. All index tensors hold positions in the sequence, `[L]` unless they say otherwise.
+//! A sequence is all text, then all video. Segment i is text i and latent frames 12i to 12i+12; adjacent segments share
+//! one frame. Index tensors hold positions in the sequence, `[L]` unless documented otherwise.
 
 use recipe::{LrAlignment, Model, SEGMENT_FRAMES};
 use tch::{Device, Tensor};
 
-/// The tokens of every segment's attention, and the way back. Only for more than one segment.
+/// The split of a sequence into segments for attention, and the merge. Only for more than one segment.
 #[derive(Debug)]
 pub struct Segments {
     count: i64,
     /// `[n·S]`, S tokens per segment: text, then video.
     tokens: Tensor,
-    /// One over how many segments see a token, `[L, 1]`.
+    /// One over the number of segments that contain a token, `[L, 1]`.
     share: Tensor,
 }
 
 impl Segments {
-    /// Lays out the segments of a model; none for a model of one segment.
+    /// Computes the segments of a model; `None` for a model of one segment.
     pub fn new(model: &Model) -> Option<Self> {
         if model.segments == 1 {
             return None;
@@ -37,19 +37,19 @@ impl Segments {
         Some(Segments { count: n as i64, tokens: Tensor::from_slice(&tokens), share })
     }
 
-    /// Moves the index tensors.
+    /// Moves the index tensors to a device.
     pub fn move_to(&mut self, device: Device) {
         self.tokens = self.tokens.to_device(device);
         self.share = self.share.to_device(device);
     }
 
-    /// Makes a batch of segments, `[B·n, S, H, F]`, out of `[B, L, H, F]`.
+    /// Splits `[B, L, H, F]` into a batch of segments, `[B·n, S, H, F]`.
     pub fn split(&self, x_blhf: &Tensor) -> Tensor {
         let size = x_blhf.size();
         x_blhf.index_select(1, &self.tokens).view([size[0] * self.count, -1, size[2], size[3]])
     }
 
-    /// Puts segments `[B·n, S, D]` back into sequences `[B, L, D]`; a token that two segments saw gets their mean.
+    /// Merges segments `[B·n, S, D]` into sequences `[B, L, D]`; a token of two segments gets their mean.
     pub fn merge(&self, x_bsd: &Tensor) -> Tensor {
         let size = x_bsd.size();
         let flat = x_bsd.reshape([size[0] / self.count, self.count * size[1], size[2]]);
@@ -59,15 +59,15 @@ impl Segments {
     }
 }
 
-/// The orders in which a TTT layer walks a sequence.
+/// The orders in which a TTT layer scans a sequence.
 #[derive(Debug)]
 pub struct Walk {
-    /// Time order: text 0, frames 0 to 12, text 1, frames 13 to 24, and so on. None when that is the order they lie in.
+    /// Time order: text 0, frames 0 to 12, text 1, frames 13 to 24, and so on. `None` if the sequence already has this order.
     interleave: Option<Interleave>,
-    /// The way back in time, as positions: texts in reverse order (tokens within a text keep theirs), all video tokens
-    /// end to end. It is its own inverse.
+    /// Reverse time order, as positions: texts in reverse order (tokens within a text keep their order), then all video tokens
+    /// reversed. It is its own inverse.
     reverse: Tensor,
-    /// Which token's learning rate each token of the walk gets, when it is not its own.
+    /// The token whose learning rate each token of the scan gets. `None` if each token has its own.
     rates: Option<Tensor>,
 }
 
@@ -78,13 +78,13 @@ struct Interleave {
 }
 
 impl Walk {
-    /// Lays out the walk of a model.
+    /// Computes the scan order of a model.
     pub fn new(model: &Model) -> Self {
         let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
         let (first_video, len) = (n * text, model.seq_len());
         let mut there: Vec<i64> = Vec::with_capacity(len);
         for segment in 0..n {
-            // The first segment has the frame that no other shares with it.
+            // Only the first segment has one more frame: the others share their first frame with the segment before.
             let begin = if segment == 0 { 0 } else { segment * SEGMENT_FRAMES + 1 };
             let end = if n == 1 { model.token_frames() } else { (segment + 1) * SEGMENT_FRAMES + 1 };
             let video = first_video + begin * frame..first_video + end * frame;
@@ -97,7 +97,7 @@ impl Walk {
             .map(|t| t as i64)
             .collect();
         // The reference forms a matrix of rates per mini-batch before it reorders tokens, then moves its rows but not its
-        // columns, and its kernels read the last row: so a mini-batch gets the rates of the one its last token came from.
+        // columns, and its kernels read the last row. So a mini-batch gets the rates of the mini-batch that its last token came from.
         let rates = (model.ttt_lr_alignment == LrAlignment::Upstream && n > 1).then(|| {
             let b = model.ttt_mini_batch;
             let of = |batch: &[i64]| {
@@ -111,7 +111,7 @@ impl Walk {
         Walk { interleave, reverse: Tensor::from_slice(&reverse), rates }
     }
 
-    /// Moves the index tensors.
+    /// Moves the index tensors to a device.
     pub fn move_to(&mut self, device: Device) {
         let there = |t: Tensor| t.to_device(device);
         self.interleave = self.interleave.take().map(|i| Interleave { there: there(i.there), back: there(i.back) });
@@ -119,7 +119,7 @@ impl Walk {
         self.rates = self.rates.take().map(there);
     }
 
-    /// Puts tokens `[B, L, …]` in the order of the walk.
+    /// Reorders tokens `[B, L, …]` into scan order.
     pub fn in_time(&self, x_bl: &Tensor) -> Tensor {
         self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.there))
     }
@@ -129,18 +129,18 @@ impl Walk {
         self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.back))
     }
 
-    /// Puts learning rates `[B, L, H]` in the order of the walk.
+    /// Reorders learning rates `[B, L, H]` into scan order.
     pub fn rates(&self, eta_blh: &Tensor) -> Tensor {
         self.rates.as_ref().map_or_else(|| self.in_time(eta_blh), |from| eta_blh.index_select(1, from))
     }
 
-    /// Turns tokens `[B, L, D]` back to front, or front to back.
+    /// Reverses the time order of tokens `[B, L, D]`.
     pub fn reversed(&self, x_bld: &Tensor) -> Tensor {
         x_bld.index_select(1, &self.reverse)
     }
 }
 
-/// Rotary factors of one segment's attention, `[S, F/2]`: time begins at zero in every segment.
+/// Returns the rotary factors of one segment's attention, `[S, F/2]`: time starts at zero in every segment.
 pub fn attention_rotary(model: &Model) -> Tensor {
     let one = Model { segments: 1, latent_frames: model.attention_frames(), ..model.clone() };
     crate::positions::rotary(&one)
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_walked_once_in_both_directions() {
+    fn every_token_is_scanned_once_in_both_directions() {
         for n in 1..5 {
             let model = model(n);
             let walk = Walk::new(&model);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn splitting_and_merging_gives_the_sequence_back() {
+    fn splitting_and_merging_returns_the_same_sequence() {
         let model = model(3);
         let segments = Segments::new(&model).expect("three segments");
         let x = Tensor::randn([2, model.seq_len() as i64, 2, 3], (Kind::Float, Device::Cpu));

@@ -1,4 +1,4 @@
-//! TTT layers: attention's complement along the whole video, forwards and backwards in time.
+//! TTT layers, which mix tokens across the whole video, forward and backward in time.
 //!
 //! Source: reference `ttt/models/ssm/ttt_layer.py` and `dit.py`; Dalal et al. 2025, "One-Minute Video Generation with
 //! Test-Time Training".
@@ -14,7 +14,7 @@ use tch::{Device, Kind, TchError, Tensor};
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
 const EPS: f64 = 1e-6;
 
-/// The TTT layer of every block: sizes, orders, and where its parameters stand in the unit's table.
+/// The TTT layer of every block: sizes, scan orders, and the slots of its parameters in the unit's table.
 #[derive(Debug)]
 pub struct Ttt {
     head_dim: i64,
@@ -22,7 +22,7 @@ pub struct Ttt {
     base_lr: f64,
     settings: Settings,
     walk: Walk,
-    /// Of the whole sequence, frames counted from its beginning.
+    /// The rotary factors of the whole sequence, with frames counted from its start.
     rotary: Tensor,
     q: usize,
     k: usize,
@@ -36,7 +36,7 @@ pub struct Ttt {
     gates: [Gate; 2],
 }
 
-/// Places of the gates of one direction.
+/// The slots of the gates of one direction.
 #[derive(Debug, Clone, Copy)]
 struct Gate {
     video: usize,
@@ -44,7 +44,7 @@ struct Gate {
 }
 
 impl Ttt {
-    /// Finds the parameters by name; none for a model without TTT layers.
+    /// Looks up the parameters by name; `None` for a model without TTT layers.
     pub fn new(model: &Model, scan_group: usize) -> Option<Self> {
         if model.layer == Layer::None {
             return None;
@@ -77,29 +77,29 @@ impl Ttt {
         })
     }
 
-    /// Moves the orders of the walk and the rotary factors.
+    /// Moves the scan orders and the rotary factors to a device.
     pub fn move_to(&mut self, device: Device) {
         self.walk.move_to(device);
         self.rotary = self.rotary.to_device(device);
     }
 
-    /// Adds the layer's output in both directions of time to tokens `[B, L, D]`, each through its gate.
+    /// Adds the gated output of the layer in both directions of time to tokens `[B, L, D]`.
     ///
-    /// The second pass walks back over what the first one gave, so the two cannot be one call.
+    /// The second direction scans the output of the first, so one call cannot compute both.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         let there = self.gated_add(p, self.gates[0], x_bld, &self.layer(p, x_bld, tp)?);
         let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there), tp)?);
         Ok(self.gated_add(p, self.gates[1], &there, &back))
     }
 
-    /// The layer: tokens `[B, L, D]` in the order in which they lie, to the same. Each rank of `tp` walks with its own
+    /// Applies the layer to tokens `[B, L, D]` in sequence order; the output has the same order. Each rank of `tp` computes its own
     /// heads.
     ///
     /// # Errors
-    /// When a peer of `tp` is gone.
+    /// A collective of `tp` failed.
     pub fn layer(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         let x_bld = &tp.copy_to(x_bld)?;
         let (batch, len) = (x_bld.size()[0], x_bld.size()[1]);
@@ -111,7 +111,7 @@ impl Ttt {
         };
         let (q, k, v) = (unit(heads(self.q)), unit(heads(self.k)), heads(self.v));
 
-        // Target: what the key lacks to the value, normalised by the unbiased deviation.
+        // Target: value minus key, normalized with the unbiased standard deviation.
         let norm = p.affine(self.inner_norm);
         let lack = v - &k;
         let centred = &lack - lack.mean_dim(-1i64, true, None::<Kind>);
@@ -122,7 +122,7 @@ impl Ttt {
         let tokens = (self.head_dim * self.settings.mini_batch) as f64;
         let eta = wanted.sigmoid() * (self.base_lr / tokens);
 
-        // [B, L, H, …] in the order of the walk, as one sequence per sample and head.
+        // [B, L, H, …] in scan order, as one sequence per sample and head.
         let sequences =
             |x: &Tensor| self.walk.in_time(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim]);
         let eta = self.walk.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
@@ -144,8 +144,8 @@ impl Ttt {
         p.affine(self.o).row_linear(&normed, tp)
     }
 
-    /// LayerNorm over all heads, of which this rank has some. Every rank's mean and variance are joined; each then uses
-    /// those of all in its own way, so their gradients are summed up.
+    /// Applies LayerNorm over all heads, of which this rank has some. The mean and variance of all ranks are gathered; each rank
+    /// uses them for its own heads, so their gradients are summed.
     fn post_norm(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         let norm = p.affine(self.post_norm);
         if tp.size() == 1 {
@@ -164,7 +164,7 @@ impl Ttt {
         Ok(normed.to_kind(x_bld.kind()))
     }
 
-    /// Adds what a direction gave, each stream scaled by `tanh` of its gate: `[B, L, D]`.
+    /// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
     fn gated_add(&self, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
         let video = x_bld.size()[1] - self.text_tokens;
         let stream = |slot: usize, start: i64, len: i64| {

@@ -4,11 +4,11 @@ use tch::{TchError, Tensor};
 
 /// Returns the gradient of `Σ ⟨output, cotangent⟩` with respect to each input.
 ///
-/// The binding has no `grad_outputs`; the inner product has the same gradients, bit for bit, because its own derivative
+/// tch's binding has no `grad_outputs`. The inner product has the same gradients, bit for bit, because its derivative
 /// multiplies the cotangent by exactly one.
 ///
 /// # Errors
-/// When a collective in the graph met the loss of a peer.
+/// A collective in the graph failed because a peer exited.
 pub(crate) fn vjp(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<Vec<Tensor>, TchError> {
     if inputs.is_empty() {
         return Ok(Vec::new());
@@ -21,7 +21,7 @@ pub(crate) fn vjp(outputs: &[(&Tensor, &Tensor)], inputs: &[&Tensor]) -> Result<
     Tensor::f_run_backward(&[total], inputs, false, false)
 }
 
-/// A tensor with the same values that starts a graph of its own.
+/// Returns a leaf tensor with the same values.
 pub(crate) fn leaf(t: &Tensor) -> Tensor {
     t.detach().set_requires_grad(true)
 }

@@ -1,7 +1,7 @@
-//! The network held to the numbers of diffusers: forward pass and every gradient of CogVideoX-shaped models.
+//! Compares the network with numbers recorded from diffusers: forward pass and every gradient of CogVideoX-shaped models.
 //!
-//! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` that has a transformer
-//! and a `forward_backward.safetensors` is tested, with names and sizes taken from its files.
+//! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` with a transformer
+//! and a `forward_backward.safetensors` is tested; names and sizes come from its files.
 
 mod support;
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use support::{Tensors, Twice, load, oracle, read, relative, write, write_twice};
 use tch::{Kind, TchError, Tensor};
 
-/// All weights of a transformer.
+/// Reads all weights of a transformer.
 fn all_weights(transformer: &Utf8Path) -> Tensors {
     let mut tensors = Tensors::new();
     for file in oracle::weight_files(transformer) {
@@ -25,7 +25,7 @@ fn all_weights(transformer: &Utf8Path) -> Tensors {
     tensors
 }
 
-/// The model of a diffusers configuration, with the sizes of the recorded inputs.
+/// Returns the model of a diffusers configuration, with the sizes of the recorded inputs.
 fn model(config: &Utf8Path, case: &Tensors) -> Model {
     let config = weights::Config::read(config).unwrap_or_else(|failure| panic!("{failure}"));
     let model = weights::model_from_diffusers(&config).unwrap_or_else(|failure| panic!("{failure}"));
@@ -43,7 +43,7 @@ fn diffusers(spec: &ParamSpec) -> &str {
     spec.diffusers.as_deref().expect("diffusers has every tensor of plain CogVideoX")
 }
 
-/// Whole parameters by their diffusers names; gradients are kept under the same names.
+/// Unsharded parameters by their diffusers names; gradients are stored under the same names.
 struct Whole<'a> {
     model: &'a Model,
     weights: &'a Tensors,
@@ -71,7 +71,7 @@ impl Units for Whole<'_> {
     }
 }
 
-/// Walks forward and back through a recorded model, and compares all that is recorded; returns the number of gradients.
+/// Runs a recorded model forward and backward and compares all recorded tensors; returns the number of gradients.
 fn follow(folder: &Utf8Path) -> usize {
     let case = load(&oracle::pass(folder));
     let model = model(&folder.join("transformer/config.json"), &case);
@@ -99,19 +99,19 @@ fn follow(folder: &Utf8Path) -> usize {
         };
         let walk = network
             .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
-            .expect("nobody to lose");
+            .expect("one rank has no peers");
         let error = relative(&walk.output, &case["out.sample"], 0.0);
         assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
         match case.get("out.grad_latent") {
             Some(recorded) => {
-                let error = relative(&walk.grad_latent.expect("the latent asked for a gradient"), recorded, 0.0);
+                let error = relative(&walk.grad_latent.expect("the latent requires a gradient"), recorded, 0.0);
                 assert!(error < 1e-4, "{folder} {keep:?}: the latent's gradient differs by {error:e}");
             }
-            None => println!("left out: {folder} has no out.grad_latent"),
+            None => println!("not compared: {folder} has no out.grad_latent"),
         }
         let recorded = || case.iter().filter_map(|(k, v)| Some((k.strip_prefix("out.grad.")?, v)));
-        // Without rotation a constant added to every key changes nothing: that bias has the gradient zero, and what
-        // is recorded is rounding. So no gradient is asked to be truer than one part in 1e8 of the largest.
+        // Without rotation a constant added to every key changes nothing: the gradient of that bias is zero, and its recorded
+        // value is rounding error. So the tolerance of every gradient is at least 1e-8 of the largest.
         let floor = recorded().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
         let mut worst = (0.0, String::new());
         let mut count = 0;
@@ -123,7 +123,7 @@ fn follow(folder: &Utf8Path) -> usize {
             count += 1;
         }
         for name in units.grads.keys().filter(|name| !case.contains_key(&format!("out.grad.{name}"))) {
-            println!("left out: {folder} has no out.grad.{name}");
+            println!("not compared: {folder} has no out.grad.{name}");
         }
         println!("{folder} {keep:?}: {count} gradients, worst {:e} ({})", worst.0, worst.1);
         compared += count;
@@ -151,14 +151,14 @@ fn oracle_cogvideox_schedules_are_those_of_diffusers() {
     }
 }
 
-/// One of the project's own models.
+/// Returns the path of one of the project's fixtures.
 fn own(name: &str) -> Utf8PathBuf {
     Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/cogvideox")).join(name)
 }
 
 #[test]
-fn a_model_in_one_file_beside_a_variant_with_twice_the_samples_and_least_said_is_followed_too() {
-    // CogVideoX 1.5 image-to-video has all there is: rotary tables, an offset, patches of two frames.
+fn a_model_in_one_file_with_a_variant_and_a_minimal_config_gives_the_recorded_numbers() {
+    // CogVideoX 1.5 image-to-video has every feature: rotary tables, an offset, patches of two frames.
     for name in ["cogvideox_2b_tiny", "cogvideox15_5b_i2v_tiny"] {
         let keep = tempfile::tempdir().unwrap();
         let (from, to) = (own(name), Utf8Path::from_path(keep.path()).unwrap());
@@ -168,7 +168,7 @@ fn a_model_in_one_file_beside_a_variant_with_twice_the_samples_and_least_said_is
         write(&transformer.join("diffusion_pytorch_model.safetensors"), &all, Default::default());
         let half: Tensors = all.iter().map(|(name, t)| (name.clone(), t.zeros_like().to_kind(Kind::Half))).collect();
         write(&transformer.join("diffusion_pytorch_model.fp16.safetensors"), &half, Default::default());
-        // What diffusers has a default for.
+        // The keys for which diffusers has a default.
         let text = std::fs::read(from.join("transformer/config.json")).unwrap();
         let mut config: serde_json::Map<String, Value> = serde_json::from_slice(&text).unwrap();
         for (key, default) in [
@@ -199,7 +199,7 @@ fn a_model_in_one_file_beside_a_variant_with_twice_the_samples_and_least_said_is
 }
 
 #[test]
-fn the_offset_that_was_recorded_is_the_one_that_counts() {
+fn the_output_depends_on_the_recorded_offset() {
     let folder = own("cogvideox15_5b_i2v_tiny");
     let case = load(&oracle::pass(&folder));
     let model = model(&folder.join("transformer/config.json"), &case);
@@ -216,14 +216,14 @@ fn the_offset_that_was_recorded_is_the_one_that_counts() {
             text: case["in.text"].shallow_clone(),
             timestep: case["in.timestep"].shallow_clone(),
         };
-        network.forward_backward(&mut units, &inputs, |out| out.sum(Kind::Float)).expect("nobody to lose").output
+        network.forward_backward(&mut units, &inputs, |out| out.sum(Kind::Float)).expect("one rank has no peers").output
     };
     assert_eq!(output(None), output(Some(2.0)));
     assert!(relative(&output(Some(3.0)), &output(None), 0.0) > 1e-4);
 }
 
 #[test]
-fn numbers_in_half_precision_are_read_as_fp32() {
+fn tensors_in_half_precision_are_read_as_fp32() {
     let keep = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(keep.path()).unwrap().join("half.safetensors");
     let numbers = Tensor::from_slice(&[0.5f32, -3.0, 1024.0]);

@@ -1,7 +1,7 @@
-//! TTT layers held to the numbers of the reference.
+//! Compares TTT layers with numbers recorded from the reference.
 //!
-//! Reads `ttt/*.safetensors` of the oracle: every file whose name fits is tested, with all sizes taken from the file, and what
-//! is not there is said aloud.
+//! Reads `ttt/*.safetensors` of the oracle: every file with a matching name is tested, with all sizes from the file. The
+//! tests print every part that a file lacks.
 
 mod support;
 
@@ -27,15 +27,15 @@ fn operator(path: &Utf8Path) -> usize {
     let case = load(path);
     let Some(form) = ["f64_eps1e-6", "f32_eps1e-6"].into_iter().find(|form| case.contains_key(&format!("out.{form}")))
     else {
-        println!("left out: {path} has nothing for the ε that we use, 1e-6");
+        println!("not compared: {path} has nothing for our ε, 1e-6");
         return 0;
     };
     let size = case["XK"].size();
     let (samples, heads, batches, b, f) = (size[0], size[1], size[2], size[3], size[4]);
-    // Every row of the recorded matrix holds the tokens' rates, so the gradient of a rate is its column's sum.
+    // Every row of the recorded matrix holds the tokens' rates, so the gradient of a rate is the sum of its column.
     let rates = case["eta"].select(3, 0);
     if (&case["eta"] - rates.unsqueeze(3)).abs().max().double_value(&[]) > 0.0 {
-        println!("left out: {path} has tokens with a learning rate for each query, which no kernel computes");
+        println!("not compared: {path} has tokens with a learning rate for each query, which no kernel computes");
         return 0;
     }
     // [B, H, NC, b, F] is N sequences of NC·b tokens.
@@ -87,25 +87,25 @@ fn operator(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_operator_and_every_gradient_are_those_of_the_reference() {
+fn oracle_ttt_operator_and_every_gradient_equal_the_reference() {
     for path in oracle::ttt_files("op_") {
         operator(&path);
     }
 }
 
-/// The semantics that we offer, by the prefix of their numbers.
+/// The supported alignments of learning rates, by the prefix of their recorded tensors.
 const SEMANTICS: [(&str, LrAlignment); 2] = [("aligned", LrAlignment::Aligned), ("kernel", LrAlignment::Upstream)];
 
-/// Those semantics that a file has numbers of; says aloud which it does not have.
+/// Returns the alignments that a file has numbers for, and prints the missing ones.
 fn semantics(path: &Utf8Path, case: &Tensors, number: &str) -> Vec<(&'static str, LrAlignment)> {
     let recorded = |prefix: &str| case.contains_key(&format!("{prefix}.{number}"));
     for (prefix, _) in SEMANTICS.iter().filter(|(prefix, _)| !recorded(prefix)) {
-        println!("left out: {path} has no {prefix}.{number}");
+        println!("not compared: {path} has no {prefix}.{number}");
     }
     SEMANTICS.into_iter().filter(|(prefix, _)| recorded(prefix)).collect()
 }
 
-/// A model with the sizes in a file's metadata.
+/// Returns a model with the sizes in a file's metadata.
 fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
     let about = metadata(path);
     let config: serde_json::Value = serde_json::from_str(&about["config"]).expect("config is JSON");
@@ -141,7 +141,7 @@ fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
     }
 }
 
-/// The parameters of a unit as leaves; what `named` does not give is zero and frozen.
+/// Returns the parameters of a unit as leaves; those without a value in `named` are zero and frozen.
 fn unit(model: &Model, unit: Unit, named: impl Fn(&str) -> Option<Tensor>) -> UnitParams {
     let tensor = |spec: &recipe::ParamSpec| {
         let name = spec.ttt_video().expect("upstream has every tensor");
@@ -165,7 +165,7 @@ fn layer(path: &Utf8Path) -> usize {
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, Unit::Block(0), named);
         let x = case["x"].detach().set_requires_grad(true);
-        let out = ttt.layer(&params, &x, &Alone).expect("nobody to lose");
+        let out = ttt.layer(&params, &x, &Alone).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
@@ -181,7 +181,7 @@ fn layer(path: &Utf8Path) -> usize {
         let mut worst: f64 = 0.0;
         for ((name, _), got) in wanted.iter().zip(Tensor::run_backward(&[scalar], &leaves, false, false)) {
             let Some(want) = case.get(&format!("{prefix}.grad.{name}")) else {
-                println!("left out: {path} has no {prefix}.grad.{name}");
+                println!("not compared: {path} has no {prefix}.grad.{name}");
                 continue;
             };
             let error = relative(&got.view(want.size().as_slice()), want, 0.0);
@@ -195,7 +195,7 @@ fn layer(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_layer_and_every_gradient_are_those_of_the_reference() {
+fn oracle_ttt_layer_and_every_gradient_equal_the_reference() {
     for path in oracle::ttt_files("layer_") {
         layer(&path);
     }
@@ -213,14 +213,14 @@ fn sequence_block(path: &Utf8Path) -> usize {
         let params = unit(&model, Unit::Block(0), named);
         let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
         if let Some(want) = case.get("attn_out_text_then_vid") {
-            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("nobody to lose");
+            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("one rank has no peers");
             let error = relative(&attention, want, 0.0);
             assert!(error < 1e-5, "{path}: attention differs by {error:e}");
             compared += 1;
         } else {
-            println!("left out: {path} has no attn_out_text_then_vid");
+            println!("not compared: {path} has no attn_out_text_then_vid");
         }
-        let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("nobody to lose");
+        let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("one rank has no peers");
         let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
         let error = relative(&mixed, &want, 0.0);
         assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
@@ -230,13 +230,13 @@ fn sequence_block(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_sequence_block_is_that_of_the_reference() {
+fn oracle_ttt_sequence_block_equals_the_reference() {
     for path in oracle::ttt_files("seqblock_") {
         sequence_block(&path);
     }
 }
 
-/// Whole parameters of a network, by upstream's names.
+/// Unsharded parameters of a network, by upstream's names.
 struct Whole<'a> {
     model: &'a Model,
     case: &'a Tensors,
@@ -272,7 +272,7 @@ fn network(path: &Utf8Path) -> usize {
             let walk = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
                 let inputs =
                     embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
-                network.forward_backward(whole, &inputs, objective).expect("nobody to lose")
+                network.forward_backward(whole, &inputs, objective).expect("one rank has no peers")
             };
             let plain = walk(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
             let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);
@@ -291,7 +291,7 @@ fn network(path: &Utf8Path) -> usize {
             let recorded = format!("{prefix}.grad.dit.");
             let grads: Vec<_> = case.iter().filter_map(|(k, v)| Some((k.strip_prefix(&recorded)?, v))).collect();
             for name in whole.grads.keys().filter(|name| !case.contains_key(&format!("{recorded}{name}"))) {
-                println!("left out: {path} has no {recorded}{name}");
+                println!("not compared: {path} has no {recorded}{name}");
             }
             let floor = grads.iter().map(|(_, t)| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
             let mut worst: f64 = 0.0;
@@ -308,13 +308,13 @@ fn network(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_network_loss_and_every_gradient_are_those_of_the_reference() {
+fn oracle_ttt_network_loss_and_every_gradient_equal_the_reference() {
     for path in oracle::ttt_files("model_") {
         network(&path);
     }
 }
 
-/// Any model, for what of it a test does not name.
+/// Returns a model whose values fill the fields that a test does not set.
 fn any_model() -> Model {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     recipe::load(file.into(), &[]).expect("a valid recipe").recipe.model
@@ -322,14 +322,14 @@ fn any_model() -> Model {
 
 /// Compares rotary tables with recorded ones; returns the number of tables.
 ///
-/// `NAME.cos` and `NAME.sin` are whole tables `[T·P, F]`, or those `NAME.rows` of one. The metadata says of which grid, under
-/// the start of the name: `h=2 w=3 frames=37 head_dim=16`.
+/// `NAME.cos` and `NAME.sin` are whole tables `[T·P, F]`, or the rows `NAME.rows` of one. The metadata has the grid under
+/// a prefix of the name: `h=2 w=3 frames=37 head_dim=16`.
 fn rotary_tables(path: &Utf8Path) -> usize {
     let (case, about) = (load(path), metadata(path));
     let mut compared = 0;
     for (name, cos) in case.iter().filter_map(|(key, cos)| Some((key.strip_suffix(".cos")?, cos))) {
         let Some((_, grid)) = about.iter().find(|(start, _)| name.starts_with(start.as_str())) else {
-            println!("left out: {path} does not say of which grid {name} is");
+            println!("not compared: {path} does not name the grid of {name}");
             continue;
         };
         let size = |key: &str| {
@@ -367,13 +367,13 @@ fn rotary_tables(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_rotary_tables_are_those_of_the_reference() {
+fn oracle_ttt_rotary_tables_equal_the_reference() {
     for path in oracle::ttt_files("rope_tables") {
         rotary_tables(&path);
     }
 }
 
-/// What we say of a recorded table of the diffusion, by its name.
+/// Computes the table that corresponds to a recorded diffusion table, by its name.
 fn diffusion_table(name: &str) -> Option<Tensor> {
     if name.starts_with("train_alphas_cumprod_sqrt") {
         return Some(Schedule::default().alphas_cumprod().sqrt());
@@ -404,7 +404,7 @@ fn diffusion_tables(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (name, want) in load(path) {
         let Some(got) = diffusion_table(&name) else {
-            println!("left out: {name} of {path} is no table that we know");
+            println!("not compared: {name} of {path} is not a supported table");
             continue;
         };
         assert_eq!(got.size(), want.size(), "{path}: {name}");
@@ -417,18 +417,18 @@ fn diffusion_tables(path: &Utf8Path) -> usize {
 }
 
 #[test]
-fn oracle_ttt_diffusion_tables_are_those_of_the_reference() {
+fn oracle_ttt_diffusion_tables_equal_the_reference() {
     for path in oracle::ttt_files("diffusion_tables") {
         diffusion_tables(&path);
     }
 }
 
-/// Samples with the recorded noise and the toy network that the file's metadata writes down; returns the number of steps.
+/// Samples with the recorded noise and the toy network in the file's metadata; returns the number of steps.
 fn sampler_trace(path: &Utf8Path) -> usize {
     let case = load(path);
     let about = metadata(path);
     if !about.get("net").is_some_and(|net| net.starts_with("0.3*tanh(x)+0.05*mean(c)+1e-4*t")) {
-        println!("left out: {path} was made with another network: {:?}", about.get("net"));
+        println!("not compared: {path} was recorded with another network: {:?}", about.get("net"));
         return 0;
     }
     let want = &case["x_after_each_step"];
@@ -439,7 +439,7 @@ fn sampler_trace(path: &Utf8Path) -> usize {
         let velocity = |mean: &Tensor| x.tanh() * 0.3 + mean * 0.05 + 1e-4 * timestep as f64;
         Ok::<_, Infallible>(Prediction { without_text: velocity(&none), with_text: velocity(&text) })
     };
-    // From its second step on the reference draws twice, and uses the second; the last step draws nothing.
+    // From its second step on, the reference draws twice and uses the second draw; the last step draws nothing.
     let twice = draws.size()[0] as usize == 2 * steps - 3;
     let draw = |step: usize| draws.get(if twice { 2 * step } else { step } as i64);
     let mut step = 0;
@@ -449,26 +449,26 @@ fn sampler_trace(path: &Utf8Path) -> usize {
         assert!(error < 1e-5, "{path}: after step {step} the sample differs by {error:e}");
     };
     let sampled = Sampler::new(steps, Guidance::default()).sample(&case["x0"], network, draw, after);
-    let error = relative(&sampled.expect("nothing can fail"), &case["final"], 0.0);
+    let error = relative(&sampled.expect("the network is infallible"), &case["final"], 0.0);
     assert!(error < 1e-5, "{path}: the sample differs by {error:e}");
     println!("{path}: {steps} steps, the sample differs by {error:e}");
     steps
 }
 
 #[test]
-fn oracle_ttt_sampler_walks_as_the_reference_does() {
+fn oracle_ttt_every_sampling_step_equals_the_reference() {
     for path in oracle::ttt_files("sampler_trace") {
         sampler_trace(&path);
     }
 }
 
-/// One of the project's own files.
+/// Returns the path of one of the project's fixtures.
 fn own(name: &str) -> Utf8PathBuf {
     Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/ttt")).join(name)
 }
 
 #[test]
-fn files_of_twice_as_many_samples_with_less_in_them_are_compared_too() {
+fn files_with_duplicated_samples_and_fewer_tensors_are_compared_too() {
     let keep = tempfile::tempdir().expect("a temporary folder");
     let place = Utf8Path::from_path(keep.path()).expect("a path in UTF-8");
     let twice = |name: &str, what: fn(&str) -> Twice| {

@@ -197,8 +197,8 @@ impl Trainer {
                 let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
                 let (was, is) = (state.global_batch, self.recipe.train.global_batch);
                 let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
-                let anew = format!("data ({other} data set{batch}), noise and timesteps");
-                self.log_restored(format!("weights, optimizer after {} updates", state.adam_step), anew);
+                let reset = format!("data ({other} data set{batch}), noise and timesteps");
+                self.log_restored(format!("weights, optimizer after {} updates", state.adam_step), reset);
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
-//! Reading recorded numbers, and comparing with them.
+//! Reads recorded tensors and compares with them.
 
-#![allow(dead_code, reason = "each test program compiles this module, and not each needs all of it")]
+#![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]
 
 #[path = "../../../../tests/oracle/mod.rs"]
 pub mod oracle;
@@ -16,10 +16,10 @@ pub use tensor_file::write;
 
 /// Tensors by name.
 pub type Tensors = HashMap<String, Tensor>;
-/// The free text of a safetensors file, by key.
+/// The metadata of a safetensors file, by key.
 pub type About = HashMap<String, String>;
 
-/// Reads every tensor of a safetensors file into `tensors`; those in half precision come in fp32.
+/// Reads every tensor of a safetensors file into `tensors`; half precision is converted to fp32.
 pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
     for (name, view) in SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")).iter() {
@@ -37,33 +37,33 @@ pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
     }
 }
 
-/// Every tensor of a safetensors file.
+/// Reads every tensor of a safetensors file.
 pub fn load(path: &Utf8Path) -> Tensors {
     let mut tensors = Tensors::new();
     read(path, &mut tensors);
     tensors
 }
 
-/// The free text of a safetensors file.
+/// Reads the metadata of a safetensors file.
 pub fn metadata(path: &Utf8Path) -> About {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
     header.metadata().clone().unwrap_or_default()
 }
 
-/// What becomes of a recorded tensor when every sample is there twice.
+/// The change of a recorded tensor if every sample is duplicated.
 pub enum Twice {
-    /// A number for each sample: the samples again.
+    /// Per sample: repeated.
     Again,
-    /// The sum over samples of a gradient.
+    /// A gradient summed over samples: doubled.
     Sum,
-    /// The same.
+    /// Unchanged.
     Same,
-    /// Left out: nothing needs it.
+    /// Omitted: not needed.
     Out,
 }
 
-/// Writes a recorded file again, as it would be for every sample twice.
+/// Writes a copy of a recorded file as it would be with every sample duplicated.
 pub fn write_twice(from: &Utf8Path, to: &Utf8Path, what: impl Fn(&str) -> Twice) {
     let change = |(name, tensor): (String, Tensor)| {
         let tensor = match what(&name) {
@@ -77,7 +77,7 @@ pub fn write_twice(from: &Utf8Path, to: &Utf8Path, what: impl Fn(&str) -> Twice)
     write(to, &load(from).into_iter().filter_map(change).collect::<Tensors>(), metadata(from));
 }
 
-/// `‖got - want‖ / max(‖want‖, floor)`
+/// Returns `‖got - want‖ / max(‖want‖, floor)`.
 pub fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
     let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])

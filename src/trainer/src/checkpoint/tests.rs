@@ -1,3 +1,5 @@
+//! Tests of saving and loading checkpoints.
+
 use super::*;
 use crate::memory::Memory;
 use crate::parallelize::{layouts, unit_tables};
@@ -8,7 +10,7 @@ use sharding::mesh::MeshGroups;
 use std::process::Command;
 use std::time::Duration;
 
-/// A model of 15 million parameters: a checkpoint of 190 MB, whose largest tensor is a twentieth of it.
+/// Returns a recipe of 15 million parameters: a checkpoint of 190 MB, whose largest tensor is 5% of it.
 fn recipe(dp_shard: usize) -> Recipe {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     let shards = format!("mesh.dp_shard={dp_shard}");
@@ -16,7 +18,7 @@ fn recipe(dp_shard: usize) -> Recipe {
     recipe::load(file.into(), &sets).unwrap().recipe
 }
 
-/// The state of one rank, with every value written to.
+/// The state of one rank, with every value initialized.
 struct Rank {
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
@@ -74,7 +76,7 @@ impl Rank {
 }
 
 #[test]
-fn the_first_save_copies_to_memory_that_was_made_ahead() {
+fn the_first_save_copies_to_memory_allocated_before_it() {
     let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 1.0);
     let sharded = rank.sharded();
     let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
@@ -86,7 +88,7 @@ fn the_first_save_copies_to_memory_that_was_made_ahead() {
 }
 
 #[test]
-fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() {
+fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
     let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
@@ -95,7 +97,7 @@ fn what_is_saved_is_of_its_step_though_the_update_of_the_next_follows_at_once() 
         drop(tch::no_grad(|| piece.values.uniform_(0.0, 1.0)));
     }
     let before: Vec<Vec<f32>> = rank.pieces().iter().map(numbers).collect();
-    // Memory that comes only when the update is done, or seems to wait for the copies.
+    // The writer gets its memory only after the update, or the update seems to wait for the copies.
     let (updated, update) = std::sync::mpsc::channel::<()>();
     let making = std::thread::spawn(move || {
         let _ = update.recv_timeout(Duration::from_secs(1));
@@ -132,11 +134,11 @@ fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync
 }
 
 #[test]
-fn a_checkpoint_that_only_one_rank_cannot_open_is_an_error_and_not_damaged() {
+fn a_checkpoint_that_only_one_rank_cannot_open_is_an_error_and_not_damage() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap();
     let run = RunDir::new(path.join("run"));
-    // The result of each rank for the same checkpoint, when its node has another folder in its place.
+    // The result of each rank for the same checkpoint, if the folder of the checkpoint is different on its node.
     let loaded = |dirs: [&Utf8Path; 2]| {
         on_two_ranks(path, |rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
     };
@@ -151,16 +153,16 @@ fn a_checkpoint_that_only_one_rank_cannot_open_is_an_error_and_not_damaged() {
     }
 }
 
-/// In the environment of the process that loads: the run.
+/// The environment variable with the run for the child process that loads.
 const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
 
-/// In a process of its own, whose memory is that of the load alone.
+/// Loads in a child process, so that its memory is that of the load alone.
 #[test]
 fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
     const THIS: &str = "checkpoint::tests::loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors";
     if let Some(run) = std::env::var_os(CHILD) {
         let run = RunDir::new(Utf8PathBuf::from_path_buf(run.into()).unwrap());
-        return load_and_tell(&run);
+        return load_and_print_growth(&run);
     }
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
@@ -168,25 +170,25 @@ fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
     on_two_ranks(&path, |_, mut rank| rank.save(&run));
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["--exact", "--nocapture", THIS]).env(CHILD, &run.root).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let grown = said.lines().find_map(|line| line.split_once("grown by ")).expect("the child tells").1;
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    let grown = printed.lines().find_map(|line| line.split_once("grown by ")).expect("the child prints its growth").1;
     let grown: f64 = grown.trim().parse().unwrap();
 
     let tensors = &Checkpoint::open(&run.step_dir(1)).unwrap().manifest.tensors;
     let bytes = || tensors.iter().map(|tensor| 4.0 * tensor.elements().unwrap() as f64);
     let (all, largest) = (bytes().sum::<f64>(), bytes().fold(0.0, f64::max));
-    // What does not grow with the model: buffers, headers, threads and their stacks.
+    // Memory that does not grow with the model: buffers, headers, threads and their stacks.
     const REST: f64 = 16e6;
     let most = 3.0 * largest + REST;
     assert!(all > 150e6 && most < all / 3.0, "a checkpoint of {all} bytes, the largest tensor has {largest}");
     assert!(grown < most, "loading {all} bytes took {grown}, the largest tensor has {largest}");
 }
 
-/// Loads on one rank, and prints by how many bytes the process grew at its most.
-fn load_and_tell(run: &RunDir) {
+/// Loads on one rank, and prints the peak growth of the process in bytes.
+fn load_and_print_growth(run: &RunDir) {
     let mut rank = Rank::new(recipe(1), MeshGroups::alone(), 0.0);
-    // Forgets what the process had at its most until now; where that is not allowed, it had little more.
+    // Resets the peak memory of the process. Without permission, the earlier peak is only slightly higher.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     let before = Memory::of(Device::Cpu).now_gib;
     let loaded = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();

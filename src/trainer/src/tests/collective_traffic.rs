@@ -1,4 +1,4 @@
-//! What a step sends, held to what `vidtui check` foresees. The ranks of a mesh are threads, over gloo.
+//! Compares the bytes that a step sends with the forecast of `vidtui check`. The ranks of a mesh are threads, over gloo.
 
 use crate::init;
 use crate::optim::AdamState;
@@ -14,7 +14,7 @@ use sharding::mesh::MeshGroups;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 
-/// How long ranks wait for each other on a machine that has other things to do.
+/// The timeout of ranks, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 const MESHES: [[usize; 3]; 4] = [[1, 2, 1], [2, 2, 1], [1, 1, 2], [1, 2, 2]];
@@ -47,7 +47,7 @@ fn recipe([dp_replicate, dp_shard, tp]: [usize; 3], sets: &[&str]) -> Recipe {
     recipe::load(minimal.into(), &sets).unwrap_or_else(|e| panic!("{e}")).recipe
 }
 
-/// Takes one step as a rank of a mesh; returns what it sent.
+/// Runs one step as a rank of a mesh; returns the bytes that it sent.
 fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
@@ -69,7 +69,7 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let groups = fsdp.groups();
     let [shard, replicate, tp] = [&groups.shard, &groups.replicate, &groups.tp].map(|group| group.sent());
     assert_eq!((replicate.gathered, replicate.scattered, tp.scattered), (0, 0, 0));
-    // Not foreseen, since it is all but nothing: the norms of gradients and of weights, a double each.
+    // The forecast omits the norms of gradients and weights, one double each.
     let ranks = recipe.mesh.tp as f64;
     let norms = 2.0 * 2.0 * (ranks - 1.0) / ranks * 8.0;
     Traffic {
@@ -80,7 +80,7 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     }
 }
 
-/// Takes one step on a mesh; returns what its first rank sent.
+/// Runs one step on a mesh; returns the bytes that its first rank sent.
 fn sent_on(recipe: &Recipe) -> Traffic {
     let folder = tempfile::tempdir().unwrap();
     let (mesh, path): (Mesh, _) = (recipe.mesh, folder.path().join("store"));
@@ -101,7 +101,7 @@ fn sent_on(recipe: &Recipe) -> Traffic {
 }
 
 #[test]
-fn a_step_sends_what_is_foreseen_to_the_byte() {
+fn a_step_sends_exactly_the_forecast_bytes() {
     let kinds: [&[&str]; 4] = [
         &["train.dtype=float32"],
         &["remat.mode=none", "train.grad_accum=2"],

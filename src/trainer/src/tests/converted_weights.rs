@@ -1,7 +1,7 @@
-//! Converted weights in the trainer, held to the numbers of diffusers: a model that it saved is converted, loaded as a
-//! run loads it, and gives the recorded output and every recorded gradient.
+//! Compares converted weights in the trainer with numbers recorded from diffusers: a saved model is converted, loaded as a
+//! run loads it, and must give the recorded output and every recorded gradient.
 //!
-//! Reads every folder `cogvideox/*/` of the oracle that has a transformer and a `forward_backward.safetensors`.
+//! Reads every folder `cogvideox/*/` of the oracle with a transformer and a `forward_backward.safetensors`.
 
 use crate::checkpoint::{self, Loaded, Restore};
 use crate::data::kind;
@@ -22,7 +22,7 @@ use std::ops::ControlFlow;
 use tch::{Kind, Tensor};
 use weights::{ConvertRequest, Form, Header};
 
-/// A recorded tensor; one in half precision comes in fp32.
+/// Reads a recorded tensor; half precision is converted to fp32.
 fn tensor(header: &Header, name: &str) -> Tensor {
     let info = header.tensor(name).unwrap();
     let shape: Vec<i64> = info.shape.iter().map(|&d| d as i64).collect();
@@ -30,7 +30,7 @@ fn tensor(header: &Header, name: &str) -> Tensor {
     if matches!(tensor.kind(), Kind::Half | Kind::BFloat16) { tensor.to_kind(Kind::Float) } else { tensor }
 }
 
-/// The recipe that begins with the converted model, for inputs of the recorded size.
+/// Returns a recipe that starts from the converted model, for inputs of the recorded size.
 fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
     let file = place.join("recipe.toml");
     let rest = "[data]\nindex = \"none.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\ndtype = \"float32\"\n";
@@ -46,7 +46,7 @@ fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
     recipe::load(&file, &sets).unwrap_or_else(|e| panic!("{e}")).recipe
 }
 
-/// Loads the checkpoint as a run of one rank does, and walks forward and back; gradients by their diffusers names.
+/// Loads the checkpoint as a run of one rank does, and runs forward and backward; gradients by their diffusers names.
 fn forward_backward(
     recipe: &Recipe,
     checkpoint: &Checkpoint,
@@ -92,13 +92,13 @@ fn forward_backward(
     (walk, named)
 }
 
-/// `‖got - want‖ / max(‖want‖, floor)`
+/// Returns `‖got - want‖ / max(‖want‖, floor)`.
 fn relative(got: &Tensor, want: &Tensor, floor: f64) -> f64 {
     let (got, want) = (got.to_kind(Kind::Double).flatten(0, -1), want.to_kind(Kind::Double).flatten(0, -1));
     ((got - &want).norm() / want.norm().clamp_min(floor)).double_value(&[])
 }
 
-/// Converts a recorded model, walks through it, and compares all that is recorded; returns the number of gradients.
+/// Converts a recorded model, runs it, and compares all recorded tensors; returns the number of gradients.
 fn follow(folder: &Utf8Path) -> usize {
     let keep = tempfile::tempdir().unwrap();
     let place = Utf8Path::from_path(keep.path()).unwrap();
@@ -116,18 +116,18 @@ fn follow(folder: &Utf8Path) -> usize {
         .filter_map(|name| Some((name.strip_prefix("out.grad.")?, tensor(&recorded, name))))
         .collect();
     for name in grads.keys().filter(|name| !wanted.contains_key(name.as_str())) {
-        println!("left out: {folder} has no out.grad.{name}");
+        println!("not compared: {folder} has no out.grad.{name}");
     }
-    // Rounding alone is recorded where the gradient is zero: see the test of `dit` on the same numbers.
+    // Where the gradient is zero, the recorded value is rounding error: see the test in `dit` with the same numbers.
     let floor = wanted.values().map(|t| t.norm().double_value(&[])).fold(0.0, f64::max) * 1e-4;
     let got = |name: &str| grads.get(name).unwrap_or_else(|| panic!("{folder}: no gradient for {name}"));
     let mut errors: Vec<_> = wanted.iter().map(|(name, want)| (relative(got(name), want, floor), *name)).collect();
     match recorded.tensors.contains_key("out.grad_latent") {
         true => {
-            let got = walk.grad_latent.expect("the latent asked for a gradient");
+            let got = walk.grad_latent.expect("the latent requires a gradient");
             errors.push((relative(&got, &tensor(&recorded, "out.grad_latent"), 0.0), "the latent"));
         }
-        false => println!("left out: {folder} has no out.grad_latent"),
+        false => println!("not compared: {folder} has no out.grad_latent"),
     }
     if let Some(worst) = errors.iter().max_by(|a, b| a.0.total_cmp(&b.0)) {
         assert!(worst.0 < 1e-4, "{folder}: the gradient of {} differs by {:e}", worst.1, worst.0);

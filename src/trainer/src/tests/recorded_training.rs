@@ -1,7 +1,7 @@
-//! Optimizer steps held to the reference's own, on every mesh, with blocks that run again and with none that does.
+//! Compares optimizer steps with recorded steps of the reference, on every mesh, with and without recomputed blocks.
 //!
 //! Reads `ttt/train_*.safetensors` of the oracle, and takes all sizes and settings from the files. The ranks of a mesh are
-//! processes: this test program starts itself again for each, with its place in the environment, over gloo.
+//! child processes of this test program, over gloo, with their task in an environment variable.
 
 use crate::init;
 use crate::optim::AdamState;
@@ -28,16 +28,16 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use weights::Header;
 
-/// What a process that is one rank is told: the folder with its runs, and its number.
+/// The environment variable of a rank's process: its number, and the folder with its runs.
 const RANK: &str = "VIDTUI_TRACES_RANK";
 
-/// What a rank says of a run once it has compared it, before how far off it was.
+/// The text that a rank prints after it compared a run, followed by the error.
 const COMPARED: &str = "worst loss";
 
-/// How long ranks wait for each other on a machine that has other things to do.
+/// The timeout of ranks, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A mesh of one rank.
+/// The mesh of one rank.
 const ALONE: Mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
 
 const BLOCK: Remat =
@@ -45,7 +45,7 @@ const BLOCK: Remat =
 const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
 const LEAST: Remat = Remat { group: 2, keep_attention: false, scan_group: 1, ..BLOCK };
 
-/// A recorded run, and how it is run again.
+/// A recorded run, and the settings with which it is repeated.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Again {
     path: Utf8PathBuf,
@@ -86,21 +86,21 @@ impl Trace {
         value.parse().unwrap_or_else(|e| panic!("{}: {key} is {value}: {e:?}", self.header.path))
     }
 
-    /// Steps and samples in a step that are recorded: perhaps fewer steps than the schedule has.
+    /// Returns the numbers of recorded steps and of samples in a step. The schedule may have more steps.
     fn steps_and_batch(&self) -> (usize, usize) {
         let shape = &self.header.tensor("in.timestep").unwrap().shape;
         (shape[0], shape[1])
     }
 
-    /// For each column of the learning rates, whether it is one of TTT layers.
+    /// Returns for each column of the learning rates whether it is of TTT layers.
     fn groups(&self) -> Vec<bool> {
         let names: String = self.about("groups");
         let names = names.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| !name.is_empty());
         names.map(|name| name.contains("ttt")).collect()
     }
 
-    /// One rank; data ranks in one axis, in more of it, and in two; TP alone and with data ranks; one rank that accumulates.
-    /// Four samples and an even number of heads make it 1, 2, 4, 2 × 2, TP 2, 2 × TP 2, and two parts.
+    /// Returns meshes with gradient accumulation: one rank; one data axis with two and with four ranks; two data axes; TP alone
+    /// and with data ranks; one rank that accumulates. For four samples: 1, 2, 4, 2 × 2, TP 2, 2 × TP 2, and two parts.
     fn meshes(&self) -> [(Mesh, usize); 7] {
         let least = |n: usize| (2..=n).find(|d| n.is_multiple_of(*d)).unwrap_or(2);
         let model = self.recipe(ALONE, 1, BLOCK).model;
@@ -117,14 +117,14 @@ impl Trace {
         ]
     }
 
-    /// Why the run does not go on a mesh. What one rank cannot do either is not the mesh's fault.
+    /// Returns why the run is invalid on a mesh; `None` if it is also invalid on one rank.
     fn unfit(&self, mesh: Mesh, grad_accum: usize) -> Option<String> {
         let why = |mesh, grad_accum| self.recipe(mesh, grad_accum, BLOCK).check().err().map(|error| error.why);
         let here = why(mesh, grad_accum);
         if here == why(ALONE, 1) { None } else { here }
     }
 
-    /// The recipe that was run, on a mesh of ours.
+    /// Returns the recorded recipe on another mesh.
     fn recipe(&self, mesh: Mesh, grad_accum: usize, remat: Remat) -> Recipe {
         let config: serde_json::Value = serde_json::from_str(&self.about::<String>("config")).unwrap();
         let size = |key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{}: {key}", self.header.path)) as usize;
@@ -186,7 +186,7 @@ impl Trace {
                 beta2: beta2.trim().parse().unwrap(),
                 eps: self.about("eps"),
                 weight_decay: self.about("weight_decay"),
-                // The reference groups parameters by what their names contain, and decays gates.
+                // The reference groups parameters by substrings of their names, and applies weight decay to gates.
                 decay_gates: true,
                 clip_norm: self.about("clip"),
             },
@@ -199,7 +199,7 @@ impl Trace {
     }
 }
 
-/// Runs one rank through the whole trace; returns what came of each step, and how far the last weights are from those recorded.
+/// Runs one rank through the whole trace; returns the outcome of each step, and the distance of the final weights from the recorded ones.
 fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Option<f64>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
@@ -248,7 +248,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     (outcomes, Some((off / norm).sqrt()))
 }
 
-/// Compares what a rank saw with the trace: losses, gradient norms and learning rates of every step, and the last weights.
+/// Compares a rank's results with the trace: losses, gradient norms and learning rates of every step, and the final weights.
 fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f64>) {
     let (losses, norms) = (trace.values("out.loss"), trace.values("out.grad_norm_before_clip"));
     let (rates, groups) = (trace.values("out.lr_used_per_step"), trace.groups());
@@ -267,7 +267,7 @@ fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f
         compare("gradient norm", outcome.grad_norm, norms[i]);
         for (is_ttt, want) in groups.iter().zip(&rates[groups.len() * i..]) {
             let got = if *is_ttt { outcome.lr.ttt } else { outcome.lr.rest };
-            // As exact as numbers in fp32 can say it.
+            // The precision of fp32.
             let near = (got - want).abs() <= 1e-6 * want.abs();
             assert!(near, "{what}: learning rate of step {i} is {got}, recorded {want}");
         }
@@ -279,7 +279,7 @@ fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f
         }
         None => {
             println!("{what}: {COMPARED} {worst:e}");
-            println!("left out: {} has no param.final.*", what.path);
+            println!("not compared: {} has no param.final.*", what.path);
         }
     }
 }
@@ -292,7 +292,7 @@ fn run(what: &Again, groups: MeshGroups) {
     compare(&trace, what, &outcomes, distance);
 }
 
-/// A process that does not outlive the test that started it.
+/// A child process that is killed when the test ends.
 struct Process {
     child: Child,
     log: Utf8PathBuf,
@@ -305,7 +305,7 @@ impl Drop for Process {
     }
 }
 
-/// Runs every rank of a mesh as a process; each goes through all runs, and compares.
+/// Runs every rank of a mesh as a process; each runs and compares all runs.
 fn run_in_processes(runs: &[Again]) {
     let folder = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(folder.path()).unwrap();
@@ -323,26 +323,26 @@ fn run_in_processes(runs: &[Again]) {
         Process { child, log }
     };
     let mut ranks: Vec<Process> = (0..runs[0].mesh.world()).map(start).collect();
-    // When one fails, the others notice, and end as well.
+    // If one rank fails, the others lose contact and exit too.
     let done: Vec<bool> = ranks.iter_mut().map(|rank| rank.child.wait().unwrap().success()).collect();
     let log = |rank: &Process| std::fs::read_to_string(&rank.log).unwrap();
     println!("{}", log(&ranks[0]));
     let failed = ranks.iter().zip(done).filter(|(_, done)| !done).map(|(rank, _)| log(rank));
     let failed = failed.collect::<Vec<_>>().join("\n");
     assert!(failed.is_empty(), "{failed}");
-    // A test program that finds no test of the name ends well, too.
+    // A test program also exits with success if no test has the name.
     for rank in &ranks {
-        let said = log(rank);
+        let printed = log(rank);
         for what in runs {
-            assert!(said.contains(&format!("{what}: {COMPARED}")), "{what} was not compared: {said}");
+            assert!(printed.contains(&format!("{what}: {COMPARED}")), "{what} was not compared: {printed}");
         }
     }
 }
 
 #[test]
 fn a_rank_of_a_mesh() {
-    let Ok(told) = std::env::var(RANK) else { return };
-    let (rank, folder) = told.split_once(' ').unwrap();
+    let Ok(task) = std::env::var(RANK) else { return };
+    let (rank, folder) = task.split_once(' ').unwrap();
     let folder = Utf8Path::new(folder);
     tch::set_num_threads(1);
     let runs: Vec<Again> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
@@ -358,15 +358,15 @@ fn a_rank_of_a_mesh() {
     }
 }
 
-/// Runs traces again on those of their meshes that are wanted, each with every remat; returns the number of runs, and says aloud
-/// what does not go.
+/// Repeats traces on the wanted ones of their meshes, each with every remat setting; returns the number of runs, and prints
+/// the invalid ones.
 fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
     let mut by_mesh: BTreeMap<_, Vec<Again>> = BTreeMap::new();
     for path in paths {
         let trace = Trace::open(path);
         for (mesh, grad_accum) in trace.meshes().into_iter().filter(|(mesh, _)| wanted(mesh)) {
             if let Some(why) = trace.unfit(mesh, grad_accum) {
-                println!("left out: {path} on {mesh}, accumulation {grad_accum}: {why}");
+                println!("not compared: {path} on {mesh}, accumulation {grad_accum}: {why}");
                 continue;
             }
             let again = |remat: &Remat| Again { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
@@ -385,22 +385,22 @@ fn traces() -> Vec<Utf8PathBuf> {
 }
 
 #[test]
-fn oracle_one_rank_follows_the_reference_step_by_step() {
+fn oracle_one_rank_matches_every_step_of_the_reference() {
     follow(&traces(), |mesh| *mesh == ALONE, &[BLOCK, NONE]);
 }
 
 #[test]
-fn oracle_every_data_parallel_mesh_follows_the_reference() {
+fn oracle_every_data_parallel_mesh_matches_the_reference() {
     follow(&traces(), |mesh| *mesh != ALONE && mesh.tp == 1, &[BLOCK, NONE]);
 }
 
 #[test]
-fn oracle_every_mesh_with_tp_follows_the_reference() {
+fn oracle_every_mesh_with_tp_matches_the_reference() {
     follow(&traces(), |mesh| mesh.tp > 1, &[BLOCK, NONE]);
 }
 
-/// Writes a run like a recorded one, of so many blocks (those of the file, over and over), samples and steps, as one rank runs it
-/// when nothing runs again. Its groups are in another order, and its last weights are left out.
+/// Writes a trace like a recorded one, with the given numbers of blocks (those of the file, repeated), samples and steps, as one
+/// rank computes it without recomputation. Its groups have another order, and it has no final weights.
 fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
     let folder = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/ttt"));
     let trace = Trace::open(&folder.join(from));
@@ -437,18 +437,18 @@ fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
 }
 
 #[test]
-fn groups_of_blocks_that_run_again_take_the_steps_of_a_run_that_keeps_everything() {
+fn recomputing_groups_of_blocks_gives_the_steps_of_a_run_without_recomputation() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap().join("train_four_blocks.safetensors");
-    // Four blocks in groups of two: the first group is no longer in hand when its backward pass comes.
+    // Four blocks in groups of two: the parameters of the first group are freed before its backward pass.
     record("train_ttt_mlp_1seg_sft.safetensors", &path, 4, 2, 2);
-    // Two samples go on all meshes but those of four data ranks.
+    // Two samples are valid on all meshes except those of four data ranks.
     let runs = follow(&[path], |_| true, &[LEAST, Remat { shard_inputs: true, ..LEAST }]);
     assert_eq!(runs, 5 * 2);
 }
 
 #[test]
-fn a_run_of_one_step_of_three_samples_is_compared_on_meshes_of_three() {
+fn a_trace_of_one_step_and_three_samples_is_compared_on_meshes_of_three() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap().join("train_one_step.safetensors");
     record("train_ttt_linear_3seg_sft.safetensors", &path, 2, 3, 1);
