@@ -6,7 +6,7 @@ use rundir::{ErrorCode, Failure};
 
 use units::{counted, size};
 
-/// The free space that a command needs if its checkpoint size is unknown: 8 MB of samples per node and day, logs of ranks,
+/// The free space that a command needs if its checkpoint size is unknown or smaller than this: 8 MB of samples per node and day, logs of ranks,
 /// and an adapter of about 100 MB with its optimizer, the smallest checkpoint of such programs.
 const MIN_BYTES: u64 = 1 << 30;
 
@@ -15,7 +15,7 @@ const MIN_BYTES: u64 = 1 << 30;
 pub struct DiskNeed {
     /// Size of one checkpoint in bytes.
     pub checkpoint_bytes: u64,
-    /// The maximum number of checkpoints on disk at once, in addition to those of now.
+    /// The maximum number of checkpoints on disk at once, in addition to those on disk now.
     pub count: u64,
 }
 
@@ -24,15 +24,15 @@ impl DiskNeed {
     /// `newest_bytes` bytes.
     pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
         if recipe.trainer == recipe::TrainerKind::Command {
-            // The next checkpoint is as large as the newest and is written before an old one is removed. How many the
-            // command keeps is unknown.
+            // The next checkpoint is as large as the newest and is written before an old one is removed. It is unknown how
+            // many checkpoints the command keeps.
             let next = newest_bytes.filter(|bytes| *bytes > MIN_BYTES);
             return next.map_or(Self::default(), |checkpoint_bytes| Self { checkpoint_bytes, count: 1 });
         }
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
-        // A new checkpoint is complete before the oldest is removed, so that there is briefly one more than are kept.
+        // A new checkpoint is completed before the oldest is removed, so that one more than `keep_last` needs room.
         let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
         Self {
             checkpoint_bytes: recipe.cost().checkpoint_bytes,
@@ -40,7 +40,7 @@ impl DiskNeed {
         }
     }
 
-    /// Returns the size of all of them in bytes.
+    /// Returns the size of these checkpoints in bytes.
     pub fn bytes(&self) -> u64 {
         self.checkpoint_bytes.saturating_mul(self.count)
     }
@@ -63,7 +63,7 @@ fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
 /// Checks that the disk of the folder `at` has room for the checkpoints. `setting` is the option that chooses the folder.
 ///
 /// # Errors
-/// When it has not; the error shows what is needed and what is free.
+/// When the disk has too little free space. The error shows the space that is needed and free.
 pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, setting: &str) -> Result<(), Failure> {
     let needed = if need.count == 0 { MIN_BYTES } else { need.bytes() };
     if needed <= free_bytes {

@@ -28,7 +28,7 @@ pub struct RunKill {
     pub how: KillHow,
     /// The processes, node by node.
     pub nodes: Vec<NodeKill>,
-    /// The Slurm job that they belong to. Slurm ends its processes.
+    /// The Slurm job that the processes belong to. Slurm ends them.
     #[serde(default)]
     pub job: Option<JobKill>,
 }
@@ -38,11 +38,12 @@ pub struct RunKill {
 pub struct JobKill {
     /// Its number.
     pub id: u64,
-    /// Whether it is cancelled, rather than asked to save and stop.
+    /// Whether the job is cancelled. Otherwise it receives a signal to save and stop.
     pub is_cancelled: bool,
-    /// Whether it is pending: no process of it runs.
+    /// Whether the job is pending, so that it has no processes.
     pub is_waiting: bool,
-    /// The nodes that it lost ([`runstate::RunFacts::lost_nodes`]). Slurm may wait minutes for them; the kill does not.
+    /// The nodes that the job has lost ([`runstate::RunFacts::lost_nodes`]). The kill does not wait for Slurm to end the job
+    /// there, which may take minutes.
     pub lost: Vec<NodeId>,
     /// The Slurm command, and what is compared before it runs.
     pub why: String,
@@ -70,7 +71,7 @@ impl KillHow {
 /// The processes of a run on one node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NodeKill {
-    /// The run that must be in their environment.
+    /// The run that `VIDTUI_RUN` must name in the environment of the processes.
     pub run: RunId,
     /// The node.
     pub node: NodeId,
@@ -80,9 +81,9 @@ pub struct NodeKill {
     pub pid: i32,
     /// Its process group.
     pub pgid: i32,
-    /// The boot during which they were started.
+    /// The id of the boot in which the processes were started.
     pub boot_id: String,
-    /// When the supervisor started, in clock ticks since that boot.
+    /// When the supervisor started, in clock ticks since the boot.
     pub start_ticks: u64,
     /// The ranks.
     pub ranks: Vec<RankPid>,
@@ -141,7 +142,7 @@ impl KillPlan {
 /// ended the job on its `lost` nodes.
 ///
 /// # Errors
-/// When no process of the run is alive.
+/// When no process of the run is alive, or its Slurm job has ended.
 pub fn kill(
     run: &RunId,
     dir: &RunDir,
@@ -152,7 +153,7 @@ pub fn kill(
 ) -> Result<RunKill, Failure> {
     if let Some(sight) = job {
         let job = Some(job_kill(run, how, sight, lost)?);
-        // The processes of a pending job's earlier turns have ended.
+        // All processes that a pending job started before its requeue have ended.
         let running = owned.iter().filter(|_| !sight.is_waiting());
         let nodes = running.map(|(file, _)| node_kill(run, how, file)).collect();
         return Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job });
@@ -221,7 +222,7 @@ pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
         boot_id: file.boot_id.clone(),
         start_ticks: file.start_ticks,
         ranks: file.ranks.clone(),
-        why: format!("{signals}; only if boot, start time and VIDTUI_RUN={run} match its process file"),
+        why: format!("{signals}; only if boot and start time match its process file and its environment has VIDTUI_RUN={run}"),
     }
 }
 

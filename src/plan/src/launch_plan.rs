@@ -27,7 +27,7 @@ pub struct LaunchPlan {
     pub attempt: Attempt,
     /// What is started on each node.
     pub nodes: Vec<NodeLaunch>,
-    /// Warnings. A plan without warnings needs no confirmation.
+    /// Warnings. The console starts a resume without warnings at once; it shows all other plans to the user first.
     pub warnings: Vec<String>,
     /// The rows of the dialog and of `--dry-run`: names and values, in order.
     pub summary: Vec<(String, String)>,
@@ -38,13 +38,13 @@ pub struct LaunchPlan {
     /// The batch script to submit, if Slurm chooses the nodes. `nodes` is empty then.
     #[serde(default)]
     pub job_script: Option<String>,
-    /// The job of the previous attempt, which is over on all nodes except lost ones: it is cancelled first.
+    /// The Slurm job of the previous attempt, to cancel before the start. It has ended on all nodes except lost ones.
     #[serde(default)]
     pub replaces: Option<JobKill>,
     /// Whether the trainer is copied to nodes that lack it or have another version.
     #[serde(default)]
     pub push: bool,
-    /// Files of the data set that every node must be able to read: a few that stand for all.
+    /// A few files of the data set. The checks before the start read them on every node.
     #[serde(default)]
     pub data: Vec<Utf8PathBuf>,
 }
@@ -59,7 +59,7 @@ pub struct NodeLaunch {
 }
 
 impl LaunchPlan {
-    /// Makes the plan of an attempt without summary, job script and replaced job.
+    /// Makes the plan of an attempt. Its summary, job script and replaced job are empty.
     pub(crate) fn of(run: Run, dir: RunDir, recipe: &Recipe, attempt: Attempt, disk: DiskNeed, cx: &Context) -> Self {
         let master = master(&attempt.placement, cx);
         let launch = |(node, _)| node_launch(&run, &dir, recipe, &attempt, node, master.as_ref(), &cx.trainer.path);
@@ -72,7 +72,7 @@ impl LaunchPlan {
             master,
             job_script: None,
             replaces: None,
-            // Only nodes that are reached by SSH get a copy.
+            // The trainer is copied only to nodes that are reached by SSH.
             push: (cx.options.push || recipe.run.push_trainer) && !attempt.logins.is_empty(),
             data: cx.options.data_files.clone(),
             run,
@@ -86,7 +86,7 @@ impl LaunchPlan {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
     }
 
-    /// Returns whether ranks of the embedded trainer use GPUs, given whether it `finds` some.
+    /// Returns whether ranks of the embedded trainer use GPUs. `finds` is whether the trainer finds GPUs.
     pub fn on_gpus(&self, finds: bool) -> bool {
         self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
     }
@@ -97,7 +97,7 @@ impl LaunchPlan {
     }
 }
 
-/// What differs between the plans of a launch, a resume and a next stage. [`Draft::finish`] adds the rest.
+/// The parts of a plan that a launch, a resume and a next stage determine differently. [`Draft::finish`] adds the rest.
 pub(crate) struct Draft<'a> {
     pub run: Run,
     pub dir: RunDir,
@@ -121,7 +121,7 @@ pub(crate) struct Draft<'a> {
     /// The size of the newest checkpoint in bytes.
     pub newest_bytes: Option<u64>,
     pub warnings: Vec<String>,
-    /// The job of the attempt before, which is ended first.
+    /// The Slurm job of the previous attempt, to cancel before the start.
     pub replaces: Option<JobKill>,
 }
 
@@ -184,8 +184,8 @@ fn logins(placement: &Placement, cx: &Context) -> Vec<Login> {
     cx.target.logins.iter().filter(in_use).cloned().collect()
 }
 
-/// Warns of groups whose ranks are on more than one node. The ranks of a TP group communicate several times in each layer
-/// and wait for it; those of a shard group gather and reduce each layer while they compute.
+/// Warns of groups whose ranks are on more than one node. A TP group waits for several collectives in each layer. A shard
+/// group gathers and reduces each layer while it computes.
 pub(crate) fn crossing(mesh: &Mesh, placement: &Placement) -> Vec<String> {
     let nodes_of = |group: &[cluster::RankPlace]| {
         group.iter().map(|place| &place.node).collect::<std::collections::BTreeSet<_>>().len()
@@ -346,7 +346,7 @@ fn summary(
         rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
     }
     let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    // The row `checkpoints` has the size of a checkpoint already.
+    // The row `checkpoints` above already shows the size of a checkpoint.
     let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
     rows.extend(cost_rows(&on_this_mesh).into_iter().filter(|(name, _)| name != "checkpoint"));
     rows

@@ -22,7 +22,7 @@ pub struct ResumeRequest<'a> {
     pub facts: &'a RunFacts,
     /// Its step directories (`adapters::checkpoints`).
     pub checkpoints: &'a [CheckpointEntry],
-    /// The checkpoint that a resume continues from by default ([`rundir::latest_among`]).
+    /// The newest complete checkpoint ([`rundir::latest_among`]), from which a resume continues by default.
     pub latest: Option<&'a CheckpointSummary>,
     /// What the user chose.
     pub options: ResumeOptions,
@@ -40,7 +40,7 @@ impl ResumeRequest<'_> {
     }
 }
 
-/// What a user may choose about a resume. The default continues as if the run had not been interrupted.
+/// The user's options of a resume. The default continues as if the run had not been interrupted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResumeOptions {
     /// The step to continue from; default: the newest complete checkpoint.
@@ -63,7 +63,7 @@ pub enum ResumeKind {
     WeightsOnly,
 }
 
-/// Returns the number of ranks that a run last had, the default of a resume.
+/// Returns the number of ranks of the last attempt, or of the recipe if there is none. A resume uses as many by default.
 pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
     let of_recipe = || run.recipe().map_or(1, |recipe| recipe.mesh.world());
     last.map_or_else(of_recipe, |attempt| attempt.mesh.world())
@@ -79,7 +79,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
 }
 
-/// Plans the next attempt of a run whose last attempt is over.
+/// Plans the next attempt of a run whose last attempt has ended.
 pub(crate) fn next_attempt(
     what: &str,
     request: &ResumeRequest<'_>,
@@ -118,7 +118,7 @@ pub(crate) fn next_attempt(
         && !is_command
     {
         warnings.push(format!(
-            "the trainer differs from that of the launch: now {} {} ({}), then {} ({})",
+            "the trainer differs from that of the launch: now {} {} ({}), at the launch {} ({})",
             cx.trainer.path,
             cx.trainer.version,
             short(&cx.trainer.sha256),
@@ -127,7 +127,7 @@ pub(crate) fn next_attempt(
         ));
     }
     let placement = place(what, &mesh, cx)?;
-    // No warning about what was the same in the last attempt.
+    // Groups that already crossed nodes in the last attempt give no warning.
     let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
     warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now) && !is_command));
     let (start, start_step, mut weights) = start_of(request, checkpoint);
@@ -166,8 +166,10 @@ fn short(sha256: &str) -> &str {
     sha256.get(..8).unwrap_or(sha256)
 }
 
-/// Refuses a run that is or may be alive. Returns the job to cancel first: the run has failed on all nodes except lost
-/// ones, for which Slurm still waits.
+/// Refuses a run that is or may be alive.
+///
+/// Returns the Slurm job to cancel before the resume, if the run has ended on all nodes except lost ones, for which Slurm
+/// still waits.
 fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<Option<JobKill>, Failure> {
     let (facts, id) = (request.facts, &request.run.id);
     let nodes = |attempt: &Attempt| {
@@ -230,7 +232,7 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
             format!("attempt {} was started {:.0} s ago by {}", attempt.number, now_s - attempt.started_s, attempt.by),
             format!("wait until it trains: `vidtui status {id}`"),
         )),
-        // The files may show recent steps although the processes cannot be checked.
+        // The processes cannot be checked: recent steps in the files do not show whether they are alive now.
         state if facts.alive == Liveness::Unknown && !state.is_end() => Err(Failure::new(
             ErrorCode::RunStateUnknown,
             what,
@@ -241,8 +243,8 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
     }
 }
 
-/// Returns whether every node has written its exit file. A supervisor writes it after its last rank has ended, so that only
-/// the exiting supervisor can be alive.
+/// Returns whether every node has an exit file. A supervisor writes this file after its last rank has ended, so that at most
+/// the supervisors, which are exiting, are still alive.
 fn is_over(facts: &RunFacts, attempt: &Attempt) -> bool {
     let ended =
         |node: &cluster::NodeId| facts.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
@@ -334,7 +336,7 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
     warnings
 }
 
-/// Returns the steps of the whole run if they differ from the recipe's. Later resumes keep a raised number.
+/// Returns the total steps of the run if they differ from the recipe's. Later resumes keep this number.
 fn steps(
     what: &str,
     request: &ResumeRequest<'_>,
@@ -406,7 +408,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     Ok(mesh)
 }
 
-/// Returns the start, its step and a description of the weights.
+/// Returns where the attempt starts from, its start step, and a description of the weights.
 fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> (StartFrom, u64, String) {
     let run = request.run.id.clone();
     let Some(&CheckpointSummary { step, .. }) = checkpoint else {

@@ -22,7 +22,7 @@ impl Workspace {
                     ErrorCode::RunNotStarted,
                     format!("cannot collect the stacks of {run}"),
                     "its newest attempt has no nodes",
-                    "see the state of the run: vidtui status RUN",
+                    format!("check its state: `vidtui status {run}`"),
                 )
             })),
             false => Ok(stacks),
