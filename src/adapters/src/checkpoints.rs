@@ -1,4 +1,4 @@
-//! The checkpoints of a run, whichever program wrote them.
+//! The checkpoints of a run: those of the embedded trainer and those of other trainers.
 
 use crate::contents::{Contents, Defect};
 use crate::system::{Order, System};
@@ -6,12 +6,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Adapter;
 use rundir::{CheckpointEntry, CheckpointSummary, Error, RunDir, is_no_answer};
 
-/// How deep below the output folder checkpoints are looked for: Open-Sora and ttt-video-dit make a folder for each run.
+/// The maximum depth of checkpoints below the output folder. Open-Sora and ttt-video-dit create a folder for each run.
 const DEPTH: usize = 3;
 
 /// Lists the checkpoints of a run by ascending step: its step directories, or what the recipe's command has saved.
 ///
-/// Sizes are checked and checksums are not, so this is cheap.
+/// This is cheap: it checks sizes, not checksums.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder of checkpoints cannot be listed; a missing one is an empty list.
@@ -22,7 +22,7 @@ pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     }
 }
 
-/// Returns the newest complete checkpoint for display; none if there is none or the folder cannot be listed.
+/// Returns the newest complete checkpoint for display. Returns none if the run has none or the folder cannot be listed.
 ///
 /// [`rundir::latest_among`] defines which one is the newest.
 pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
@@ -32,7 +32,7 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
 /// Returns the newest complete checkpoint to continue from when the user has not chosen one.
 ///
 /// # Errors
-/// [`Error::Unreadable`] where one that cannot be read may be newer, and as [`checkpoints`].
+/// [`Error::Unreadable`] if a checkpoint that cannot be read may be newer, and the errors of [`checkpoints`].
 pub fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
     rundir::latest_for_sure_among(run, &checkpoints(run)?)
 }
@@ -53,7 +53,7 @@ pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     }
 }
 
-/// Returns how long the files of a checkpoint took to write, in seconds: from the oldest change of a file to the newest.
+/// Returns how long the files of a checkpoint took to write, in seconds: the oldest modification time to the newest.
 pub fn written_over_s(dir: &Utf8Path) -> f64 {
     let contents = Contents::read(dir);
     (contents.newest_s() - contents.oldest_s()).max(0.0)
@@ -61,7 +61,7 @@ pub fn written_over_s(dir: &Utf8Path) -> f64 {
 
 /// Returns the folder in which a run's command saves, and its system; none if the embedded trainer runs.
 fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, Adapter)> {
-    // Called often, and most runs have no command: their recipe is not parsed.
+    // This is called often. The recipe is parsed only for runs of a command, which are rare.
     let meta = run.read_run().ok().filter(rundir::Run::is_command)?;
     let recipe = meta.recipe().ok()?;
     Some((rundir::command_output(run, &meta, &recipe), recipe.command.adapter))
@@ -82,7 +82,7 @@ fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Result<Vec<Checkpo
     Ok(named.into_iter().filter_map(|(Order { step, .. }, dir)| entry(system, &starts, step, dir)).collect())
 }
 
-/// Looks at a folder that is named like a checkpoint; none if the system has emptied it.
+/// Checks a folder that is named like a checkpoint. Returns none if the trainer has removed its files.
 fn entry(system: &System, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) -> Option<CheckpointEntry> {
     let contents = Contents::read(&dir);
     if system.leaves_empty_folders && contents.is_empty() {
@@ -101,8 +101,8 @@ fn entry(system: &System, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) ->
     })
 }
 
-/// Returns when each attempt began, oldest first: by the clock of the node that saves, where it is known, because the clock of the
-/// machine that launched it may differ.
+/// Returns when each attempt began, oldest first. This is the time by the clock of the node that saves, if known: the clock of
+/// the machine that launched the attempt may differ.
 fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
     let began = |number| {
         let attempt = run.read_attempt(number).ok()?;
@@ -113,7 +113,7 @@ fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
     run.attempt_numbers().unwrap_or_default().into_iter().filter_map(began).collect()
 }
 
-/// Collects what is named like a checkpoint.
+/// Collects the folders and files that are named like a checkpoint.
 fn find(folder: &Utf8Path, system: &System, depth: usize, named: &mut Vec<(Order, Utf8PathBuf)>) {
     for entry in folder.read_dir_utf8().into_iter().flatten().flatten() {
         let dir = entry.path().to_owned();

@@ -1,6 +1,7 @@
-//! Splits the bytes of a log into lines: carriage returns, colours, split characters and lines without end.
+//! Splits the bytes of a log into lines. Handles carriage returns, colours, characters that are split between reads, and
+//! lines that never end.
 
-/// A longer line is cut off: metrics are never that long.
+/// A longer line is truncated: lines with metrics are never that long.
 const LONGEST: usize = 64 * 1024;
 
 /// Splits a growing log into lines.
@@ -28,7 +29,7 @@ impl Lines {
         whole
     }
 
-    /// Returns the line that has no end yet, such as a bar before it is drawn again.
+    /// Returns the line that has no end yet, such as a progress bar.
     pub fn half(&self) -> Option<String> {
         Some(clean(&self.half)).filter(|line| !line.is_empty())
     }
@@ -55,7 +56,7 @@ pub fn clean(line: &[u8]) -> String {
                     }
                 }
             }
-            // Two characters, or three where a set of characters is chosen.
+            // Other sequences have two characters, or three if they select a character set.
             Some('(' | ')') => drop(letters.next()),
             _ => {}
         }

@@ -19,11 +19,11 @@ pub(crate) const OPEN_SORA: System = System {
     check,
 };
 
-/// How long nothing in a checkpoint may have changed that is written in the background.
+/// A checkpoint that a background thread writes counts as complete when its files have not changed for this long.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Reads `Epoch 0: … loss=0.91, global_grad_norm=0.4, step=11, global_step=11, lr=5e-5`. Version 1.2 has neither norm nor rate.
-/// Steps are counted from 0, and the bar's own count runs ahead of them, because data are fetched before they are needed.
+/// Reads `Epoch 0: … loss=0.91, global_grad_norm=0.4, step=11, global_step=11, lr=5e-5`. Version 1.2 prints no gradient norm and
+/// no learning rate. `global_step` is counted from 0. The progress bar's own count is ahead of it, because data are prefetched.
 fn numbers(line: &str) -> Option<Line> {
     let bar = Bar::read(line)?;
     Some(Line::Step(Step {
@@ -49,12 +49,12 @@ fn check(contents: &Contents, _step: u64) -> Result<(), Defect> {
         .map_err(|error| format!("running_states.json is damaged: {error}"))?;
     contents.need_one("weights", &["model", "lora"])?;
     contents.need_one("optimizer", &["optimizer"])?;
-    // The last file that is written, except for what a background thread writes.
+    // The trainer writes this file last, except for files that a background thread writes.
     contents.need("sampler")?;
     let in_background = contents.has("async_file_io.log") || contents.has("master.safetensors");
     if in_background && rundir::now_s() - contents.newest_s() < QUIET.as_secs_f64() {
         let seconds = QUIET.as_secs();
-        return Err(format!("a background thread writes it: it changed less than {seconds} s ago").into());
+        return Err(format!("a background thread may still be writing it: it changed less than {seconds} s ago").into());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The description of a system. Each system is a constant of [`System`] in a file of its own.
+//! How vidtui reads another trainer. Each trainer is a constant of type [`System`] in a file of its own.
 
 use crate::contents::{Contents, Defect};
 use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
@@ -7,17 +7,17 @@ use recipe::Adapter;
 
 /// A trainer whose log and checkpoints vidtui can read.
 pub(crate) struct System {
-    /// Texts that mark a line of the log, and what such a line means. The first match counts.
+    /// Texts to search for in a line of the log, and what a line with that text means. The first match counts.
     pub phrases: &'static [(&'static str, Phrase)],
     /// Reads the numbers in a line that has none of the phrases.
     pub numbers: fn(&str) -> Option<Line>,
-    /// Whether it counts each part of an accumulated batch as a step.
+    /// Whether the trainer counts each micro-batch of an accumulated batch as a step.
     pub counts_parts: bool,
-    /// Reads the numbers in the name of a checkpoint; none if the name is not that of a checkpoint.
+    /// Reads the numbers in the name of a checkpoint. Returns none for other names.
     pub order: fn(&Utf8Path) -> Option<Order>,
-    /// Whether it empties old checkpoints and leaves their folders.
+    /// Whether the trainer removes the files of an old checkpoint but not its folder.
     pub leaves_empty_folders: bool,
-    /// Checks that a checkpoint of a step has the files that the system writes.
+    /// Checks that the checkpoint of a step has all files that the trainer writes.
     pub check: fn(&Contents, u64) -> Result<(), Defect>,
 }
 
@@ -34,7 +34,7 @@ impl System {
         }
     }
 
-    /// Returns what a line of its log means, if anything.
+    /// Returns the meaning of a line of the trainer's log; none if it has no meaning for vidtui.
     pub fn read(&self, line: &str) -> Option<Line> {
         if let Some((_, phrase)) = self.phrases.iter().find(|(text, _)| line.contains(text)) {
             return Some(Line::Phrase(*phrase));
@@ -52,7 +52,7 @@ pub(crate) enum Phrase {
     Resumed,
     /// A checkpoint is being written.
     Saving,
-    /// A checkpoint was written, or a background thread was given it to write.
+    /// A checkpoint was written or handed to a background thread.
     Saved,
     /// An evaluation begins.
     Evaluating,
@@ -63,11 +63,11 @@ pub(crate) enum Phrase {
 /// What a line of a log means.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line {
-    /// The metrics of a step. A later line may repeat them more exactly, until that of the next step.
+    /// The metrics of a step. Until the next step, later lines may repeat them with more digits.
     Step(Step),
     /// One of the system's phrases.
     Phrase(Phrase),
-    /// The peak of memory in use so far, GiB.
+    /// The peak memory use so far, GiB.
     Memory(f64),
 }
 
