@@ -94,9 +94,9 @@ pub enum Absent {
     NotAvailable,
     /// `[Not Supported]`: the same, from older drivers.
     NotSupported,
-    /// `[Unknown Error]`: the driver failed to read it.
+    /// `[Unknown Error]`: the driver failed to read the value.
     UnknownError,
-    /// `ERR!`: the driver failed to read it. For power alone this is often gone in the next sample.
+    /// `ERR!`: the driver failed to read it. If only the power is affected, the next sample is often valid.
     Error,
     /// `[GPU is lost]`: the GPU has fallen off the bus; the node needs a reboot.
     GpuIsLost,
@@ -128,7 +128,7 @@ impl Absent {
         (Absent::NotAsked, "not asked"),
     ];
 
-    /// Returns whether the reason is a fault of the GPU, and not a value that this GPU never has.
+    /// Returns whether the reason is a fault of the GPU. Other reasons mean that the value is not available here.
     pub fn is_fault(&self) -> bool {
         matches!(self, Absent::UnknownError | Absent::Error | Absent::GpuIsLost | Absent::RequiresReset)
     }
@@ -269,7 +269,7 @@ impl ThrottleReasons {
         Self::TABLE.into_iter().any(|(bit, _, slowed)| slowed && self.0 & bit != 0)
     }
 
-    /// Returns whether anything other than the power cap slows the GPU down, which a healthy GPU does not show.
+    /// Returns whether anything other than the power cap slows the GPU down, which is never normal.
     pub fn is_worrying(self) -> bool {
         ThrottleReasons(self.0 & !0x4).is_slowed()
     }

@@ -80,7 +80,7 @@ impl Default for GpuQuery {
 }
 
 impl GpuQuery {
-    /// Queries only what shows whether GPUs can be used: fields that every driver has, so that one query suffices.
+    /// Queries only the fields that show whether GPUs can be used. Every driver has them, so that the query never needs a retry.
     pub fn of_use() -> Self {
         const CELLS: [Cell; 6] = [Cell::Index, Cell::Uuid, Cell::BusId, Cell::MemUsed, Cell::MemTotal, Cell::Ecc];
         GpuQuery { fields: FIELDS.into_iter().filter(|field| CELLS.contains(&field.cell)).collect() }
@@ -98,13 +98,13 @@ impl GpuQuery {
         (!fields.is_empty()).then_some(GpuQuery { fields })
     }
 
-    /// Reads the output: both streams as one, and the exit status if known.
+    /// Reads the output of both streams as one text, and the exit status if known.
     ///
     /// A last line without a line end is incomplete and is not read.
     pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Answer<GpuSample> {
         Answer::read(text, status, |line, place| {
             let cells = cells(line, self.fields.len(), self.fields.iter().position(|f| f.cell == Cell::Name))?;
-            // A message may have as many commas as a row.
+            // A message may have as many commas as a row, but no index in front.
             let numbered = cells[0].bytes().all(|b| b.is_ascii_digit()) || cells[0].starts_with('[');
             (numbered && !cells[0].is_empty()).then(|| self.sample(&cells, place, t))
         })

@@ -35,7 +35,7 @@ const LONGEST_FRAME: usize = 1024 * 1024;
 pub struct Pace {
     /// Seconds between two frames.
     pub every_s: f64,
-    /// Seconds between the first two frames; different for each node, so that frames of nodes do not coincide.
+    /// Seconds between the first two frames. It differs between nodes, so that they do not print frames at the same time.
     pub first_s: f64,
     /// Seconds after which nvidia-smi counts as hung and frames continue without it. It is killed a little earlier, if
     /// possible.
@@ -49,7 +49,7 @@ impl Pace {
     }
 }
 
-/// The connection keeps standard input open. Without this, the loop would outlive its connection until the next write.
+/// Ends the loop when the connection closes standard input. Otherwise the loop would end only at its next write.
 const UNTIL_INPUT_ENDS: &str = "frames &
 loop=$!
 cat >/dev/null
@@ -77,18 +77,18 @@ fn functions(query: &GpuQuery, pace: Pace) -> String {
 /// A sample of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Frame {
-    /// The number since the start of the stream.
+    /// The number of the frame, counted from the start of the stream.
     pub number: u64,
-    /// The node's clock at its start, Unix seconds.
+    /// The node's clock at the start of the frame, Unix seconds.
     pub t: f64,
-    /// Seconds until it was complete, mostly for nvidia-smi.
+    /// Seconds from the start to the end of the frame. Most of this is nvidia-smi.
     #[serde(default)]
     pub took_s: f64,
     /// CPU and memory.
     pub host: HostSample,
     /// The GPUs with their processes.
     pub gpus: Vec<GpuSample>,
-    /// Processes on GPUs without a row, such as lost ones.
+    /// Processes on GPUs that nvidia-smi does not list, such as lost GPUs.
     pub elsewhere: Vec<GpuProcess>,
     /// Errors of nvidia-smi.
     pub troubles: Vec<SmiTrouble>,
@@ -204,7 +204,7 @@ impl Frames {
     pub fn push_line(&mut self, line: &str) -> Option<Frame> {
         if let Some(header) = line.strip_prefix("#frame ") {
             let open = read_header(header);
-            // Otherwise this is the output of a program that begins in the same way.
+            // A line that begins like a header but is none is the output of another program.
             if open.is_some() {
                 self.open = open;
             }
@@ -288,7 +288,7 @@ impl Open {
                 None => frame.elsewhere.push(process),
             }
         }
-        // Both queries fail for the same reasons.
+        // Both queries report the same errors: each error is kept once.
         let more: Vec<_> = apps.troubles.into_iter().filter(|trouble| !frame.troubles.contains(trouble)).collect();
         frame.troubles.extend(more);
         frame

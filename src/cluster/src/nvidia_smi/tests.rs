@@ -148,9 +148,9 @@ fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
 
 #[test]
 fn the_query_has_every_field_once() {
-    let question = GpuQuery::default().to_string();
+    let argument = GpuQuery::default().to_string();
     assert_eq!(
-        question,
+        argument,
         "--query-gpu=index,uuid,name,pci.bus_id,power.draw,power.limit,memory.used,memory.total,utilization.gpu,temperature.gpu,\
          clocks.sm,ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,mig.mode.current"
     );
@@ -158,13 +158,13 @@ fn the_query_has_every_field_once() {
 
 proptest! {
     #[test]
-    fn no_answer_panics(text in any::<String>(), status in any::<Option<i32>>()) {
+    fn no_output_panics(text in any::<String>(), status in any::<Option<i32>>()) {
         GpuQuery::default().read(&text, status, 0.0);
         read_compute_apps(&text, status);
     }
 
     #[test]
-    fn no_damage_to_a_real_answer_panics(which in 0usize..30, at in any::<prop::sample::Index>(), with in r"[,\[\]\n0-9 ]{0,6}|GPU|.{0,3}", cut in any::<bool>()) {
+    fn no_damaged_output_panics(which in 0usize..30, at in any::<prop::sample::Index>(), with in r"[,\[\]\n0-9 ]{0,6}|GPU|.{0,3}", cut in any::<bool>()) {
         let fixtures = fixtures();
         let text = &fixtures[which % fixtures.len()].text;
         let mut at = at.index(text.len() + 1);
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn a_torn_answer_never_has_a_value_that_the_whole_one_has_not(at in any::<prop::sample::Index>()) {
+    fn a_truncated_output_has_no_value_that_the_complete_output_lacks(at in any::<prop::sample::Index>()) {
         let text = fixture("busy").text;
         let whole = GpuQuery::default().read(&text, None, 0.0).rows;
         let torn = GpuQuery::default().read(&text[..at.index(text.len())], None, 0.0).rows;

@@ -40,7 +40,7 @@ pub enum JobState {
     OutOfMemory,
     /// Its nodes could not boot.
     BootFail,
-    /// The job could not have ended before its deadline.
+    /// Slurm ended the job at its deadline.
     Deadline,
     /// The job is requeued.
     Requeued,
@@ -67,7 +67,7 @@ impl JobState {
         (JobState::Requeued, "REQUEUED"),
     ];
 
-    /// States of jobs that are requeued, held, or whose nodes are not up yet. Slurm shows them instead of PENDING.
+    /// States that Slurm shows instead of PENDING for jobs that are requeued, held, or whose nodes are not up yet.
     const WAITING: [&str; 8] = [
         "EXPEDITING",
         "LAUNCH_FAILED",
@@ -210,7 +210,7 @@ pub struct Accounted {
     pub step: Option<String>,
     /// The user id of the user who cancelled it.
     pub cancelled_by: Option<u32>,
-    /// The final state. For a requeued job this is the end of an earlier turn: the queue has the current state.
+    /// The final state. For a requeued job, this is how it ended before the requeue; the queue has the current state.
     pub state: JobState,
     /// The exit status.
     pub exit: Option<ExitCode>,

@@ -1,4 +1,4 @@
-//! The latest known state of a job, from whichever of Slurm's commands last answered.
+//! The latest known state of a job, from the last answer of any of Slurm's commands.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +11,9 @@ pub struct JobSight {
     pub id: u64,
     /// Slurm's last answer.
     pub seen: JobSeen,
-    /// The user who cancelled it, if accounting has one.
+    /// The user who cancelled the job, if Slurm's accounting has recorded one.
     pub cancelled_by: Option<String>,
-    /// Since when Slurm does not answer; none while it does.
+    /// Set while Slurm does not answer.
     pub silence: Option<Silence>,
 }
 
@@ -33,7 +33,7 @@ pub enum JobSeen {
 pub struct Silence {
     /// The time of the first request without an answer, Unix seconds.
     pub since_s: f64,
-    /// The reason.
+    /// Why Slurm does not answer.
     pub why: String,
 }
 

@@ -29,7 +29,7 @@ impl SlurmTime {
 pub struct ExitCode {
     /// The exit status.
     pub code: i32,
-    /// The signal that ended it, or 0. Slurm's own failures are above 50: 53 is a job whose files could not be opened.
+    /// The signal that ended it, or 0. Values above 50 are errors of Slurm itself: 53 if it could not open the job's files.
     pub signal: i32,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for ExitCode {
     }
 }
 
-/// Returns a text unless it is one of Slurm's placeholders for no value.
+/// Returns the text of a cell. Returns none for Slurm's placeholders for a missing value.
 pub(super) fn text(cell: &str) -> Option<String> {
     let nothing = ["", "(null)", "N/A", "n/a", "NONE", "None", "None assigned", "none", "Unknown"];
     (!nothing.contains(&cell)).then(|| cell.into())
@@ -67,7 +67,7 @@ pub fn read_duration(cell: &str) -> Option<u64> {
     (parts.len() <= 3).then(|| days.checked_mul(86_400)?.checked_add(seconds)).flatten()
 }
 
-/// Reads a time limit that a person wrote, in seconds: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+/// Reads a time limit in the syntax of sbatch and returns seconds: minutes, minutes:seconds, hours:minutes:seconds, days-hours,
 /// days-hours:minutes or days-hours:minutes:seconds.
 pub(super) fn limit(text: &str) -> Option<u64> {
     let (days, clock) = match text.split_once('-') {
