@@ -92,7 +92,8 @@ pub struct RunAreas {
     pub panels: Vec<(Panel, Rect)>,
 }
 
-/// Splits the body of the run screen. `advice` is the wanted height of the advice; `nodes` is whether there are node samples.
+/// Splits the body of the run screen. `advice` is the preferred height of the advice; `nodes` is whether
+/// there are node samples.
 pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: bool) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
     let most = match rest.height {
@@ -166,7 +167,7 @@ pub fn list_and_details(body: Rect, rows: u16, details: u16) -> (Rect, Rect) {
     if body.height < 9 {
         return (body, Rect { height: 0, ..body });
     }
-    // The list gets the rows that it needs as long as the details fit; then both share the space.
+    // The list gets all its rows if the details still fit. Otherwise the list shrinks, to no less than a third of the space.
     let list = rows.min(body.height.saturating_sub(details)).max((body.height / 3).min(rows));
     cut_top(body, list)
 }
@@ -177,13 +178,13 @@ pub fn cut_top(area: Rect, rows: u16) -> (Rect, Rect) {
     (Rect { height: rows, ..area }, Rect { y: area.y + rows, height: area.height - rows, ..area })
 }
 
-/// Returns a box of this size in the middle of the terminal, cut to what there is.
+/// Returns a box of this size in the middle of the terminal, or the size of the terminal if that is smaller.
 pub fn centered(size: Size, width: u16, height: u16) -> Rect {
     let (width, height) = (width.min(size.width), height.min(size.height));
     Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
 }
 
-/// Returns the first visible line that keeps `selected` visible.
+/// Returns the first visible line after scrolling from `top` just far enough to show line `selected`.
 pub fn scrolled(top: usize, selected: usize, visible: usize) -> usize {
     if selected < top {
         selected

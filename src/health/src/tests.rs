@@ -14,7 +14,7 @@ const NOW_S: f64 = 1_795_146_012.0;
 const TRAINING_W: f64 = 650.0;
 const WAITING_W: f64 = 120.0;
 const IDLE_W: f64 = 70.0;
-/// Seconds between evaluations of the console.
+/// Seconds between two evaluations of the rules by the console.
 const POLL_S: f64 = 2.0;
 
 /// A phase of a run.
@@ -36,14 +36,14 @@ enum Phase {
     HangEvaluating(f64),
 }
 
-/// A node with GPU power samples, or one without GPUs, where the CPU use of the processes is known.
+/// A node with GPU power samples, or a node without GPUs whose processes have a known CPU use.
 #[derive(Clone, Copy, PartialEq)]
 enum Machine {
     Gpus,
     Cpus,
 }
 
-/// Replays phases with an evaluation every two seconds, and returns the times since the start at which the run counts as
+/// Replays phases, derives the state of the run every two seconds, and returns the times since the start at which the run is
 /// stalled.
 fn stalled_at(machine: Machine, phases: &[Phase]) -> Vec<f64> {
     let attempt = fixtures::attempt(1, 0, &["vm", "vm"]);
@@ -254,7 +254,7 @@ impl Case {
         self.metrics.last().unwrap().t + 1.0
     }
 
-    /// Returns the findings of an evaluation half a minute after another one.
+    /// Evaluates the rules twice, 30 seconds apart, and returns the findings of the second time.
     fn findings(&self) -> Vec<Finding> {
         let mut findings = findings(&Evidence {
             run: "demo-2s-k7f2",

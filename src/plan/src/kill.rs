@@ -222,7 +222,9 @@ pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
         boot_id: file.boot_id.clone(),
         start_ticks: file.start_ticks,
         ranks: file.ranks.clone(),
-        why: format!("{signals}; only if boot and start time match its process file and its environment has VIDTUI_RUN={run}"),
+        why: format!(
+            "{signals}; only if boot and start time match its process file and its environment has VIDTUI_RUN={run}"
+        ),
     }
 }
 

@@ -1,6 +1,7 @@
-//! `cargo xtask bench`: speed and memory, as ratios to PyTorch and other programs, and of the console.
+//! `cargo xtask bench`: measures the speed and memory of the trainer and of the console, most as ratios to PyTorch and other
+//! programs.
 //!
-//! Machines are noisy: both sides run in turn, and a row shows the median of the rounds with the lowest and the highest.
+//! Timings vary between rounds. So both programs run alternately, and a row shows the median, the lowest and the highest round.
 
 mod checkpoint;
 mod cluster;
@@ -30,7 +31,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("cluster", cluster::rows),
 ];
 
-/// Runs the command: `bench [PART]…`. Without a part, all are measured.
+/// Runs the command `bench [PART]…`. Without a part, it measures all parts.
 pub fn run(args: &[String]) -> Result<()> {
     if let Some(unknown) = args.iter().find(|arg| !PARTS.iter().any(|(name, _)| name == arg)) {
         let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();

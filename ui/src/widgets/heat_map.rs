@@ -1,4 +1,4 @@
-//! A heat map of rank times: ranks from top to bottom, steps from left to right; the darker a cell, the slower the rank.
+//! A heat map of rank times: ranks from top to bottom, steps from left to right; a denser shade is a slower rank.
 //!
 //! With more ranks than rows, or more steps than columns, a cell shows the slowest of its ranks and steps.
 
@@ -36,7 +36,7 @@ pub fn shade_style(theme: &Theme, shade: usize) -> Style {
 }
 
 impl HeatMap<'_> {
-    /// Draws the map into an area; too small an area is left empty.
+    /// Draws the map into an area. An area that is too small stays empty.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
         let ranks = self.times.ranks();

@@ -7,18 +7,18 @@ use crate::failure::{Failure, Result};
 use crate::process::{command, output, run};
 use crate::workspace::cache_dir;
 
-/// The packages that the benches compare with; their versions are part of the result.
+/// The packages that the benches compare with. Their versions are pinned, because they affect the results.
 const PACKAGES: [&str; 3] = ["torch==2.11.0", "diffusers==0.42.1", "numpy"];
 
 /// Headers that PyTorch's own headers include with CUDA and that its wheel does not contain.
 const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"];
 
-/// Returns the folder of the environment's packages, in which `torch` is a libtorch with CUDA and `nvidia` has the headers
-/// and libraries it was built with.
+/// Returns the folder of the environment's packages: `torch` is a libtorch with CUDA, and `nvidia` contains the headers and
+/// libraries of that CUDA version.
 pub fn packages_with_cuda() -> Result<Utf8PathBuf> {
     let bin = environment()?;
     let python = bin.join("python");
-    // The mark is in the environment's folder, which is removed as a whole.
+    // The marker file is inside the environment's folder, so that removing the environment removes it too.
     let (done, wanted) = (bin.with_file_name("complete-cuda"), CUDA_HEADERS.join(" "));
     if fs::read_to_string(&done).is_ok_and(|have| have == wanted) {
         return packages(&python);
@@ -36,7 +36,7 @@ fn packages(python: &Utf8Path) -> Result<Utf8PathBuf> {
     Ok(String::from_utf8_lossy(&path.stdout).trim().into())
 }
 
-/// Returns the `bin` folder of a virtual environment with [`PACKAGES`], making it when there is none.
+/// Returns the `bin` folder of a virtual environment with [`PACKAGES`]. Creates the environment if needed.
 pub fn environment() -> Result<Utf8PathBuf> {
     let dir = cache_dir()?.join("bench-python");
     let (bin, done) = (dir.join("bin"), dir.join("complete"));

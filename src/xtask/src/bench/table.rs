@@ -29,7 +29,7 @@ impl Row {
     }
 }
 
-/// Returns the median; of an even number of values, the upper one of the two in the middle.
+/// Returns the median. For an even number of values, this is the upper of the two middle values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -44,15 +44,15 @@ pub fn print(rows: &[Row]) -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(
-        format!("{} of {} bars do not hold", missed.len(), rows.len()),
+        format!("{} of {} rows are over their limit", missed.len(), rows.len()),
         missed.join(", "),
-        "repeat it on an idle machine to confirm",
+        "repeat the bench on an idle machine to confirm",
     ))
 }
 
 fn render(rows: &[Row]) -> String {
     let mut text =
-        format!("\n{:<52} {:>9} {:>19} {:>9}\n", "what (ours / theirs)", "median", "lowest … highest", "bar");
+        format!("\n{:<52} {:>9} {:>19} {:>9}\n", "what (ours / theirs)", "median", "lowest … highest", "limit");
     for row in rows {
         let (low, high) = row.rounds.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
         let show = |value: f64| format!("{value:.2} {}", row.unit);
