@@ -1,20 +1,20 @@
-//! The zip archives that `torch.save` writes: files that are stored, not compressed, so that tensors can be read in place.
+//! Reads the zip archives of `torch.save`. Their entries are not compressed, so that tensors can be read in place.
 
 use crate::tensor_spans::Files;
 use camino::Utf8Path;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An archive lists at most this; a longer list is garbage, and must not be allocated.
+/// The largest central directory in bytes. A larger size is invalid and is not allocated.
 const MAX_DIRECTORY: u64 = 256 << 20;
-/// The largest pickle: names and shapes of every tensor of every rank are far below it.
+/// The largest pickle in bytes. The names and shapes of all tensors of all ranks need far less.
 pub(crate) const MAX_PICKLE: u64 = 256 << 20;
 
 /// An archive in a range of a file.
 #[derive(Debug)]
 pub(crate) struct Archive {
     file: Arc<Utf8Path>,
-    /// Where each entry's bytes lie in the file, by its name without the folder that all of them are in.
+    /// The offset and length of each entry in the file, by its name without the common folder.
     entries: BTreeMap<String, (u64, u64)>,
 }
 
@@ -22,22 +22,22 @@ impl Archive {
     /// Reads the directory of an archive that lies at `base..base + len` of a file.
     ///
     /// # Errors
-    /// Why it is not such an archive.
+    /// Returns the reason why it is not such an archive.
     pub fn open(files: &mut Files, file: &Arc<Utf8Path>, base: u64, len: u64) -> Result<Self, String> {
         let mut read = |at: u64, count: u64| -> Result<Vec<u8>, String> {
             if at.checked_add(count).is_none_or(|end| end > len) {
-                return Err("it ends too early".into());
+                return Err("it is truncated".into());
             }
             let mut bytes = vec![0; count as usize];
             files.read(file, base + at, &mut bytes).map_err(|e| e.to_string())?;
             Ok(bytes)
         };
-        // The directory's end is the last thing, unless a comment follows, which torch does not write.
-        let tail_at = len.checked_sub(22).ok_or("it ends too early")?;
+        // The end of the directory is the last record, because torch writes no archive comment.
+        let tail_at = len.checked_sub(22).ok_or("it is truncated")?;
         let tail = read(tail_at, 22)?;
         if !tail.starts_with(b"PK\x05\x06") {
             return Err(
-                "it is not an archive of torch.save, or not a whole one (torch before 1.6 wrote another form)".into()
+                "it is not a complete torch.save archive (torch before 1.6 wrote another format, which is not supported)".into()
             );
         }
         let (mut count, mut size, mut start) =
@@ -53,7 +53,7 @@ impl Archive {
             }
         }
         if size > MAX_DIRECTORY {
-            return Err(format!("its directory would have {size} bytes"));
+            return Err(format!("the size of its directory, {size} bytes, is over the limit of {MAX_DIRECTORY}"));
         }
         let directory = read(start, size)?;
         let mut entries = BTreeMap::new();
@@ -67,7 +67,7 @@ impl Archive {
             }
             let data = entry.header + 30 + u64::from(u16_at(&local, 26)) + u64::from(u16_at(&local, 28));
             if data.checked_add(entry.size).is_none_or(|end| end > len) {
-                return Err("it ends too early".into());
+                return Err("it is truncated".into());
             }
             let name = entry.name.split_once('/').map_or(entry.name.as_str(), |(_, rest)| rest).to_owned();
             entries.insert(name, (base + data, entry.size));
@@ -75,12 +75,12 @@ impl Archive {
         Ok(Self { file: file.clone(), entries })
     }
 
-    /// Where an entry's bytes lie in the file: the first, and how many.
+    /// Returns the offset and length of an entry in the file.
     pub fn place(&self, name: &str) -> Option<(u64, u64)> {
         self.entries.get(name).copied()
     }
 
-    /// Where all entries lie.
+    /// Returns the offsets and lengths of all entries.
     #[cfg(test)]
     pub fn places(&self) -> impl Iterator<Item = (u64, u64)> {
         self.entries.values().copied()
@@ -90,7 +90,7 @@ impl Archive {
     pub fn read(&self, files: &mut Files, name: &str) -> Result<Vec<u8>, String> {
         let (at, len) = self.place(name).ok_or_else(|| format!("it has no {name}"))?;
         if len > MAX_PICKLE {
-            return Err(format!("its {name} has {len} bytes"));
+            return Err(format!("its {name} has {len} bytes, the limit is {MAX_PICKLE}"));
         }
         let mut bytes = vec![0; len as usize];
         files.read(&self.file, at, &mut bytes).map_err(|e| e.to_string())?;
@@ -104,7 +104,7 @@ struct Entry {
     header: u64,
 }
 
-/// Reads one entry of the directory, and where the next one begins.
+/// Reads one entry of the directory and returns the offset of the next one.
 fn entry(directory: &[u8], at: usize) -> Result<(Entry, usize), String> {
     let damaged = || "its directory is damaged".to_owned();
     let head = directory.get(at..at + 46).filter(|head| head.starts_with(b"PK\x01\x02")).ok_or_else(damaged)?;
@@ -123,7 +123,7 @@ fn entry(directory: &[u8], at: usize) -> Result<(Entry, usize), String> {
     let mut wide = wide_numbers(extra);
     if size == u64::from(u32::MAX) {
         size = wide.next().ok_or_else(damaged)?;
-        // The compressed size follows, when it too did not fit; it is the same.
+        // The compressed size follows when it did not fit either. It is equal.
         wide.next().filter(|packed| *packed == size).ok_or_else(damaged)?;
     }
     if header == u64::from(u32::MAX) {
@@ -132,7 +132,7 @@ fn entry(directory: &[u8], at: usize) -> Result<(Entry, usize), String> {
     Ok((Entry { name, size, header }, next))
 }
 
-/// The numbers of 64 bits that an entry adds where 32 were too few.
+/// Returns the 64-bit numbers in the zip64 field of an entry.
 fn wide_numbers(extra: &[u8]) -> impl Iterator<Item = u64> {
     let mut rest = extra;
     let mut found: &[u8] = &[];
@@ -147,7 +147,7 @@ fn wide_numbers(extra: &[u8]) -> impl Iterator<Item = u64> {
     found.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The caller knows that there are as many bytes.
+/// Reads a little-endian number. The caller guarantees that `bytes` is long enough.
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }

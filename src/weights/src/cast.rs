@@ -1,19 +1,19 @@
-//! Elements from one type to another.
+//! Converts tensor elements from one dtype to another.
 
 use crate::Dtype;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// The types that parameters may have.
+/// The dtypes that parameters may have.
 pub(crate) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
 
-/// Numbers that are converted at a time: they stay in the processor's cache between the two halves of the work.
+/// The number of elements per batch. A batch stays in the CPU cache between decoding and encoding.
 const AT_ONCE: usize = 1024;
 
 /// Appends `input`, elements of type `from`, to `out` as elements of type `to`, rounded to the nearest.
 ///
 /// # Errors
-/// The first number that is finite in `from` and not in `to`.
+/// Returns the first number that is finite in `from` but not in `to`.
 pub(crate) fn cast(from: Dtype, to: Dtype, input: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
     let mut numbers = [0f32; AT_ONCE];
     for part in input.chunks(AT_ONCE * from.size()) {
@@ -24,9 +24,9 @@ pub(crate) fn cast(from: Dtype, to: Dtype, input: &[u8], out: &mut Vec<u8>) -> R
     Ok(())
 }
 
-/// Reads elements of type `from`; there are as many as `numbers`.
+/// Decodes elements of type `from` into `numbers`, which has the same length.
 pub(crate) fn decode(from: Dtype, input: &[u8], numbers: &mut [f32]) {
-    // Loops over arrays of known size, which the compiler makes wide.
+    // The compiler vectorizes loops over arrays of a constant size.
     match from {
         Dtype::F32 => {
             let all = input.as_chunks::<4>().0.iter();
@@ -50,7 +50,7 @@ pub(crate) fn decode(from: Dtype, input: &[u8], numbers: &mut [f32]) {
     }
 }
 
-/// Appends numbers as elements of type `to`.
+/// Encodes numbers as elements of type `to` and appends them.
 ///
 /// # Errors
 /// As [`cast`].
@@ -92,15 +92,15 @@ pub(crate) fn encode(to: Dtype, numbers: &[f32], out: &mut Vec<u8>) -> Result<()
     }
 }
 
-/// The bits of a float32 as those of the nearest bfloat16, even where there are two, and without a branch: four at once
-/// that way. The crate `half` takes them one by one.
+/// Rounds the bits of a float32 to the nearest bfloat16, ties to even. It has no branch, so that the compiler
+/// vectorizes it; the crate `half` converts one element at a time.
 fn bf16_bits(bits: u32) -> u16 {
     let nearest = bits.wrapping_add(0x7fff).wrapping_add((bits >> 16) & 1) >> 16;
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
     (if is_nan { bits >> 16 | 0x40 } else { nearest }) as u16
 }
 
-/// The numbers that bytes stand for; nothing for types that are not plain numbers.
+/// Decodes elements as numbers. Returns none for the float8 types.
 pub(crate) fn values(dtype: Dtype, bytes: &[u8]) -> Box<dyn Iterator<Item = f64> + '_> {
     macro_rules! numbers {
         ($number:ty, $len:literal, $as_f64:expr) => {
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn numbers_are_rounded_to_the_nearest_even() {
         let mut out = Vec::new();
-        // Halfway between two bfloat16, once to each side.
+        // Two values halfway between two bfloat16 numbers: one rounds down, one up.
         cast(Dtype::F32, Dtype::BF16, &bytes(&[257.0 / 256.0, 259.0 / 256.0, -0.0, f32::INFINITY]), &mut out).unwrap();
         let back: Vec<f64> = values(Dtype::BF16, &out).collect();
         assert_eq!(back, [1.0, 1.015625, 0.0, f64::INFINITY]);
@@ -173,7 +173,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_short_survives_being_long(bits: Vec<u16>) {
+        fn half_precision_numbers_survive_a_round_trip_through_float32(bits: Vec<u16>) {
             let input: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
             for dtype in [Dtype::BF16, Dtype::F16] {
                 let (mut long, mut short) = (Vec::new(), Vec::new());

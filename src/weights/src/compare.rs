@@ -1,4 +1,4 @@
-//! What differs between two sets of weights, whatever the form of each.
+//! Compares two sets of weights, which may have different formats.
 
 use crate::source::Source;
 use crate::tensor_chunks::for_each_chunk;
@@ -10,16 +10,16 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-/// What differs between two sets of weights.
+/// The difference between two sets of weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
-    /// Tensors of the first that the second does not have.
+    /// Tensors that only the first set has.
     pub missing: Vec<String>,
-    /// Tensors of the second that the first does not have.
+    /// Tensors that only the second set has.
     pub extra: Vec<String>,
-    /// Tensors of both that differ.
+    /// Tensors of both sets that differ.
     pub changed: Vec<Changed>,
-    /// The number of tensors that are the same.
+    /// The number of equal tensors.
     pub same: usize,
     /// The norm of the difference over all tensors that have the same shape.
     pub norm: f64,
@@ -30,22 +30,22 @@ pub struct Difference {
 pub struct Changed {
     /// Its name.
     pub name: String,
-    /// Its type and shape in the first.
+    /// Its dtype and shape in the first set.
     pub first: String,
-    /// Its type and shape in the second.
+    /// Its dtype and shape in the second set.
     pub second: String,
-    /// The norm of the difference; none for other shapes.
+    /// The norm of the difference; none when the shapes differ.
     pub norm: Option<f64>,
-    /// The norm of the difference over that of the first.
+    /// The norm of the difference divided by the norm of the first tensor.
     pub relative: Option<f64>,
-    /// The largest difference of two numbers.
+    /// The largest absolute difference of two elements.
     pub largest: Option<f64>,
 }
 
-/// Compares two sets of weights number by number.
+/// Compares two sets of weights element by element.
 ///
 /// # Errors
-/// When one cannot be read, or the work was stopped.
+/// Fails when a file cannot be read, or when `progress` stops the work.
 pub fn compare(
     first: &Source,
     second: &Source,
@@ -78,7 +78,7 @@ pub fn compare(
     Ok(Difference { same: both.len() - changed.len(), missing, extra, changed, norm: f64::sqrt(squares) })
 }
 
-/// The tensors under our names, as far as the model says which is which.
+/// Returns the tensors under their internal names, as far as the model defines them.
 fn internal(source: &Source) -> Tensors {
     let mut tensors = source.tensors.clone();
     if let Ok(model) = source.model() {
@@ -111,7 +111,7 @@ fn changed_tensor(
         }
         same = false;
         for (x, y) in cast::values(a.dtype, x).zip(cast::values(b.dtype, y)) {
-            // Two that are no numbers are as equal as they can be.
+            // Two NaNs count as equal.
             let apart = if x == y || (x.is_nan() && y.is_nan()) { 0.0 } else { (x - y).abs() };
             square += apart * apart;
             of_first += x * x;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_extra_or_changed_is_listed_with_the_norm() {
+    fn missing_extra_and_changed_tensors_are_listed_with_the_norm() {
         let (_keep, folder) = temp();
         let (a, b) = (folder.join("a.safetensors"), folder.join("b.safetensors"));
         write(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_compared_across_forms() {
+    fn weights_are_compared_across_formats() {
         let (_keep, folder) = temp();
         let model = Utf8Path::new("../../tests/fixtures/oracle/cogvideox/cogvideox_2b_tiny");
         let request = ConvertRequest::new(model, folder.join("inner"), Form::Internal);

@@ -1,4 +1,4 @@
-//! Converting weights: planned from headers alone, so that it can be looked at, then carried out as planned.
+//! Converts weights in two stages: the plan reads only headers and can be shown; the execution follows the plan exactly.
 
 mod link;
 mod lora;
@@ -26,7 +26,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use xxhash_rust::xxh3::Xxh3;
 
-/// What weights are converted to.
+/// The target format of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -38,39 +38,39 @@ pub enum Form {
     Lora(LoraForm),
 }
 
-/// A conversion as it is wished for.
+/// The options of a conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConvertRequest {
-    /// What to convert.
+    /// The file or folder to convert.
     pub source: Utf8PathBuf,
-    /// The folder to make.
+    /// The folder to create.
     pub target: Utf8PathBuf,
-    /// What to convert it to.
+    /// The target format.
     pub to: Form,
-    /// The layers that the target has besides attention; as the source has them, when nobody said.
+    /// The sequence layers that the target has besides attention. The default is those of the source.
     pub layer: Option<Layer>,
-    /// The input channels of the target; as many as the source has, when nobody said.
+    /// The input channels of the target. The default is the number of the source.
     pub in_channels: Option<usize>,
-    /// The type of the parameters; that of the source, when nobody said.
+    /// The dtype of the parameters. The default is that of the source.
     pub dtype: Option<Dtype>,
-    /// Seeds the values of new layers.
+    /// The seed of the values of new layers.
     pub seed: u64,
-    /// Tensors of the source that need not be used; `*` at the end stands for any rest.
+    /// Tensors of the source that may stay unused. A `*` at the end matches any suffix.
     pub allow_unused: Vec<String>,
-    /// Whether an earlier conversion may be replaced.
+    /// Whether the output of an earlier conversion may be replaced.
     pub force: bool,
-    /// The size that files are kept to; a good one, when nobody said.
+    /// The largest size of a shard. The default depends on the target format.
     pub shard_bytes: Option<u64>,
-    /// Whether files are taken over that would be copied byte for byte: a second name for each, and one content.
+    /// Whether files that would be copied byte for byte become hard links instead.
     pub link: bool,
-    /// An adapter that is added to the weights.
+    /// An adapter to merge into the weights.
     pub merge: Option<Utf8PathBuf>,
-    /// How much of the adapter is added.
+    /// The factor by which the merged adapter is scaled.
     pub scale: f64,
 }
 
 impl ConvertRequest {
-    /// A conversion that changes nothing but the form.
+    /// Creates a request that changes only the format.
     pub fn new(source: impl Into<Utf8PathBuf>, target: impl Into<Utf8PathBuf>, to: Form) -> Self {
         Self {
             source: source.into(),
@@ -90,58 +90,63 @@ impl ConvertRequest {
     }
 }
 
-/// A conversion, down to every byte: what is shown is what is done.
+/// A planned conversion that fixes every byte of the output.
 #[derive(Debug, Clone)]
 pub struct ConvertPlan {
-    /// What is converted.
+    /// The source weights.
     pub source: Source,
-    /// The folder that is made.
+    /// The folder to create.
     pub target: Utf8PathBuf,
-    /// What it is converted to.
+    /// The target format.
     pub to: Form,
-    /// The adapter that is added to it.
+    /// The adapter that is merged into the weights.
     pub merge: Option<Utf8PathBuf>,
-    /// The model that the target is; none for an adapter.
+    /// The model of the target; none for an adapter.
     pub model: Option<Model>,
-    /// What becomes of every tensor.
+    /// The mapping of every tensor.
     pub report: Report,
     files: Vec<NewFile>,
-    /// Files of the source that are taken over.
+    /// Files of the source that the target links to.
     links: Vec<Linked>,
-    /// Small files beside them.
+    /// Small text files beside them.
     texts: Vec<(String, String)>,
 }
 
-/// A conversion that was carried out.
+/// A completed conversion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Converted {
-    /// The folder that was made.
+    /// The created folder.
     pub target: Utf8PathBuf,
-    /// The size of its files.
+    /// The total size of its files in bytes.
     pub bytes: u64,
-    /// The number of its files with tensors.
+    /// The number of tensor files.
     pub files: usize,
 }
 
 /// Plans a conversion. Reads headers only, writes nothing.
 ///
 /// # Errors
-/// When the source cannot be read or its tensors contradict its configuration. Tensors that are left over or missing are
-/// no error yet: [`Report::check`] says so, and the report can be shown first.
+/// Fails when the source cannot be read or its tensors contradict its configuration. Unused and missing tensors are not
+/// an error here, so that the report can be shown first; [`Report::check`] reports them.
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
     let source = Source::open(&request.source)?;
     let refuse = |why: &str, fix: &str| {
         Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
     };
     if !request.scale.is_finite() {
-        return refuse(&format!("{} is no scale for an adapter", request.scale), "give a number: --scale 1");
+        return refuse(
+            &format!("--scale is {}, which is not a finite number", request.scale),
+            "set a number: --scale 1",
+        );
     }
     match (request.to, source.location.kind == SourceKind::Lora) {
         (Form::Lora(form), true) => lora::plan(request, source, form),
-        (Form::Lora(_), false) => refuse("it is a model, and a model cannot become an adapter", "choose another --to"),
+        (Form::Lora(_), false) => {
+            refuse("it is a model; only an adapter can be converted to an adapter", "choose another --to")
+        }
         (_, true) => refuse(
-            "it is an adapter",
-            "make another form of it (--to lora-…), or convert its model and merge it (--merge)",
+            "it is an adapter, not a model",
+            "convert it to another adapter format (--to lora-…), or convert its model and merge the adapter (--merge)",
         ),
         (_, false) => {
             let merge = request.merge.as_deref().map(Lora::open).transpose()?;
@@ -151,27 +156,27 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
 }
 
 impl ConvertPlan {
-    /// The bytes that will be written.
+    /// Returns the number of bytes to write.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(NewFile::bytes).sum()
     }
 
-    /// The number of files with tensors.
+    /// Returns the number of tensor files.
     pub fn file_count(&self) -> usize {
         self.files.len()
     }
 
-    /// Identifies the plan: two with the same fingerprint read the same places and write the same files.
+    /// Identifies the plan: plans with the same fingerprint read the same file ranges and write the same files.
     pub fn fingerprint(&self) -> String {
         rundir::xxh3_hex(
             format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.links, &self.texts)).as_bytes(),
         )
     }
 
-    /// Makes every check that needs no tensor to be read: the report, the target's place, the space on its disk.
+    /// Runs every check that does not read tensor data: the report, the target folder and the free disk space.
     ///
     /// # Errors
-    /// The first that does not hold.
+    /// Returns the first failed check.
     pub fn check(&self, force: bool) -> Result<(), Failure> {
         self.report.check(self.source.location.path.as_str())?;
         let sources: Vec<&Utf8Path> =
@@ -180,12 +185,12 @@ impl ConvertPlan {
         destination::check_space(&self.target, self.bytes())
     }
 
-    /// Carries the plan out: the target is there whole afterwards, or as it was before.
+    /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
-    /// `now_s` and `random` make the id that the new checkpoint carries.
+    /// `now_s` and `random` determine the id of the new checkpoint.
     ///
     /// # Errors
-    /// What [`ConvertPlan::check`] says, a checksum of the source that is wrong, or what the disk said.
+    /// Fails when [`ConvertPlan::check`] fails, a checksum of the source does not match, or an I/O error occurs.
     pub fn execute(
         &self,
         force: bool,
@@ -199,13 +204,13 @@ impl ConvertPlan {
         folder.prepare()?;
         let done = self.fill(&folder, now_s, random, progress);
         if done.is_err() {
-            // The failure is what matters; what is left is cleared by the next attempt.
+            // The first failure is the one to report. The next attempt removes the partial folder.
             let _ = folder.abandon();
         }
         done
     }
 
-    /// The files of a checkpoint that are read, with the checksums that it says they have.
+    /// Returns the checkpoint files that the plan reads, with the checksums in their manifest.
     fn summed(&self) -> Vec<(&FileSum, Utf8PathBuf)> {
         let Some(checkpoint) = &self.source.checkpoint else { return Vec::new() };
         let used: BTreeSet<&Utf8Path> =
@@ -214,25 +219,25 @@ impl ConvertPlan {
         files.filter(|(_, path)| used.contains(path.as_path())).collect()
     }
 
-    /// Writes the tensors or takes their files over, and meanwhile compares the checksums of a checkpoint that they come from:
-    /// damage is found before it is passed on, without reading everything twice in turn.
+    /// Writes or links the tensor files and verifies the checksums of the source checkpoint at the same time, so that a
+    /// damaged source is found before the target is committed.
     fn write(&self, dir: &Utf8Path, progress: OnProgress<'_>) -> Result<Vec<FileSum>, Failure> {
         let files = self.summed();
         let checked: u64 = files.iter().map(|(wanted, _)| wanted.bytes).sum();
         let total = checked + self.links.iter().map(|linked| linked.bytes).sum::<u64>();
         self.links.iter().try_for_each(|linked| linked.link(dir))?;
         let (damaged, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (tell, told) = channel();
+        let (report_bytes, reported_bytes) = channel();
         thread::scope(|scope| {
             let (damaged, stop) = (&damaged, &stop);
-            let telling = |tell: Sender<u64>| {
+            let reporter = |report_bytes: Sender<u64>| {
                 move |bytes| {
-                    // Whoever stops listening has said so.
-                    let _ = tell.send(bytes);
+                    // The receiver only closes when the work ends.
+                    let _ = report_bytes.send(bytes);
                     if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 }
             };
-            let mut read = telling(tell.clone());
+            let mut read = reporter(report_bytes.clone());
             let checking = scope.spawn(move || {
                 let checked = verify(&files, &mut read);
                 damaged.store(checked.is_err() && !stop.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -242,28 +247,28 @@ impl ConvertPlan {
                 .links
                 .iter()
                 .map(|linked| {
-                    let mut read = telling(tell.clone());
+                    let mut read = reporter(report_bytes.clone());
                     scope.spawn(move || checksum(&linked.source, &mut read))
                 })
                 .collect();
-            drop(tell);
+            drop(report_bytes);
             let written = write_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => progress(written),
             });
             stop.fetch_or(written.is_err(), Ordering::Relaxed);
             let mut done = 0;
-            for bytes in told {
+            for bytes in reported_bytes {
                 done += bytes;
                 let broken = progress(Progress { doing: Doing::Checking, done, total }).is_break();
                 stop.fetch_or(broken, Ordering::Relaxed);
             }
-            let checked = checking.join().expect("checking does not panic");
+            let checked = checking.join().expect("checksum threads do not panic");
             let summed = self.links.iter().zip(summing).map(|(linked, thread)| {
-                let xxh3 = thread.join().expect("checking does not panic")?;
+                let xxh3 = thread.join().expect("checksum threads do not panic")?;
                 Ok(FileSum { name: linked.name.clone(), bytes: linked.bytes, xxh3 })
             });
-            // Writing ends with whatever went wrong first: damage, if that is what stopped it.
+            // Damage in the source stops the writer, so that it is the first cause.
             let mut sums = match damaged.load(Ordering::Relaxed) {
                 true => checked.and(written),
                 false => written.and_then(|sums| checked.map(|()| sums)),
@@ -334,7 +339,7 @@ impl ConvertPlan {
     }
 }
 
-/// Compares the checksums of files, as it tells.
+/// Verifies the checksums of files and reports its progress to `read`.
 fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<(), Failure> {
     files.iter().try_for_each(|(wanted, path)| {
         let found = checksum(path, read)?;
@@ -345,7 +350,7 @@ fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> Contro
     })
 }
 
-/// Reads a whole file, as it tells; returns its checksum as manifests have it.
+/// Returns the checksum of a file in the format of manifests and reports its progress to `read`.
 fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<String, Failure> {
     let io = |source| crate::Error::Io { path: path.to_owned(), source };
     let (mut file, mut sum, mut buffer) = (File::open(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);
@@ -364,7 +369,7 @@ fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Re
     }
 }
 
-/// The state of weights that were not trained here.
+/// Returns the training state of weights that this trainer has not trained.
 fn untrained() -> TrainState {
     TrainState {
         step: 0,

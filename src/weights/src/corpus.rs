@@ -1,4 +1,4 @@
-//! Bad input that was found or thought of, replayed through the reader that it is meant for: each file is refused.
+//! Replays the corpus of invalid inputs through their readers, which must refuse every file.
 
 use crate::fixtures::temp;
 use crate::fuzz::READERS;
@@ -6,10 +6,10 @@ use camino::Utf8PathBuf;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The index of the shards in a folder.
+/// The name of the index of a folder of shards.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// The bad inputs of one reader, by name.
+/// Returns the invalid inputs of one reader by file name.
 pub fn inputs(reader: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = Utf8PathBuf::from("../../tests/fixtures/weights/corpus").join(reader);
     let Ok(entries) = folder.read_dir_utf8() else { return BTreeMap::new() };
@@ -23,7 +23,7 @@ fn every_bad_input_of_the_corpus_is_refused() {
         let (_keep, folder) = temp();
         reader.prepare(&folder);
         let inputs = inputs(reader.name);
-        assert!(!inputs.is_empty(), "nothing bad is known of {}", reader.name);
+        assert!(!inputs.is_empty(), "the corpus has no input for {}", reader.name);
         for (name, input) in inputs {
             assert!(reader.on(&folder, &input).is_err(), "{}: {name} was read", reader.name);
         }

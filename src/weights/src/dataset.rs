@@ -394,8 +394,8 @@ mod tests {
             failure,
             said(
                 "line 3 of index.jsonl cannot be used",
-                "cannot read 1.text: there is no such file",
-                "check the path: is 1.text spelled right, and is its disk mounted?"
+                "cannot read 1.text: the file does not exist",
+                "check the spelling of 1.text and that its file system is mounted"
             )
         );
     }
@@ -408,7 +408,7 @@ mod tests {
         });
         assert_eq!(failure.what, "line 3 of index.jsonl cannot be used");
         assert!(failure.why.starts_with("1.latent is truncated: it has 1000 of "), "{failure}");
-        assert_eq!(failure.fix, "make 1.latent again, or copy it again from where it came");
+        assert_eq!(failure.fix, "recreate 1.latent, or copy it again from its source");
     }
 
     #[test]

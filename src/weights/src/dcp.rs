@@ -1,4 +1,4 @@
-//! Folders of PyTorch's distributed checkpoints: `.metadata`, a pickle, and `.distcp` files with parts of tensors.
+//! Reads PyTorch distributed checkpoints: a pickle in `.metadata`, and `.distcp` files with chunks of tensors.
 
 use crate::Dtype;
 use crate::archive::MAX_PICKLE;
@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
 
-/// The file that is written last, and says where everything is.
+/// The file with the locations of all chunks. The writer creates it last.
 pub(crate) const METADATA: &str = ".metadata";
 
-/// The types of tensors, by their names in torch.
+/// The dtypes by their names in torch.
 const DTYPES: [(&str, Dtype); 11] = [
     ("bfloat16", Dtype::BF16),
     ("bool", Dtype::Bool),
@@ -29,33 +29,33 @@ const DTYPES: [(&str, Dtype); 11] = [
     ("uint16", Dtype::U16),
 ];
 
-/// Where a part of something lies.
+/// The location of a chunk.
 struct ChunkLocation {
     file: Arc<Utf8Path>,
     offset: u64,
     length: u64,
 }
 
-/// A box of a tensor.
+/// The box of a tensor that a chunk covers.
 struct Chunk {
     offsets: Vec<u64>,
     sizes: Vec<u64>,
 }
 
-/// A tensor as the metadata describe it.
+/// A tensor as `.metadata` describes it.
 struct Described<'a> {
     name: &'a str,
     shape: Vec<u64>,
     elements: u64,
     dtype: Dtype,
-    /// Where its rows lie that were found so far.
+    /// The locations of the rows found so far.
     runs: Vec<(u64, Span)>,
 }
 
 /// Opens the folder of a distributed checkpoint.
 ///
 /// # Errors
-/// When it is damaged or incomplete, or its pickle wants to use something that weights do not need.
+/// Fails when it is damaged or incomplete, or when its pickle uses a name that is not allowed.
 pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
     let path = folder.join(METADATA);
     let bad = |why: String| {
@@ -63,12 +63,12 @@ pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
             ErrorCode::Malformed,
             format!("cannot read the distributed checkpoint {folder}"),
             why,
-            "copy it again from where it came",
+            "copy it again from its source",
         )
     };
     let len = fs::metadata(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?.len();
     if len > MAX_PICKLE {
-        return Err(bad(format!("its {METADATA} has {len} bytes")));
+        return Err(bad(format!("its {METADATA} has {len} bytes, the limit is {MAX_PICKLE}")));
     }
     let bytes = fs::read(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?;
     let pickle = Pickle::read(&bytes).map_err(|why| bad(format!("{METADATA}: {why}")))?;
@@ -80,17 +80,17 @@ pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
 }
 
 fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
-    let strange = || format!("its {METADATA} is not that of a distributed checkpoint");
+    let strange = || format!("its {METADATA} does not describe a distributed checkpoint");
     let part = |name| pickle.field(pickle.root, name).and_then(|at| pickle.pairs(at)).ok_or_else(strange);
     let places = places(folder, pickle, part("storage_data")?)?;
     let (mut described, mut parts) = (Vec::new(), Vec::new());
     for (name, about) in part("state_dict_metadata")? {
         let name = pickle.text(*name).ok_or_else(strange)?;
-        // Whatever is not a tensor has no size.
+        // Only tensors have a size.
         let Some(size) = pickle.field(*about, "size") else { continue };
         let wrong = |why: String| format!("tensor {name}: {why}");
         let shape = pickle.sizes(size).ok_or_else(strange)?;
-        let dtype = dtype(pickle, *about).ok_or_else(|| wrong("its type is unknown".into()))?;
+        let dtype = dtype(pickle, *about).ok_or_else(|| wrong("its dtype is unknown".into()))?;
         let chunks = pickle.field(*about, "chunks").and_then(|at| pickle.items(at)).ok_or_else(strange)?;
         let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| wrong("its shape overflows".into()))?;
@@ -99,12 +99,12 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
             let chunk = Chunk { offsets: sizes("offsets")?, sizes: sizes("sizes")? };
             let place = places
                 .get(&(name, chunk.offsets.clone()))
-                .ok_or_else(|| wrong(format!("nobody says where its part at {:?} is", chunk.offsets)))?;
+                .ok_or_else(|| wrong(format!("{METADATA} has no location for its chunk at {:?}", chunk.offsets)))?;
             parts.push((place, described.len(), chunk));
         }
         described.push(Described { name, shape, elements, dtype, runs: Vec::new() });
     }
-    // In the order in which they lie: there may be more files than can be open at once, and each is slow to open.
+    // Chunks are read in file order, because there may be more files than can be open at once.
     parts.sort_by(|(a, ..), (b, ..)| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     let mut files = Files::default();
     for (place, of, chunk) in parts {
@@ -115,7 +115,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
         let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
         if !same || stored.dtype != *dtype {
             let found = format!("{} {:?}", stored.dtype, stored.shape);
-            return Err(wrong(format!("its part is {found}, {METADATA} says {dtype} {:?}", chunk.sizes)));
+            return Err(wrong(format!("its chunk is {found}, {METADATA} expects {dtype} {:?}", chunk.sizes)));
         }
         spread(shape, &chunk, &stored, runs).map_err(wrong)?;
     }
@@ -126,7 +126,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
     joined.collect()
 }
 
-/// Where each part lies, by name and offsets.
+/// Returns the location of each chunk by tensor name and offsets.
 fn places<'a>(
     folder: &Utf8Path,
     pickle: &'a Pickle,
@@ -135,7 +135,7 @@ fn places<'a>(
     let mut files: HashMap<&str, (Arc<Utf8Path>, u64)> = HashMap::new();
     let mut places = HashMap::new();
     for (index, info) in entries {
-        // What has no offset is not a part of a tensor.
+        // An entry without an offset is not a chunk of a tensor.
         let offset = pickle.field(*index, "offset").filter(|at| *pickle.node(*at) != Node::None);
         let Some(offsets) = offset.and_then(|at| pickle.sizes(at)) else { continue };
         let number = |name| pickle.field(*info, name).and_then(|at| pickle.size(at));
@@ -143,10 +143,10 @@ fn places<'a>(
         let file = pickle.field(*info, "relative_path").and_then(|at| pickle.text(at));
         let (Some(name), Some(file), Some(offset), Some(length)) = (name, file, number("offset"), number("length"))
         else {
-            return Err(format!("its {METADATA} does not say where a part is"));
+            return Err(format!("its {METADATA} has a chunk without a location"));
         };
         if file.is_empty() || file.contains(['/', '\\', '\0']) || file == ".." {
-            return Err(format!("its {METADATA} names a file outside of it: '{}'", file.escape_debug()));
+            return Err(format!("its {METADATA} names a file outside of the folder: '{}'", file.escape_debug()));
         }
         if !files.contains_key(file) {
             let path: Utf8PathBuf = folder.join(file);
@@ -155,17 +155,19 @@ fn places<'a>(
         }
         let (path, size) = &files[file];
         if offset.checked_add(length).is_none_or(|end| end > *size) {
-            return Err(format!("{file} is truncated: it has {size} bytes, {name} lies at {offset} with {length}"));
+            return Err(format!(
+                "{file} is truncated: it has {size} bytes, and {name} has {length} bytes at offset {offset}"
+            ));
         }
         let previous = places.insert((name, offsets), ChunkLocation { file: path.clone(), offset, length });
         if previous.is_some() {
-            return Err(format!("its {METADATA} names a part of {name} twice"));
+            return Err(format!("its {METADATA} lists a chunk of {name} twice"));
         }
     }
     Ok(places)
 }
 
-/// The type of a tensor: the first of its properties, or the property of that name.
+/// Returns the dtype of a tensor: the property `dtype`, or else the first property.
 fn dtype(pickle: &Pickle, about: At) -> Option<Dtype> {
     let properties = pickle.field(about, "properties")?;
     let Node::Call { state: Some(state), .. } = pickle.node(properties) else { return None };
@@ -174,18 +176,18 @@ fn dtype(pickle: &Pickle, about: At) -> Option<Dtype> {
     DTYPES.iter().find(|(known, _)| known == name).map(|(_, dtype)| *dtype)
 }
 
-/// Where the rows of a box lie in the whole tensor: (first element, range of a file).
+/// Appends the rows of a chunk to `runs`: the first element of each in the tensor, and its range of a file.
 fn spread(shape: &[u64], chunk: &Chunk, stored: &StoredTensor, runs: &mut Vec<(u64, Span)>) -> Result<(), String> {
     let inside = chunk.offsets.len() == shape.len()
         && chunk.sizes.len() == shape.len()
         && (0..shape.len()).all(|n| chunk.offsets[n].checked_add(chunk.sizes[n]).is_some_and(|end| end <= shape[n]));
     if !inside {
-        return Err(format!("its part at {:?} of {:?} lies outside of {shape:?}", chunk.offsets, chunk.sizes));
+        return Err(format!("its chunk of {:?} at {:?} is outside of {shape:?}", chunk.sizes, chunk.offsets));
     }
     if chunk.sizes.contains(&0) {
         return Ok(());
     }
-    // The innermost axes that the box covers whole are one run, together with the part of the next axis.
+    // The innermost axes that the box covers fully form one run, together with its range of the next axis.
     let whole = (0..shape.len()).rev().take_while(|n| chunk.sizes[*n] == shape[*n]).count();
     let axis = (shape.len() - whole).saturating_sub(1);
     let run: u64 = chunk.sizes[axis.min(shape.len())..].iter().product();
@@ -207,8 +209,8 @@ fn spread(shape: &[u64], chunk: &Chunk, stored: &StoredTensor, runs: &mut Vec<(u
         }
         let end = first + run;
         while first < end {
-            // A part that is a view of another tensor lies in several ranges of its file, each of whole elements.
-            let span = left.take((end - first) * size).ok_or("its part is shorter than its shape")?;
+            // A chunk that is a view of another tensor has several ranges in its file, each of whole elements.
+            let span = left.take((end - first) * size).ok_or("its chunk has fewer elements than its shape")?;
             let elements = span.len / size;
             runs.push((first, span));
             first += elements;
@@ -217,15 +219,15 @@ fn spread(shape: &[u64], chunk: &Chunk, stored: &StoredTensor, runs: &mut Vec<(u
     Ok(())
 }
 
-/// The ranges of a part that were not handed out yet, in order.
+/// The ranges of a chunk that have not been assigned yet, in order.
 struct Left<'a> {
     spans: &'a [Span],
-    /// Bytes of the first that are gone.
+    /// The number of assigned bytes of the first span.
     at: u64,
 }
 
 impl Left<'_> {
-    /// Takes the next bytes, at most so many, from one range; none when nothing is left.
+    /// Takes up to `most` bytes from one range; none when the chunk is exhausted.
     fn take(&mut self, most: u64) -> Option<Span> {
         while let [span, rest @ ..] = self.spans {
             if self.at < span.len {
@@ -240,20 +242,20 @@ impl Left<'_> {
     }
 }
 
-/// Puts the runs in order; together they must be the whole tensor, once.
+/// Joins the runs, which must cover the tensor exactly once.
 fn joined(shape: &[u64], elements: u64, dtype: Dtype, mut runs: Vec<(u64, Span)>) -> Result<StoredTensor, String> {
     runs.sort_by_key(|(first, _)| *first);
     let mut at = 0;
     let mut spans: Vec<Span> = Vec::with_capacity(runs.len());
     for (first, span) in runs {
         if first != at {
-            return Err(format!("its parts leave a gap, or meet, at element {}", at.min(first)));
+            return Err(format!("its chunks have a gap or an overlap at element {}", at.min(first)));
         }
         at += span.len / dtype.size() as u64;
         spans.push(span);
     }
     if at != elements {
-        return Err(format!("its parts are {at} of {elements} elements"));
+        return Err(format!("its chunks have {at} of {elements} elements"));
     }
     let shape = shape.iter().map(|d| usize::try_from(*d).map_err(|_| "its shape overflows".to_owned()));
     Ok(StoredTensor { dtype, shape: shape.collect::<Result<_, _>>()?, spans })

@@ -1,4 +1,4 @@
-//! The place of a new folder: whether it is free, large enough, and nobody else's.
+//! Checks the target folder of a conversion: whether it is free, has enough disk space, and is not locked.
 
 use crate::Header;
 use crate::source::{CONFIG_FILE, MODEL_FILE};
@@ -8,29 +8,29 @@ use nix::sys::statvfs::statvfs;
 use rundir::{ErrorCode, Failure, WholeFolder};
 use std::fs::{self, File, TryLockError};
 
-/// Space that is left alone: manifests, folders, and whoever else writes there.
+/// Free disk space to keep for manifests, folders and other writers, in bytes.
 const SPARE: u64 = 16 << 20;
-/// What a conversion writes beside tensors, by the ends of names. Only a folder of such files is ever replaced.
+/// The name suffixes of the files that a conversion writes beside tensors. Only a folder of such files is replaced.
 const OURS: [&str; 5] = ["state.toml", MODEL_FILE, CONFIG_FILE, ".safetensors.index.json", "index.jsonl"];
-/// What makes a folder a checkpoint.
+/// The file that marks a folder as a checkpoint.
 const MANIFEST: &str = "manifest.toml";
 
-/// Checks that a folder may be made at `target`, or replaced with `force`. None of `sources` may be lost by it.
+/// Checks that `target` can be created, or replaced when `force` is set, without deleting any of `sources`.
 pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
     let refuse = |why: String, fix: String| {
         Err(Failure::new(ErrorCode::AlreadyExists, format!("cannot write {target}"), why, fix))
     };
     if target.file_name().is_none() {
-        return refuse("it is not the name of a folder".into(), "name a new folder".into());
+        return refuse("the path has no folder name".into(), "set the path of a new folder".into());
     }
     let real_target = real(target);
     if let Some(source) = sources.iter().find(|source| real(source).starts_with(&real_target)) {
-        return refuse(format!("the source {source} lies in it"), "name another folder".into());
+        return refuse(format!("it contains the source {source}"), "choose another folder".into());
     }
     match fs::symlink_metadata(target) {
         Err(_) => Ok(()),
         Ok(meta) if !meta.is_dir() => {
-            refuse("there is something that is not a folder".into(), "name another folder".into())
+            refuse("the path exists and is not a folder".into(), "choose another folder".into())
         }
         Ok(_) => {
             let names = entries(target)?;
@@ -38,22 +38,23 @@ pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Re
                 return Ok(());
             }
             if let Some(foreign) = foreign(target, &names) {
-                let why = format!("that folder holds {foreign}, which no conversion has written");
-                return refuse(why, "name another folder; --force replaces earlier conversions only".into());
+                let why = format!("the folder contains {foreign}, which no conversion has written");
+                return refuse(why, "choose another folder; --force replaces earlier conversions only".into());
             }
             if !force {
-                return refuse("that folder exists".into(), "name another folder, or replace it: --force".into());
+                return refuse("the folder exists".into(), "choose another folder, or replace it with --force".into());
             }
             Ok(())
         }
     }
 }
 
-/// The first name in a folder that no conversion wrote. A download and what a run saved have files of the same names.
+/// Returns the first file in a folder that no conversion has written. Downloads and checkpoints of runs use the same
+/// file names, so that names alone do not decide.
 fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
     let has = |name| names.iter().any(|other| other == name);
     let written = |name: &str| {
-        // Files of a checkpoint may be the source's own; a run's lie in its checkpoints without a model.
+        // Linked tensor files have no mark of this program. A run's checkpoint has no model file.
         let marked = || Header::read(&folder.join(name)).is_ok_and(|header| header.metadata.contains_key(MADE_BY));
         match name {
             MANIFEST => has(MODEL_FILE),
@@ -65,15 +66,15 @@ fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
     names.iter().find(|name| !tensors || !written(name))
 }
 
-/// Checks that the disk has room for so many bytes more, once what an interrupted attempt left is gone.
+/// Checks that the disk has space for `bytes`, counting the space that an interrupted attempt still uses as free.
 pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(Utf8Path::new("."));
     let disk = statvfs(existing.as_std_path()).map_err(|e| {
         Failure::new(
             ErrorCode::Io,
-            format!("cannot ask the disk of {existing} for its free space"),
+            format!("cannot read the free disk space of {existing}"),
             e.desc(),
-            "check that it is mounted",
+            "check that its file system is mounted",
         )
     })?;
     let free = disk.blocks_available() * disk.fragment_size() + WholeFolder::beside(target).left_over();
@@ -84,12 +85,12 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
     Err(Failure::new(
         ErrorCode::DiskFull,
         format!("cannot write {target}"),
-        format!("it needs {} MiB, and the disk has {} MiB free", mib(bytes + SPARE), mib(free)),
-        "free some space, or choose a folder on another disk",
+        format!("it needs {} MiB, and {} MiB of disk space are free", mib(bytes + SPARE), mib(free)),
+        "free disk space, or choose a folder on another disk",
     ))
 }
 
-/// Takes the right to fill a folder; held until the file is dropped.
+/// Locks a folder for writing until the returned file is dropped.
 pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
     let dir = folder.dir();
     let failed = |e: std::io::Error| {
@@ -102,9 +103,9 @@ pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
             ErrorCode::AlreadyExists,
             format!("cannot write {}", folder.place()),
             "another conversion is writing it",
-            "wait for that one, or name another folder",
+            "wait until it ends, or choose another folder",
         )),
-        // Some network file systems have no locks; then nobody is kept out.
+        // Some network file systems do not support locks.
         _ => Ok(file),
     }
 }
@@ -118,14 +119,14 @@ fn entries(dir: &Utf8Path) -> Result<Vec<String>, Failure> {
         let entry = entry.map_err(failed)?;
         let folder = entry.file_type().map_err(failed)?.is_dir();
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A folder is never ours, whatever its name.
+        // Conversions write no subfolders.
         names.push(if folder { format!("{name}/") } else { name });
     }
     names.sort();
     Ok(names)
 }
 
-/// The path without links, as far as it exists.
+/// Resolves the symbolic links of the existing part of a path.
 fn real(path: &Utf8Path) -> Utf8PathBuf {
     let absolute = camino::absolute_utf8(path).unwrap_or(path.to_owned());
     for ancestor in absolute.ancestors() {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// An element type, in the words of safetensors.
+/// An element type. The names are those of safetensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it all")]
+#[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Dtype {
     Bool,
     U8,
@@ -43,23 +43,23 @@ const TABLE: [(Dtype, &str, usize); 15] = [
 ];
 
 impl Dtype {
-    /// Reads the name that safetensors files use: `F32`, `BF16`.
+    /// Parses a dtype name of safetensors, such as `F32` or `BF16`.
     pub fn parse(name: &str) -> Option<Self> {
         TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
-    /// The name that safetensors files use.
+    /// Returns the dtype name of safetensors.
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The size of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub fn size(self) -> usize {
         self.row().2
     }
 
     fn row(self) -> &'static (Dtype, &'static str, usize) {
-        TABLE.iter().find(|row| row.0 == self).expect("every type is in the table; a test looks")
+        TABLE.iter().find(|row| row.0 == self).expect("every dtype is in the table, which a test checks")
     }
 }
 
@@ -80,7 +80,7 @@ mod tests {
             assert_eq!((dtype.name(), dtype.size()), (name, size));
         }
         assert_eq!(Dtype::parse("float32"), None);
-        // Casting the last variant counts them all, so a variant without a row fails here.
+        // The index of the last variant gives the number of variants, so that a variant without a row fails here.
         assert_eq!(Dtype::F64 as usize + 1, TABLE.len());
     }
 }

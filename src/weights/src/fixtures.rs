@@ -1,4 +1,4 @@
-//! Small tensor files for tests, written by the format's own crate.
+//! Writes small tensor files for tests with the reference crate of the format.
 
 use crate::Dtype;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -12,7 +12,7 @@ pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     (keep, folder)
 }
 
-/// What [`write()`] puts into a tensor of `len` bytes.
+/// Returns the data that [`write()`] stores in a tensor of `len` bytes.
 pub fn bytes_of(len: usize) -> Vec<u8> {
     (0..len).map(|n| n as u8).collect()
 }
@@ -28,7 +28,7 @@ pub fn write(path: &Utf8Path, tensors: &[(&str, Dtype, &[usize])]) {
             Dtype::F64 => Theirs::F64,
             Dtype::I64 => Theirs::I64,
             Dtype::U8 => Theirs::U8,
-            other => panic!("no test needs {other}"),
+            other => panic!("{other} is not supported by the fixtures"),
         };
         (name.to_string(), TensorView::new(theirs, shape.to_vec(), data).unwrap())
     });

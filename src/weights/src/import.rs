@@ -1,7 +1,6 @@
-//! Brings a dataset as ttt-video-dit writes it into the form that training reads: every pickle becomes a safetensors file,
-//! and the index a new one.
+//! Imports a dataset of ttt-video-dit: converts every pickle to a safetensors file and writes a new index.
 //!
-//! Source forms: `vid_emb` is one tensor `[T, 2C, H, W]` of means and log-variances (or `[T, C, H, W]`, a latent),
+//! Source formats: `vid_emb` is one tensor `[T, 2C, H, W]` of means and log-variances (or `[T, C, H, W]`, a latent),
 //! `text_chunk_emb` a list of tensors `[t, width]`, one per segment, each in a file of `torch.save` or of safetensors.
 
 use crate::dataset::DTYPES;
@@ -20,23 +19,23 @@ use std::sync::Arc;
 /// The name of an index within its folder.
 const INDEX: &str = "index.jsonl";
 
-/// What to import.
+/// The options of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportRequest {
     /// The index of the dataset.
     pub index: Utf8PathBuf,
-    /// Where its relative paths start; at its own folder when not given.
+    /// The folder that relative paths start from. The default is the folder of the index.
     pub root: Option<Utf8PathBuf>,
-    /// The folder that is made.
+    /// The folder to create.
     pub target: Utf8PathBuf,
-    /// Channels of a latent; a file with twice as many holds means and log-variances.
+    /// The number of channels of a latent. A file with twice as many channels holds means and log-variances.
     pub channels: usize,
 }
 
-/// An import, down to every file.
+/// A planned import that fixes every file of the output.
 #[derive(Debug, Clone)]
 pub struct ImportPlan {
-    /// The folder that is made.
+    /// The folder to create.
     pub target: Utf8PathBuf,
     /// The number of samples.
     pub samples: usize,
@@ -45,7 +44,7 @@ pub struct ImportPlan {
     index: String,
 }
 
-/// An import that was carried out.
+/// A completed import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Imported {
     /// The new index.
@@ -67,7 +66,7 @@ struct Line<'a> {
     caption: &'a str,
 }
 
-/// Plans an import. Reads what says where the numbers lie, and writes nothing.
+/// Plans an import. Reads only headers and pickles, and writes nothing.
 ///
 /// # Errors
 /// Names the first line that cannot be imported, its file, and why.
@@ -84,23 +83,23 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
             .collect::<Result<_, _>>()?;
         let texts = texts.iter().map(String::as_str).collect();
         let line = Line { vid_emb: &latent, text_chunk_emb: texts, caption: &sample.caption };
-        index += &serde_json::to_string(&line).expect("texts have a place in JSON");
+        index += &serde_json::to_string(&line).expect("strings can be written as JSON");
         index.push('\n');
     }
     let (files, samples) = (import.files, source.samples.len());
     Ok(ImportPlan { target: request.target.clone(), samples, source: request.index.clone(), files, index })
 }
 
-/// What was wanted or why it cannot be, and what to do.
+/// The expected shape or the reason of a failure, and the hint.
 type Refused = (String, String);
 
-/// An import as it is being planned.
+/// The state of planning an import.
 struct Importing<'a> {
     request: &'a ImportRequest,
     source: &'a Index,
     disk: Files,
     files: Vec<NewFile>,
-    /// The new name of every latent and text that was met: what samples share is written once.
+    /// The new name of every planned latent and text, so that a file that samples share is written once.
     names: HashMap<(&'static str, Utf8PathBuf), String>,
 }
 
@@ -112,7 +111,7 @@ impl Importing<'_> {
             [_, c, _, _] if *c == 2 * channels => Ok(MOMENTS),
             [_, c, _, _] => Err((
                 format!("[frames, {channels} or {} channels, rows, columns]", 2 * channels),
-                format!("if {c} channels are right, say so: --channels {c}"),
+                format!("if the latents have {c} channels, set --channels {c}"),
             )),
             _ => Err((
                 format!("[frames, {channels} or {} channels, rows, columns]", 2 * channels),
@@ -124,11 +123,11 @@ impl Importing<'_> {
     fn text(&mut self, sample: &Sample, path: &Utf8Path, name: &str) -> Result<String, Failure> {
         self.file(sample, (TEXT, path), name, &|shape| match shape {
             [_, _] => Ok(TEXT),
-            _ => Err(("[tokens, width]".into(), "write one text of one segment to a file".into())),
+            _ => Err(("[tokens, width]".into(), "save the text of each segment to its own file".into())),
         })
     }
 
-    /// Takes a file over under a new name. `kind` tells what its tensor is by its shape.
+    /// Plans the import of a file under a new name. `kind` maps the shape of its tensor to the tensor's name.
     fn file(
         &mut self,
         sample: &Sample,
@@ -136,8 +135,8 @@ impl Importing<'_> {
         name: &str,
         kind: &dyn Fn(&[usize]) -> Result<&'static str, Refused>,
     ) -> Result<String, Failure> {
-        let met = (what, path.to_owned());
-        if let Some(known) = self.names.get(&met) {
+        let key = (what, path.to_owned());
+        if let Some(known) = self.names.get(&key) {
             return Ok(known.clone());
         }
         let bad = |why: String, fix: String| {
@@ -145,47 +144,50 @@ impl Importing<'_> {
         };
         let stored = only_tensor(&mut self.disk, path).map_err(|(why, fix)| bad(format!("{path}: {why}"), fix))?;
         if !DTYPES.contains(&stored.dtype) {
-            let why = format!("{path} holds {}, wanted is F32, F16 or BF16", stored.dtype);
-            return Err(bad(why, "write it as one of those".into()));
+            let why = format!("{path} has dtype {}, expected F32, F16 or BF16", stored.dtype);
+            return Err(bad(why, "save the tensor as F32, F16 or BF16".into()));
         }
         let tensor = kind(&stored.shape)
-            .map_err(|(wanted, fix)| bad(format!("{path} holds {:?}, wanted is {wanted}", stored.shape), fix))?;
+            .map_err(|(wanted, fix)| bad(format!("{path} has shape {:?}, expected {wanted}", stored.shape), fix))?;
         let segments = stored.spans.into_iter().map(Segment::File).collect();
         let target = Target::new(tensor, &stored.shape, stored.dtype, stored.dtype, segments);
         self.files.push(NewFile { name: name.to_owned(), metadata: BTreeMap::new(), tensors: vec![target] });
-        self.names.insert(met, name.to_owned());
+        self.names.insert(key, name.to_owned());
         Ok(name.to_owned())
     }
 }
 
-/// The one tensor of a file, or why there is none and what to do.
+/// Returns the only tensor of a file, or the reason why there is none and a hint.
 fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refused> {
-    let again = || format!("make {path} again, or copy it again from where it came");
+    let again = || format!("recreate {path}, or copy it again from its source");
     if torch_file::is_one(path) {
         let len = fs::metadata(path).map_err(|e| (e.to_string(), again()))?.len();
         return torch_file::open_tensor(disk, &Arc::from(path), 0, len).map_err(|why| (why, again()));
     }
     let header = Header::read(path).map_err(|error| {
         let failure = Failure::from(error);
-        let why = if path.exists() { format!("{}, and no file of torch.save", failure.why) } else { failure.why };
+        let why =
+            if path.exists() { format!("{}; it is not a torch.save file either", failure.why) } else { failure.why };
         (why, failure.fix)
     })?;
     match <[StoredTensor; 1]>::try_from(of_header(&header).into_values().collect::<Vec<_>>()) {
         Ok([only]) => Ok(only),
-        Err(tensors) => Err((format!("it holds {} tensors", tensors.len()), "write one tensor to a file".into())),
+        Err(tensors) => {
+            Err((format!("it has {} tensors, expected 1", tensors.len()), "save each tensor to its own file".into()))
+        }
     }
 }
 
 impl ImportPlan {
-    /// The bytes that will be written.
+    /// Returns the number of bytes to write.
     pub fn bytes(&self) -> u64 {
         self.index.len() as u64 + self.files.iter().map(NewFile::bytes).sum::<u64>()
     }
 
-    /// Carries the plan out: the folder is there whole afterwards, or as it was before.
+    /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
     /// # Errors
-    /// When there is something at the target (with `force`, when it is no earlier import), or what the disk said.
+    /// Fails when the target exists (with `force`, when it is not an earlier import), or when an I/O error occurs.
     pub fn execute(&self, force: bool, progress: OnProgress<'_>) -> Result<Imported, Failure> {
         destination::check(&self.target, &[&self.source], force)?;
         destination::check_space(&self.target, self.bytes())?;
@@ -194,7 +196,7 @@ impl ImportPlan {
         folder.prepare()?;
         let done = self.fill(&folder, progress);
         if done.is_err() {
-            // The failure is what matters; what is left is cleared by the next attempt.
+            // The first failure is the one to report. The next attempt removes the partial folder.
             let _ = folder.abandon();
         }
         done

@@ -1,6 +1,6 @@
-//! The first values of tensors that no source gives: those of new TTT layers.
+//! Generates the initial values of tensors that the source does not have: those of new TTT layers.
 //!
-//! Each value depends on the seed, the tensor's name and its place alone, so that a conversion can be repeated.
+//! Each value depends only on the seed, the tensor's name and the element's index, so that conversions are reproducible.
 
 use recipe::Init;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -10,7 +10,7 @@ const DEVIATION: f64 = 0.02;
 /// The value of [`Init::Gate`].
 const GATE: f32 = 0.1;
 
-/// The values of a tensor, any of which can be asked for.
+/// The initial values of a tensor, with random access.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InitialValues {
     init: Init,
@@ -18,26 +18,26 @@ pub(crate) struct InitialValues {
 }
 
 impl InitialValues {
-    /// The values of the tensor `name`; none for an init that follows from the model instead.
+    /// Returns the values of the tensor `name`; none for an init that depends on the model's shape.
     pub fn new(init: Init, seed: u64, name: &str) -> Option<Self> {
         let known = !matches!(init, Init::Positions | Init::Xavier);
         known.then(|| Self { init, key: xxh3_64_with_seed(name.as_bytes(), seed) })
     }
 
-    /// How the values come about, in words.
+    /// Describes the distribution of the values.
     pub fn words(init: Init) -> String {
         match init {
             Init::Zeros => "zeros".into(),
             Init::Ones => "ones".into(),
             Init::Gate => format!("{GATE}"),
-            Init::Normal => format!("normal, deviation {DEVIATION}"),
+            Init::Normal => format!("normal, std {DEVIATION}"),
             Init::Linear { fan_in } => format!("uniform within ±1/√{fan_in}"),
-            Init::Xavier => "uniform, Xavier".into(),
-            Init::Positions => "table of positions".into(),
+            Init::Xavier => "Xavier uniform".into(),
+            Init::Positions => "position table".into(),
         }
     }
 
-    /// The value of the element at `index`.
+    /// Returns the value of the element at `index`.
     pub fn value(&self, index: u64) -> f32 {
         match self.init {
             Init::Ones => 1.0,
@@ -49,7 +49,7 @@ impl InitialValues {
     }
 }
 
-/// A number in `0.0..1.0`: the `index`-th output of SplitMix64 started at `key`.
+/// Returns a number in `0.0..1.0`: the `index`-th output of SplitMix64 with the seed `key`.
 fn unit(key: u64, index: u64) -> f64 {
     let mut z = key.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -57,7 +57,7 @@ fn unit(key: u64, index: u64) -> f64 {
     ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A standard normal number, by Box and Muller: neighbours share a pair of uniform ones.
+/// Returns a standard normal number by the Box-Muller transform. Two neighbouring indices share a pair of uniform numbers.
 fn normal(key: u64, index: u64) -> f64 {
     let first = index & !1;
     let radius = (-2.0 * (1.0 - unit(key, first)).ln()).sqrt();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_the_distribution_that_they_should() {
+    fn values_have_the_mean_and_deviation_of_their_init() {
         let (mean, deviation, most) = moments(Init::Normal);
         assert!(mean.abs() < 5e-4 && (deviation - 0.02).abs() < 5e-4 && most < 0.12, "{mean} {deviation} {most}");
         let (mean, deviation, most) = moments(Init::Linear { fan_in: 3072 });

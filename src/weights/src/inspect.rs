@@ -1,4 +1,4 @@
-//! Looking at weights: what they are, whether they are complete, and the numbers in them.
+//! Inspects weights: their format and model, whether they are complete, and statistics of their values.
 
 use crate::config::{Config, Family};
 use crate::source::{CONFIG_FILE, Source, SourceKind, SourceLocation, identify};
@@ -13,82 +13,82 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-/// What a file or folder is.
+/// The result of the inspection of a file or folder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
-    /// The path as it was given.
+    /// The path as the user gave it.
     pub path: Utf8PathBuf,
-    /// What it is.
+    /// The kind of file or folder.
     pub kind: SourceKind,
-    /// The family, where it is known.
+    /// The model family, if known.
     pub family: Option<Family>,
-    /// Transformer blocks.
+    /// The number of transformer blocks.
     pub layers: Option<usize>,
-    /// What the blocks have besides attention.
+    /// The sequence layer that the blocks have besides attention.
     pub layer: Option<Layer>,
-    /// Whether everything that should be there is.
+    /// Whether all files and tensors are present and have the expected shapes.
     pub complete: bool,
-    /// Why it is not complete.
+    /// The reason why it is not complete.
     pub why: Option<Failure>,
-    /// Why the trainer cannot use it, though it is complete.
+    /// The reason why the trainer does not support the model.
     pub unusable: Option<Failure>,
     /// The number of parameters.
     pub parameters: u64,
-    /// The number of parameters of each type.
+    /// The number of parameters of each dtype.
     pub dtypes: BTreeMap<&'static str, u64>,
-    /// The size of all files that hold tensors.
+    /// The total size of the tensor files in bytes.
     pub bytes: u64,
-    /// Tensors of the optimizer.
+    /// The number of optimizer tensors.
     pub optimizer_tensors: usize,
-    /// The steps it was trained for, when it is a checkpoint.
+    /// The training step of a checkpoint.
     pub step: Option<u64>,
-    /// The run that saved it, when it is a checkpoint.
+    /// The run that saved a checkpoint.
     pub run: Option<String>,
-    /// Every tensor.
+    /// All tensors.
     pub tensors: Vec<TensorRow>,
 }
 
-/// A tensor.
+/// A tensor in an inspection.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorRow {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Its dtype.
     pub dtype: &'static str,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its numbers summed up, when that was asked for.
+    /// The statistics of its values, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stats: Option<Stats>,
 }
 
-/// The numbers of a tensor, summed up. What is not finite is counted, and left out of the others.
+/// Statistics of the values of a tensor. Values that are not finite are counted and excluded from the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Stats {
-    /// The smallest; none when no number is finite.
+    /// The minimum; none when no value is finite.
     pub min: Option<f64>,
-    /// The largest.
+    /// The maximum.
     pub max: Option<f64>,
     /// The mean.
     pub mean: Option<f64>,
-    /// How many are not a number.
+    /// The number of NaNs.
     pub nan: u64,
-    /// How many are infinite.
+    /// The number of infinite values.
     pub infinite: u64,
 }
 
-/// Looks at a file or folder; reads headers, and every number when `stats` are asked for.
+/// Inspects a file or folder. Reads headers, and all values when `stats` is set.
 ///
 /// # Errors
-/// When nobody can tell what it is, or a number cannot be read. What is incomplete is no error but a finding.
+/// Fails when the kind of file is unknown or values cannot be read. Incomplete weights are reported in the result.
 pub fn inspect(path: &Utf8Path, stats: bool) -> Result<Inspection, Failure> {
     inspect_with(path, stats, &mut |_| ControlFlow::Continue(()))
 }
 
-/// As [`inspect`], and tells how far the reading of numbers is.
+/// Does the same as [`inspect`] and reports the progress of reading values.
 ///
 /// # Errors
-/// As [`inspect`], and when it is told to stop.
+/// Fails as [`inspect`] does, and when `progress` stops the work.
 pub fn inspect_with(path: &Utf8Path, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
     let location = identify(path)?;
     match Source::open_location(location.clone()) {
@@ -154,19 +154,19 @@ fn incomplete(location: SourceLocation, failure: Failure) -> Inspection {
     }
 }
 
-/// The tensors that the model needs and the source does not have.
+/// Returns a failure when the source lacks tensors of the model.
 fn lacking(source: &Source, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let wanted = specs.iter().map(|spec| source.name_of(spec));
     let missing: Vec<String> = wanted.filter(|name| !source.tensors.contains_key(name)).collect();
     (!missing.is_empty()).then(|| {
-        let what = format!("{} lacks tensors that its model needs", source.location.path);
-        let why = format!("{} of {} are not there: {}", missing.len(), specs.len(), crate::report::some(&missing));
-        Failure::new(ErrorCode::Malformed, what, why, "copy it again from where it came")
+        let what = format!("{} lacks tensors of its model", source.location.path);
+        let why = format!("{} of {} are missing: {}", missing.len(), specs.len(), crate::report::some(&missing));
+        Failure::new(ErrorCode::TensorMismatch, what, why, "copy it again from its source")
     })
 }
 
-/// The tensors that have another shape than the model says.
+/// Returns a failure when tensors do not have the shapes of the model.
 fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let others: Vec<_> = specs
@@ -177,21 +177,21 @@ fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
         })
         .collect();
     let (name, is, wanted) = others.first()?;
-    let what = format!("the configuration of {} is not that of its tensors", source.location.path);
+    let what = format!("the configuration of {} does not match its tensors", source.location.path);
     let why = format!(
-        "{} of {} have another shape than it says: {name} is {is:?}, not {wanted:?}",
+        "{} of {} tensors have another shape: {name} is {is:?}, expected {wanted:?}",
         others.len(),
         specs.len()
     );
     Some(Failure::new(
-        ErrorCode::Malformed,
+        ErrorCode::TensorMismatch,
         what,
         why,
-        "use the configuration that belongs to these weights, or copy both again",
+        "use the config.json of these weights, or download both again",
     ))
 }
 
-/// The number of blocks, by the names of the tensors.
+/// Returns the number of blocks according to the tensor names.
 fn blocks(source: &Source) -> Option<usize> {
     let number = |name: &String| {
         let rest = name.strip_prefix("transformer_blocks.").or_else(|| name.strip_prefix("blocks."))?;
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diffusers_model_a_pipeline_and_a_checkpoint_are_told_apart() {
+    fn a_diffusers_model_a_pipeline_and_a_checkpoint_are_distinguished() {
         let (_keep, folder) = temp();
         let model = fixture("cogvideox_5b_i2v_tiny/transformer");
         let request = crate::ConvertRequest::new(&model, folder.join("inner"), Form::Internal);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_that_is_missing_is_a_finding() {
+    fn a_missing_shard_is_reported_as_incomplete() {
         let (_keep, folder) = temp();
         let model = folder.join("m");
         fs::create_dir(&model).unwrap();
@@ -263,14 +263,16 @@ mod tests {
         fs::remove_file(model.join("diffusion_pytorch_model-00002-of-00003.safetensors")).unwrap();
         let seen = inspect(&model, false).unwrap();
         assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(Family::CogVideoX2B), Some(2)));
-        assert!(seen.why.unwrap().what.ends_with("00002-of-00003.safetensors is missing"));
+        let failure = seen.why.unwrap();
+        assert_eq!(failure.code, ErrorCode::NotFound);
+        assert!(failure.what.contains("diffusion_pytorch_model-00002-of-00003.safetensors"), "{failure}");
         fs::create_dir(folder.join("step-00000040")).unwrap();
         let seen = inspect(&folder.join("step-00000040"), false).unwrap();
         assert_eq!((seen.kind, seen.complete), (SourceKind::Checkpoint, false));
     }
 
     #[test]
-    fn a_configuration_of_other_weights_is_a_finding() {
+    fn a_configuration_of_other_weights_is_reported_as_incomplete() {
         let (_keep, folder) = temp();
         for entry in fixture("cogvideox_2b_tiny/transformer").read_dir_utf8().unwrap() {
             let entry = entry.unwrap();
@@ -281,13 +283,14 @@ mod tests {
         assert_ne!(wider, config);
         fs::write(folder.join(CONFIG_FILE), wider).unwrap();
         let seen = inspect(&folder, false).unwrap();
-        let why = seen.why.unwrap().why;
-        assert!(why.contains("patch_embed.text_proj.weight is [48, 24], not [48, 32]"), "{why}");
+        let failure = seen.why.unwrap();
+        assert_eq!(failure.code, ErrorCode::TensorMismatch);
+        assert!(failure.why.contains("patch_embed.text_proj.weight is [48, 24]"), "{failure}");
         assert!(!seen.complete);
     }
 
     #[test]
-    fn numbers_are_summed_up_and_those_that_are_none_are_counted() {
+    fn statistics_exclude_and_count_values_that_are_not_finite() {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(&path, &[("w", Dtype::F32, &[6]), ("empty", Dtype::F32, &[0])]);
@@ -305,11 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_refused() {
+    fn an_unknown_file_or_folder_is_refused() {
         let (_keep, folder) = temp();
-        assert!(inspect(&folder, false).unwrap_err().why.starts_with("it holds neither"));
-        assert_eq!(inspect(&folder.join("none"), false).unwrap_err().why, "there is no such file or folder");
+        let code = |path: &Utf8Path| inspect(path, false).unwrap_err().code;
+        assert_eq!(code(&folder), ErrorCode::UnsupportedModel);
+        assert_eq!(code(&folder.join("none")), ErrorCode::NotFound);
         fs::write(folder.join("notes.txt"), "").unwrap();
-        assert!(inspect(&folder.join("notes.txt"), false).is_err());
+        assert_eq!(code(&folder.join("notes.txt")), ErrorCode::UnsupportedModel);
     }
 }

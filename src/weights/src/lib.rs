@@ -1,6 +1,6 @@
 //! Tensor files on disk: reading, inspecting and converting them, and the index of a latent dataset. No libtorch.
 //!
-//! Files are read with `read_exact_at`, never mapped: a file that shrinks under us is an error, not a dead process.
+//! Files are read with `read_exact_at` and not memory-mapped, so that a file that shrinks causes an error, not a SIGBUS.
 
 mod archive;
 mod cast;

@@ -1,4 +1,4 @@
-//! LoRA adapters of CogVideoX, in the forms of diffusers, PEFT and kohya.
+//! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya.
 
 use crate::cast::values;
 use crate::config::read_json;
@@ -15,17 +15,17 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The file of an adapter as diffusers saves it.
+/// The file name of an adapter that diffusers saved.
 pub(crate) const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
-/// The files of an adapter as PEFT saves it.
+/// The file names of an adapter that PEFT saved.
 pub(crate) const PEFT_FILE: &str = "adapter_model.safetensors";
 pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
-/// The file that an adapter of kohya's form is written to; such files have no name of their own.
+/// The file name for new adapters in kohya's format, which defines no name.
 pub(crate) const KOHYA_FILE: &str = "lora.safetensors";
-/// In the header of a diffusers adapter: rank and alpha, as JSON.
+/// The metadata key of a diffusers adapter with rank and alpha as JSON.
 pub(crate) const METADATA: &str = "lora_adapter_metadata";
 
-/// The form of an adapter.
+/// The format of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraForm {
@@ -38,7 +38,7 @@ pub enum LoraForm {
 }
 
 impl LoraForm {
-    /// What the name of a module has around it: in front, behind the factor that reads, behind the one that writes.
+    /// Returns the tensor names of the two factors of a module: down, then up.
     pub(crate) fn names(self, module: &str) -> [String; 2] {
         match self {
             Self::Diffusers => ["A", "B"].map(|factor| format!("transformer.{module}.lora_{factor}.weight")),
@@ -63,11 +63,11 @@ impl fmt::Display for LoraForm {
 /// An adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lora {
-    /// Where it is.
+    /// Its path.
     pub path: Utf8PathBuf,
-    /// Its form.
+    /// Its format.
     pub form: LoraForm,
-    /// Its layers by the diffusers name of the module, such as `transformer_blocks.0.attn1.to_q`.
+    /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors that belong to no layer.
     pub unused: Vec<String>,
@@ -76,29 +76,29 @@ pub struct Lora {
 /// One layer of an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraLayer {
-    /// The factor that reads, `[rank, in]`.
+    /// The down projection, `[rank, in]`.
     pub down: StoredTensor,
-    /// The factor that writes, `[out, rank]`.
+    /// The up projection, `[out, rank]`.
     pub up: StoredTensor,
-    /// Their product is scaled by alpha / rank.
+    /// The product of the factors is scaled by alpha / rank.
     pub alpha: f64,
-    /// The names of the tensors.
+    /// The names of its tensors in the file.
     pub names: Vec<String>,
 }
 
 impl LoraLayer {
-    /// The rank.
+    /// Returns the rank.
     pub fn rank(&self) -> usize {
         self.down.shape[0]
     }
 }
 
-/// Tells whether names are those of an adapter.
+/// Returns whether tensor names are those of an adapter.
 pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
     names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
 }
 
-/// The part of a layer that a tensor is.
+/// The role of a tensor in a layer.
 #[derive(PartialEq)]
 enum LoraTensor {
     Down,
@@ -106,7 +106,7 @@ enum LoraTensor {
     Alpha,
 }
 
-/// The ends of names, and what they mean.
+/// The suffixes of tensor names and the roles that they stand for.
 const ENDS: [(&str, LoraTensor); 7] = [
     (".lora_A.weight", LoraTensor::Down),
     (".lora_B.weight", LoraTensor::Up),
@@ -117,7 +117,7 @@ const ENDS: [(&str, LoraTensor); 7] = [
     (".alpha", LoraTensor::Alpha),
 ];
 
-/// What a layer has so far.
+/// The tensors of a layer read so far.
 #[derive(Default)]
 struct Parts {
     down: Option<StoredTensor>,
@@ -127,10 +127,10 @@ struct Parts {
 }
 
 impl Lora {
-    /// Opens an adapter: a file, or the folder of one.
+    /// Opens an adapter file, or the folder of one.
     ///
     /// # Errors
-    /// When it is damaged, or not the adapter of a CogVideoX transformer.
+    /// Fails when it is damaged, or is not an adapter of a CogVideoX transformer.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         let file = match path.is_dir() {
             true => [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE]
@@ -138,12 +138,12 @@ impl Lora {
                 .into_iter()
                 .find(|file| file.is_file())
                 .ok_or_else(|| {
-                    let why = format!("it holds neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
+                    let why = format!("the folder has neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
                     Failure::new(
                         ErrorCode::UnsupportedModel,
                         format!("cannot read the adapter {path}"),
                         why,
-                        "name its .safetensors file",
+                        "give the path of its .safetensors file",
                     )
                 })?,
             false => path.to_owned(),
@@ -151,14 +151,14 @@ impl Lora {
         Self::of_header(path, &Header::read(&file)?)
     }
 
-    /// Reads what was identified.
+    /// Opens an identified adapter.
     pub(crate) fn open_location(location: &SourceLocation) -> Result<Self, Failure> {
         Self::open(&location.weights)
     }
 
     fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
         let bad = |why: String| {
-            let fix = "give a LoRA of a CogVideoX transformer, saved by diffusers, PEFT or kohya's scripts";
+            let fix = "use a LoRA of a CogVideoX transformer that diffusers, PEFT or kohya's scripts saved";
             Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {path}"), why, fix)
         };
         let tensors = tensor_spans::of_header(header);
@@ -171,7 +171,7 @@ impl Lora {
                 continue;
             };
             if form.is_some_and(|form| form != own) {
-                return Err(bad(format!("{name} is named as {own} does, and others are not")));
+                return Err(bad(format!("it mixes formats: {name} is a {own} name, other names are not")));
             }
             form = Some(own);
             let layer = parts.entry(module).or_default();
@@ -185,7 +185,7 @@ impl Lora {
             }
             layer.names.push(name);
         }
-        let form = form.ok_or_else(|| bad("it has no tensor of a LoRA".into()))?;
+        let form = form.ok_or_else(|| bad("it has no LoRA tensor".into()))?;
         let alphas = Alphas::read(&header.path, header, form)?;
         let mut layers = BTreeMap::new();
         for (module, parts) in parts {
@@ -203,16 +203,16 @@ impl Lora {
             let alpha = parts
                 .alpha
                 .map_or_else(|| alphas.of(&module, rank), Ok)
-                .map_err(|(one, other)| bad(format!("its alpha_pattern gives {module} {one} and {other}")))?;
+                .map_err(|(one, other)| bad(format!("its alpha_pattern sets both {one} and {other} for {module}")))?;
             layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
         }
         Ok(Self { path: path.to_owned(), form, layers, unused })
     }
 
-    /// What is added to a parameter; notes the layer that is used.
+    /// Returns the product to add to a parameter and adds its module to `used`.
     ///
     /// # Errors
-    /// When the layer does not have the parameter's shape.
+    /// Fails when the layer does not have the parameter's shape.
     pub(crate) fn for_parameter(
         &self,
         spec: &ParamSpec,
@@ -228,10 +228,10 @@ impl Lora {
                 ErrorCode::UnsupportedModel,
                 format!("cannot merge {}", self.path),
                 format!(
-                    "it adds [{}, {}] to {module}, which is {:?}",
+                    "its update of {module} has shape [{}, {}], the parameter has {:?}",
                     layer.up.shape[0], layer.down.shape[1], spec.shape
                 ),
-                "merge it into the model that it was trained on",
+                "merge it into the base model that it was trained on",
             ));
         }
         used.insert(module.to_owned());
@@ -239,13 +239,13 @@ impl Lora {
         Ok(Some(Merge { down: layer.down.clone(), up: layer.up.clone(), scale }))
     }
 
-    /// The names of tensors of layers that are not among `used`, and of those that belong to none.
+    /// Returns the names of the tensors of layers that are not in `used`, and of tensors without a layer.
     pub(crate) fn names_except(&self, used: &BTreeSet<String>) -> Vec<String> {
         let layers = self.layers.iter().filter(|(module, _)| !used.contains(*module));
         layers.flat_map(|(_, layer)| layer.names.iter()).chain(&self.unused).cloned().collect()
     }
 
-    /// All its tensors.
+    /// Returns all its tensors by name.
     pub(crate) fn tensors(&self) -> Tensors {
         let mut tensors = Tensors::new();
         for (module, layer) in &self.layers {
@@ -256,7 +256,7 @@ impl Lora {
     }
 }
 
-/// Takes a name apart: the form it is of, the module in the words of diffusers, the part of the layer.
+/// Splits a tensor name into its format, the diffusers module name and its role in the layer.
 fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, LoraTensor)> {
     let (stem, part) = ENDS.into_iter().find_map(|(end, part)| Some((name.strip_suffix(end)?, part)))?;
     if let Some(path) = stem.strip_prefix("lora_unet_").or_else(|| stem.strip_prefix("lora_transformer_")) {
@@ -269,7 +269,7 @@ fn split(name: &str, kohya: &Underscored) -> Option<(LoraForm, String, LoraTenso
             stem.strip_prefix("transformer.").or_else(|| stem.strip_prefix("diffusion_model.")).unwrap_or(stem),
         ),
     };
-    kohya.knows(module).then(|| (form, module.to_owned(), part))
+    kohya.contains(module).then(|| (form, module.to_owned(), part))
 }
 
 fn scalar(files: &mut Files, tensor: &StoredTensor) -> Option<f64> {
@@ -280,12 +280,12 @@ fn scalar(files: &mut Files, tensor: &StoredTensor) -> Option<f64> {
     values(tensor.dtype, &bytes).next().filter(|alpha| alpha.is_finite())
 }
 
-/// The alpha of layers that do not have one of their own.
+/// The alphas of layers without an alpha tensor.
 struct Alphas {
     default: Option<f64>,
-    /// Alphas of the modules that an expression fits.
+    /// The alphas of the modules that match a pattern.
     patterns: Vec<(Regex, f64)>,
-    /// Scaled by alpha / √rank.
+    /// Whether the scale is alpha / √rank (rsLoRA).
     by_root: bool,
 }
 
@@ -299,7 +299,7 @@ impl Alphas {
             (LoraForm::Peft, _) if beside.is_file() => read_json(&beside)?,
             (LoraForm::Diffusers, Some(text)) => {
                 let all: BTreeMap<String, Value> = serde_json::from_str(text)
-                    .map_err(|e| bad(format!("{METADATA}: {e}"), "copy it again from where it came"))?;
+                    .map_err(|e| bad(format!("{METADATA}: {e}"), "copy it again from its source"))?;
                 let bare = |key: String| key.strip_prefix("transformer.").map_or(key.clone(), str::to_owned);
                 all.into_iter().map(|(key, value)| (bare(key), value)).collect()
             }
@@ -307,24 +307,24 @@ impl Alphas {
         };
         let mut patterns = Vec::new();
         for (key, alpha) in config["alpha_pattern"].as_object().into_iter().flatten() {
-            // As PEFT matches them: an expression for the end of a module's name, from a dot on.
+            // PEFT matches the pattern against the end of the module name, starting after a dot.
             let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{key})$")).map_err(|e| {
-                let why = format!("its alpha_pattern '{key}' is not an expression that is understood: {e}");
-                bad(why, "write the names of the modules there")
+                let why = format!("the key '{key}' of its alpha_pattern is not a valid regular expression: {e}");
+                bad(why, "replace the key with module names")
             })?;
-            let alpha = alpha
-                .as_f64()
-                .ok_or_else(|| bad(format!("its alpha_pattern says {alpha} for '{key}'"), "put a number there"))?;
+            let alpha = alpha.as_f64().ok_or_else(|| {
+                bad(format!("its alpha_pattern has {alpha} for '{key}', which is not a number"), "set a number there")
+            })?;
             patterns.push((pattern, alpha));
         }
         let by_root = config["use_rslora"].as_bool() == Some(true);
         Ok(Self { default: config["lora_alpha"].as_f64(), patterns, by_root })
     }
 
-    /// The alpha of a module.
+    /// Returns the alpha of a module.
     ///
     /// # Errors
-    /// Two that its patterns give it: which of them comes first in the file is not known any more.
+    /// Returns both alphas when two patterns with different alphas match: the parser does not keep their order.
     fn of(&self, module: &str, rank: f64) -> Result<f64, (f64, f64)> {
         let mut own = self.patterns.iter().filter(|(pattern, _)| pattern.is_match(module)).map(|(_, alpha)| *alpha);
         let first = own.next();
@@ -336,9 +336,9 @@ impl Alphas {
     }
 }
 
-/// The modules of a CogVideoX transformer, by their names with underscores.
+/// The modules of a CogVideoX transformer by their names with underscores.
 struct Underscored {
-    /// Those of a block, without its number, and those outside of blocks.
+    /// The modules of a block without its prefix and number, and the modules outside of blocks.
     modules: BTreeMap<String, String>,
 }
 
@@ -355,7 +355,7 @@ impl Underscored {
             ("latent_width", 2),
         ];
         let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
-        // Of all the models, CogVideoX 1.5 image-to-video has the most linear layers.
+        // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
         table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
         let model = Model::from_table(&table).expect("the keys without defaults are set");
         let names =
@@ -367,7 +367,7 @@ impl Underscored {
         Self { modules: names.filter_map(bare).map(|module| (module.replace('.', "_"), module)).collect() }
     }
 
-    /// The module of a path whose parts are joined by underscores.
+    /// Returns the module of a path with underscores instead of dots.
     fn module(&self, path: &str) -> Option<String> {
         match path.strip_prefix("transformer_blocks_").and_then(|rest| rest.split_once('_')) {
             Some((block, rest)) => {
@@ -378,8 +378,8 @@ impl Underscored {
         }
     }
 
-    /// Whether a module is one of a CogVideoX transformer.
-    fn knows(&self, module: &str) -> bool {
+    /// Returns whether CogVideoX transformers have the module.
+    fn contains(&self, module: &str) -> bool {
         let bare = match module.strip_prefix(BLOCKS).and_then(|rest| rest.split_once('.')) {
             Some((block, rest)) if block.parse::<u32>().is_ok() => rest,
             _ => module,

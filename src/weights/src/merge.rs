@@ -1,21 +1,21 @@
-//! Adding an adapter to a weight while it is written: W + scale · up · down.
+//! Merges a LoRA adapter into a weight while it is written: W + scale · up · down.
 
 use crate::cast::{decode, encode, values};
 use crate::tensor_spans::{Files, StoredTensor};
 use crate::{Dtype, Error};
 
-/// What is added to a weight.
+/// The product of two LoRA factors that is added to a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Merge {
     /// `[rank, in]`.
     pub down: StoredTensor,
     /// `[out, rank]`.
     pub up: StoredTensor,
-    /// Factor of the product.
+    /// The factor of the product.
     pub scale: f64,
 }
 
-/// The numbers of a [`Merge`], and the place in the weight that comes next.
+/// The values of a [`Merge`] and the position in the weight.
 pub(crate) struct Adding {
     /// `[rank, in]`.
     down: Vec<f32>,
@@ -27,7 +27,7 @@ pub(crate) struct Adding {
 }
 
 impl Merge {
-    /// Reads the two factors: small beside the weight.
+    /// Reads the two factors into memory. They are small compared with the weight.
     pub fn read(&self, files: &mut Files) -> Result<Adding, Error> {
         let mut numbers = |tensor: &StoredTensor, factor: f64| -> Result<Vec<f32>, Error> {
             Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| (value * factor) as f32).collect())
@@ -40,14 +40,14 @@ impl Merge {
 }
 
 impl Adding {
-    /// Adds to the elements that come next, in float32, and appends them to `out` as `to`.
+    /// Adds the product to the next elements of the weight in float32 and appends them to `out` as `to`.
     pub fn add_to(&mut self, from: Dtype, to: Dtype, raw: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
         self.sums.resize(raw.len() / from.size(), 0.0);
         decode(from, raw, &mut self.sums);
         let rank = self.down.len() / self.columns;
         let mut rest = &mut self.sums[..];
         while !rest.is_empty() {
-            // A row of the weight, or the part of it that this piece holds.
+            // A row of the weight, or the part of it that this chunk contains.
             let (row, column) = (self.at / self.columns, self.at % self.columns);
             let (part, after) = rest.split_at_mut(rest.len().min(self.columns - column));
             for (k, factor) in self.up[row * rank..][..rank].iter().enumerate() {

@@ -1,31 +1,31 @@
-//! Whose weights a set of tensors is, by their names, and what their shapes say about the model.
+//! Recognizes the naming scheme of a set of tensors, and derives the model of ttt-video-dit weights from their shapes.
 
 use crate::source::Names;
 use crate::tensor_spans::Tensors;
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
 
-/// A tensor that every model has, under each name.
+/// A tensor that every model has, with its name in each scheme.
 const SIGNS: [(&str, Names); 3] = [
     ("patch_embed.proj.weight", Names::Diffusers),
     ("patch_embedding.vid_proj.weight", Names::TttVideo),
     ("patch_embed.video.weight", Names::Internal),
 ];
 
-/// Beginnings of the names of what training keeps besides weights.
+/// The name prefixes of training state.
 const STATE: [&str; 4] = ["optimizer.", "lr_scheduler.", "data_module.", "metadata."];
 
-/// Tensors whose owner is known.
+/// Tensors with a recognized naming scheme.
 pub(crate) struct Recognized {
-    /// Whose they are.
+    /// The naming scheme.
     pub names: Names,
-    /// The weights, without what all names began with.
+    /// The weights, without the common prefix of their names.
     pub tensors: Tensors,
-    /// The state of training.
+    /// The training state.
     pub others: Tensors,
 }
 
-/// Tells whose tensors they are, and takes off what wrappers put before the names, such as `model.dit.`.
+/// Recognizes the naming scheme and removes the prefixes of wrappers, such as `model.dit.`.
 pub(crate) fn recognize(tensors: Tensors) -> Recognized {
     let (others, tensors): (Tensors, Tensors) =
         tensors.into_iter().partition(|(name, _)| STATE.iter().any(|start| name.starts_with(start)));
@@ -44,12 +44,12 @@ pub(crate) fn recognize(tensors: Tensors) -> Recognized {
     Recognized { names, tensors: tensors.into_iter().map(|(name, tensor)| (bare(name), tensor)).collect(), others }
 }
 
-/// The model of weights that ttt-video-dit wrote. It has no configuration file, so that shapes must do: all but the
-/// size of the video follows from them, and for that CogVideoX-5B's 49 frames of 480 × 720 are taken.
+/// Derives the model of ttt-video-dit weights from tensor shapes, because they come without a configuration file. The
+/// shapes do not include the size of the video, so that the 49 frames of 480 × 720 of CogVideoX-5B are assumed.
 pub(crate) fn model_of_ttt_video(tensors: &Tensors) -> Result<Model, Failure> {
     let bad = |why: String| {
-        let what = "cannot tell the shape of the model from its weights";
-        Failure::new(ErrorCode::Malformed, what, why, "convert from the whole checkpoint, as ttt-video-dit wrote it")
+        let what = "cannot derive the model from its weights";
+        Failure::new(ErrorCode::Malformed, what, why, "convert the complete checkpoint of ttt-video-dit")
     };
     let shape = |name: &str, axes: usize| -> Result<&[usize], Failure> {
         let tensor = tensors.get(name).ok_or_else(|| bad(format!("they have no {name}")))?;

@@ -1,28 +1,28 @@
-//! What a conversion does with every tensor: three lists, and the rules that they must keep.
+//! Reports the mapping of every tensor in a conversion, and checks that no tensor is unused or missing.
 
 use crate::Dtype;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a conversion does with every tensor.
+/// The mapping of every tensor in a conversion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Tensors that go from the source to the target.
+    /// Tensors that are copied from the source to the target.
     pub mapped: Vec<Mapped>,
-    /// Tensors of the source that the target has no place for, less those that were waived.
+    /// Tensors of the source that the target does not use, without the waived ones.
     pub unused: Vec<String>,
-    /// Unused tensors that the request waived.
+    /// Unused tensors that the request allows.
     pub waived: Vec<String>,
     /// Tensors that the target adds.
     pub initialized: Vec<Initialized>,
-    /// Tensors that the target needs, and that nobody gives.
+    /// Tensors that the target needs and the source does not have.
     pub missing: Vec<String>,
-    /// What else a person should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// A tensor that goes from the source to the target.
+/// A tensor that is copied from the source to the target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Mapped {
     /// Its name in the source.
@@ -31,11 +31,11 @@ pub struct Mapped {
     pub target: String,
     /// Its shape in the target.
     pub shape: Vec<usize>,
-    /// Its type in the source.
+    /// Its dtype in the source.
     pub from: &'static str,
-    /// Its type in the target.
+    /// Its dtype in the target.
     pub to: &'static str,
-    /// Input channels that it got, filled with zeros.
+    /// The number of added input channels, which are zero.
     #[serde(skip_serializing_if = "is_zero")]
     pub new_channels: usize,
 }
@@ -47,9 +47,9 @@ pub struct Initialized {
     pub target: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its type.
+    /// Its dtype.
     pub to: &'static str,
-    /// How its values come about.
+    /// The distribution of its values.
     pub values: String,
 }
 
@@ -57,39 +57,41 @@ fn is_zero(n: &usize) -> bool {
     *n == 0
 }
 
-/// One row of the mapping: tensors that differ only by the number of their block.
+/// A row of the mapping: tensors whose names differ only by the block number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Pattern {
-    /// The name in the source, `{i}` for the block.
+    /// The name in the source, with `{i}` for the block number.
     pub source: String,
-    /// The name in the target; for a tensor that is added, the source says how.
+    /// The name in the target. For an added tensor, `source` describes its values.
     pub target: String,
     /// The number of tensors.
     pub count: usize,
 }
 
 impl Report {
-    /// Checks that everything of the source is used and nothing of the target is missing.
+    /// Checks that all tensors of the source are used and all tensors of the target are present.
     ///
     /// # Errors
-    /// Names the first tensors of which that is not so.
+    /// Names the first missing or unused tensors.
     pub fn check(&self, source: &str) -> Result<(), Failure> {
         if let [first, ..] = &self.missing[..] {
             return Err(Failure::new(
-                ErrorCode::Malformed,
+                ErrorCode::TensorMismatch,
                 format!("cannot convert {source}"),
                 format!(
-                    "{} that the model needs {} not there: {}",
+                    "{} of the model {} missing: {}",
                     counted(self.missing.len()),
                     if self.missing.len() == 1 { "is" } else { "are" },
                     some(&self.missing)
                 ),
-                format!("use weights that have {first}: was the download complete, and is the configuration theirs?"),
+                format!(
+                    "use weights that have {first}: check that the download is complete and that config.json belongs to it"
+                ),
             ));
         }
         if !self.unused.is_empty() {
             return Err(Failure::new(
-                ErrorCode::Malformed,
+                ErrorCode::TensorMismatch,
                 format!("cannot convert {source}"),
                 format!(
                     "{} {} no place in the target: {}",
@@ -98,7 +100,7 @@ impl Report {
                     some(&self.unused)
                 ),
                 format!(
-                    "if they are not needed, say so: --allow-unused '{}' (a * at the end stands for any rest)",
+                    "to skip them, set --allow-unused '{}' (a * at the end matches any suffix)",
                     in_common(&self.unused)
                 ),
             ));
@@ -106,7 +108,7 @@ impl Report {
         Ok(())
     }
 
-    /// The mapping in rows, blocks taken together, in the order of the first block.
+    /// Returns the mapping with the blocks merged, in the order of the first block.
     pub fn patterns(&self) -> Vec<Pattern> {
         let mapped = self.mapped.iter().map(|m| (pattern(&m.source), pattern(&m.target)));
         let added = self.initialized.iter().map(|m| (format!("({})", m.values), pattern(&m.target)));
@@ -122,14 +124,14 @@ impl Report {
         rows
     }
 
-    /// Notes what types change.
+    /// Adds notes about changes of dtypes.
     pub(crate) fn note_changes(&mut self) {
         let mut casts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for mapped in self.mapped.iter().filter(|m| m.from != m.to) {
             *casts.entry((mapped.from, mapped.to)).or_default() += 1;
         }
         self.notes.extend(casts.into_iter().map(|((from, to), n)| {
-            // F32 holds every number of the two others.
+            // F32 represents every number of F16 and BF16.
             let how = if to == Dtype::F32.name() { "widened" } else { "rounded" };
             format!("{} {how} from {from} to {to}", counted(n))
         }));
@@ -143,7 +145,7 @@ impl Mapped {
     }
 }
 
-/// A name with the number of its block taken out: `blocks.{i}.attn.q.weight`.
+/// Replaces the block number of a name: `blocks.{i}.attn.q.weight`.
 fn pattern(name: &str) -> String {
     for blocks in ["transformer_blocks.", "blocks."] {
         if let Some((_, rest)) = name.strip_prefix(blocks).and_then(|rest| rest.split_once('.')) {
@@ -153,7 +155,7 @@ fn pattern(name: &str) -> String {
     name.to_owned()
 }
 
-/// What stands for all of the names: the one, or what they begin with, up to a dot; or else the first.
+/// Returns a pattern for the names: the only name, their common prefix up to a dot, or else the first name.
 fn in_common(names: &[String]) -> String {
     let [first, rest @ ..] = names else { return String::new() };
     let same = rest.iter().fold(first.as_str(), |common, name| {
@@ -170,7 +172,7 @@ fn counted(n: usize) -> String {
     format!("{n} tensor{}", if n == 1 { "" } else { "s" })
 }
 
-/// The first few names of a list.
+/// Lists the first few names.
 pub(crate) fn some(names: &[String]) -> String {
     let mut shown: Vec<String> = names.iter().take(3).cloned().collect();
     if names.len() > shown.len() {
@@ -184,19 +186,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_over_can_be_waived_by_what_the_hint_says() {
+    fn the_hint_waives_all_unused_tensors_with_a_common_prefix() {
         let hint = |names: &[&str]| {
             let unused = names.iter().map(|name| (*name).to_owned()).collect();
             Report { unused, ..Report::default() }.check("x").unwrap_err().fix
         };
-        assert!(hint(&["ofs.bias"]).contains("--allow-unused 'ofs.bias' "));
+        assert!(hint(&["ofs.bias"]).contains("--allow-unused 'ofs.bias'"));
         assert!(hint(&["blocks.1.attn.k", "blocks.1.attn.q", "blocks.1.mlp"]).contains("--allow-unused 'blocks.1.*' "));
         assert!(hint(&["blocks.10.a", "blocks.11.a"]).contains("--allow-unused 'blocks.*' "));
         assert!(hint(&["ema", "ofs.bias"]).contains("--allow-unused 'ema' "));
     }
 
     #[test]
-    fn only_what_loses_digits_is_said_to_be_rounded() {
+    fn only_a_cast_that_loses_digits_is_reported_as_rounded() {
         let mut report = Report::default();
         for (from, to) in [(Dtype::F16, Dtype::F32), (Dtype::F16, Dtype::BF16), (Dtype::F32, Dtype::F32)] {
             report.mapped.push(Mapped::new("a", "a", &[1], from, to));

@@ -1,4 +1,4 @@
-//! The header of a safetensors file, checked before anything in it is believed.
+//! Reads and validates the header of a safetensors file.
 //!
 //! Layout: eight bytes with the header's length, the header as JSON, the data. The format allows no gaps and no overlaps.
 //! Source: <https://github.com/huggingface/safetensors>, section "Format".
@@ -12,84 +12,84 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// The longest header the format allows; a longer one is garbage, and must not be allocated.
+/// The longest header that the format allows, in bytes. A longer one is invalid and is not allocated.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// What can be wrong with a safetensors file.
+/// An error in reading a safetensors file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
         path: Utf8PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file ends before its data do.
+    /// The file is shorter than its data.
     #[error("{path} is truncated: it has {found} of {wanted} bytes")]
     Truncated {
         /// The file.
         path: Utf8PathBuf,
         /// Its size.
         found: u64,
-        /// The size its header asks for.
+        /// The size according to its header.
         wanted: u64,
     },
-    /// The file is not a safetensors file, or a broken one.
+    /// The file is not a valid safetensors file.
     #[error("{path} is not a valid safetensors file: {why}")]
     Malformed {
         /// The file.
         path: Utf8PathBuf,
-        /// The rule it breaks.
+        /// The rule that it violates.
         why: String,
     },
-    /// A tensor in the file is not a valid one.
+    /// A tensor in the file is not valid.
     #[error("tensor '{tensor}' in {path} is not valid: {why}")]
     BadTensor {
         /// The file.
         path: Utf8PathBuf,
         /// The tensor.
         tensor: String,
-        /// The rule it breaks.
+        /// The rule that it violates.
         why: String,
     },
-    /// The file does not hold that tensor.
+    /// The file does not have the tensor.
     #[error("{path} has no tensor '{tensor}'; it has {has}")]
     NoTensor {
         /// The file.
         path: Utf8PathBuf,
         /// The tensor.
         tensor: String,
-        /// The first few it has.
+        /// The names of the first few tensors of the file.
         has: String,
     },
-    /// A range outside of a tensor was asked for.
-    #[error("elements {start}..{end} of a tensor of {elements} in {path} were asked for, into {out} bytes")]
+    /// The requested range is outside of the tensor.
+    #[error("cannot read elements {start}..{end} of a tensor of {elements} elements in {path} into {out} bytes")]
     Range {
         /// The file.
         path: Utf8PathBuf,
-        /// The first element asked for.
+        /// The first requested element.
         start: u64,
-        /// One past the last element asked for.
+        /// One past the last requested element.
         end: u64,
-        /// Elements of the tensor.
+        /// The number of elements of the tensor.
         elements: u64,
-        /// Bytes of the place to read into.
+        /// The size of the output buffer in bytes.
         out: usize,
     },
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let again = |path: &Utf8Path| format!("make {path} again, or copy it again from where it came");
+        let again = |path: &Utf8Path| format!("recreate {path}, or copy it again from its source");
         match error {
             Error::Io { path, source } if source.kind() == io::ErrorKind::NotFound => Failure::new(
                 ErrorCode::NotFound,
                 format!("cannot read {path}"),
-                "there is no such file",
-                format!("check the path: is {path} spelled right, and is its disk mounted?"),
+                "the file does not exist",
+                format!("check the spelling of {path} and that its file system is mounted"),
             ),
             Error::Io { path, source } => Failure::new(
                 ErrorCode::Io,
@@ -116,41 +116,41 @@ impl From<Error> for Failure {
                 ErrorCode::TensorMismatch,
                 format!("{path} has no tensor '{tensor}'"),
                 format!("it has {has}"),
-                format!("name the right file, or write the tensor as '{tensor}'"),
+                format!("use another file, or save the tensor as '{tensor}'"),
             ),
             Error::Range { .. } => Failure::new(
                 ErrorCode::Internal,
-                "a tensor was read outside of its bounds",
+                "cannot read a tensor outside of its bounds",
                 error.to_string(),
-                "this is a mistake in vidtui: please report it",
+                "this is a bug in vidtui: please report it",
             ),
         }
     }
 }
 
-/// What is in a safetensors file.
+/// The contents of a safetensors file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// The file.
     pub path: Utf8PathBuf,
     /// Its tensors by name.
     pub tensors: BTreeMap<String, TensorInfo>,
-    /// Free text that the writer added.
+    /// The metadata of the writer.
     pub metadata: BTreeMap<String, String>,
     /// The size of the file.
     pub bytes: u64,
 }
 
-/// A tensor of a file: what it is and where it lies.
+/// A tensor of a file: its dtype, shape and location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Its element type.
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Its first byte, counted from the start of the file.
+    /// The offset of its first byte in the file.
     pub begin: u64,
-    /// One past its last byte.
+    /// The offset after its last byte.
     pub end: u64,
 }
 
@@ -169,10 +169,10 @@ struct RawTensor {
 }
 
 impl Header {
-    /// Reads and checks the header of a file. The data are not read, but they are all there.
+    /// Reads and validates the header of a file, and checks that the file has all the data without reading it.
     ///
     /// # Errors
-    /// [`Error`], naming the file, the tensor, what was found and what was wanted.
+    /// Returns an [`Error`] with the file, the tensor, and the expected and actual values.
     pub fn read(path: &Utf8Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let malformed = |why: String| Error::Malformed { path: path.to_owned(), why };
@@ -191,7 +191,7 @@ impl Header {
         file.read_exact_at(&mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER {
-            return Err(malformed(format!("its header would have {length} bytes, the format allows {MAX_HEADER}")));
+            return Err(malformed(format!("its header length is {length} bytes, the format allows {MAX_HEADER}")));
         }
         let data_start = 8 + length;
         if bytes < data_start {
@@ -223,15 +223,15 @@ impl Header {
             return Err(truncated(bytes, end));
         }
         if bytes > end {
-            return Err(malformed(format!("it has {bytes} bytes, its tensors end at {end}")));
+            return Err(malformed(format!("it has {bytes} bytes, but its tensors end at byte {end}")));
         }
         Ok(Self { path: path.to_owned(), tensors, metadata, bytes })
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor with that name.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], naming what there is.
+    /// [`Error::NoTensor`] with the names that the file has.
     pub fn tensor(&self, name: &str) -> Result<&TensorInfo, Error> {
         self.tensors.get(name).ok_or_else(|| {
             let mut has: Vec<String> = self.tensors.keys().take(5).map(|k| format!("'{k}'")).collect();
@@ -249,14 +249,15 @@ impl Header {
     /// [`Error::NoTensor`] or [`Error::Io`].
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, Error> {
         let info = self.tensor(name)?;
-        let mut out = vec![0; usize::try_from(info.end - info.begin).expect("a tensor that fits in the address space")];
+        let mut out = vec![0; usize::try_from(info.end - info.begin).expect("tensors fit in the address space")];
         let file = File::open(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
         read_range(&file, &self.path, info, 0, info.elements(), &mut out)?;
         Ok(out)
     }
 }
 
-/// Reads `len` elements of a tensor from element `start` on into `out`, which must have exactly their size; `path` is for errors.
+/// Reads `len` elements of a tensor, starting at element `start`, into `out`, which must have their exact size. `path` is
+/// only used in errors.
 ///
 /// # Errors
 /// [`Error::Range`] or [`Error::Io`].
@@ -290,28 +291,34 @@ fn check_tensor(raw: serde_json::Value, data_start: u64) -> Result<TensorInfo, S
     let size = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));
     let size = size.ok_or_else(|| format!("its shape {:?} overflows", raw.shape))?;
     if begin > end || end - begin != size {
-        return Err(format!("its shape {:?} of {dtype} needs {size} bytes, it lies at {begin}..{end}", raw.shape));
+        return Err(format!(
+            "its shape {:?} of {dtype} needs {size} bytes, but its offsets are {begin}..{end}",
+            raw.shape
+        ));
     }
     let absolute = |offset: u64| data_start.checked_add(offset).ok_or_else(|| format!("its offset {offset} overflows"));
     let dims = raw.shape.iter().map(|d| usize::try_from(*d).map_err(|_| format!("its dimension {d} is too large")));
     Ok(TensorInfo { dtype, shape: dims.collect::<Result<_, _>>()?, begin: absolute(begin)?, end: absolute(end)? })
 }
 
-/// Checks that tensors follow each other without gap or overlap, and returns where the last one ends.
+/// Checks that the tensors have no gaps or overlaps, and returns the end of the last one.
 fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_start: u64) -> Result<u64, (String, String)> {
     let mut ordered: Vec<_> = tensors.iter().collect();
     ordered.sort_by_key(|(_, info)| (info.begin, info.end));
     let mut at = data_start;
     for (name, info) in ordered {
-        let bytes = format!("its data begin at {}", info.begin - data_start);
+        let bytes = format!("its data begins at {}", info.begin - data_start);
         if info.begin < at {
             return Err((
                 name.clone(),
-                format!("{bytes}, inside of the tensor before, which ends at {}", at - data_start),
+                format!("{bytes}, inside of the previous tensor, which ends at {}", at - data_start),
             ));
         }
         if info.begin > at {
-            return Err((name.clone(), format!("{bytes}, after a gap: the tensor before ends at {}", at - data_start)));
+            return Err((
+                name.clone(),
+                format!("{bytes}, after a gap: the previous tensor ends at {}", at - data_start),
+            ));
         }
         at = info.end;
     }
@@ -336,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_formats_own_crate_is_read() {
+    fn a_file_of_the_reference_crate_is_read() {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(
@@ -394,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tensor_is_named_with_those_there_are() {
+    fn the_error_of_a_missing_tensor_lists_the_tensors_of_the_file() {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(&path, &[("latents", Dtype::F32, &[4]), ("text", Dtype::F32, &[4])]);
@@ -403,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_file_says_how_much_is_missing() {
+    fn the_error_of_a_truncated_file_has_both_sizes() {
         let (_keep, folder) = temp();
         let path = folder.join("a.safetensors");
         write(&path, &[("w", Dtype::F32, &[4])]);
@@ -418,27 +425,30 @@ mod tests {
     }
 
     #[test]
-    fn each_broken_rule_is_named() {
+    fn each_violated_rule_is_named() {
         let tensor = |dtype: &str, shape: &str, offsets: &str| {
             format!(r#"{{"w":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
         let cases = [
             (refused("{]", 0), "its header is not JSON"),
             (refused(&tensor("Q4", "[4]", "[0,16]"), 16), "its element type 'Q4' is unknown"),
-            (refused(&tensor("F32", "[4]", "[0,15]"), 15), "its shape [4] of F32 needs 16 bytes, it lies at 0..15"),
-            (refused(&tensor("F32", "[4]", "[16,0]"), 16), "it lies at 16..0"),
-            (refused(&tensor("F32", "[4]", "[4,20]"), 20), "its data begin at 4, after a gap"),
+            (
+                refused(&tensor("F32", "[4]", "[0,15]"), 15),
+                "its shape [4] of F32 needs 16 bytes, but its offsets are 0..15",
+            ),
+            (refused(&tensor("F32", "[4]", "[16,0]"), 16), "its offsets are 16..0"),
+            (refused(&tensor("F32", "[4]", "[4,20]"), 20), "its data begins at 4, after a gap"),
             (refused(&tensor("F32", "[-4]", "[0,16]"), 16), "invalid value"),
             (refused(&tensor("F32", "[4294967296,4294967296]", "[0,16]"), 16), "overflows"),
             (refused(r#"{"__metadata__":{"a":1}}"#, 0), "__metadata__"),
             (refused(r#"{"w":7}"#, 0), "tensor 'w' in /a.safetensors is not valid"),
         ];
         for (found, wanted) in cases {
-            assert!(found.contains(wanted), "{found:?} does not say {wanted:?}");
+            assert!(found.contains(wanted), "{found:?} lacks {wanted:?}");
         }
         let overlap = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
         assert!(
-            refused(overlap, 6).contains("tensor 'b' in /a.safetensors is not valid: its data begin at 2, inside of")
+            refused(overlap, 6).contains("tensor 'b' in /a.safetensors is not valid: its data begins at 2, inside of")
         );
     }
 
@@ -448,14 +458,14 @@ mod tests {
         let path = folder.join("a.safetensors");
         fs::write(&path, [0xff; 64]).unwrap();
         let failure = Failure::from(Header::read(&path).unwrap_err());
-        assert!(failure.why.contains("the format allows 100000000"), "{failure}");
+        assert!(failure.why.contains("100000000"), "{failure}");
     }
 
     #[test]
-    fn what_is_not_there_or_not_a_file_is_an_error() {
+    fn a_missing_path_or_a_folder_is_an_error() {
         let (_keep, folder) = temp();
         let failure = Failure::from(Header::read(&folder.join("none")).unwrap_err());
-        assert_eq!(failure.why, "there is no such file");
+        assert_eq!(failure.code, ErrorCode::NotFound);
         assert!(matches!(Header::read(&folder), Err(Error::Malformed { .. })));
     }
 

@@ -1,4 +1,4 @@
-//! Folders of safetensors: one file, or shards with an index that says which tensor lies in which.
+//! Opens folders of safetensors: one file, or shards with an index that maps tensors to shards.
 
 use crate::tensor_spans::{Tensors, of_header};
 use crate::{Header, tensor_spans};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 
-/// An index is text about tensors; a larger file is not one, and must not be read into memory.
+/// The largest index in bytes. A larger file is not an index and is not read into memory.
 const MAX_INDEX: u64 = 100_000_000;
 
 /// The tensors of a folder or file, and the files that hold them.
@@ -17,7 +17,7 @@ const MAX_INDEX: u64 = 100_000_000;
 pub struct Shards {
     /// The tensors.
     pub tensors: Tensors,
-    /// The files, with the free text in each header.
+    /// The headers of the files.
     pub files: Vec<Header>,
 }
 
@@ -29,7 +29,7 @@ struct Index {
 /// Opens a safetensors file, the index of shards, or the folder of either.
 ///
 /// # Errors
-/// When a file is missing or broken, or the index and the shards contradict each other.
+/// Fails when a file is missing or damaged, or when the index and the shards contradict each other.
 pub fn open(path: &Utf8Path) -> Result<Shards, Failure> {
     if !path.is_dir() {
         return if is_index(path) { open_index(path) } else { Ok(single(Header::read(path)?)) };
@@ -48,7 +48,7 @@ fn is_index(path: &Utf8Path) -> bool {
     path.file_name().is_some_and(|name| name.contains(".index.") && name.ends_with(".json"))
 }
 
-/// Finds the file that stands for a folder: its index or its only file. Variants such as `.fp16.` stand back.
+/// Finds the index or the only tensor file of a folder. Plain names take precedence over variants such as `.fp16.`.
 fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     let what = || format!("cannot read the weights in {folder}");
     let list = |e: io::Error| {
@@ -66,7 +66,7 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         names.iter().filter(|name| name.ends_with(".safetensors") && *name != crate::TTT_FILE).collect();
     let whole: Vec<&String> =
         files.iter().filter(|name| name.split('.').count() == 2 && !name.contains("-of-")).copied().collect();
-    // Shards without their index cannot be told from shards of which some are missing.
+    // Without an index, a missing shard would go unnoticed.
     let lone: Vec<&String> = files.iter().filter(|name| !name.contains("-of-")).copied().collect();
     for candidates in [plain, whole, indices, lone] {
         match candidates[..] {
@@ -74,16 +74,26 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
             [one] => return Ok(folder.join(one)),
             [first, ..] => {
                 let all = candidates.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-                let fix = format!("name the one you mean: {}", folder.join(first));
-                return Err(Failure::new(ErrorCode::Malformed, what(), format!("it holds several: {all}"), fix));
+                let fix = format!("give the path of one, such as {}", folder.join(first));
+                return Err(Failure::new(
+                    ErrorCode::Malformed,
+                    what(),
+                    format!("it has several candidates: {all}"),
+                    fix,
+                ));
             }
         }
     }
     let why = match files.first() {
-        Some(shard) => format!("it holds shards ({shard}) without the index that lists them"),
-        None => "it holds no .safetensors file".into(),
+        Some(shard) => format!("it has shards ({shard}) but no index"),
+        None => "it has no .safetensors file".into(),
     };
-    Err(Failure::new(ErrorCode::NotFound, what(), why, "give the folder of a model with its weights, or copy it again"))
+    Err(Failure::new(
+        ErrorCode::NotFound,
+        what(),
+        why,
+        "give the folder of a model with its weights, or copy the folder again",
+    ))
 }
 
 fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
@@ -92,15 +102,15 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
             ErrorCode::Malformed,
             format!("{path} is not a valid index of shards"),
             why,
-            "copy it again from where it came",
+            "copy it again from its source",
         )
     };
     let folder = path.parent().unwrap_or(Utf8Path::new(""));
     let io = |e: io::Error| {
-        Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), e.to_string(), "check the path")
+        Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check the path")
     };
     if fs::metadata(path).map_err(io)?.len() > MAX_INDEX {
-        return Err(bad(format!("it is larger than {MAX_INDEX} bytes")));
+        return Err(bad(format!("its size is over the limit of {MAX_INDEX} bytes")));
     }
     let text = fs::read(path).map_err(io)?;
     let index: Index = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
@@ -109,7 +119,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     }
     let shards: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
     if let Some(outside) = shards.iter().find(|name| !is_plain(name)) {
-        return Err(bad(format!("it names a file outside of its folder: '{}'", outside.escape_debug())));
+        return Err(bad(format!("it lists a file outside of its folder: '{}'", outside.escape_debug())));
     }
     let (mut tensors, mut files) = (Tensors::new(), Vec::new());
     for shard in shards {
@@ -117,10 +127,10 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
         if !file.exists() {
             let listed = index.weight_map.values().filter(|name| *name == shard).count();
             return Err(Failure::new(
-                ErrorCode::Cancelled,
+                ErrorCode::NotFound,
                 format!("shard {file} is missing"),
                 format!("{path} lists {listed} tensors in it"),
-                "copy or download it again; a download that was interrupted can usually be continued",
+                "copy or download it again; most download tools can resume an interrupted download",
             ));
         }
         let header = Header::read(&file)?;
@@ -139,7 +149,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
     }
 }
 
-/// Whether a name is that of a file in the same folder, and no way to another.
+/// Returns whether a name is a plain file name without a path.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.')
 }
@@ -191,7 +201,7 @@ mod tests {
         write(&folder.join("model.safetensors"), &[("a", Dtype::F32, &[2])]);
         assert_eq!(open(&folder).unwrap().tensors["a"].dtype, Dtype::F32);
         write(&folder.join("other.safetensors"), &[("a", Dtype::F32, &[2])]);
-        assert!(open(&folder).unwrap_err().why.contains("it holds several: model.safetensors, other.safetensors"));
+        assert!(open(&folder).unwrap_err().why.contains("model.safetensors, other.safetensors"));
     }
 
     #[test]
@@ -212,7 +222,7 @@ mod tests {
             ),
             (refused(|f| index(f, &[])), "it lists no tensors"),
             (refused(|f| fs::write(f.join(INDEX), "{]").unwrap()), "is not a valid index of shards"),
-            (refused(|f| fs::remove_file(f.join(INDEX)).unwrap()), "without the index that lists them"),
+            (refused(|f| fs::remove_file(f.join(INDEX)).unwrap()), "but no index"),
         ];
         for (found, wanted) in cases {
             assert!(found.contains(wanted), "{found:?} does not say {wanted:?}");
@@ -226,7 +236,7 @@ mod tests {
                 let map = serde_json::json!({ "weight_map": { "a": name } });
                 fs::write(folder.join(INDEX), map.to_string()).unwrap();
             });
-            assert!(said.contains("it names a file outside of its folder"), "{name:?}: {said}");
+            assert!(said.contains("outside of its folder"), "{name:?}: {said}");
         }
     }
 

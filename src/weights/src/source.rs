@@ -1,4 +1,4 @@
-//! What a file or folder is, and the tensors in it, whatever their form.
+//! Identifies weights and opens them in any supported format.
 
 use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
 use crate::lora::{self, Lora, is_lora};
@@ -14,42 +14,42 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Beside a diffusers model: the TTT layers that it has no place for, under our names.
+/// The file of a diffusers model with the TTT layers under their internal names, which diffusers does not support.
 pub const TTT_FILE: &str = "ttt.safetensors";
-/// In the header of [`TTT_FILE`]: the `[model]` section of a recipe, as TOML.
+/// The metadata key of [`TTT_FILE`] with the `[model]` section of a recipe as TOML.
 pub(crate) const TTT_MODEL: &str = "model";
-/// Beside converted weights: the `[model]` section of a recipe that fits them.
+/// The file of converted weights with the `[model]` section of a recipe.
 pub(crate) const MODEL_FILE: &str = "model.toml";
-/// The configuration of a diffusers model.
+/// The configuration file of a diffusers model.
 pub(crate) const CONFIG_FILE: &str = "config.json";
 
-/// How the names of files end that `torch.save` wrote.
+/// The file name suffixes of `torch.save` files.
 const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
-/// What a file or folder is.
+/// The kind of a file or folder of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceKind {
-    /// A folder with `config.json` and weights, or one such file beside its configuration.
+    /// A folder with `config.json` and weights, or one weight file beside its configuration.
     Diffusers,
-    /// A folder of a whole pipeline, with a diffusers model in `transformer/`.
+    /// The folder of a diffusers pipeline with the model in `transformer/`.
     Pipeline,
     /// Safetensors without a configuration.
     Safetensors,
-    /// A checkpoint of ours.
+    /// A checkpoint of this trainer.
     Checkpoint,
-    /// A run, which stands for its newest complete checkpoint.
+    /// A run; its newest complete checkpoint is used.
     Run,
     /// A state dict that `torch.save` wrote.
     Torch,
-    /// The folder of a distributed checkpoint of PyTorch, such as those of ttt-video-dit.
+    /// The folder of a PyTorch distributed checkpoint, such as those of ttt-video-dit.
     Dcp,
     /// A LoRA adapter: a file, or its folder.
     Lora,
 }
 
 impl SourceKind {
-    /// The kind in words.
+    /// Returns the name of the kind.
     pub fn words(self) -> &'static str {
         match self {
             Self::Diffusers => "diffusers model",
@@ -70,25 +70,25 @@ impl fmt::Display for SourceKind {
     }
 }
 
-/// Whose names the tensors of a source have.
+/// The naming scheme of the tensors of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
-    /// Those of diffusers.
+    /// The names of diffusers.
     Diffusers,
-    /// Ours.
+    /// The names of this trainer.
     Internal,
-    /// Those of ttt-video-dit.
+    /// The names of ttt-video-dit.
     TttVideo,
-    /// Unknown ones.
+    /// An unknown scheme.
     Unknown,
 }
 
-/// A file or folder whose kind is known; nothing of it is checked yet.
+/// An identified file or folder whose contents are not checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceLocation {
-    /// The path as it was given.
+    /// The path as the user gave it.
     pub path: Utf8PathBuf,
-    /// What it is.
+    /// The kind of file or folder.
     pub kind: SourceKind,
     /// The folder or file that holds the weights.
     pub weights: Utf8PathBuf,
@@ -97,50 +97,45 @@ pub struct SourceLocation {
 /// Weights, ready to be read.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// What and where they are.
+    /// Their kind and paths.
     pub location: SourceLocation,
-    /// Whose names the tensors have.
+    /// The naming scheme of the tensors.
     pub names: Names,
-    /// The family, where it is known.
+    /// The model family, if known.
     pub family: Option<Family>,
-    /// The model, or why the trainer cannot hold it; none without a configuration.
+    /// The model, or the reason why the trainer does not support it; none without a configuration.
     pub model: Option<Result<Model, Failure>>,
-    /// The `config.json` that the weights came with, as it was written.
+    /// The original text of the `config.json` of the weights.
     pub config: Option<String>,
-    /// Whether the scale of latents is known, or only a default.
+    /// Whether the latent scale is known. Otherwise it is the default.
     pub latent_scale_known: bool,
     /// The parameters.
     pub tensors: Tensors,
-    /// The tensors of the optimizer.
+    /// The optimizer tensors.
     pub optimizer: Tensors,
-    /// The checkpoint, if it is one.
+    /// The checkpoint, if the source is one.
     pub checkpoint: Option<Checkpoint>,
-    /// The size of all files that hold tensors.
+    /// The total size of the tensor files in bytes.
     pub bytes: u64,
 }
 
-/// Says what a file or folder is.
+/// Identifies a file or folder.
 ///
 /// # Errors
-/// When there is nothing, or nothing that is known.
+/// Fails when the path does not exist or its kind is unknown.
 pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
-    let what = || format!("cannot tell what {path} is");
+    let what = || format!("cannot identify {path}");
     let found = |kind, weights: Utf8PathBuf| Ok(SourceLocation { path: path.to_owned(), kind, weights });
     if !path.exists() {
-        return Err(Failure::new(ErrorCode::NotFound, what(), "there is no such file or folder", "check the path"));
+        return Err(Failure::new(ErrorCode::NotFound, what(), "the path does not exist", "check the path"));
     }
     if !path.is_dir() {
         if TORCH_ENDS.iter().any(|end| path.as_str().ends_with(end)) {
             return found(SourceKind::Torch, path.to_owned());
         }
         if !path.as_str().ends_with(".safetensors") && !path.as_str().ends_with(".json") {
-            let fix = "give a .safetensors, .pt or .pth file, the index of one in shards, or a folder";
-            return Err(Failure::new(
-                ErrorCode::UnsupportedModel,
-                what(),
-                "it is not a kind of file that is understood",
-                fix,
-            ));
+            let fix = "give a .safetensors, .pt or .pth file, the index of a sharded model, or a folder";
+            return Err(Failure::new(ErrorCode::UnsupportedModel, what(), "the file type is not supported", fix));
         }
         if path.as_str().ends_with(".safetensors") && Header::read(path).is_ok_and(|h| is_lora(h.tensors.keys())) {
             return found(SourceKind::Lora, path.to_owned());
@@ -171,8 +166,7 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
     if names.any(|name| name.ends_with(".safetensors") || name.contains(".safetensors.index.")) {
         return found(SourceKind::Safetensors, path.to_owned());
     }
-    let why =
-        "it holds neither model_index.json, config.json, manifest.toml, run.toml, .metadata nor a .safetensors file";
+    let why = "it has no model_index.json, config.json, manifest.toml, run.toml, .metadata or .safetensors file";
     Err(Failure::new(
         ErrorCode::UnsupportedModel,
         what(),
@@ -182,27 +176,27 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
 }
 
 impl Source {
-    /// Opens weights and checks that all of them are there. Reads headers only.
+    /// Opens weights and checks that they are complete. Reads only headers.
     ///
     /// # Errors
-    /// Names the file and what is wrong with it.
+    /// Returns the failure with the name of the file.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         Self::open_location(identify(path)?)
     }
 
-    /// Opens what was identified.
+    /// Opens identified weights.
     ///
     /// # Errors
-    /// As [`Source::open`].
+    /// Fails as [`Source::open`] does.
     pub fn open_location(location: SourceLocation) -> Result<Self, Failure> {
         match location.kind {
             SourceKind::Run => {
                 let run = RunDir::new(&location.weights);
                 let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
-                    let fix = format!("let it save one first: vidtui resume {}", run.name());
+                    let fix = format!("resume the run until it saves a checkpoint: vidtui resume {}", run.name());
                     Failure::new(
                         ErrorCode::NoCheckpoint,
-                        format!("cannot read weights of {}", location.path),
+                        format!("cannot read the weights of {}", location.path),
                         "it has no complete checkpoint",
                         fix,
                     )
@@ -238,24 +232,24 @@ impl Source {
         }
     }
 
-    /// The model of the weights.
+    /// Returns the model of the weights.
     ///
     /// # Errors
-    /// When it is not known, or the trainer cannot hold it.
+    /// Fails when it is unknown, or when the trainer does not support it.
     pub fn model(&self) -> Result<&Model, Failure> {
         match &self.model {
             Some(Ok(model)) => Ok(model),
             Some(Err(failure)) => Err(failure.clone()),
             None => {
                 let why = match self.location.kind {
-                    SourceKind::Checkpoint => "it lies outside of its run, and has no model.toml",
-                    SourceKind::Torch | SourceKind::Dcp => "the names of its tensors are not those of ttt-video-dit",
-                    _ => "there is no config.json beside it",
+                    SourceKind::Checkpoint => "the checkpoint is outside of its run and has no model.toml",
+                    SourceKind::Torch | SourceKind::Dcp => "its tensor names are not those of ttt-video-dit",
+                    _ => "it has no config.json",
                 };
-                let fix = "give the folder that holds the configuration too: a diffusers model, or a run";
+                let fix = "give a folder with the configuration: a diffusers model, or a run";
                 Err(Failure::new(
                     ErrorCode::UnsupportedModel,
-                    format!("the shape of the model in {} is not known", self.location.path),
+                    format!("cannot determine the model of {}", self.location.path),
                     why,
                     fix,
                 ))
@@ -263,7 +257,7 @@ impl Source {
         }
     }
 
-    /// The name that a parameter has here.
+    /// Returns the name of a parameter in this source.
     pub(crate) fn name_of(&self, spec: &ParamSpec) -> String {
         match self.names {
             Names::Diffusers => spec.diffusers.clone(),
@@ -273,8 +267,7 @@ impl Source {
         .unwrap_or_else(|| spec.name.clone())
     }
 
-    /// Weights without a configuration: whose they are, and the shape of the model as far as it shows, follow from the
-    /// names and shapes of their tensors.
+    /// Creates a source without a configuration, with the naming scheme and the model that tensor names and shapes imply.
     fn by_names(location: SourceLocation, tensors: Tensors, bytes: u64) -> Self {
         let Recognized { names, tensors, others } = naming::recognize(tensors);
         let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
@@ -349,8 +342,8 @@ impl Source {
     }
 }
 
-/// The scaling factor of the VAE that lies beside the transformer of a pipeline. Either the pipeline or its transformer may
-/// be a link to elsewhere.
+/// Returns the scaling factor of the VAE beside the transformer of a pipeline. The pipeline and the transformer may be
+/// symbolic links.
 fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
     let places = [camino::absolute_utf8(folder).ok(), folder.canonicalize_utf8().ok()].into_iter().flatten();
     let pipelines = places.filter(|place| place.file_name() == Some("transformer"));
@@ -359,28 +352,28 @@ fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
     match read_json(&vae)?["scaling_factor"].as_f64() {
         Some(scale) if scale > 0.0 && scale.is_finite() => Ok(Some(scale)),
         found => {
-            let why = format!("its scaling_factor is {found:?}, not a number above 0");
+            let why = format!("its scaling_factor is {found:?}, expected a number above 0");
             Err(Failure::new(
                 ErrorCode::Malformed,
                 format!("cannot use {vae}"),
                 why,
-                "copy it again from where the weights came",
+                "copy it again from the source of the weights",
             ))
         }
     }
 }
 
-/// The model with the TTT layers that [`TTT_FILE`] says it has.
+/// Adds the TTT layers of [`TTT_FILE`] to a model.
 fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let bad = |why: String| {
         Failure::new(
             ErrorCode::Malformed,
             format!("cannot use {}", header.path),
             why,
-            "convert the model again, or move that file away",
+            "convert the model again, or move the file away",
         )
     };
-    let text = header.metadata.get(TTT_MODEL).ok_or_else(|| bad("it does not say what model it belongs to".into()))?;
+    let text = header.metadata.get(TTT_MODEL).ok_or_else(|| bad("its header has no model".into()))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
     let ttt = Model::from_table(&table).map_err(|e| bad(e.why))?;
     let same = Model {
@@ -395,7 +388,7 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let shape = |m: &Model| (m.num_layers, m.num_heads, m.head_dim);
     if shape(&ttt) != shape(model) {
         return Err(bad(format!(
-            "it belongs to a model of {:?} layers, heads and head width, config.json says {:?}",
+            "its model has {:?} layers, heads and head_dim, config.json has {:?}",
             shape(&ttt),
             shape(model)
         )));
@@ -403,7 +396,7 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     Ok(same)
 }
 
-/// The model of a checkpoint, from the file beside it or from the run around it, and whether its latent scale is known.
+/// Returns the model of a checkpoint from its model file or its run, and whether the latent scale is known.
 fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     let beside = dir.join(MODEL_FILE);
     if beside.is_file() {
@@ -412,8 +405,10 @@ fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
         };
         let text = std::fs::read_to_string(&beside).map_err(|e| bad(e.to_string()))?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
-        let section =
-            table.get("model").and_then(toml::Value::as_table).ok_or_else(|| bad("it has no [model]".into()))?;
+        let section = table
+            .get("model")
+            .and_then(toml::Value::as_table)
+            .ok_or_else(|| bad("it has no [model] section".into()))?;
         let known = section.contains_key("latent_scale");
         return Model::from_table(section).map(|model| Some((model, known))).map_err(|e| bad(e.why));
     }
@@ -425,7 +420,7 @@ fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     Ok(Some((run.read_run()?.recipe()?.model, true)))
 }
 
-/// The tensors of a checkpoint, each with the ranges of its slices in order.
+/// Returns the tensors of a checkpoint, each with the ranges of its slices in order.
 fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Failure> {
     let mut headers: BTreeMap<&str, (Header, Arc<Utf8Path>)> = BTreeMap::new();
     let mut tensors = Tensors::new();
@@ -447,7 +442,7 @@ fn checkpoint_tensor(
     headers: &BTreeMap<&str, (Header, Arc<Utf8Path>)>,
 ) -> Result<StoredTensor, Failure> {
     let bad = |why: String| {
-        let fix = "use another checkpoint; this one was not written by vidtui, or was changed since";
+        let fix = "use another checkpoint; this one was not written by vidtui or was modified";
         Failure::new(
             ErrorCode::Malformed,
             format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir),
@@ -455,17 +450,17 @@ fn checkpoint_tensor(
             fix,
         )
     };
-    let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its type '{}' is unknown", tensor.dtype)))?;
+    let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its dtype '{}' is unknown", tensor.dtype)))?;
     let whole = TensorBox::whole(&tensor.shape);
     let all = 0..tensor.elements().unwrap_or(0);
-    // A box of some columns lies in the tensor as one run for each row.
+    // A box of columns has one run per row of the tensor.
     let mut runs: Vec<(u64, Span)> = Vec::with_capacity(tensor.slices.len());
     for slice in &tensor.slices {
         let (header, file) = &headers[slice.file.as_str()];
         let info = header.tensor(&slice.key)?;
         if info.dtype != dtype || info.elements() != slice.len {
             return Err(bad(format!(
-                "{} holds {} elements of {} for it, the manifest says {} of {dtype}",
+                "{} has {} elements of {}, the manifest expects {} of {dtype}",
                 slice.file,
                 info.elements(),
                 info.dtype,

@@ -95,13 +95,13 @@ fn a_checkpoint_of_ttt_video_becomes_one_of_ours_with_every_parameter() {
 }
 
 #[test]
-fn a_file_that_wants_more_than_weights_need_is_refused_by_name() {
+fn a_file_that_uses_a_name_that_is_not_allowed_is_refused() {
     let (_keep, folder) = temp();
     let path = folder.join("a.pt");
     fs::copy(fixture("flat.pt"), &path).unwrap();
     replaced(&path, "torch._utils\n", "os.utilities\n");
-    let said = Source::open(&path).unwrap_err().why;
-    assert_eq!(said, "it wants to use os.utilities._rebuild_tensor_v2, which is not among what weights need");
+    let failure = Source::open(&path).unwrap_err();
+    assert!(failure.why.contains("os.utilities._rebuild_tensor_v2"), "{failure}");
     let dcp = copied(&folder);
     replaced(&dcp.join(".metadata"), "pathlib", "pathlab");
     assert!(Source::open(&dcp).unwrap_err().why.contains("pathlab.PosixPath"));
@@ -115,9 +115,9 @@ fn a_distributed_checkpoint_with_parts_missing_or_elsewhere_is_refused() {
     assert_eq!(Source::open(&dcp).unwrap_err().why, "__1_0.distcp is missing");
     assert!(!inspect(&dcp, false).unwrap().complete);
     fs::write(dcp.join("__1_0.distcp"), "short").unwrap();
-    assert!(Source::open(&dcp).unwrap_err().why.starts_with("__1_0.distcp is truncated: it has 5 bytes"));
+    assert!(Source::open(&dcp).unwrap_err().why.contains("__1_0.distcp"));
     replaced(&dcp.join(".metadata"), "__1_0.distcp", "../a00.distc");
-    assert!(Source::open(&dcp).unwrap_err().why.contains("names a file outside of it: '../a00.distc'"));
+    assert!(Source::open(&dcp).unwrap_err().why.contains("'../a00.distc'"));
     fs::remove_file(dcp.join(".metadata")).unwrap();
     assert!(Source::open(&dcp).is_err());
 }

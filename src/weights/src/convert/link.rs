@@ -1,5 +1,4 @@
-//! Files of the source that a checkpoint takes over as they are: under a second name, so that none of their bytes is
-//! written.
+//! Hard links from a checkpoint to the unchanged files of its source, so that their bytes are not copied.
 
 use super::ConvertRequest;
 use crate::source::{Source, SourceKind};
@@ -11,20 +10,20 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-/// A file that is taken over.
+/// A file of the source that the target links to.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Linked {
     /// Its name in the target.
     pub name: String,
-    /// The file itself, which no link stands for.
+    /// The path of the file with symbolic links resolved.
     pub source: Utf8PathBuf,
     /// Its size.
     pub bytes: u64,
-    /// What the target has of it, each with its name in the file.
+    /// The tensors of the target in this file, each with its name in the file.
     pub tensors: Vec<(String, Target)>,
 }
 
-/// Refuses to take files over where their form is another.
+/// Refuses `--link` when the target format has other files than the source.
 pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Failure> {
     let theirs = matches!(source.location.kind, SourceKind::Diffusers | SourceKind::Pipeline);
     if !request.link || (theirs && request.to == super::Form::Internal) {
@@ -33,20 +32,20 @@ pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Fai
     Err(Failure::new(
         ErrorCode::InvalidArgument,
         format!("cannot convert {}", request.source),
-        "only the files of a diffusers model can be taken over, and only into a checkpoint",
-        "leave out --link",
+        "--link only supports the conversion of a diffusers model to a checkpoint",
+        "omit --link",
     ))
 }
 
-/// Takes the tensors out of `body` that need not be written: those of files from which nothing but whole tensors goes over,
-/// byte for byte. `keys` has the name in the source of each.
-pub(super) fn taken_over(body: &mut Vec<Target>, keys: &BTreeMap<String, String>) -> Result<Vec<Linked>, Failure> {
+/// Removes from `body` the tensors of files that can be linked, and returns those files. A file can be linked when
+/// every tensor that the target reads from it is unchanged. `keys` maps names in the target to names in the source.
+pub(super) fn linked_files(body: &mut Vec<Target>, keys: &BTreeMap<String, String>) -> Result<Vec<Linked>, Failure> {
     let changed: BTreeSet<Arc<Utf8Path>> =
-        body.iter().filter(|target| as_it_is(target).is_none()).flat_map(files).cloned().collect();
-    let linked = |target: &Target| as_it_is(target).is_some_and(|file| !changed.contains(file));
+        body.iter().filter(|target| unchanged_file(target).is_none()).flat_map(files).cloned().collect();
+    let linked = |target: &Target| unchanged_file(target).is_some_and(|file| !changed.contains(file));
     let mut by_file: BTreeMap<Arc<Utf8Path>, Vec<(String, Target)>> = BTreeMap::new();
     for target in body.extract_if(.., |target| linked(target)) {
-        if let Some(file) = as_it_is(&target).cloned() {
+        if let Some(file) = unchanged_file(&target).cloned() {
             by_file.entry(file).or_default().push((keys[&target.name].clone(), target));
         }
     }
@@ -62,8 +61,8 @@ pub(super) fn taken_over(body: &mut Vec<Target>, keys: &BTreeMap<String, String>
     named.collect()
 }
 
-/// The file of which a target is one whole tensor, as it lies there.
-fn as_it_is(target: &Target) -> Option<&Arc<Utf8Path>> {
+/// Returns the file of a target that is one unchanged tensor.
+fn unchanged_file(target: &Target) -> Option<&Arc<Utf8Path>> {
     match &target.segments[..] {
         [Segment::File(span)] if target.from == target.to && target.merge.is_none() => Some(&span.file),
         _ => None,
@@ -78,20 +77,20 @@ fn files(target: &Target) -> impl Iterator<Item = &Arc<Utf8Path>> {
 }
 
 impl Linked {
-    /// Gives the file its second name in a folder.
+    /// Creates the hard link in a folder.
     pub fn link(&self, dir: &Utf8Path) -> Result<(), Failure> {
-        // What was written to it may not be on the disk yet.
+        // Earlier writes to the file may still be in the page cache.
         let linked = File::open(&self.source).and_then(|file| file.sync_all());
         linked.and_then(|()| fs::hard_link(&self.source, dir.join(&self.name))).map_err(|error| {
             let why = match error.kind() {
-                ErrorKind::CrossesDevices => "it lies on another disk".to_owned(),
+                ErrorKind::CrossesDevices => "it is on another file system".to_owned(),
                 _ => error.to_string(),
             };
             Failure::new(
                 ErrorCode::Io,
-                format!("cannot take over {}", self.source),
+                format!("cannot link to {}", self.source),
                 why,
-                "leave out --link: its tensors are copied then",
+                "omit --link to copy the tensors",
             )
         })
     }

@@ -1,6 +1,6 @@
-//! Planning the conversion of an adapter from one form to another.
+//! Plans the conversion of a LoRA adapter from one format to another.
 
-use super::{ConvertPlan, ConvertRequest, Form, model::stands_for};
+use super::{ConvertPlan, ConvertRequest, Form, model::matches_pattern};
 use crate::Dtype;
 use crate::lora::{self, Lora, LoraForm, LoraLayer};
 use crate::report::{Mapped, Report};
@@ -12,7 +12,7 @@ use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Plans to write an adapter in another form.
+/// Plans the conversion of an adapter to another format.
 pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> Result<ConvertPlan, Failure> {
     let ignored = [
         ("--layer", request.layer.is_some()),
@@ -23,11 +23,11 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     ];
     if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
         let what = format!("cannot convert {}", request.source);
-        let fix = format!("leave out {option}, or convert a model");
+        let fix = format!("omit {option}, or convert a model");
         return Err(Failure::new(
             ErrorCode::InvalidArgument,
             what,
-            format!("it is an adapter, and {option} is for models"),
+            format!("it is an adapter, and {option} applies to models only"),
             fix,
         ));
     }
@@ -50,7 +50,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     }
     let left = lora.unused.iter().cloned();
     (report.waived, report.unused) =
-        left.partition(|name| request.allow_unused.iter().any(|known| stands_for(known, name)));
+        left.partition(|name| request.allow_unused.iter().any(|known| matches_pattern(known, name)));
     report.note_changes();
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut texts = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
             metadata.insert(lora::METADATA.into(), format!("{:#}", Value::Object(config.collect())));
             if lora.layers.values().any(|layer| layer.alpha != layer.rank() as f64) {
                 report.notes.push(
-                    "alpha is not the rank: load it with diffusers 0.35 or later, which reads it from the header"
+                    "alpha differs from the rank: load the adapter with diffusers 0.35 or later, which reads alpha from the header"
                         .into(),
                 );
             }
@@ -93,7 +93,7 @@ fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> Target {
     Target::new(name, &stored.shape, stored.dtype, dtype, segments)
 }
 
-/// Ranks and alphas as PEFT writes them: the most frequent ones, and whoever differs.
+/// Returns ranks and alphas as PEFT writes them: the most frequent value as default, and the modules that differ.
 fn config(lora: &Lora) -> Map<String, Value> {
     let of = |value: fn(&LoraLayer) -> f64| {
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
@@ -134,7 +134,7 @@ fn config(lora: &Lora) -> Map<String, Value> {
     config.as_object().cloned().unwrap_or_default()
 }
 
-/// A number without a fraction where it has none.
+/// Returns an integer when the value has no fraction.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }

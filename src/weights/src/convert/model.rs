@@ -1,4 +1,4 @@
-//! Planning the conversion of a whole model.
+//! Plans the conversion of a model.
 
 use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{config_text, pretty};
@@ -14,14 +14,14 @@ use recipe::{Layer, Model, ParamSpec, param_specs};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Size of the files of a checkpoint; ranks share the checking of checksums out by file.
+/// The size of the files of a checkpoint. The ranks verify checksums in parallel, one file at a time.
 const CHECKPOINT_SHARD: u64 = 1 << 30;
-/// Size of the files of a diffusers model.
+/// The size of the files of a diffusers model.
 const DIFFUSERS_SHARD: u64 = 5 << 30;
-/// How diffusers names the files of a model.
+/// The file name stem that diffusers uses for a model.
 const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
-/// Plans the conversion of a model; `merge` is added to it.
+/// Plans the conversion of a model and merges the adapter `merge` into it.
 pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora>) -> Result<ConvertPlan, Failure> {
     link::check(request, &source)?;
     let model = target_model(&source, request)?;
@@ -42,7 +42,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
             }
             if mapped.new_channels > 0 {
                 let (was, is) = (model.in_channels - mapped.new_channels, model.in_channels);
-                report.notes.push(format!("{to} grew from {was} to {is} input channels, the new ones zero"));
+                report.notes.push(format!("{to} grows from {was} to {is} input channels; the new ones are zero"));
             }
             used.insert(from);
             report.mapped.push(mapped);
@@ -61,7 +61,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     }
     let left = source.tensors.keys().filter(|name| !used.contains(*name)).cloned();
     (report.waived, report.unused) =
-        left.partition(|name| request.allow_unused.iter().any(|known| stands_for(known, name)));
+        left.partition(|name| request.allow_unused.iter().any(|known| matches_pattern(known, name)));
     if let Some(lora) = merge {
         report.unused.extend(lora.names_except(&merged));
         report.notes.push(format!("{} layers of {} are merged, scaled by {}", merged.len(), lora.path, request.scale));
@@ -70,37 +70,41 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     if !source.optimizer.is_empty() {
         let count = source.optimizer.len();
         report.notes.push(match count {
-            1 => "1 tensor of the state of training stays behind".into(),
-            _ => format!("{count} tensors of the state of training stay behind"),
+            1 => "1 tensor of the training state is not converted".into(),
+            _ => format!("{count} tensors of the training state are not converted"),
         });
     }
     if source.names == Names::TttVideo {
-        report.notes.push("the size of the video is not in the weights: model.toml says 49 frames of 480 × 720".into());
         report
             .notes
-            .push("weights trained upstream on several segments want model.ttt_lr_alignment = \"upstream\"".into());
+            .push("the weights do not contain the size of the video: model.toml assumes 49 frames of 480 × 720".into());
+        report.notes.push(
+            "for weights that ttt-video-dit trained on several segments, set model.ttt_lr_alignment = \"upstream\""
+                .into(),
+        );
     }
     if request.to == Form::Internal && source.names == Names::Diffusers && model.patch_size_t > 1 {
-        // The published CogVideoX 1.5 says 300 × 300 there: diffusers only draws its positions up to that size.
+        // The published CogVideoX 1.5 has 300 × 300 there, the largest size for which diffusers computes positions.
         report.notes.push(format!(
-            "{} × {} is the largest latent that its positions allow, not one to train on: set model.latent_height, \
-             model.latent_width and model.latent_frames to those of your data",
+            "{} × {} is the largest latent that its positions support, not a training size: set model.latent_height, \
+             model.latent_width and model.latent_frames to the size of your data",
             model.latent_height, model.latent_width
         ));
     }
     if request.to == Form::Internal && !source.latent_scale_known {
-        let why = "no vae/config.json beside the source: set model.latent_scale to the VAE's scaling_factor";
+        let why = "the source has no vae/config.json: set model.latent_scale to the VAE's scaling_factor";
         report.notes.push(format!("{why} (CogVideoX-2B 1.15258426, 5B 0.7)"));
     }
     let mut links = Vec::new();
     if request.link {
         let keys = report.mapped.iter().map(|row| (row.target.clone(), row.source.clone())).collect();
-        links = link::taken_over(&mut body, &keys)?;
+        links = link::linked_files(&mut body, &keys)?;
         report.notes.push(match links.len() {
-            0 => "no file can be taken over as it is: each has a tensor that changes".into(),
+            0 => "no file can be linked: every file has a tensor that changes".into(),
             n => format!(
-                "{n} of the source's files are taken over as they are, as hard links: who writes into one changes both, \
-                 which the checksums will show"
+                "{} of the source become hard links: a write to the source also changes the checkpoint and breaks its \
+                 checksums",
+                units::counted(n, "file")
             ),
         });
     }
@@ -121,11 +125,11 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     Ok(ConvertPlan { source, target, to: request.to, merge, model: Some(model), report, files, links, texts })
 }
 
-pub(super) fn stands_for(known: &str, name: &str) -> bool {
+pub(super) fn matches_pattern(known: &str, name: &str) -> bool {
     known == name || known.strip_suffix('*').is_some_and(|start| name.starts_with(start))
 }
 
-/// The model of the source, with what the request adds to it.
+/// Returns the model of the source with the changes of the request.
 fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Failure> {
     let mut model = source.model()?.clone();
     let refuse = |why: String, fix: String| {
@@ -133,8 +137,8 @@ fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Fail
     };
     if let Some(channels) = request.in_channels {
         if channels < model.in_channels {
-            let why = format!("it has {} input channels, {channels} were asked for", model.in_channels);
-            return refuse(why, format!("ask for {} or more: --in-channels {}", model.in_channels, model.in_channels));
+            let why = format!("it has {} input channels, and --in-channels is {channels}", model.in_channels);
+            return refuse(why, format!("set --in-channels to {} or more", model.in_channels));
         }
         model.in_channels = channels;
     }
@@ -144,25 +148,25 @@ fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Fail
         if model.layer != Layer::None && layer != Layer::None {
             return refuse(
                 format!("its layers are {}, which cannot become {}", word(model.layer), word(layer)),
-                "convert from weights without TTT layers".into(),
+                "convert weights without TTT layers".into(),
             );
         }
         model.layer = layer;
-        // What the reference trains with.
+        // The defaults of ttt-video-dit.
         (model.ttt_mini_batch, model.ttt_base_lr) = match layer {
             Layer::None => (0, model.ttt_base_lr),
             Layer::TttLinear => (16, 1.0),
             Layer::TttMlp => (64, 0.1),
         };
     }
-    // The table that a recipe is checked by says how large a model may be.
+    // A recipe's [model] table has the limits of a model's size.
     match Model::from_table(&model.to_table()) {
         Ok(model) => Ok(model),
         Err(error) => refuse(error.why, error.fix),
     }
 }
 
-/// A layer as recipes write it.
+/// Returns the name of a layer in recipes.
 pub(super) fn word(layer: Layer) -> &'static str {
     match layer {
         Layer::None => "none",
@@ -171,7 +175,7 @@ pub(super) fn word(layer: Layer) -> &'static str {
     }
 }
 
-/// A tensor that goes from the source to the target.
+/// Plans the copy of a tensor from the source to the target.
 fn mapped(
     source: &Source,
     model: &Model,
@@ -181,12 +185,12 @@ fn mapped(
     dtype: Option<Dtype>,
 ) -> Result<(Target, Mapped), Failure> {
     let bad = |why: String| {
-        let fix = "use the configuration that belongs to these weights, or copy both again";
+        let fix = "use the config.json of these weights, or download both again";
         Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.location.path), why, fix)
     };
     if !cast::FLOATS.contains(&stored.dtype) {
         return Err(bad(format!(
-            "{from} in {} is {}, and parameters are F32, BF16 or F16",
+            "{from} in {} has dtype {}; parameters must be F32, BF16 or F16",
             stored.file(),
             stored.dtype
         )));
@@ -200,7 +204,7 @@ fn mapped(
         segments
     } else {
         return Err(bad(format!(
-            "{from} is {:?} in {}, and its configuration says {:?}",
+            "{from} has shape {:?} in {}; its configuration expects {:?}",
             stored.shape,
             stored.file(),
             spec.shape
@@ -210,8 +214,8 @@ fn mapped(
     Ok((target, row))
 }
 
-/// The weight of the patch embedding with more input channels, and how many more: zeros after each row's own numbers,
-/// which lie channel by channel.
+/// Returns the number of new input channels of the patch embedding and its weight, which has zeros for the new
+/// channels at the end of each row. Rows are ordered by channel.
 fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -> Option<(usize, Vec<Segment>)> {
     let was = param_specs(had).into_iter().find(|was| was.name == spec.name)?;
     if spec.name != "patch_embed.video.weight" || was.shape != stored.shape || wanted.in_channels <= had.in_channels {
@@ -226,7 +230,7 @@ fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -
     Some((wanted.in_channels - had.in_channels, segments.collect()))
 }
 
-/// A tensor of a layer that the target has and the source does not.
+/// Returns the initial values of a tensor of a layer that only the target has.
 fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<Target> {
     let had = source.model().ok()?.layer;
     if spec.family != recipe::Family::Ttt || had == model.layer {
@@ -236,7 +240,7 @@ fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtyp
     Some(Target::new(to, &spec.shape, Dtype::F32, dtype, segments))
 }
 
-/// Shares the tensors out to files and names those.
+/// Assigns the tensors to named files.
 fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Vec<Target>) -> Vec<NewFile> {
     let (stem, limit) = match request.to {
         Form::Internal => ("weights", CHECKPOINT_SHARD),
@@ -258,13 +262,13 @@ fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Ve
         let mut metadata = format;
         metadata.insert(TTT_MODEL.into(), model.to_table().to_string());
         metadata
-            .insert("note".into(), "TTT layers of the model in this folder, which diffusers has no place for".into());
+            .insert("note".into(), "TTT layers of the model in this folder, which diffusers does not support".into());
         files.push(NewFile { name: TTT_FILE.into(), metadata, tensors: ttt });
     }
     files
 }
 
-/// The index of a diffusers model; none when it has one file.
+/// Returns the index of a diffusers model; none when the model has one file.
 fn index(files: &[NewFile]) -> Option<serde_json::Value> {
     let shards: Vec<&NewFile> = files.iter().filter(|file| file.name != TTT_FILE).collect();
     let tensors = || shards.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (tensor, &file.name)));
@@ -273,7 +277,7 @@ fn index(files: &[NewFile]) -> Option<serde_json::Value> {
     (shards.len() > 1).then(|| serde_json::json!({ "metadata": { "total_size": size }, "weight_map": map }))
 }
 
-/// The `[model]` section of a recipe that fits the weights.
+/// Returns the `[model]` section of a recipe for the weights.
 fn model_toml(source: &Source, model: &Model) -> String {
     let mut model = model.to_table();
     if !source.latent_scale_known {
@@ -281,6 +285,6 @@ fn model_toml(source: &Source, model: &Model) -> String {
     }
     let table = toml::Table::from_iter([("model".to_owned(), toml::Value::Table(model))]);
     format!(
-        "# The model of these weights. A recipe that begins with `base = \"…/{MODEL_FILE}\"` takes it over.\n\n{table}"
+        "# The model of these weights. A recipe that begins with `base = \"…/{MODEL_FILE}\"` inherits it.\n\n{table}"
     )
 }

@@ -1,4 +1,4 @@
-//! What the tests of conversions share: a small model, a run of two ranks, and looks at what was written.
+//! Fixtures for the conversion tests: a small model, a run of two ranks, and readers of the output.
 
 use super::*;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
@@ -19,7 +19,7 @@ mod round_trip;
 
 const NOW_S: f64 = 1_763_600_000.0;
 
-/// A small model with rotary positions, from the project's own fixtures.
+/// Returns a small model with rotary positions from the fixtures.
 fn small() -> Utf8PathBuf {
     "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_tiny/transformer".into()
 }
@@ -71,14 +71,14 @@ fn write_tensors(path: &Utf8Path, tensors: &BTreeMap<String, (Dtype, Vec<usize>,
     fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// Everything in a folder, hidden or not.
+/// Returns the names of all entries of a folder, hidden ones included.
 fn names(folder: &Utf8Path) -> Vec<String> {
     let mut names: Vec<_> = folder.read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned()).collect();
     names.sort();
     names
 }
 
-/// A run of two ranks, each of which saved a half of every tensor.
+/// Writes a run of two ranks, each of which saved one half of every tensor.
 fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
     let inner = folder.join("inner");
     go(&ConvertRequest::new(small(), &inner, Form::Internal)).unwrap();
@@ -111,7 +111,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
     for tensor in &mut manifest.tensors {
         let data = &tensors[&tensor.name].2;
         let (half, all) = ((data.len() / 8) as u64, (data.len() / 4) as u64);
-        // Matrices lie as columns, as two ranks of a TP group have them, and the others as halves.
+        // Matrices are sharded by columns, as in a TP group of two ranks, and other tensors by elements.
         let boxes = match tensor.shape[..] {
             [rows, columns] if columns % 2 == 0 => {
                 let size = vec![rows, columns / 2];

@@ -28,7 +28,7 @@ fn values(files: &mut Files, tensor: &StoredTensor) -> Vec<f64> {
 }
 
 #[test]
-fn what_ttt_video_wrote_is_taken_over_number_by_number() {
+fn a_dataset_of_ttt_video_is_imported_with_equal_values() {
     let (_keep, folder) = temp();
     let target = folder.join("new");
     let source = fixture("train.jsonl");
@@ -59,7 +59,7 @@ fn paths_may_start_elsewhere_than_at_the_index() {
     let moved = folder.join("moved.jsonl");
     fs::copy(fixture("train.jsonl"), &moved).unwrap();
     let mut asked = request(moved, &folder.join("new"));
-    assert!(plan_import(&asked).unwrap_err().why.contains("there is no such file"));
+    assert!(plan_import(&asked).unwrap_err().why.contains(folder.as_str()));
     asked.root = Some(fixture(""));
     assert_eq!(import(&asked, false).unwrap().samples, 2);
 }
@@ -73,7 +73,7 @@ fn an_imported_dataset_can_be_imported_again_and_is_replaced_only_when_forced() 
     let identity = |index: &Utf8Path| Index::open(index).unwrap().check(&model()).unwrap().fingerprint;
     assert_eq!(identity(&again.index), identity(&done.index));
     let refused = import(&request(fixture("train.jsonl"), &second), false).unwrap_err();
-    assert_eq!(refused.why, "that folder exists");
+    assert_eq!(refused.code, ErrorCode::AlreadyExists);
     import(&request(fixture("train.jsonl"), &second), true).unwrap();
     fs::write(second.join("notes.txt"), "mine").unwrap();
     assert!(import(&request(fixture("train.jsonl"), &second), true).unwrap_err().why.contains("notes.txt"));
@@ -112,7 +112,7 @@ fn a_pickle_that_would_run_something_is_refused_by_the_name_of_what_it_wants() {
     let index = folder.join("index.jsonl");
     fs::write(&index, r#"{"vid_emb": "evil.pt", "text_chunk_emb": ["evil.pt"]}"#).unwrap();
     let failure = plan_import(&request(index, &folder.join("new"))).unwrap_err();
-    assert!(failure.why.contains("it wants to use os.utilities._rebuild_tensor_v2"), "{failure}");
+    assert!(failure.why.contains("os.utilities._rebuild_tensor_v2"), "{failure}");
 }
 
 #[test]
@@ -126,6 +126,6 @@ fn an_interrupted_import_leaves_nothing() {
 #[test]
 fn training_on_what_is_not_imported_is_refused_with_the_command_that_does() {
     let failure = Index::open(&fixture("train.jsonl")).unwrap().check(&model()).unwrap_err();
-    assert!(failure.why.contains("video_0.pt is a file of torch.save"), "{failure}");
+    assert!(failure.why.contains("video_0.pt"), "{failure}");
     assert!(failure.fix.contains("vidtui data import"), "{failure}");
 }

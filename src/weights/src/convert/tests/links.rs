@@ -1,4 +1,4 @@
-//! Files taken over as links instead of copies.
+//! Hard links to the files of the source instead of copies.
 
 use super::*;
 use crate::fixtures::temp;
@@ -8,7 +8,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
 #[test]
-fn files_that_would_be_copied_byte_for_byte_are_taken_over_where_that_is_asked_for() {
+fn files_that_would_be_copied_byte_for_byte_are_linked_on_request() {
     let (_keep, folder) = temp();
     let shards = folder.join("shards");
     go(&ConvertRequest { shard_bytes: Some(300_000), ..ConvertRequest::new(small(), &shards, Form::Diffusers) })
@@ -27,7 +27,7 @@ fn files_that_would_be_copied_byte_for_byte_are_taken_over_where_that_is_asked_f
     let request = ConvertRequest { link: true, ..ConvertRequest::new(&shards, &place, Form::Internal) };
     let plan = plan_conversion(&request).unwrap();
     assert_eq!((plan.bytes(), plan.file_count()), (0, 0));
-    assert!(plan.report.notes.last().unwrap().starts_with(&format!("{count} of the source's files are taken over")));
+    assert!(plan.report.notes.last().unwrap().starts_with(&format!("{count} files")));
     let mut last = None;
     let mut see = |progress| {
         last = Some(progress);
@@ -49,12 +49,12 @@ fn files_that_would_be_copied_byte_for_byte_are_taken_over_where_that_is_asked_f
     assert_eq!(links(&place), count - 1);
     go(&ConvertRequest { link: false, target: folder.join("grown"), ..grown }).unwrap();
     assert!(of(&place) == of(&folder.join("grown")));
-    // Nothing is left to take over when every number is rounded.
+    // No file can be linked when every value is rounded.
     let short = ConvertRequest { dtype: Some(Dtype::BF16), force: true, ..request.clone() };
-    assert!(plan_conversion(&short).unwrap().report.notes.last().unwrap().starts_with("no file can be taken over"));
+    assert!(plan_conversion(&short).unwrap().links.is_empty());
     go(&short).unwrap();
     assert_eq!(links(&place), 0);
-    // Who writes into the source writes into the checkpoint, and the checksums show it.
+    // A write to the source also changes the checkpoint, which then fails its checksums.
     go(&ConvertRequest { force: true, ..request.clone() }).unwrap();
     let blob = folder.join("blob");
     let mut file = fs::OpenOptions::new().write(true).open(&blob).unwrap();
@@ -62,5 +62,5 @@ fn files_that_would_be_copied_byte_for_byte_are_taken_over_where_that_is_asked_f
     file.write_all(&[77]).unwrap();
     Checkpoint::open(&place).unwrap().verify_checksums().unwrap_err();
     let outward = ConvertRequest { to: Form::Diffusers, target: folder.join("x"), ..request };
-    assert!(go(&outward).unwrap_err().why.contains("only the files of a diffusers model can be taken over"));
+    assert_eq!(go(&outward).unwrap_err().code, ErrorCode::InvalidArgument);
 }

@@ -9,7 +9,7 @@ fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
     let plan = plan_conversion(&ConvertRequest::new(&run, folder.join("x"), Form::Diffusers)).unwrap();
-    assert_eq!(plan.report.notes, ["1 tensor of the state of training stays behind"]);
+    assert_eq!(plan.report.notes, ["1 tensor of the training state is not converted"]);
     for (source, target) in [(run.clone(), "of-run"), (run.join("checkpoints/step-00000040"), "of-step")] {
         go(&ConvertRequest::new(source, folder.join(target), Form::Diffusers)).unwrap();
         assert!(of(&folder.join(target)) == of(&small()));
@@ -17,7 +17,7 @@ fn a_run_of_halves_and_columns_becomes_one_diffusers_model() {
 }
 
 #[test]
-fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
+fn a_damaged_checkpoint_is_refused() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
     let file = run.join("checkpoints/step-00000040/rank-00001.safetensors");
@@ -30,7 +30,7 @@ fn damage_in_a_checkpoint_is_found_before_it_is_passed_on() {
 }
 
 #[test]
-fn a_checkpoint_is_checked_to_its_end_before_what_was_made_of_it_is_in_its_place() {
+fn all_checksums_are_verified_before_the_target_appears() {
     let (_keep, folder) = temp();
     let run = run_of_halves(&folder);
     let place = folder.join("x");

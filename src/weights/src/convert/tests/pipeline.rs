@@ -1,11 +1,11 @@
-//! What a pipeline's folder says beside its tensors, and how it may be laid out.
+//! The configuration of a pipeline beside its tensors, and the layouts of its folder.
 
 use super::*;
 use crate::fixtures::temp;
 use std::fs;
 
 #[test]
-fn the_vaes_scale_and_the_text_length_travel_along() {
+fn the_vae_scale_and_the_text_length_are_kept() {
     let (_keep, folder) = temp();
     let pipeline = folder.join("pipeline");
     copy_folder(&small(), &pipeline.join("transformer"));
@@ -24,7 +24,7 @@ fn the_vaes_scale_and_the_text_length_travel_along() {
         let (notes, toml) = convert(&source, target);
         assert_eq!(notes, "");
         assert!(toml.contains("latent_scale = 0.7") && toml.contains("text_len = 6"), "{toml}");
-        // The file is what its first line says: a recipe may begin with it.
+        // A recipe may inherit the file, as its first line states.
         let recipe = folder.join("recipe.toml");
         let rest = "[data]\nindex = \"i.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\n";
         fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
@@ -32,7 +32,7 @@ fn the_vaes_scale_and_the_text_length_travel_along() {
     }
     fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": "big"}"#).unwrap();
     let failure = plan_conversion(&ConvertRequest::new(&pipeline, folder.join("x"), Form::Internal)).unwrap_err();
-    assert!(failure.why.contains("not a number above 0"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::Malformed, "{failure}");
 }
 
 #[test]
@@ -74,15 +74,15 @@ fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
 }
 
 #[test]
-fn what_diffusers_calls_the_size_of_a_model_with_patches_in_time_is_said_to_be_its_largest() {
+fn the_sample_size_of_a_model_with_patches_in_time_is_noted_as_its_largest_latent() {
     let (_keep, folder) = temp();
     let notes = |model: &str, to: Form| {
         let source = Utf8Path::new("../../tests/fixtures/oracle/cogvideox").join(model);
         plan_conversion(&ConvertRequest::new(source, folder.join("x"), to)).unwrap().report.notes.join("; ")
     };
-    let said = notes("cogvideox15_5b_tiny", Form::Internal);
-    assert!(said.starts_with("20 × 20 is the largest latent that its positions allow, not one to train on"), "{said}");
-    assert!(said.contains("set model.latent_height, model.latent_width and model.latent_frames to"), "{said}");
+    let note = notes("cogvideox15_5b_tiny", Form::Internal);
+    assert!(note.starts_with("20 × 20 is the largest latent"), "{note}");
+    assert!(note.contains("set model.latent_height, model.latent_width and model.latent_frames to"), "{note}");
     assert!(!notes("cogvideox15_5b_tiny", Form::Diffusers).contains("largest latent"));
     assert!(!notes("cogvideox_5b_tiny", Form::Internal).contains("largest latent"));
 }

@@ -1,4 +1,4 @@
-//! The folder that is written: what may be replaced, and what is left when something fails.
+//! The target folder: which folders may be replaced, and their state after a failure.
 
 use super::*;
 use crate::fixtures::temp;
@@ -12,21 +12,21 @@ fn only_an_earlier_conversion_is_replaced_and_only_when_asked() {
     let request = ConvertRequest::new(small(), &place, Form::Internal);
     fs::create_dir(&place).unwrap();
     go(&request).unwrap();
-    assert_eq!(go(&request).unwrap_err().fix, "name another folder, or replace it: --force");
+    assert_eq!(go(&request).unwrap_err().code, ErrorCode::AlreadyExists);
     let force = ConvertRequest { force: true, to: Form::Diffusers, ..request.clone() };
     go(&force).unwrap();
     assert!(place.join("config.json").exists() && !place.join("manifest.toml").exists());
     fs::write(place.join("thesis.tex"), "precious").unwrap();
-    assert!(go(&force).unwrap_err().why.contains("holds thesis.tex, which no conversion has written"));
+    assert!(go(&force).unwrap_err().why.contains("contains thesis.tex, which no conversion has written"));
     fs::write(folder.join("file"), "").unwrap();
     let onto_file = ConvertRequest { target: folder.join("file"), ..force.clone() };
-    assert!(go(&onto_file).unwrap_err().why.contains("not a folder"));
+    assert!(go(&onto_file).unwrap_err().why.contains("is not a folder"));
     // The source itself, or a folder around it, would be gone before it is read.
     let model = folder.join("m/transformer");
     copy_folder(&small(), &model);
     for target in [model.clone(), folder.join("m")] {
         let onto_source = ConvertRequest { target, source: model.clone(), ..force.clone() };
-        assert!(go(&onto_source).unwrap_err().why.contains("lies in it"));
+        assert!(go(&onto_source).unwrap_err().why.contains(&format!("contains the source {model}")));
     }
 }
 
@@ -59,7 +59,7 @@ fn the_adapter_that_is_merged_is_not_replaced_by_what_it_is_merged_into() {
         force: true,
         ..ConvertRequest::new(small(), &lora, Form::Diffusers)
     };
-    assert!(go(&onto_itself).unwrap_err().why.contains(&format!("the source {lora} lies in it")));
+    assert!(go(&onto_itself).unwrap_err().why.contains(&format!("contains the source {lora}")));
     go(&ConvertRequest { target: folder.join("x"), ..onto_itself }).unwrap();
 }
 
@@ -96,37 +96,37 @@ fn an_interrupted_conversion_leaves_nothing_and_can_be_run_again() {
     let request = ConvertRequest::new(small(), folder.join("x"), Form::Internal);
     let plan = plan_conversion(&request).unwrap();
     let failure = plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Break(())).unwrap_err();
-    assert_eq!(failure.why, "it was interrupted");
+    assert_eq!(failure.code, ErrorCode::Cancelled);
     assert_eq!(names(&folder), [""; 0]);
-    // A process that was killed could not clear up.
+    // A killed process leaves its partial folder.
     fs::create_dir_all(folder.join(".x.part")).unwrap();
     fs::write(folder.join(".x.part/weights-00001-of-00001.safetensors"), "half").unwrap();
     go(&request).unwrap();
     assert_eq!(names(&folder), ["x"]);
-    // Nor could one that had put the new folder in its place, and not yet removed the old one.
+    // The process was killed after it moved the new folder into place, before it removed the old one.
     fs::create_dir_all(folder.join(".x.replaced/old")).unwrap();
     go(&ConvertRequest { force: true, ..request }).unwrap();
     assert_eq!(names(&folder), ["x"]);
 }
 
 #[test]
-fn two_conversions_to_one_place_do_not_meet() {
+fn a_second_conversion_to_the_same_folder_is_refused() {
     let (_keep, folder) = temp();
     let request = ConvertRequest::new(small(), folder.join("x"), Form::Internal);
     let other = plan_conversion(&request).unwrap();
-    let mut met = None;
+    let mut refused = None;
     other
         .execute(false, NOW_S, 7, &mut |_| {
-            met.get_or_insert_with(|| go(&request).unwrap_err());
+            refused.get_or_insert_with(|| go(&request).unwrap_err());
             ControlFlow::Continue(())
         })
         .unwrap();
-    assert_eq!(met.unwrap().why, "another conversion is writing it");
+    assert_eq!(refused.unwrap().code, ErrorCode::AlreadyExists);
 }
 
 #[test]
 fn a_disk_without_room_is_refused_before_anything_is_written() {
     let (_keep, folder) = temp();
     let failure = destination::check_space(&folder.join("x"), u64::MAX / 2).unwrap_err();
-    assert!(failure.why.contains("MiB free"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::DiskFull, "{failure}");
 }
