@@ -12,15 +12,15 @@ use super::{Evidence, Finding, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgenc
 /// The maximum age in seconds of samples that count as current. Several samples are needed, because one may be taken
 /// between two kernels; the window has room for more, because nvidia-smi is slow at times.
 const NOW_S: f64 = 8.0 * SAMPLE_EVERY_S;
-/// Seconds after the last kernel until GPU power has fallen.
+/// Seconds from the end of the last kernel until GPU power has fallen.
 const DECAY_S: f64 = 4.0;
-/// The number of samples without a GPU after which it counts as lost.
+/// A GPU that is missing from this many samples counts as lost.
 const MISSED: u32 = 2;
-/// The seconds over which the power of GPUs is compared.
+/// The time over which the power of GPUs is averaged and compared, in seconds.
 const COMPARED_S: f64 = 60.0;
 /// GPU memory that the driver itself uses.
 const DRIVER_MIB: u64 = 1024;
-/// The minimum number of samples.
+/// The minimum number of samples for a mean.
 const SAMPLES: usize = 3;
 /// A GPU whose power is below this share of the median is underused or throttled.
 const BELOW_PEERS: f64 = 0.6;
@@ -58,7 +58,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Returns whether a process uses the GPU, judged by its memory if that is reported.
+/// Returns whether a process uses the GPU: more GPU memory is in use than the driver needs, or the memory is not reported.
 fn is_in_use(sample: &GpuSample) -> bool {
     sample.power_w.value().is_some() && sample.mem_used_mib.value().is_none_or(|mib| mib > DRIVER_MIB)
 }
@@ -74,7 +74,7 @@ fn by_gpu(node: &NodeEvidence) -> BTreeMap<u32, Vec<&GpuSample>> {
 pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
     let mut found = Vec::new();
     for (trouble, since_s) in &node.past.troubles {
-        let fix = "see `dmesg` on the node for Xid errors; a driver that hangs takes a reboot";
+        let fix = "check `dmesg` on the node for Xid errors; if the driver hangs, reboot the node";
         let about = Subject::Node(node.node.clone());
         found.push(Finding::new(Rule::Smi, Urgency::Look, about, trouble, fix).since(*since_s));
     }
@@ -121,7 +121,7 @@ fn ecc(about: &Subject, ecc: Ecc) -> Option<Finding> {
     (count > 0).then_some(settled)
 }
 
-/// Finds a GPU that has been throttled by heat or by its power supply for some time.
+/// Finds a GPU that has been throttled by heat or by its power supply for at least [`THROTTLED_S`].
 fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
     let worrying = |sample: &GpuSample| sample.throttle_reasons.value().filter(|reasons| reasons.is_worrying());
     let last = samples.last()?;
@@ -143,7 +143,7 @@ pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state != RunState::Running || evidence.facts.silent_since_s(evidence.now_s).is_some() {
         return Vec::new();
     }
-    // The power of idle GPUs varies.
+    // If most GPUs were idle, the median would be that of idle GPUs, whose power varies.
     let newest = evidence.nodes.iter().flat_map(|node| by_gpu(node).into_values()).filter_map(|s| s.last().copied());
     let (used, unused): (Vec<&GpuSample>, Vec<&GpuSample>) = newest.partition(|sample| is_in_use(sample));
     if used.len() <= unused.len() {
@@ -155,7 +155,7 @@ pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
             let from = samples.last().map_or(0.0, |last| last.t) - COMPARED_S;
             let recent: Vec<&&GpuSample> = samples.iter().filter(|sample| sample.t > from).collect();
             let powers: Vec<f64> = recent.iter().filter_map(|sample| sample.power_w.value()).collect();
-            // A whole minute, because pauses for data or a checkpoint are normal.
+            // The mean is over a minute, because pauses for data or a checkpoint are normal.
             if powers.len() >= 2 * SAMPLES {
                 means.push((&node.node, index, mean(&powers)));
             }

@@ -6,26 +6,26 @@ use runstate::{Load, RunState};
 use super::{Evidence, Finding, Rule, Subject, Urgency};
 use units::{counted, size};
 
-/// A rank is a straggler if its time exceeds that of the median rank by this factor,
+/// The minimum ratio of a straggler's time to that of the median rank.
 const STRAGGLER: f64 = 1.2;
-/// and by this many seconds, because very short steps vary more,
+/// The minimum difference in seconds, because very short steps vary more.
 const STRAGGLER_MIN_S: f64 = 0.02;
-/// in at least 80 % of this many logged steps.
+/// The number of recent logged steps, of which at least 80 % must have the same straggler.
 const STRAGGLER_LINES: usize = 10;
-/// A loss is a spike if its logarithm is this many standard deviations above the median. By chance, six occur once in a
-/// billion steps.
+/// A loss is a spike if its logarithm is this many standard deviations above the median. By chance, a deviation of six
+/// occurs once in a billion steps.
 const SPIKE: f64 = 6.0;
 /// The minimum number of steps for the median.
 const SPIKE_LINES: usize = 20;
-/// The minimum standard deviation of the logarithm: on a flat curve, every small rise would be a spike.
+/// The minimum standard deviation of the logarithm. Without it, every small rise of a flat curve would be a spike.
 const SPIKE_LEAST: f64 = 0.03;
 /// The newest checkpoint is stale after more than this many intervals.
 const STALE_INTERVALS: u64 = 2;
 /// A disk with room for fewer checkpoints than this is reported.
 const FEW_CHECKPOINTS: u64 = 3;
-/// A start that takes longer than this is reported, in seconds.
+/// A start that takes longer than this many seconds is reported.
 const SLOW_START_S: f64 = 900.0;
-/// A save that takes longer than this, or five times as long as the last one, is reported, in seconds.
+/// A save that takes longer than this many seconds is reported, or sooner: after five times the last save, but at least 60 s.
 const SAVING_S: f64 = 600.0;
 
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
@@ -73,7 +73,8 @@ fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::Stalled, Urgency::Act, Subject::Run, saw, fix).since(since_s))
 }
 
-/// Finds missing steps while ranks compute: an evaluation without an event, or one rank in an endless loop.
+/// Finds a run whose steps do not advance while its ranks compute: an evaluation without an event, or a rank in an endless
+/// loop.
 fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
     let works = *evidence.state == RunState::Running && evidence.facts.evaluating_since.is_none();
     let since_s = evidence.facts.silent_since_s(evidence.now_s).filter(|_| works)?;
@@ -86,7 +87,7 @@ fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
-/// Finds a start that takes too long: loading a large model takes minutes, and a failed rendezvous never ends.
+/// Finds a start that takes too long. Loading a large model takes minutes; a failed rendezvous never ends.
 fn slow_start(evidence: &Evidence<'_>) -> Option<Finding> {
     let attempt = evidence.facts.attempt.as_ref().filter(|_| *evidence.state == RunState::Starting)?;
     let since_s = attempt.started_s;
@@ -149,7 +150,7 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let resume = format!("vidtui resume {} --step N", evidence.run);
     let fix = format!("if the loss stays high, resume from an earlier checkpoint: {resume}");
-    // The trainer's own event, with the threshold of its recipe, holds while the loss stays high.
+    // An event of the trainer, whose threshold is in the recipe, counts until the loss has fallen by half of the spike.
     let reported = events(evidence).find_map(|event| match event.kind {
         EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
         _ => None,
@@ -257,9 +258,8 @@ fn checkpoint_stale(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding { since_s, ..Finding::new(Rule::CheckpointStale, Urgency::Look, Subject::Run, saw, fix) })
 }
 
-/// Finds the rank that all others wait for.
-///
-/// This is the rank with the longest busy time if ranks report busy times, else the one with the longest steps.
+/// Finds the rank that all others wait for: the rank with the longest busy time, or with the longest steps if ranks report
+/// no busy times.
 fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let recent = &lines[lines.len().checked_sub(STRAGGLER_LINES)?..];
@@ -288,7 +288,7 @@ fn arrived_last(line: &MetricSample) -> Option<(usize, f64)> {
     if times.len() < 2 {
         return None;
     }
-    // The lower of the two middle values: with two ranks, the slow one must not be the reference.
+    // The median is the lower of the two middle values: with two ranks, the slow one must not be the reference.
     let mut sorted = times.clone();
     sorted.sort_by(f64::total_cmp);
     let usual = sorted[(sorted.len() - 1) / 2];
