@@ -1,4 +1,4 @@
-//! The rules between keys of a recipe. The ranges of single keys are in [`SCHEMA`](crate::SCHEMA).
+//! The rules that compare several keys of a recipe. The ranges of single keys are in [`SCHEMA`](crate::SCHEMA).
 
 use crate::command::Placeholders;
 use crate::nearest::nearest;
@@ -6,7 +6,7 @@ use crate::{
     Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, TrainerKind, param_specs,
 };
 
-/// A rule between keys that a recipe breaks.
+/// A rule that a recipe breaks.
 #[derive(Debug)]
 pub(crate) struct Broken {
     /// The keys that the rule compares.
@@ -114,7 +114,7 @@ fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
 
 /// Positions divide a head's width into pairs: a quarter for frames, three eighths each for rows and columns.
 ///
-/// Sine and cosine tables divide the whole model's width in the same way.
+/// Tables of sines and cosines divide the width of the model, instead of that of a head, in the same way.
 fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let (what, width) = match model.positions {
@@ -220,7 +220,7 @@ fn equal_shares(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// Each rank of a TP group has whole heads. The hidden units of an MLP, four times the width, then divide too.
+/// Each rank of a TP group has whole heads. The hidden units of the MLP, four times the width, are then divisible too.
 fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
     let (heads, tp) = (recipe.model.num_heads, recipe.mesh.tp);
     if heads.is_multiple_of(tp) {
@@ -262,7 +262,7 @@ fn falls(key: &str, schedule: Schedule, peak: f64, recipe: &Recipe) -> Result<()
     })
 }
 
-/// Every pattern must match a parameter, so that something is trained.
+/// Every pattern must match a parameter; one that matches none is a typing mistake.
 fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
     let specs = param_specs(&recipe.model);
@@ -316,9 +316,8 @@ fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     Err(Advice {
-        why: "command.resume continues from a checkpoint, and command.adapter is \"none\": checkpoints cannot be found"
-            .into(),
-        fix: "set command.adapter to the training system of the command".into(),
+        why: "command.resume needs a checkpoint, and with command.adapter \"none\" vidtui cannot find any".into(),
+        fix: "set command.adapter to the trainer that the command starts".into(),
     })
 }
 
