@@ -15,7 +15,7 @@ missing() { # [MORE…]: the packages that are missing, in one line
     echo "${names[*]}"
 }
 
-impossible() { # prints why no rig is possible here; fails when one is
+impossible() { # prints why a rig cannot start here; returns 1 if it can
     [ "$(id -u)" = 0 ] || { echo "creating namespaces needs root" && return; }
     local names
     names=$(missing)
@@ -28,9 +28,9 @@ impossible() { # prints why no rig is possible here; fails when one is
 install_packages() {
     local names
     names=$(missing "${TEST_PACKAGES[@]}")
-    [ -n "$names" ] || { echo "nothing is missing" && return; }
+    [ -n "$names" ] || { echo "all packages are installed" && return; }
     [ "$(id -u)" = 0 ] || die "installing $names needs root"
-    type -P apt-get >/dev/null || die "there is no apt-get; install the equivalents of: $names"
+    type -P apt-get >/dev/null || die "apt-get was not found; install the equivalents of: $names"
     # Keeps the packages from starting their servers on this machine, such as an SSH server on port 22.
     local policy=/usr/sbin/policy-rc.d ours=''
     if [ ! -e $policy ]; then

@@ -32,10 +32,10 @@ impl XidAt {
     }
 }
 
-/// What an error requires.
+/// What the user must do after an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum XidAction {
-    /// Nothing: another error is the cause, or the driver has handled it.
+    /// Nothing. Another error is the cause, or the driver has corrected this one.
     Note,
     /// The program failed; the GPU is healthy.
     Restart,
@@ -81,7 +81,7 @@ impl Xid {
         Some(Self { number: digits.parse().ok()?, bus_id: bus_id.into() })
     }
 
-    /// Returns whether the error is of the GPU with this PCI bus id of nvidia-smi: `00000000:19:00.0`.
+    /// Returns whether the error is about the GPU with this PCI bus id, in nvidia-smi's format: `00000000:19:00.0`.
     pub fn is_at(&self, bus_id: &str) -> bool {
         let (place, _function) = bus_id.rsplit_once('.').unwrap_or((bus_id, ""));
         place.to_ascii_lowercase().ends_with(&self.bus_id.to_ascii_lowercase())
@@ -92,7 +92,7 @@ impl Xid {
         self.row().map(|(.., meaning)| *meaning)
     }
 
-    /// Returns what the error requires. An unknown number counts as a failed program, as most are.
+    /// Returns what the error requires. An unknown number requires a restart, because most errors are failures of a program.
     pub fn action(&self) -> XidAction {
         self.row().map_or(XidAction::Restart, |(_, action, _)| *action)
     }

@@ -103,7 +103,7 @@ impl NewRun<'_> {
         })?;
         let is_command = recipe.trainer == recipe::TrainerKind::Command;
         let mesh = match (is_command, cx.target.slots()) {
-            // A command decides itself how its ranks divide the work: it gets all of them.
+            // The mesh of a command is unknown, so that the command gets all ranks of the target.
             (true, slots) if slots > 0 && slots != recipe.mesh.world() => command_mesh(slots),
             _ => recipe.mesh,
         };
@@ -115,7 +115,7 @@ impl NewRun<'_> {
                 ErrorCode::InvalidRecipe,
                 what,
                 format!("the run starts from {}, and vidtui cannot pass weights to a command", self.origin.description),
-                "name the weights in command.run, and write start = \"random\" for the stage",
+                "pass the weights in command.run, and set start = \"random\" for the stage",
             ));
         }
         if is_command {
@@ -171,7 +171,7 @@ impl NewRun<'_> {
     }
 }
 
-/// Warns of a time limit that leaves time for nothing but a save.
+/// Warns of a time limit that is not longer than the reserve for the save.
 fn short_limit(recipe: &Recipe) -> Option<String> {
     let (limit_s, cost) = (recipe.run.time_limit.seconds()? as f64, recipe.cost());
     let reserve_s = save_reserve_s(cost.save_s());
@@ -190,7 +190,7 @@ pub(crate) fn command_mesh(ranks: usize) -> Mesh {
     Mesh { dp_replicate: ranks, dp_shard: 1, tp: 1 }
 }
 
-/// Checks that a new run uses all slots of the target: idle slots are more likely a mistake than intended.
+/// Checks that a new run uses all slots of the target, because idle slots are probably a mistake.
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
     let (mesh, slots) = (&recipe.mesh, cx.target.slots());
     let Err(error) = recipe.check_world(slots) else { return Ok(()) };
@@ -249,7 +249,7 @@ mod tests {
         };
         recipe.run.time_limit = "1h".parse().unwrap();
         assert!(warned(&recipe).is_empty());
-        // 1.5 times what a checkpoint takes at 100 MB a second.
+        // The reserve is 1.5 times the duration of a save at 100 MB per second.
         (recipe.model.num_heads, recipe.model.head_dim) = (48, 64);
         let reserve_s = 1.5 * recipe.cost().checkpoint_bytes as f64 / 100e6;
         recipe.run.time_limit = format!("{}s", reserve_s as u64).parse().unwrap();

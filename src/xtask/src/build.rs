@@ -12,5 +12,5 @@ pub fn run(args: &[String]) -> Result<()> {
     libtorch::ensure(&[system::OPENSSL])?;
     println!("building the console and the trainer (some minutes the first time)");
     let mut build = cargo(["build", "--release", "--package", "vidtui", "--package", "trainer"]);
-    run_command(&mut build, "see the compiler's errors above")
+    run_command(&mut build, "read the compiler's errors above")
 }

@@ -52,7 +52,7 @@ fn a_long_line_wraps_and_scrolls_row_by_row() {
 }
 
 #[test]
-fn searching_goes_from_match_to_match_and_around() {
+fn searching_moves_from_match_to_match_and_wraps_around() {
     let mut ui = Ui::on_logs(lines(200));
     ui.press("g /");
     ui.type_in("line 1.0 of");
@@ -62,7 +62,7 @@ fn searching_goes_from_match_to_match_and_around() {
     ui.press("n");
     assert!(ui.screen().contains("line 110 of"));
     ui.press("N N");
-    assert!(ui.screen().contains("line 190 of"), "around the beginning: {}", ui.screen());
+    assert!(ui.screen().contains("line 190 of"), "wraps around at the beginning: {}", ui.screen());
     ui.press("Esc");
     assert!(ui.model.logs.as_ref().unwrap().search.is_none());
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{Absent, Reading};
 
 const STREAM: &str = "\
-a word from the site: maintenance on Sunday
+message of the day: maintenance on Sunday
 #frame 1 1763612345.5 512.25
 #host
 1c2d3e4f-0000-4000-8000-123456789abc
@@ -44,7 +44,7 @@ fn frames(text: &str) -> Vec<Frame> {
 }
 
 #[test]
-fn a_frame_has_gpus_with_their_processes_and_those_with_their_owners() {
+fn a_frame_has_gpus_their_processes_and_the_owners_of_these() {
     let frame = &frames(STREAM)[0];
     assert_eq!((frame.number, frame.t, frame.took_s, frame.gpus.len()), (1, 1763612345.5, 1.5, 2));
     assert_eq!(frame.gpus[1].power_w, Reading::Absent(Absent::UnknownError));
@@ -136,7 +136,7 @@ fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Ve
 }
 
 #[test]
-fn frames_continue_while_nvidia_smi_hangs_and_no_second_one_is_started() {
+fn frames_continue_while_nvidia_smi_hangs_and_no_second_nvidia_smi_starts() {
     // Waits like `timeout` for a process that is stuck in the kernel.
     let stuck = "echo asked >>$BIN/asked\nwhile [ ! -e $BIN/free ]; do sleep 0.05; done\n\
         [ $(wc -l <$BIN/asked) = 1 ] || exit 127";
@@ -220,7 +220,7 @@ fn a_script_without_a_reader_ends() {
     let mut stdout = child.stdout.take().unwrap();
     assert!(stdout.read(&mut [0; 64]).unwrap() > 0);
     drop(stdout);
-    // Otherwise it would run forever.
+    // This returns because the script fails to write to the closed pipe.
     child.wait().unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Slurm files: what a user requests of Slurm.
+//! Slurm files: the resources that a user requests from Slurm.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use super::value::limit;
 
 /// A Slurm file: the nodes to request, instead of a hostfile.
 ///
-/// An attempt stores it, so that a resume makes the same request. Unknown keys are ignored in a stored attempt, and refused by
-/// [`SlurmSpec::parse`].
+/// An attempt stores a copy, so that a resume makes the same request. Unknown keys of this copy are ignored;
+/// [`SlurmSpec::parse`] refuses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlurmSpec {
-    /// The partition; default: Slurm's.
+    /// The partition; default: Slurm's default partition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<String>,
-    /// The account; default: the user's.
+    /// The account; default: the user's default account.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
     /// The number of nodes.

@@ -20,7 +20,7 @@ impl Workspace {
         }
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
-                let why = "--include and --exclude select from a hostfile, and there is none";
+                let why = "--include and --exclude select nodes from a hostfile, and no hostfile is given";
                 return Err(Refusal::request(Failure::new(
                     ErrorCode::InvalidArgument,
                     "cannot choose nodes",
@@ -64,12 +64,12 @@ impl Workspace {
             .map_err(|e| Refusal::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))
     }
 
-    /// Returns the node flags of a command. Without any, those before the command apply.
+    /// Returns the node flags of a command. If it has none, returns the flags that precede the command.
     pub fn wanted<'a>(&'a self, nodes: &'a NodesArgs) -> &'a NodesArgs {
         if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
     }
 
-    /// Returns the nodes of an attempt without those that are deselected or unreachable, and a warning for each of the latter.
+    /// Returns the nodes of an attempt that are selected and reachable, and a warning for each unreachable node.
     pub(super) fn target_of_attempt(
         &self,
         last: &Attempt,

@@ -8,11 +8,14 @@ use crate::failure::{Failure, Result};
 use crate::process::{cargo, command, output, run, works};
 use crate::workspace::{release_dir, root};
 
+/// Nodes of the rig to monitor.
 const NODES: &str = "64";
-/// Nodes to launch on.
+/// Nodes of the rig to launch on.
 const LAUNCHED: &str = "16";
+/// Simulated nodes.
 const MADE_UP: &str = "1024";
-/// Enough for ten rounds. The memory of each node is bounded, and nearly all of it is its newest frame.
+/// How long the console runs: ten frames of each node. More would not use more memory, which is nearly all for the newest
+/// frame of each node.
 const SECONDS: &str = "20";
 /// The other programs and their Debian packages.
 const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
@@ -139,6 +142,10 @@ fn figure(value: &Value) -> f64 {
 
 fn read(printed: &[u8]) -> Result<Value> {
     serde_json::from_slice(printed).map_err(|e| {
-        Failure::new("the cluster bench gave no figures", e, "run src/remote/examples/watch_speed.rs by hand")
+        Failure::new(
+            "the output of the cluster bench is not JSON",
+            e,
+            "run its program by hand: tests/bench/nodes.py, or launch_speed or watch_speed in src/remote/examples",
+        )
     })
 }
