@@ -52,7 +52,7 @@ fn gather_padded<T: DeserializeOwned>(group: &Group, mut bytes: Vec<u8>, len: us
 /// # Errors
 /// The failure of the lowest rank that has one, or the loss of a peer.
 pub fn agree<T: Serialize + DeserializeOwned>(group: &Group, mine: Result<T, Failure>) -> Result<Vec<T>, Failure> {
-    let all = all_gather(group, &mine).map_err(crate::rank::peer_lost)?;
+    let all = all_gather(group, &mine).map_err(peer_lost)?;
     all.into_iter().collect()
 }
 
@@ -67,4 +67,13 @@ pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure
     };
     agree(group, outcome)?;
     Ok(value.expect("no rank failed, so this one has a value"))
+}
+
+/// Turns the error of a collective into a failure: a peer is lost.
+pub fn peer_lost(error: c10d::Error) -> Failure {
+    Failure::peer_lost(
+        None,
+        error.to_string(),
+        "see which rank ended first in the logs; then resume from the last checkpoint",
+    )
 }

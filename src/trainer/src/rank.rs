@@ -1,5 +1,6 @@
 //! The process of one rank: from the environment that the supervisor set to the end of the loop.
 
+use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
 use crate::{device, interface};
@@ -70,15 +71,6 @@ fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &RankEnv) -> Result<
         _ => place.join(&attempt, device).map_err(peer_lost)?,
     };
     Trainer::new(run.clone(), meta, attempt, groups)?.run()
-}
-
-/// Turns the error of a collective into a failure: a peer is lost.
-pub fn peer_lost(error: c10d::Error) -> Failure {
-    Failure::peer_lost(
-        None,
-        error.to_string(),
-        "see which rank ended first in the logs; then resume from the last checkpoint",
-    )
 }
 
 impl RankEnv {

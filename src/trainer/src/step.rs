@@ -3,10 +3,10 @@
 use crate::data::{Batch, Data};
 use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
+use crate::exchange::peer_lost;
 use crate::memory::Memory;
 use crate::optim::{AdamState, LearningRates};
 use crate::parallelize::Sharded;
-use crate::rank::peer_lost;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
 use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
