@@ -1,4 +1,4 @@
-//! The bytes of a tensor to be written, in order and in pieces.
+//! Streams the bytes of a tensor to be written, in order and in chunks.
 
 use crate::cast::cast;
 use crate::initial_values::InitialValues;
@@ -16,11 +16,11 @@ pub(crate) const CHUNK: usize = 256 << 10;
 pub(crate) enum Segment {
     /// Bytes of a file.
     File(Span),
-    /// That many zeros.
+    /// This number of zero bytes.
     Zeros(u64),
-    /// As many values as fit in so many bytes of float32.
+    /// Initial values with this size as float32, in bytes.
     Initial(InitialValues, u64),
-    /// Bytes that are known already.
+    /// Bytes in memory.
     Given(Vec<u8>),
 }
 
@@ -45,14 +45,14 @@ pub(crate) struct Target {
     pub from: Dtype,
     /// The type that is written.
     pub to: Dtype,
-    /// What it is made of.
+    /// The sources of its bytes, in order.
     pub segments: Vec<Segment>,
-    /// What is added to it.
+    /// The LoRA product to add.
     pub merge: Option<Merge>,
 }
 
 impl Target {
-    /// A tensor to which nothing is added.
+    /// Creates a tensor without a merged adapter.
     pub fn new(name: &str, shape: &[usize], from: Dtype, to: Dtype, segments: Vec<Segment>) -> Self {
         Self { name: name.to_owned(), shape: shape.to_vec(), from, to, segments, merge: None }
     }
@@ -92,7 +92,7 @@ impl Target {
                     None => cast(self.from, self.to, &raw, &mut out),
                 };
                 converted.map_err(|value| {
-                    let why = format!("it holds {value:e}, which {} cannot", self.to);
+                    let why = format!("its value {value:e} is out of the range of {}", self.to);
                     Failure::new(
                         ErrorCode::InvalidArgument,
                         format!("cannot convert {}", self.name),
@@ -114,7 +114,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Fills `out` with what comes next; there must be enough.
+    /// Fills `out` with the next bytes. The segments must have enough bytes left.
     fn fill(&mut self, files: &mut Files, out: &mut [u8]) -> Result<(), Error> {
         let mut filled = 0;
         while let [segment, rest @ ..] = self.segments

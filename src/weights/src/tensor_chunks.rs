@@ -1,10 +1,10 @@
-//! The bytes of stored tensors in pieces, for whoever looks at every number.
+//! Reads the bytes of stored tensors in chunks.
 
 use crate::Error;
 use crate::stream::CHUNK;
 use crate::tensor_spans::{Files, StoredTensor};
 
-/// Walks over the bytes of a tensor, or of several of one size side by side.
+/// Calls `see` for each chunk of a tensor, or of several tensors with the same number of elements in parallel.
 pub(crate) fn for_each_chunk<const N: usize>(
     files: &mut Files,
     tensors: [&StoredTensor; N],

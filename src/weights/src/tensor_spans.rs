@@ -1,4 +1,4 @@
-//! Tensors where they lie: ranges of files that follow each other.
+//! Locates tensors on disk as lists of file ranges.
 
 use crate::{Dtype, Error, Header};
 use camino::Utf8Path;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, StoredTensor>;
 
-/// Files that are kept open at once; a checkpoint of hundreds of ranks has more than a process may open.
+/// The limit of open files. A checkpoint of hundreds of ranks has more files than a process may open.
 const OPEN: usize = 64;
 
-/// A tensor as it lies on disk.
+/// A tensor on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Its element type.
@@ -83,7 +83,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Reads from a place of a file.
+    /// Reads from an offset of a file.
     pub fn read(&mut self, path: &Arc<Utf8Path>, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         if !self.open.contains_key(path) {

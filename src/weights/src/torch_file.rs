@@ -1,4 +1,4 @@
-//! `.pt` and `.pth` files: the tensors of a state dict, read in place.
+//! Reads the state dict of `.pt` and `.pth` files in place.
 
 use crate::Dtype;
 use crate::archive::Archive;
@@ -33,7 +33,7 @@ const STORAGES: [(&str, Dtype); 10] = [
 /// Opens a file that `torch.save` wrote.
 ///
 /// # Errors
-/// When it is damaged, holds no tensors, or wants to use something that weights do not need.
+/// Fails when it is damaged, has no tensors, or uses a name that is not allowed.
 pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
     let bad = |why: String| {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
@@ -58,7 +58,7 @@ pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
     Ok(tensors)
 }
 
-/// Tells whether a file begins like those that `torch.save` writes.
+/// Returns whether a file begins with the signature of a `torch.save` archive.
 pub(crate) fn is_one(path: &Utf8Path) -> bool {
     let mut head = [0; 4];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
@@ -81,7 +81,7 @@ pub(crate) fn open_tensor(
 fn check_byte_order(archive: &Archive, files: &mut Files) -> Result<(), String> {
     match archive.place("byteorder") {
         Some(_) if archive.read(files, "byteorder")? != b"little" => {
-            Err("its numbers have the highest byte first".into())
+            Err("its numbers are big-endian, which is not supported".into())
         }
         _ => Ok(()),
     }
@@ -107,7 +107,7 @@ fn tensor(pickle: &Pickle, at: At) -> Option<Result<Described, String>> {
     let args = pickle
         .call(at, "torch._utils", "_rebuild_tensor_v2")
         .or_else(|| pickle.call(at, "torch._utils", "_rebuild_tensor"))?;
-    Some(described(pickle, args).ok_or_else(|| "it is described in an unknown way".into()))
+    Some(described(pickle, args).ok_or_else(|| "its description in the pickle is not supported".into()))
 }
 
 fn is_parameter(pickle: &Pickle, at: At) -> bool {
@@ -135,7 +135,7 @@ impl Described {
     fn stored(&self, archive: &Archive, file: &Arc<Utf8Path>) -> Result<StoredTensor, String> {
         let elements = self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or("its shape overflows")?;
         let name = format!("data/{}", self.storage);
-        let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its numbers, {name}, are not there"))?;
+        let (at, bytes) = archive.place(&name).ok_or_else(|| format!("its storage {name} is missing"))?;
         let size = self.dtype.size() as u64;
         let reach = self.reach().ok_or("its strides do not fit its shape")?;
         let inside = elements == 0 || self.first.checked_add(reach).is_some_and(|last| last < self.held);

@@ -1,5 +1,4 @@
-//! Writes safetensors files: one thread reads, one writes, and one waits for the disk, so that none waits for another
-//! and no more than a few pieces are in memory.
+//! Writes safetensors files with three threads that read, write and sync. Only a few chunks are in memory.
 
 use crate::Dtype;
 use crate::stream::{CHUNK, Target};
@@ -19,10 +18,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Pieces between reader and writer.
 const AHEAD: usize = 8;
-/// Bytes after which the disk is asked to have written what it got, so that it does not begin only at the end.
+/// The number of bytes between syncs, so that the disk starts to write before the end.
 const SYNC_EVERY: u64 = 64 << 20;
 
-/// In the header of every file: the program that wrote it. Nothing else is ever replaced.
+/// The metadata key with the program that wrote a file. Only marked files are replaced.
 pub(crate) const MADE_BY: &str = "made_by";
 
 /// A file to be written.
@@ -36,10 +35,10 @@ pub(crate) struct NewFile {
     pub tensors: Vec<Target>,
 }
 
-/// How far the work is.
+/// The progress of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What is done now.
+    /// The current activity.
     pub doing: Doing,
     /// Bytes done.
     pub done: u64,
@@ -47,7 +46,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// What is done to many bytes.
+/// An activity with progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
     /// Checksums are compared with those in a manifest.
@@ -72,7 +71,7 @@ impl Doing {
     }
 }
 
-/// Called now and then; breaking stops the work.
+/// A callback for progress. Returning `Break` stops the work.
 pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 impl NewFile {
@@ -130,7 +129,7 @@ pub(crate) fn pack(mut tensors: Vec<Target>, limit: u64) -> Vec<Vec<Target>> {
     files
 }
 
-/// What the reader hands to the writer.
+/// A message from the reader to the writer.
 enum Piece {
     Data(Vec<u8>),
     /// The file ends; its checksum.
@@ -149,7 +148,7 @@ pub(crate) fn write_files(
         scope.spawn(move || {
             let send = |piece| send.send(piece).map_err(|_| stopped());
             if let Err(failure) = read(files, &spare, &mut |piece| send(Ok(piece))) {
-                // When nobody listens any more, the writer has said why.
+                // The channel closes only after the writer has failed and returned its error.
                 let _ = send(Err(failure));
             }
         });
@@ -235,7 +234,7 @@ fn write(
     Ok(sums)
 }
 
-/// Takes the room for a file, so that a disk without it says so before anything is written.
+/// Allocates the disk space of a file, so that a full disk is reported before any write.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes) {
@@ -245,7 +244,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Waits until the disk has what was written.
+/// Waits until the files are on the disk.
 fn sync(unsynced: &Receiver<Written>) -> Result<(), (camino::Utf8PathBuf, io::Error)> {
     unsynced.iter().try_for_each(|(path, file)| file.sync_all().map_err(|e| (path, e)))
 }
@@ -258,7 +257,7 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
     Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
 }
 
-/// The work was stopped from outside, or the other side of a channel has said why it ended.
+/// Returns the failure of work that was cancelled, or whose other thread failed and reports the cause.
 pub(crate) fn stopped() -> Failure {
     Failure::new(ErrorCode::Cancelled, "stopped", "it was interrupted", "run it again: nothing was left behind")
 }
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_room_says_so_before_anything_is_written() {
+    fn a_full_disk_is_reported_before_anything_is_written() {
         let (_keep, folder) = temp();
         let probe = File::create(folder.join("probe")).unwrap();
         if let Err(error) = fallocate(&probe, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1) {

@@ -56,6 +56,6 @@ fn a_number_that_does_not_fit_the_type_leaves_nothing_behind() {
     let request =
         ConvertRequest { dtype: Some(Dtype::F16), ..ConvertRequest::new(&model, folder.join("x"), Form::Internal) };
     let failure = go(&request).unwrap_err();
-    assert_eq!(failure.why, "it holds 1e6, which F16 cannot");
+    assert_eq!(failure.why, "its value 1e6 is out of the range of F16");
     assert_eq!(names(&folder), ["changed"]);
 }

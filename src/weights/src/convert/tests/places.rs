@@ -84,7 +84,7 @@ fn a_replacement_that_fails_midway_leaves_the_old_folder_as_it_was() {
         if progress.done > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     whole(half.unwrap_err(), "it was interrupted");
-    whole(go(&ConvertRequest { dtype: Some(Dtype::F16), ..request.clone() }).unwrap_err(), "which F16 cannot");
+    whole(go(&ConvertRequest { dtype: Some(Dtype::F16), ..request.clone() }).unwrap_err(), "range of F16");
     let plan = plan_conversion(&request).unwrap();
     fs::write(model.join("diffusion_pytorch_model.safetensors"), "short").unwrap();
     whole(plan.execute(true, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap_err(), "failed to fill");
