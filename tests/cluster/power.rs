@@ -54,12 +54,12 @@ fn a_silent_run_is_stalled_if_its_gpu_power_drops_and_running_otherwise() {
     let status = |run: &RunDir| site.does(&format!("status {} --json", run.name()));
     site.until("it is called", || status(&hangs).contains(r#""state": "stalled""#));
     let called = status(&hangs);
-    assert!(called.contains("and its GPUs draw 1") && called.contains("W where they drew 6"), "{called}");
+    assert!(called.contains("GPU power is 1") && called.contains("down from 6"), "{called}");
     // It has been silent for as long.
-    site.until("the other is looked at", || status(&evaluates).contains("but its GPUs draw 6"));
+    site.until("the other is looked at", || status(&evaluates).contains("GPU power is 6"));
     assert!(status(&evaluates).contains(r#""state": "running""#), "{}", status(&evaluates));
     site.rig.command_on("node01", "pkill").args(["-CONT", "-f", "train.sh"]).status().unwrap();
-    site.until("it goes on", || !status(&evaluates).contains("GPUs draw"));
+    site.until("it goes on", || !status(&evaluates).contains("GPU power"));
     for run in [&evaluates, &hangs] {
         site.does(&format!("kill {} --yes", run.name()));
     }

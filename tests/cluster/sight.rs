@@ -25,7 +25,7 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
 
     site.rig.verb("reset node03").unwrap();
     let said = site.vidtui("stacks latest");
-    assert!(said.ok && said.out.contains("nothing from node03"), "{}\n{}", said.out, said.err);
+    assert!(said.ok && said.out.contains("failed on node03"), "{}\n{}", said.out, said.err);
     let folder = said.out.split_once("are in ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
     for node in ["node01", "node02", "node04"] {
         let told = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());

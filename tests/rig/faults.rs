@@ -138,11 +138,11 @@ fn unknown_verbs_and_nodes_are_errors() {
     assert_eq!(
         errors,
         [
-            "the rig cannot \"explode node01\": cannot run the rig: explode is not a verb; `rig verbs` lists them",
-            "the rig cannot \"poweroff node07\": cannot run the rig: poweroff wants a node, and node07 is none",
-            "the rig cannot \"poweroff\": cannot run the rig: poweroff wants a node, and none is none",
-            "the rig cannot \"poweron node01\": cannot run the rig: node node01 is on",
-            "the rig cannot \"loss node01 much\": cannot run the rig: loss wants a percentage",
+            "the rig's verb \"explode node01\" failed: cannot run the rig: explode is not a verb; `rig verbs` lists them",
+            "the rig's verb \"poweroff node07\" failed: cannot run the rig: poweroff needs a node; node07 is not one",
+            "the rig's verb \"poweroff\" failed: cannot run the rig: poweroff needs a node; none is not one",
+            "the rig's verb \"poweron node01\" failed: cannot run the rig: node node01 is on",
+            "the rig's verb \"loss node01 much\" failed: cannot run the rig: loss needs a percentage"
         ]
     );
     assert!(run(&mut rig.command_on("node09", "true")).unwrap_err().contains("there is no node node09"));

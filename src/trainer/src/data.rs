@@ -267,7 +267,7 @@ mod tests {
 
         recipe.data.null_text = folder.join("0");
         let failure = Data::open(&recipe).unwrap_err();
-        assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset, "{failure}");
+        assert_eq!(failure.code, rundir::ErrorCode::TensorMismatch, "{failure}");
     }
 
     #[test]
