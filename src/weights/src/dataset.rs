@@ -260,7 +260,7 @@ fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
         _ => format!("check what {path} is and its permissions: ls -ld {path}"),
     };
     let why = match error.kind() {
-        io::ErrorKind::NotFound => "there is no such file".into(),
+        io::ErrorKind::NotFound => "the file does not exist".into(),
         _ => error.to_string(),
     };
     Failure::new(ErrorCode::InvalidDataset, format!("cannot read dataset {path}"), why, fix)
@@ -356,7 +356,7 @@ mod tests {
     fn a_missing_index_says_what_to_set() {
         let failure = Index::open("/no/such/index.jsonl".into()).unwrap_err();
         assert_eq!(failure.what, "cannot read dataset /no/such/index.jsonl");
-        assert_eq!(failure.why, "there is no such file");
+        assert_eq!(failure.why, "the file does not exist");
         assert!(failure.fix.contains("data.index"));
     }
 

@@ -2,6 +2,7 @@
 
 use crate::Dtype;
 use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::fs;
@@ -10,6 +11,11 @@ pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     let keep = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(keep.path()).unwrap().to_owned();
     (keep, folder)
+}
+
+/// Returns the whole failure for a snapshot, with `folder` replaced by FOLDER.
+pub fn shown(failure: &Failure, folder: &Utf8Path) -> String {
+    failure.to_string().replace(folder.as_str(), "FOLDER")
 }
 
 /// Returns the data that [`write()`] stores in a tensor of `len` bytes.

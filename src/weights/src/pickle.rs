@@ -512,14 +512,15 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_allowed_is_refused_and_named() {
-        for bytes in [&b"cos\nsystem\n(X\x02\x00\x00\x00id\x85R."[..], b"\x80\x04\x8c\x02os\x8c\x06system\x93."] {
-            let why = Pickle::read(bytes).unwrap_err();
-            assert!(why.contains(" os.system,"), "{why}");
-        }
-        // An allowed name does not give access to attributes.
-        assert!(Pickle::read(b"cbuiltins\ngetattr\n.").is_err());
-        assert!(Pickle::read(b"\x80\x04\x8c\x0btorch._utils\x8c\x03\x61.b\x93.").is_err());
-        assert!(Pickle::read(b"K\x01)R.").is_err());
+        let pickles = [
+            &b"cos\nsystem\n(X\x02\x00\x00\x00id\x85R."[..],
+            b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+            // An allowed name does not give access to attributes.
+            b"cbuiltins\ngetattr\n.",
+            b"\x80\x04\x8c\x0ctorch._utils\x8c\x03\x61.b\x93.",
+            b"K\x01)R.",
+        ];
+        insta::assert_snapshot!(pickles.map(|bytes| Pickle::read(bytes).unwrap_err()).join("\n"));
     }
 
     #[test]

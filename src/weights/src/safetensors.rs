@@ -328,7 +328,7 @@ fn check_layout(tensors: &BTreeMap<String, TensorInfo>, data_start: u64) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{bytes_of, temp, write};
+    use crate::fixtures::{bytes_of, shown, temp, write};
     use proptest::prelude::*;
     use std::fs;
 
@@ -458,7 +458,7 @@ mod tests {
         let path = folder.join("a.safetensors");
         fs::write(&path, [0xff; 64]).unwrap();
         let failure = Failure::from(Header::read(&path).unwrap_err());
-        assert!(failure.why.contains("100000000"), "{failure}");
+        insta::assert_snapshot!(shown(&failure, &folder));
     }
 
     #[test]
@@ -466,6 +466,7 @@ mod tests {
         let (_keep, folder) = temp();
         let failure = Failure::from(Header::read(&folder.join("none")).unwrap_err());
         assert_eq!(failure.code, ErrorCode::NotFound);
+        insta::assert_snapshot!(shown(&failure, &folder));
         assert!(matches!(Header::read(&folder), Err(Error::Malformed { .. })));
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::convert::model::word;
-use crate::fixtures::temp;
+use crate::fixtures::{shown, temp};
 use crate::source::TTT_FILE;
 use crate::{Header, cast};
 
@@ -36,12 +36,15 @@ fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
         assert!(ours[128..].iter().all(|b| *b == 0));
     }
     request.in_channels = Some(3);
-    assert_eq!(plan_conversion(&request).unwrap_err().code, ErrorCode::InvalidArgument);
+    let failure = plan_conversion(&request).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::InvalidArgument);
+    insta::assert_snapshot!(shown(&failure, &folder));
 }
 
 #[test]
 fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
     let (_keep, folder) = temp();
+    let mut sentences = Vec::new();
     for (layer, count) in [(Layer::TttMlp, 22), (Layer::TttLinear, 20)] {
         let [inner, again, outer, back] =
             ["inner", "again", "outer", "back"].map(|n| folder.join(format!("{}-{n}", word(layer))));
@@ -57,7 +60,7 @@ fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
 
         go(&ConvertRequest::new(&inner, &outer, Form::Diffusers)).unwrap();
         assert_eq!(names(&outer), ["config.json", "diffusion_pytorch_model.safetensors", "ttt.safetensors"]);
-        assert!(Header::read(&outer.join(TTT_FILE)).unwrap().metadata.contains_key("note"));
+        sentences.push(Header::read(&outer.join(TTT_FILE)).unwrap().metadata["note"].clone());
         assert!(of(&outer).into_iter().filter(|(n, _)| !n.contains(".ttt.")).eq(of(&small())));
         go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
         assert!(of(&inner) == of(&back));
@@ -68,9 +71,11 @@ fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
         };
         let failure = go(&without).unwrap_err();
         assert_eq!(failure.code, ErrorCode::TensorMismatch, "{failure}");
+        sentences.push(shown(&failure, &folder));
         let waived = ConvertRequest { allow_unused: vec!["blocks.*".into()], force: true, ..without };
         go(&waived).unwrap();
     }
+    insta::assert_snapshot!(sentences.join("\n\n"));
 }
 
 #[test]

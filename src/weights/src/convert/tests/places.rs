@@ -1,7 +1,7 @@
 //! The target folder: which folders may be replaced, and their state after a failure.
 
 use super::*;
-use crate::fixtures::temp;
+use crate::fixtures::{shown, temp};
 use rundir::Checkpoint;
 use std::fs;
 
@@ -12,22 +12,29 @@ fn only_an_earlier_conversion_is_replaced_and_only_when_asked() {
     let request = ConvertRequest::new(small(), &place, Form::Internal);
     fs::create_dir(&place).unwrap();
     go(&request).unwrap();
-    assert_eq!(go(&request).unwrap_err().code, ErrorCode::AlreadyExists);
+    let mut refusals = Vec::new();
+    let mut refused = |request: &ConvertRequest| {
+        let failure = go(request).unwrap_err();
+        refusals.push(shown(&failure, &folder));
+        failure.code
+    };
+    assert_eq!(refused(&request), ErrorCode::AlreadyExists);
     let force = ConvertRequest { force: true, to: Form::Diffusers, ..request.clone() };
     go(&force).unwrap();
     assert!(place.join("config.json").exists() && !place.join("manifest.toml").exists());
     fs::write(place.join("thesis.tex"), "precious").unwrap();
-    assert!(go(&force).unwrap_err().why.contains("contains thesis.tex, which no conversion has written"));
+    assert_eq!(refused(&force), ErrorCode::AlreadyExists);
     fs::write(folder.join("file"), "").unwrap();
     let onto_file = ConvertRequest { target: folder.join("file"), ..force.clone() };
-    assert!(go(&onto_file).unwrap_err().why.contains("is not a folder"));
+    assert_eq!(refused(&onto_file), ErrorCode::AlreadyExists);
     // The source itself, or a folder around it, would be gone before it is read.
     let model = folder.join("m/transformer");
     copy_folder(&small(), &model);
     for target in [model.clone(), folder.join("m")] {
         let onto_source = ConvertRequest { target, source: model.clone(), ..force.clone() };
-        assert!(go(&onto_source).unwrap_err().why.contains(&format!("contains the source {model}")));
+        assert_eq!(refused(&onto_source), ErrorCode::AlreadyExists);
     }
+    insta::assert_snapshot!(refusals.join("\n\n"));
 }
 
 #[test]
@@ -121,7 +128,9 @@ fn a_second_conversion_to_the_same_folder_is_refused() {
             ControlFlow::Continue(())
         })
         .unwrap();
-    assert_eq!(refused.unwrap().code, ErrorCode::AlreadyExists);
+    let failure = refused.unwrap();
+    assert_eq!(failure.code, ErrorCode::AlreadyExists);
+    insta::assert_snapshot!(shown(&failure, &folder));
 }
 
 #[test]
