@@ -2,7 +2,7 @@
 //!
 //! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
 //! reaches all of them. When one fails, the others cannot continue, and the supervisor ends them too. What it decides is in
-//! [`decide`]; the other modules produce events for it and execute its actions.
+//! `decide`; the other modules produce events for it and execute its actions.
 
 /// Writes a line to the supervisor's log. `eprintln!` would panic where that cannot be written, as on a full disk.
 macro_rules! log {
