@@ -170,7 +170,7 @@ fn the_console_previews_a_conversion_and_executes_it() {
     let found = site.json(&["inspect", model().as_str(), "inner", "--json"]);
     assert_eq!((found["difference"]["same"].as_u64(), found["difference"]["norm"].as_f64()), (Some(64), Some(0.0)));
     // The target exists now.
-    console.press("j").press("j").press(RIGHT).shows(&["That folder exists", "r replace it"]);
+    console.press("j").press("j").press(RIGHT).shows(&["The folder exists", "r replace it"]);
     console.press("r").shows(&["Replaces the existing conversion in that folder.", "do not replace"]);
     console.press("c").shows(&["vidtui launch RECIPE --init inner"]);
     let inspected = site.json(&["inspect", "inner", "--json"]);
