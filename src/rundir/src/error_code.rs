@@ -97,6 +97,8 @@ pub enum ErrorCode {
     UnsafePickle,
     /// A data set or one of its samples cannot be used.
     InvalidDataset,
+    /// More clips of a data set would be dropped than was accepted.
+    TooManyDropped,
 
     // Nodes and networks.
     /// No connection to a node can be made.

@@ -1,0 +1,62 @@
+//! One clip of a manifest.
+
+use crate::Reason;
+use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
+
+/// A video with its caption. What was measured is zero or empty if the video could not be read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Clip {
+    /// Unique in its manifest: the path of the video below the folder of the data set. If a video has several captions,
+    /// `#2`, `#3`… follow.
+    pub id: String,
+    /// The video. On disk it is relative to [`crate::ManifestHeader::root`] if it is below that folder; in memory it is not.
+    pub path: Utf8PathBuf,
+    /// The caption, without white space at its ends.
+    pub caption: String,
+    /// Where the caption was read, for people: `clips/a.txt`, `metadata.csv line 17`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub origin: String,
+    /// Hash of the bytes of the video: XXH3 of 128 bits in hexadecimal digits.
+    pub content: String,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Pixels, after rotation.
+    pub width: usize,
+    /// Pixels, after rotation.
+    pub height: usize,
+    /// Mean frames per second.
+    pub fps: f64,
+    /// Seconds.
+    pub duration_s: f64,
+    /// Frames. An estimate if the file does not count them.
+    pub frames: usize,
+    /// Name of the codec, as ffprobe prints it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub codec: String,
+    /// The video has a high dynamic range (PQ or HLG).
+    #[serde(skip_serializing_if = "is_false")]
+    pub hdr: bool,
+    /// The time between frames varies.
+    #[serde(skip_serializing_if = "is_false")]
+    pub variable_rate: bool,
+    /// Tokens of the caption, if a tokenizer has counted them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<usize>,
+    /// Why the clip cannot be used. `None`: it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<Reason>,
+}
+
+impl Clip {
+    /// Returns whether the clip can be used.
+    pub fn is_usable(&self) -> bool {
+        self.excluded.is_none()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_false(value: &bool) -> bool {
+    !*value
+}

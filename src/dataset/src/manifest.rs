@@ -1,0 +1,292 @@
+//! The manifest: a header line, then one clip per line, as JSON.
+
+use crate::{Clip, Reason};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+
+/// The newest version of the format that this build reads.
+pub const SCHEMA: u32 = 1;
+/// What the first line of a manifest begins with.
+const FORMAT: &str = "vidtui-manifest";
+/// The clips that a failure lists.
+const SHOWN: usize = 3;
+
+/// The first line of a manifest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestHeader {
+    /// `vidtui-manifest`.
+    pub format: String,
+    /// The version of the format.
+    pub schema: u32,
+    /// What was checked: a folder or a table.
+    pub source: Utf8PathBuf,
+    /// The layout of the source: `pairs`, `lists` or `table`.
+    pub layout: String,
+    /// The absolute folder that relative paths start at.
+    pub root: Utf8PathBuf,
+}
+
+impl ManifestHeader {
+    /// Makes the header of a source.
+    pub fn new(source: &Utf8Path, layout: &str, root: &Utf8Path) -> Self {
+        let (source, root) = (source.to_owned(), root.to_owned());
+        Self { format: FORMAT.into(), schema: SCHEMA, source, layout: layout.into(), root }
+    }
+}
+
+/// The clips of a data set, excluded ones included.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Manifest {
+    /// What the clips were made from.
+    pub header: ManifestHeader,
+    /// In the order of the source.
+    pub clips: Vec<Clip>,
+}
+
+impl Manifest {
+    /// Reads a manifest. Paths of clips are returned absolute.
+    ///
+    /// # Errors
+    /// If it cannot be read, is of a newer version, or has a line that is not a clip or repeats an id; names that line.
+    pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
+        let io = |error| Failure::from(rundir::Error::io("read", path, error));
+        let mut lines = BufReader::new(File::open(path).map_err(io)?);
+        let mut line = Vec::new();
+        lines.read_until(b'\n', &mut line).map_err(io)?;
+        let header = read_header(path, &line)?;
+        let mut clips: Vec<Clip> = Vec::new();
+        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+        for number in 2.. {
+            line.clear();
+            if lines.read_until(b'\n', &mut line).map_err(io)? == 0 {
+                break;
+            }
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            let mut clip: Clip =
+                serde_json::from_slice(&line).map_err(|error| bad_line(path, number, &error.to_string()))?;
+            if clip.id.is_empty() || clip.path.as_str().is_empty() {
+                return Err(bad_line(path, number, "a clip needs an id and a path"));
+            }
+            if let Some(first) = seen.insert(clip.id.clone(), number) {
+                return Err(bad_line(path, number, &format!("the id '{}' is that of line {first}", clip.id)));
+            }
+            clip.path = header.root.join(&clip.path);
+            clips.push(clip);
+        }
+        Ok(Self { header, clips })
+    }
+
+    /// Writes the manifest under a temporary name, then renames it. The bytes depend only on its content.
+    ///
+    /// # Errors
+    /// If it cannot be written, for instance on a full disk. A manifest that existed before is then unchanged.
+    pub fn write(&self, path: &Utf8Path) -> Result<(), Failure> {
+        let partial = path.with_file_name(format!(".{}.partial", path.file_name().unwrap_or("manifest")));
+        let write = || -> io::Result<()> {
+            let mut file = BufWriter::new(File::create(&partial)?);
+            write_line(&mut file, &self.header)?;
+            for clip in &self.clips {
+                let below = clip.path.strip_prefix(&self.header.root);
+                match below {
+                    Ok(below) => write_line(&mut file, &Clip { path: below.to_owned(), ..clip.clone() })?,
+                    Err(_) => write_line(&mut file, clip)?,
+                }
+            }
+            file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+            std::fs::rename(&partial, path)
+        };
+        write().map_err(|error| {
+            // The error that is reported is the first one.
+            let _ = std::fs::remove_file(&partial);
+            rundir::Error::io("write", path, error).into()
+        })
+    }
+
+    /// Returns the clips that can be used.
+    pub fn usable(&self) -> impl Iterator<Item = &Clip> {
+        self.clips.iter().filter(|clip| clip.is_usable())
+    }
+
+    /// Returns the excluded clips with their reasons.
+    pub fn excluded(&self) -> impl Iterator<Item = (&Clip, &Reason)> {
+        self.clips.iter().filter_map(|clip| Some((clip, clip.excluded.as_ref()?)))
+    }
+
+    /// Returns the share of excluded clips: 0 to 1.
+    pub fn excluded_share(&self) -> f64 {
+        if self.clips.is_empty() { 0.0 } else { self.excluded().count() as f64 / self.clips.len() as f64 }
+    }
+
+    /// Refuses a data set without usable clips, or with more excluded clips than a share `most` of 0 to 1.
+    ///
+    /// # Errors
+    /// [`ErrorCode::TooManyDropped`], with the counts by reason and the first clips.
+    pub fn refuse_if_dropped(&self, most: f64) -> Result<(), Failure> {
+        let (all, dropped) = (self.clips.len(), self.excluded().count());
+        let refuse = |why: String, fix: String| {
+            let what = format!("{} of {} would be dropped", dropped, units::counted(all, "clip"));
+            Err(Failure::new(ErrorCode::TooManyDropped, what, why, fix))
+        };
+        let source = &self.header.source;
+        if dropped == all {
+            let why = if all == 0 { "there are no clips".into() } else { self.reasons() };
+            return refuse(
+                why,
+                format!("no clip is left: correct the data, then check again: vidtui data check {source}"),
+            );
+        }
+        if self.excluded_share() <= most {
+            return Ok(());
+        }
+        let percent = |share: f64| units::number(share * 100.0);
+        let why = format!("{}; at most {} % may be", self.reasons(), percent(most));
+        let enough = (self.excluded_share() * 100.0).ceil();
+        let fix = format!("correct the data, or accept the loss with --max-dropped {enough}%");
+        refuse(why, fix)
+    }
+
+    /// Returns the counts by reason, the most frequent first, and the first clips.
+    fn reasons(&self) -> String {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (_, reason) in self.excluded() {
+            *counts.entry(reason.title()).or_default() += 1;
+        }
+        let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let counts: Vec<String> = counts.iter().map(|(title, count)| format!("{count} {title}")).collect();
+        let mut shown: Vec<&str> = self.excluded().take(SHOWN).map(|(clip, _)| clip.id.as_str()).collect();
+        if self.excluded().nth(SHOWN).is_some() {
+            shown.push("…");
+        }
+        format!("{} ({})", counts.join(", "), shown.join(", "))
+    }
+}
+
+fn write_line(file: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *file, value)?;
+    file.write_all(b"\n")
+}
+
+fn read_header(path: &Utf8Path, line: &[u8]) -> Result<ManifestHeader, Failure> {
+    let header: ManifestHeader = match serde_json::from_slice(line) {
+        Ok(header) => header,
+        Err(error) => return Err(not_a_manifest(path, &error.to_string())),
+    };
+    if header.format != FORMAT {
+        return Err(not_a_manifest(path, &format!("its first line names the format '{}'", header.format)));
+    }
+    if header.schema > SCHEMA {
+        let found = u64::from(header.schema);
+        return Err(rundir::Error::Newer { path: path.to_owned(), key: "schema", found, known: SCHEMA }.into());
+    }
+    Ok(header)
+}
+
+fn not_a_manifest(path: &Utf8Path, why: &str) -> Failure {
+    Failure::new(
+        ErrorCode::Malformed,
+        format!("{path} is not a manifest"),
+        why,
+        "make one from a folder or a table of videos: vidtui data check FOLDER --out manifest.jsonl",
+    )
+}
+
+fn bad_line(path: &Utf8Path, number: usize, why: &str) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("cannot read line {number} of {path}"),
+        why,
+        "correct the line, or make the manifest again with vidtui data check",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
+        (folder, path)
+    }
+
+    fn clip(root: &Utf8Path, id: &str) -> Clip {
+        Clip { id: id.into(), path: root.join(id), caption: "a \"cat\"\nsleeps".into(), fps: 23.976, ..Clip::default() }
+    }
+
+    fn manifest(root: &Utf8Path, excluded: usize, all: usize) -> Manifest {
+        let mut clips: Vec<Clip> = (0..all).map(|n| clip(root, &format!("{n}.mp4"))).collect();
+        clips[..excluded].iter_mut().for_each(|clip| clip.excluded = Some(Reason::CaptionMissing));
+        Manifest { header: ManifestHeader::new(root, "pairs", root), clips }
+    }
+
+    #[test]
+    fn a_manifest_is_read_as_it_was_written() {
+        let (_keep, folder) = temp();
+        let mut written = manifest(&folder, 1, 3);
+        written.clips[1].path = "/elsewhere/1.mp4".into();
+        written.clips[0].excluded =
+            Some(Reason::TooShort { frames: 3, needed: 49, duration_s: 0.1, needed_s: Some(6.125) });
+        let path = folder.join("manifest.jsonl");
+        written.write(&path).unwrap();
+        assert_eq!(Manifest::read(&path).unwrap(), written);
+        // The folder may move: paths below it are relative.
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(r#""path":"2.mp4""#) && text.contains(r#""path":"/elsewhere/1.mp4""#), "{text}");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn fields_and_reasons_of_a_newer_version_are_ignored_and_a_newer_schema_is_refused() {
+        let (_keep, folder) = temp();
+        let path = folder.join("manifest.jsonl");
+        manifest(&folder, 0, 0).write(&path).unwrap();
+        let header = std::fs::read_to_string(&path).unwrap();
+        let line = r#"{"id":"a","path":"a.mp4","mood":"blue","excluded":{"kind":"too-blue","hue":240}}"#;
+        std::fs::write(&path, format!("{header}\n{line}\n")).unwrap();
+        let read = Manifest::read(&path).unwrap();
+        assert_eq!(read.clips[0].excluded, Some(Reason::Other));
+        std::fs::write(&path, header.replace("\"schema\":1", "\"schema\":2")).unwrap();
+        assert_eq!(Manifest::read(&path).unwrap_err().code, ErrorCode::NewerFormat);
+    }
+
+    #[test]
+    fn damaged_manifests_are_refused() {
+        let (_keep, folder) = temp();
+        let path = folder.join("manifest.jsonl");
+        manifest(&folder, 0, 0).write(&path).unwrap();
+        let header = std::fs::read_to_string(&path).unwrap();
+        for (text, code) in [
+            (String::new(), ErrorCode::Malformed),
+            ("{\"vid_emb\": 1}\n".into(), ErrorCode::Malformed),
+            (format!("{header}{{\"id\":\"a\",\"pa"), ErrorCode::InvalidDataset),
+            (format!("{header}{{\"id\":\"a\"}}\n"), ErrorCode::InvalidDataset),
+            (format!("{header}{}", "{\"id\":\"a\",\"path\":\"b\"}\n".repeat(2)), ErrorCode::InvalidDataset),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            assert_eq!(Manifest::read(&path).unwrap_err().code, code, "{text}");
+        }
+        assert_eq!(Manifest::read(&folder.join("none")).unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn more_dropped_clips_than_accepted_are_refused() {
+        let root = Utf8Path::new("/data");
+        let code = |excluded, all, most| manifest(root, excluded, all).refuse_if_dropped(most).err().map(|e| e.code);
+        assert_eq!(code(1, 20, 0.05), None);
+        assert_eq!(code(2, 20, 0.05), Some(ErrorCode::TooManyDropped));
+        assert_eq!(code(2, 20, 0.1), None);
+        assert_eq!(code(0, 20, 0.0), None);
+        // Nothing to train on is refused whatever is accepted.
+        assert_eq!(code(2, 2, 1.0), Some(ErrorCode::TooManyDropped));
+        assert_eq!(code(0, 0, 1.0), Some(ErrorCode::TooManyDropped));
+        let failure = manifest(root, 3, 20).refuse_if_dropped(0.05).unwrap_err();
+        assert!(failure.fix.contains("--max-dropped 15%"), "{failure}");
+    }
+}

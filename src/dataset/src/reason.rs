@@ -1,0 +1,124 @@
+//! Why a clip cannot be used.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Why a clip is excluded. The name on disk (`kind`) is in kebab case and never changes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Reason {
+    /// The video does not exist.
+    VideoMissing,
+    /// The path of the video leaves the folder of the data set.
+    OutsideFolder,
+    /// The file has no bytes.
+    VideoEmpty,
+    /// The file is not a video: a picture or text.
+    NotAVideo {
+        /// What it is.
+        what: String,
+    },
+    /// The file has sound and no picture.
+    AudioOnly,
+    /// The video cannot be read, or is damaged.
+    Unreadable {
+        /// The first line that ffprobe reported.
+        why: String,
+    },
+    /// The file ends before the video does.
+    Truncated {
+        /// The evidence.
+        why: String,
+    },
+    /// The video has a single frame.
+    OneFrame,
+    /// The video has a high dynamic range, which is not converted.
+    HighDynamicRange,
+    /// The video has too few frames, or is too short.
+    TooShort {
+        /// Frames that can be chosen.
+        frames: usize,
+        /// Frames that are needed.
+        needed: usize,
+        /// Length of the video.
+        duration_s: f64,
+        /// Length that is needed, if the frames are chosen at a frame rate.
+        needed_s: Option<f64>,
+    },
+    /// There is no caption.
+    CaptionMissing,
+    /// The caption is empty.
+    CaptionEmpty,
+    /// The caption is not UTF-8.
+    CaptionNotUtf8,
+    /// The caption has too many characters.
+    CaptionTooLong {
+        /// Characters.
+        characters: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// The same video with the same caption is listed before.
+    ListedTwice {
+        /// The clip that is kept.
+        first: String,
+    },
+    /// Another file has the same bytes, and the same caption.
+    DoubledFile {
+        /// The clip that is kept.
+        first: String,
+    },
+    /// A reason that a newer version wrote.
+    #[serde(other)]
+    Other,
+}
+
+impl Reason {
+    /// Returns a title for all clips that are excluded for this kind of reason.
+    pub fn title(&self) -> &'static str {
+        match self {
+            Self::VideoMissing => "video missing",
+            Self::OutsideFolder => "outside the folder",
+            Self::VideoEmpty => "empty file",
+            Self::NotAVideo { .. } => "not a video",
+            Self::AudioOnly => "audio only",
+            Self::Unreadable { .. } => "unreadable video",
+            Self::Truncated { .. } => "truncated video",
+            Self::OneFrame => "one frame",
+            Self::HighDynamicRange => "HDR video",
+            Self::TooShort { .. } => "too short",
+            Self::CaptionMissing => "no caption",
+            Self::CaptionEmpty => "empty caption",
+            Self::CaptionNotUtf8 => "caption not UTF-8",
+            Self::CaptionTooLong { .. } => "caption too long",
+            Self::ListedTwice { .. } => "listed twice",
+            Self::DoubledFile { .. } => "doubled file",
+            Self::Other => "other reason",
+        }
+    }
+}
+
+/// The facts behind the title, with the real values; empty if the title is all there is.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAVideo { what: why } | Self::Unreadable { why } | Self::Truncated { why } => write!(f, "{why}"),
+            Self::TooShort { frames, needed, duration_s, needed_s } => {
+                write!(f, "{} of {needed}", units::counted(*frames, "frame"))?;
+                needed_s.map_or(Ok(()), |needed_s| write!(f, ", {duration_s:.2} s of {needed_s:.2} s"))
+            }
+            Self::CaptionTooLong { characters, most } => write!(f, "{characters} characters, at most {most}"),
+            Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),
+            Self::VideoMissing
+            | Self::OutsideFolder
+            | Self::VideoEmpty
+            | Self::AudioOnly
+            | Self::OneFrame
+            | Self::HighDynamicRange
+            | Self::CaptionMissing
+            | Self::CaptionEmpty
+            | Self::CaptionNotUtf8
+            | Self::Other => Ok(()),
+        }
+    }
+}
