@@ -18,7 +18,10 @@ pub const NOW: f64 = 1_795_146_012.0;
 pub fn recipe() -> Recipe {
     Recipe {
         name: "demo-2s".into(),
+        task: recipe::Task::Train,
         trainer: recipe::TrainerKind::Embedded,
+        encoders: recipe::Encoders::default(),
+        encode: recipe::Encode::default(),
         command: recipe::Command::default(),
         env: recipe::Env::default(),
         model: Model {

@@ -3,7 +3,8 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Trainable, TrainerKind, param_specs,
+    Adapter, FrameMode, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable,
+    TrainerKind, param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -34,6 +35,15 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["train.trainable"], patterns_match),
 ];
 
+/// The rules of a recipe that encodes.
+const ENCODE_RULES: &[(&[&str], Rule)] = &[
+    (&["encode.frames"], whole_latent_frames),
+    (&["encode.height"], |r| whole_latent_pixels("height", r.encode.height)),
+    (&["encode.width"], |r| whole_latent_pixels("width", r.encode.width)),
+    (&["encode.mode", "encode.fps"], rate_fits_mode),
+    (&["encode.mode", "encode.stride"], stride_fits_mode),
+];
+
 /// The rules of a recipe for a command.
 const COMMAND_RULES: &[(&[&str], Rule)] = &[
     (&["command.run"], has_program),
@@ -57,9 +67,10 @@ struct Advice {
 
 /// Returns the first rule that does not hold.
 pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
-    let rules = match recipe.trainer {
-        TrainerKind::Embedded => RULES,
-        TrainerKind::Command => COMMAND_RULES,
+    let rules = match (recipe.trainer, recipe.task) {
+        (TrainerKind::Command, _) => COMMAND_RULES,
+        (TrainerKind::Embedded, Task::Encode) => ENCODE_RULES,
+        (TrainerKind::Embedded, Task::Train | Task::Sample) => RULES,
     };
     rules.iter().chain(COMMON_RULES).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;
@@ -277,6 +288,67 @@ fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
             names().count()
         ),
         fix: format!("correct or remove the pattern; a parameter is named {example}, for example"),
+    })
+}
+
+/// Video frames per latent frame, after the first. Every CogVideoX VAE has this compression; the files of the VAE are
+/// compared with it before a run starts.
+const FRAMES_PER_LATENT: usize = 4;
+/// Pixels per latent pixel, in rows and columns.
+const PIXELS_PER_LATENT: usize = 8;
+
+fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
+    let (frames, per) = (recipe.encode.frames, FRAMES_PER_LATENT);
+    if frames % per == 1 {
+        return Ok(());
+    }
+    let below = frames.saturating_sub(1) / per * per + 1;
+    Err(Advice {
+        why: format!(
+            "encode.frames {frames} is not {per}k + 1: the VAE makes one latent frame of the first frame, and one of every {per} that follow"
+        ),
+        fix: format!("set encode.frames = {below} or {}", below + per),
+    })
+}
+
+fn whole_latent_pixels(key: &str, size: usize) -> Result<(), Advice> {
+    if size.is_multiple_of(PIXELS_PER_LATENT) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "encode.{key} {size} is not a multiple of {PIXELS_PER_LATENT}, the pixels of the VAE per latent pixel: {}",
+            division(size, PIXELS_PER_LATENT)
+        ),
+        fix: format!("set encode.{key} = {}", around(size, PIXELS_PER_LATENT)),
+    })
+}
+
+fn rate_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
+    let (mode, fps) = (recipe.encode.mode, recipe.encode.fps);
+    let why = match mode {
+        FrameMode::TimeFps if fps == 0.0 => "takes frames at the times of a rate, and encode.fps is 0",
+        FrameMode::Linspace if fps > 0.0 => "spreads the frames over the whole clip, whatever encode.fps is",
+        FrameMode::Stride if fps > 0.0 => "takes every n-th frame, whatever encode.fps is",
+        _ => return Ok(()),
+    };
+    Err(Advice {
+        why: format!("encode.mode \"{}\" {why}", mode.name()),
+        fix: match mode {
+            FrameMode::TimeFps => "set encode.fps = 8 for CogVideoX, 16 for 1.5".into(),
+            _ => "remove encode.fps, or set encode.mode = \"time@fps\"".into(),
+        },
+    })
+}
+
+fn stride_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
+    let (mode, stride) = (recipe.encode.mode, recipe.encode.stride);
+    if stride == 1 || mode == FrameMode::Stride {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("encode.stride {stride} has no effect with encode.mode \"{}\"", mode.name()),
+        fix: "set encode.mode = \"stride\", or remove encode.stride".into(),
     })
 }
 

@@ -6,7 +6,7 @@ use toml::{Table, Value};
 use crate::file::{File, absolute};
 use crate::nearest::nearest;
 use crate::value::{is_name, shown};
-use crate::{Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, load, param_specs};
+use crate::{Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, load, param_specs};
 
 /// Stages in the order in which they are trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -150,6 +150,16 @@ fn stage(
         ),
         ..inner
     })?;
+    let task = resolved.recipe.task;
+    if task != Task::Train {
+        let why = format!(
+            "{}: {recipe_path} has task = \"{}\", and the stages of a curriculum train",
+            file.place(&format!("{at}.recipe"), &file.path),
+            task.name()
+        );
+        let fix = format!("remove the stage, and launch {recipe_path} by itself");
+        return Err(error(RecipeErrorKind::Stage, file, &format!("{at}.recipe"), why, fix));
+    }
     let start = start(file, &at, table, previous)?;
     if let (StageStart::Previous, Some(previous)) = (&start, previous) {
         fits(file, &at, previous, &name, &resolved)?;

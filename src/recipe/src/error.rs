@@ -35,6 +35,8 @@ pub enum RecipeErrorKind {
     MissingKey,
     /// A key belongs to the other kind of trainer.
     WrongTrainer,
+    /// A key belongs to another task.
+    WrongTask,
     /// A value has the wrong type or is out of range.
     InvalidValue,
     /// A rule between keys does not hold.

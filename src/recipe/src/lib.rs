@@ -1,4 +1,4 @@
-//! What to train: recipes, the curricula they form, meshes, and the table of a model's parameters.
+//! What to train, encode or sample: recipes, the curricula they form, meshes, and the table of a model's parameters.
 //!
 //! A [`Recipe`] is complete and checked: every key has a value and every rule between keys holds. [`load`] makes one
 //! from a TOML file, the files it builds on and `--set` flags, and records where each value came from. [`SCHEMA`] lists
@@ -10,6 +10,7 @@ mod check;
 mod command;
 mod cost;
 mod curriculum;
+mod encode;
 mod env;
 mod error;
 mod file;
@@ -35,6 +36,7 @@ mod value;
 pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
+pub use encode::{CropMode, Encode, Encoders, FrameMode, Task, Tiling};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
 pub use fit::Fit;

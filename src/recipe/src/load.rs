@@ -9,7 +9,7 @@ use toml::Value;
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
 use crate::value::{self, is_name};
-use crate::{Key, Kind, Recipe, RecipeError, RecipeErrorKind, SCHEMA, TrainerKind, check};
+use crate::{Key, Kind, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
 
 /// A recipe with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -276,12 +276,31 @@ impl Values<'_> {
         }
     }
 
-    /// Refuses keys that the recipe's trainer does not read.
-    fn check_keys(&self, trainer: TrainerKind) -> Result<(), RecipeError> {
-        let foreign = SCHEMA.iter().find(|key| !key.is_for(trainer) && self.set.contains_key(key.path));
+    /// Returns the task of the recipe. A command trains.
+    fn task(&self) -> Task {
+        let word = self.set.get("task").and_then(|(value, _)| value.as_str());
+        let task = Task::ALL.into_iter().find(|task| Some(task.name()) == word);
+        task.filter(|_| self.trainer() == TrainerKind::Embedded).unwrap_or_default()
+    }
+
+    /// Refuses keys that the recipe's trainer does not read, or not for its task.
+    fn check_keys(&self, task: Task, trainer: TrainerKind) -> Result<(), RecipeError> {
+        let foreign = SCHEMA.iter().find(|key| !key.is_for(task, trainer) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
         let place = self.set[key.path].1.place(key.path, self.path);
         Err(match trainer {
+            TrainerKind::Embedded if !key.tasks().is_empty() => {
+                let tasks: Vec<_> = key.tasks().iter().map(|task| format!("task = \"{}\"", task.name())).collect();
+                self.error(
+                    RecipeErrorKind::WrongTask,
+                    format!(
+                        "{place}: this key applies to {}, and the recipe has task = \"{}\"",
+                        tasks.join(" and "),
+                        task.name()
+                    ),
+                    format!("remove the key, or write {} above all sections", tasks[0]),
+                )
+            }
             TrainerKind::Embedded => self.error(
                 RecipeErrorKind::WrongTrainer,
                 format!("{place}: this key needs trainer = \"command\", and the recipe uses the embedded trainer"),
@@ -312,9 +331,10 @@ impl Values<'_> {
 
     /// Fills in defaults and builds the recipe.
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
-        let trainer = self.trainer();
-        self.check_keys(trainer)?;
-        let is_missing = |key: &&Key| key.is_for(trainer) && key.default.is_none() && !self.set.contains_key(key.path);
+        let (task, trainer) = (self.task(), self.trainer());
+        self.check_keys(task, trainer)?;
+        let is_set = |key: &Key| self.set.get(key.path).is_some_and(|(value, _)| value.as_str() != Some(""));
+        let is_missing = |key: &&Key| key.is_for(task, trainer) && key.is_needed(task) && !is_set(key);
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
@@ -430,7 +450,7 @@ mod tests {
 
     #[test]
     fn the_table_of_a_recipe_gives_the_same_recipe() {
-        for name in ["minimal.toml", "stages/long.toml", "command.toml"] {
+        for name in ["minimal.toml", "stages/long.toml", "command.toml", "encode.toml"] {
             let Resolved { recipe, table, .. } = valid(name, &[]).unwrap();
             assert_eq!(recipe.to_table(), table);
             assert_eq!(Recipe::from_table(&table), Ok(recipe));
@@ -476,19 +496,22 @@ mod tests {
 
     #[test]
     fn the_schema_lists_the_keys_of_the_types() {
-        let Resolved { recipe, .. } = valid("minimal.toml", &[]).unwrap();
-        let mut keys = Vec::new();
-        for (name, value) in recipe.to_table() {
-            match value {
-                Value::Table(section) => keys.extend(section.keys().map(|key| format!("{name}.{key}"))),
-                _ => keys.push(name),
+        for name in ["minimal.toml", "encode.toml", "command.toml"] {
+            let Resolved { recipe, .. } = valid(name, &[]).unwrap();
+            let mut keys = Vec::new();
+            for (name, value) in recipe.to_table() {
+                match value {
+                    Value::Table(section) => keys.extend(section.keys().map(|key| format!("{name}.{key}"))),
+                    _ => keys.push(name),
+                }
             }
+            keys.retain(|key| !key.starts_with("env.variables."));
+            let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
+            keys.sort();
+            schema.retain(|key| Key::find(key).unwrap().is_for(recipe.task, recipe.trainer));
+            schema.sort();
+            assert_eq!(keys, schema, "{name}");
         }
-        let mut schema: Vec<_> = SCHEMA.iter().map(|key| key.path.to_owned()).collect();
-        keys.sort();
-        schema.retain(|key| Key::find(key).unwrap().is_for(TrainerKind::Embedded));
-        schema.sort();
-        assert_eq!(keys, schema);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Data, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat, RunSettings, SCHEMA, Train,
-    TrainerKind, load,
+    CheckpointPolicy, Command, Data, Encode, Encoders, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat,
+    RunSettings, SCHEMA, Task, Train, TrainerKind, load,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -15,6 +15,8 @@ use crate::{
 pub struct Recipe {
     /// The short name, part of the ids of its runs.
     pub name: String,
+    /// What the ranks do. Only the keys that [apply to it](crate::Key::is_for) are read.
+    pub task: Task,
     /// What trains. In a recipe for a command, only the keys that [apply to it](crate::Key::is_for) are read.
     pub trainer: TrainerKind,
     /// The program that trains, if that is not the embedded trainer.
@@ -25,6 +27,10 @@ pub struct Recipe {
     pub model: Model,
     /// The data set.
     pub data: Data,
+    /// The VAE, the text encoder and the tokenizer.
+    pub encoders: Encoders,
+    /// The clips that are encoded, and how.
+    pub encode: Encode,
     /// Steps, batch and trained parameters.
     pub train: Train,
     /// The optimizer and its schedules.
@@ -52,13 +58,15 @@ impl Recipe {
         load::from_table(table)
     }
 
-    /// Returns the recipe with every key that its trainer reads, as [`Recipe::from_table`] reads it.
+    /// Returns the recipe with every key that its task and trainer read, as [`Recipe::from_table`] reads it.
     pub fn to_table(&self) -> toml::Table {
         let mut table = toml::Table::try_from(self)
             .expect("every field of a recipe can be written as TOML: checked numbers fit 64 bits");
-        for key in SCHEMA.iter().filter(|key| !key.is_for(self.trainer)) {
+        for key in SCHEMA.iter().filter(|key| !key.is_for(self.task, self.trainer)) {
             let (section, name) = key.parts();
-            if let Some(section) = table.get_mut(section).and_then(toml::Value::as_table_mut) {
+            if section.is_empty() {
+                table.remove(name);
+            } else if let Some(section) = table.get_mut(section).and_then(toml::Value::as_table_mut) {
                 section.remove(name);
             }
         }

@@ -1,6 +1,6 @@
 //! The table of a recipe's keys: path, type, default and meaning.
 
-use crate::TrainerKind;
+use crate::{Task, TrainerKind};
 
 /// One key of a recipe: its type, default and meaning.
 #[derive(Debug, Clone, Copy)]
@@ -99,16 +99,33 @@ impl Key {
         self.path.split_once('.').unwrap_or(("", self.path))
     }
 
-    /// Returns whether a trainer reads the key.
-    pub fn is_for(&self, trainer: TrainerKind) -> bool {
-        let section = self.parts().0;
+    /// Returns whether a trainer reads the key for a task.
+    pub fn is_for(&self, task: Task, trainer: TrainerKind) -> bool {
         match trainer {
-            TrainerKind::Embedded => section != "command",
+            TrainerKind::Embedded => self.tasks().contains(&task),
             TrainerKind::Command => {
-                ["", "command", "env", "mesh"].contains(&section)
-                    || ["train.steps", "train.grad_accum", "checkpoint.interval"].contains(&self.path)
+                ["name", "trainer", "train.steps", "train.grad_accum", "checkpoint.interval"].contains(&self.path)
+                    || ["command", "env", "mesh"].contains(&self.parts().0)
             }
         }
+    }
+
+    /// Returns the tasks of the embedded trainer that read the key.
+    pub fn tasks(&self) -> &'static [Task] {
+        match self.parts().0 {
+            "command" => &[],
+            "" | "env" | "run" => &Task::ALL,
+            "encode" => &[Task::Encode],
+            "encoders" => &[Task::Encode, Task::Sample],
+            _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
+            "mesh" | "model" => &[Task::Train, Task::Sample],
+            _ => &[Task::Train],
+        }
+    }
+
+    /// Returns whether a recipe with this task has to set the key.
+    pub fn is_needed(&self, task: Task) -> bool {
+        self.default.is_none() || (self.path == "encoders.folder" && task != Task::Train)
     }
 
     /// Finds a key by its path.
@@ -137,10 +154,14 @@ const SCHEDULES: Kind = Kind::OneOf(&["constant", "linear", "cosine"]);
 /// The largest count.
 pub(crate) const MANY: i64 = 1_000_000_000_000;
 
+/// The tasks that a recipe may have.
+const TASKS: &[&str] = &["train", "encode"];
+
 /// Every key of a recipe, in the order of `vidtui recipe show`.
 #[rustfmt::skip]
 pub static SCHEMA: &[Key] = &[
     preset("name", Kind::Name, Preset::Str(""), "short name of the recipe, part of the ids of its runs; default: the file name"),
+    preset("task", Kind::OneOf(TASKS), Preset::Str("train"), "what a run of the embedded trainer does; train: it trains a model; encode: it makes a data set of latents from videos"),
     preset("trainer", Kind::OneOf(&["embedded", "command"]), Preset::Str("embedded"), "embedded: vidtui's own trainer; command: the program in [command]"),
 
     needed("command.run", Kind::Words, "the program and its arguments, one word each, started without a shell; placeholders such as {master_addr} are filled in"),
@@ -182,6 +203,26 @@ pub static SCHEMA: &[Key] = &[
 
     needed("data.index", Kind::Path, "index of latents and text embeddings, one JSON object per line"),
     preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the text embedding of the empty prompt, as in sampling; default: zeros"),
+
+    preset("encoders.folder", Kind::OptionalPath, Preset::Str(""), "diffusers folder with vae/, text_encoder/ and tokenizer/, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"),
+    preset("encoders.dtype", Kind::OneOf(&["bfloat16", "float32"]), Preset::Str("bfloat16"), "dtype of the weights and the computation of the VAE and the text encoder"),
+    preset("encoders.tiling", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "tiles of a frame in the VAE, which need less memory; auto: only for clips that do not fit into memory as whole frames"),
+
+    needed("encode.manifest", Kind::Path, "manifest of the clips, which `vidtui data check` writes"),
+    needed("encode.out", Kind::Path, "folder of the data set: latents, texts and their index; what an earlier run encoded there is reused"),
+    needed("encode.frames", int(1, 100_001), "frames per clip: 4k + 1, of which the VAE makes k + 1 latent frames; 49 for CogVideoX, 81 for 1.5"),
+    needed("encode.height", int(8, 16_384), "rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches"),
+    needed("encode.width", int(8, 16_384), "columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches"),
+    preset("encode.fps", NOT_NEGATIVE, Preset::Float(0.0), "rate at which frames are taken, per second: 8 for CogVideoX, 16 for 1.5; 0: the rate of each clip"),
+    preset("encode.mode", Kind::OneOf(&["head", "middle", "random", "stride", "linspace", "time@fps"]), Preset::Str("head"), "frames of a clip that are taken, by their times: from its head, middle or a random start; every n-th (stride); evenly spread (linspace); nearest to the times of fps (time@fps)"),
+    preset("encode.stride", int(1, 1000), Preset::Int(1), "frames from one taken frame to the next, for mode = \"stride\""),
+    preset("encode.crop", Kind::OneOf(&["center", "random", "none"]), Preset::Str("center"), "part of a picture with another aspect ratio that is kept; none: all of it, stretched"),
+    preset("encode.seed", int(0, i64::MAX), Preset::Int(42), "seed of random starts and random crops"),
+    preset("encode.batch", int(1, 1024), Preset::Int(1), "clips that the VAE encodes together; halved where memory is short"),
+    preset("encode.text_len", int(1, 4096), Preset::Int(226), "tokens of a caption; longer captions are cut, shorter ones padded"),
+    preset("encode.decoders", int(0, 256), Preset::Int(0), "clips that each rank decodes at the same time; 0: the CPU threads of the rank"),
+    preset("encode.ahead", int(1, 1024), Preset::Int(4), "decoded clips of each rank that may wait for the VAE; they bound its memory"),
+    preset("encode.max_dropped", FRACTION, Preset::Float(0.05), "part of the clips that may be dropped, from 0 to 1; a manifest that excludes more is refused"),
 
     needed("train.steps", int(1, MANY), "optimizer steps of the whole run"),
     needed("train.global_batch", int(1, 1_000_000), "samples per optimizer step, over all ranks"),

@@ -12,7 +12,7 @@ impl Resolved {
     pub fn show(&self, why: bool) -> String {
         let mut text = String::new();
         let mut current = "";
-        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.trainer)) {
+        for key in SCHEMA.iter().filter(|key| key.is_for(self.recipe.task, self.recipe.trainer)) {
             let (section, name) = key.parts();
             let Some(value) = self.value(key.path) else { continue };
             if section != current {

@@ -244,6 +244,7 @@ impl From<RecipeError> for Failure {
             | RecipeErrorKind::UnknownKey
             | RecipeErrorKind::MissingKey
             | RecipeErrorKind::WrongTrainer
+            | RecipeErrorKind::WrongTask
             | RecipeErrorKind::InvalidValue
             | RecipeErrorKind::BrokenRule
             | RecipeErrorKind::Stage => ErrorCode::InvalidRecipe,

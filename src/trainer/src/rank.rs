@@ -6,6 +6,7 @@ use crate::trainer::{Finish, Trainer};
 use crate::{device, interface};
 use c10d::Store;
 use cluster::NodeId;
+use recipe::{Recipe, Task};
 use rundir::{Attempt, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
 use std::path::PathBuf;
@@ -51,7 +52,11 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);
     let place = RankEnv::read()?;
-    let result = train(run, &meta, attempt, &place);
+    let recipe = meta.recipe()?;
+    let result = match recipe.task {
+        Task::Train => train(run, &meta, &recipe, attempt, &place),
+        task @ (Task::Encode | Task::Sample) => Err(not_of_this_version(task)),
+    };
     if let (Err(failure), 0) = (&result, place.rank)
         && let Ok(mut log) = RunLog::open(run, number)
     {
@@ -61,8 +66,17 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     result
 }
 
-fn train(run: &RunDir, meta: &Run, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
-    let recipe = meta.recipe()?;
+/// Refuses a task that this version of the trainer cannot do.
+fn not_of_this_version(task: Task) -> Failure {
+    Failure::new(
+        rundir::ErrorCode::InvalidRecipe,
+        format!("cannot start a rank with task = \"{}\"", task.name()),
+        format!("vidtui-train {} cannot do this task", env!("CARGO_PKG_VERSION")),
+        "install the version of vidtui-train that belongs to this vidtui on every node",
+    )
+}
+
+fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
     attempt.mesh.check_world(place.world)?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;

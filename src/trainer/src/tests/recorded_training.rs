@@ -132,7 +132,10 @@ impl Trace {
         let (beta1, beta2) = betas.split_once(',').unwrap();
         Recipe {
             name: "trace".into(),
+            task: recipe::Task::Train,
             trainer: recipe::TrainerKind::Embedded,
+            encoders: recipe::Encoders::default(),
+            encode: recipe::Encode::default(),
             command: recipe::Command::default(),
             env: recipe::Env::default(),
             model: Model {

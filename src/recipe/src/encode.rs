@@ -1,0 +1,257 @@
+//! What a run does, and the sections `[encoders]` and `[encode]`: from videos and captions to a data set of latents.
+
+use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
+
+use crate::Dtype;
+
+/// What the ranks of a run of the embedded trainer do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// They train a model together.
+    #[default]
+    Train,
+    /// Each encodes clips and captions of its own.
+    Encode,
+    /// They make videos from a checkpoint together.
+    Sample,
+}
+
+impl Task {
+    /// Every task, in the order of the documentation.
+    pub const ALL: [Task; 3] = [Task::Train, Task::Encode, Task::Sample];
+
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Train => "train",
+            Task::Encode => "encode",
+            Task::Sample => "sample",
+        }
+    }
+
+    /// Returns whether the end of one rank ends the others: they exchange tensors in every step.
+    pub fn ranks_depend_on_each_other(self) -> bool {
+        self != Task::Encode
+    }
+}
+
+/// The VAE, the text encoder and the tokenizer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Encoders {
+    /// A diffusers folder with `vae/`, `text_encoder/` and `tokenizer/`.
+    pub folder: Utf8PathBuf,
+    /// The dtype of weights and computation.
+    pub dtype: Dtype,
+    /// Whether the VAE works on tiles of a frame.
+    pub tiling: Tiling,
+}
+
+/// The encoders of a recipe that names none.
+impl Default for Encoders {
+    fn default() -> Self {
+        Self { folder: Utf8PathBuf::new(), dtype: Dtype::Bfloat16, tiling: Tiling::Auto }
+    }
+}
+
+/// Whether the VAE works on tiles of a frame, which need less memory and differ slightly from a whole frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tiling {
+    /// Only for clips that do not fit into memory as whole frames.
+    Auto,
+    /// For every clip.
+    On,
+    /// Never; a clip that does not fit into memory fails.
+    Off,
+}
+
+/// The clips, the frames that are taken from them, and where their latents go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Encode {
+    /// The manifest of the clips, which `vidtui data check` writes.
+    pub manifest: Utf8PathBuf,
+    /// The folder of the data set.
+    pub out: Utf8PathBuf,
+    /// Frames per clip.
+    pub frames: usize,
+    /// The rows of a frame, in pixels.
+    pub height: usize,
+    /// The columns of a frame, in pixels.
+    pub width: usize,
+    /// The rate at which frames are taken, per second; 0: the rate of each clip.
+    pub fps: f64,
+    /// Which frames are taken.
+    pub mode: FrameMode,
+    /// Frames from one taken frame to the next, for [`FrameMode::Stride`].
+    pub stride: usize,
+    /// Which part of a picture with another aspect ratio is kept.
+    pub crop: CropMode,
+    /// The seed of random frames and crops.
+    pub seed: u64,
+    /// Clips that the VAE encodes together.
+    pub batch: usize,
+    /// Tokens of a caption: longer ones are cut, shorter ones padded.
+    pub text_len: usize,
+    /// Clips that each rank decodes at the same time; 0: one per CPU core that the rank has.
+    pub decoders: usize,
+    /// Decoded clips of each rank that wait for the VAE.
+    pub ahead: usize,
+    /// The part of the clips that may be dropped.
+    pub max_dropped: f64,
+}
+
+/// The encoding of a recipe that trains: none.
+impl Default for Encode {
+    fn default() -> Self {
+        Self {
+            manifest: Utf8PathBuf::new(),
+            out: Utf8PathBuf::new(),
+            frames: 1,
+            height: 8,
+            width: 8,
+            fps: 0.0,
+            mode: FrameMode::Head,
+            stride: 1,
+            crop: CropMode::Center,
+            seed: 42,
+            batch: 1,
+            text_len: 226,
+            decoders: 0,
+            ahead: 4,
+            max_dropped: 0.05,
+        }
+    }
+}
+
+/// Which frames of a clip are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameMode {
+    /// From the start.
+    Head,
+    /// From the middle.
+    Middle,
+    /// From a random start, drawn from the seed and the clip.
+    Random,
+    /// Every n-th frame.
+    Stride,
+    /// Evenly spread from the first frame to the last.
+    Linspace,
+    /// The nearest frames to the times of a fixed rate.
+    #[serde(rename = "time@fps")]
+    TimeFps,
+}
+
+impl FrameMode {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            FrameMode::Head => "head",
+            FrameMode::Middle => "middle",
+            FrameMode::Random => "random",
+            FrameMode::Stride => "stride",
+            FrameMode::Linspace => "linspace",
+            FrameMode::TimeFps => "time@fps",
+        }
+    }
+}
+
+/// Which part of a picture with another aspect ratio is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CropMode {
+    /// The middle.
+    Center,
+    /// A part that is drawn from the seed and the clip.
+    Random,
+    /// All of it, stretched.
+    None,
+}
+
+impl CropMode {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            CropMode::Center => "center",
+            CropMode::Random => "random",
+            CropMode::None => "none",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use camino::Utf8Path;
+
+    use super::*;
+    use crate::{Key, Recipe, RecipeError, RecipeErrorKind, Resolved, SCHEMA, TrainerKind, load};
+
+    fn encode(sets: &[&str]) -> Result<Resolved, RecipeError> {
+        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+        load(Utf8Path::new("../../tests/fixtures/configs/valid/encode.toml"), &sets)
+    }
+
+    #[test]
+    fn a_recipe_that_encodes_has_only_the_keys_that_encoding_reads() {
+        let Resolved { recipe, table, .. } = encode(&[]).unwrap();
+        assert_eq!(recipe.task, Task::Encode);
+        let sections: Vec<_> = table.keys().collect();
+        assert_eq!(sections, ["encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]);
+        assert_eq!(table["train"].as_table().unwrap().keys().collect::<Vec<_>>(), ["device", "threads"]);
+        assert_eq!(Recipe::from_table(&table), Ok(recipe));
+    }
+
+    #[test]
+    fn the_values_of_a_recipe_without_encoding_are_the_defaults_of_the_table() {
+        let train = load(Utf8Path::new("../../tests/fixtures/configs/valid/minimal.toml"), &[]).unwrap().recipe;
+        assert_eq!((train.task, train.encoders, train.encode), <(Task, Encoders, Encode)>::default());
+    }
+
+    #[test]
+    fn every_key_is_read_by_a_task_or_by_commands() {
+        for key in SCHEMA {
+            let by_task = Task::ALL.iter().any(|task| key.is_for(*task, TrainerKind::Embedded));
+            assert!(by_task || key.is_for(Task::Train, TrainerKind::Command), "{}", key.path);
+        }
+        let folder = Key::find("encoders.folder").unwrap();
+        assert_eq!(Task::ALL.map(|task| folder.is_needed(task)), [false, true, true]);
+    }
+
+    #[test]
+    fn frames_between_whole_latent_frames_are_refused_with_the_nearest_counts() {
+        let fix = |frames: usize| encode(&[&format!("encode.frames={frames}")]).map_err(|error| error.fix);
+        for whole in [1, 5, 49, 81] {
+            assert!(fix(whole).is_ok(), "{whole}");
+        }
+        assert_eq!(fix(2).unwrap_err(), "set encode.frames = 1 or 5");
+        assert_eq!(fix(48).unwrap_err(), "set encode.frames = 45 or 49");
+        assert_eq!(fix(51).unwrap_err(), "set encode.frames = 49 or 53");
+    }
+
+    #[test]
+    fn keys_that_contradict_each_other_are_refused() {
+        let refused = |sets: &[&str]| {
+            let error = encode(sets).unwrap_err();
+            (error.kind, error.keys.join(" "))
+        };
+        let rule = |keys: &str| (RecipeErrorKind::BrokenRule, keys.to_owned());
+        assert_eq!(refused(&["encode.height=100"]), rule("encode.height"));
+        assert_eq!(refused(&["encode.width=100"]), rule("encode.width"));
+        assert_eq!(refused(&["encode.mode=time@fps", "encode.fps=0"]), rule("encode.mode encode.fps"));
+        assert_eq!(refused(&["encode.mode=linspace", "encode.fps=8"]), rule("encode.mode encode.fps"));
+        assert_eq!(refused(&["encode.mode=stride", "encode.fps=8"]), rule("encode.mode encode.fps"));
+        assert_eq!(refused(&["encode.mode=head", "encode.stride=2"]), rule("encode.mode encode.stride"));
+        assert_eq!(
+            refused(&["task=train"]),
+            (RecipeErrorKind::WrongTask, "encoders.folder".to_owned()),
+            "a key of another task"
+        );
+        assert_eq!(refused(&["optimizer.lr=1"]), (RecipeErrorKind::WrongTask, "optimizer.lr".to_owned()));
+        assert_eq!(refused(&["trainer=command"]).0, RecipeErrorKind::WrongTrainer);
+        assert_eq!(refused(&["encoders.folder="]), (RecipeErrorKind::MissingKey, "encoders.folder".to_owned()));
+    }
+}
