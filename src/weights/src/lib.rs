@@ -8,15 +8,13 @@ mod compare;
 mod config;
 mod convert;
 #[cfg(test)]
-mod corpus;
+mod damaged_inputs;
 mod dataset;
 mod dcp;
 mod destination;
 mod dtype;
 #[cfg(test)]
 mod fixtures;
-#[cfg(test)]
-mod fuzz;
 mod import;
 mod initial_values;
 mod inspect;

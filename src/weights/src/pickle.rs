@@ -535,11 +535,6 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>) {
-            let _ = Pickle::read(&bytes);
-        }
-
-        #[test]
         fn no_program_makes_it_panic(ops in proptest::collection::vec(
             proptest::sample::select(b"(N\x88JKM\x8a\x8bGX\x8cTUBC})]\x8ftl\x91\x85\x86\x87daesuc\x93R\x81\x92bQqr\x94hj012\x00\x01.\n".to_vec()), 0..60,
         )) {

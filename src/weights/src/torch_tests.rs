@@ -4,7 +4,6 @@ use crate::fixtures::{shown, temp};
 use crate::tensor_spans::{Files, Tensors};
 use crate::{ConvertRequest, Form, Names, Source, cast, inspect, plan_conversion};
 use camino::{Utf8Path, Utf8PathBuf};
-use proptest::prelude::*;
 use recipe::Layer;
 use rundir::ErrorCode;
 use std::collections::BTreeMap;
@@ -139,27 +138,5 @@ fn a_truncated_file_is_refused_whatever_its_length() {
     for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
         fs::write(&path, &whole[..len]).unwrap();
         assert!(Source::open(&path).is_err(), "{len} bytes were read");
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn no_damage_makes_a_reader_panic(changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
-        let (_keep, folder) = temp();
-        let dcp = copied(&folder);
-        let path = folder.join("a.pt");
-        fs::copy(fixture("flat.pt"), &path).unwrap();
-        for file in [dcp.join(".metadata"), dcp.join("__0_0.distcp"), path.clone()] {
-            let mut bytes = fs::read(&file).unwrap();
-            for (at, byte) in &changes {
-                let at = at.index(bytes.len());
-                bytes[at] = *byte;
-            }
-            fs::write(&file, bytes).unwrap();
-        }
-        let _ = Source::open(&dcp);
-        let _ = Source::open(&path);
     }
 }

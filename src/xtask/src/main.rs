@@ -8,7 +8,6 @@ mod decode;
 mod demo;
 mod failure;
 mod fixtures;
-mod fuzz;
 mod libtorch;
 mod licences;
 mod process;
@@ -39,7 +38,6 @@ const COMMANDS: &[Command] = &[
     Command { name: "licences", args: "", does: "checks the licences of all dependencies", run: licences::run },
     Command { name: "check-cuda", args: "", does: "compiles and links the trainer for GPUs, without a GPU; downloads 5 GB once", run: check_cuda::run },
     Command { name: "bench", args: "[PART]…", does: "compares speed with PyTorch, and measures the console's first frame and idle CPU", run: bench::run },
-    Command { name: "fuzz", args: "[SECONDS] [READER]", does: "gives damaged files to each reader of weights", run: fuzz::run },
     Command { name: "fixtures", args: "[--clip VIDEO]", does: "makes the demo's latents and texts from its clip (needs ffmpeg)", run: fixtures::run },
     Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts or ends N nodes with SSH servers on this machine", run: rig::run },
     Command { name: "decode", args: "LATENT OUT.png", does: "decodes a demo latent to a picture (needs ffmpeg)", run: decode::run },
