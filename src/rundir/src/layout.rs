@@ -21,6 +21,7 @@ use cluster::NodeId;
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   ├── 0001-rank-00000.failure.json why a rank gave up; that rank writes it
 /// │   └── logs/0001-rank-00000.log
+/// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
 /// └── checkpoints/step-00000500/       complete once it has a manifest.toml
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]

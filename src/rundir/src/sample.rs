@@ -1,0 +1,188 @@
+//! Samples: the videos that a run made from its weights, each with a sidecar that describes how.
+
+use crate::files::{present, read_text};
+use crate::{Error, RunDir, SCHEMA, write_atomic};
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// How a sample was made: its sidecar, `samples/step-00000120/000.json` beside `000.mp4`.
+///
+/// It is written after the video, so a sample is complete if its sidecar exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The version of the format.
+    pub v: u32,
+    /// The number of optimizer steps behind the weights.
+    pub step: u64,
+    /// The number of the prompt, counted from 0 in the order of the recipe or the file.
+    pub index: usize,
+    /// The prompt.
+    pub prompt: String,
+    /// The image that the video begins with, if the model takes one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Utf8PathBuf>,
+    /// Seed of the initial noise and of the noise of each sampling step.
+    pub seed: u64,
+    /// Pixels per row.
+    pub width: usize,
+    /// Rows of pixels.
+    pub height: usize,
+    /// Frames of the video.
+    pub frames: usize,
+    /// Frames per second of the video.
+    pub fps: f64,
+    /// Sampling steps.
+    pub sampling_steps: usize,
+    /// The sampler, such as `ddim` or `dpm`.
+    pub scheduler: String,
+    /// The scale of classifier-free guidance.
+    pub guidance: f64,
+    /// The dtype that the network computed in.
+    pub dtype: String,
+    /// Whether the weights are the exponential moving average.
+    #[serde(default)]
+    pub ema: bool,
+    /// The checkpoint or folder of the weights.
+    pub weights: Utf8PathBuf,
+    /// XXH3 of the weights' manifest or index.
+    pub weights_xxh3: String,
+    /// The version of the trainer that made it.
+    pub trainer: String,
+    /// Seconds that sampling and decoding took.
+    pub took_s: f64,
+    /// When it was complete, Unix seconds.
+    pub t: f64,
+}
+
+impl RunDir {
+    /// Returns the folder of all samples.
+    pub fn samples(&self) -> Utf8PathBuf {
+        self.root.join("samples")
+    }
+
+    /// Returns the folder of the samples of a step.
+    pub fn samples_of(&self, step: u64) -> Utf8PathBuf {
+        self.samples().join(format!("step-{step:08}"))
+    }
+
+    /// Returns the video of a sample; its sidecar has the same name with the extension `json`.
+    pub fn sample_video(&self, step: u64, index: usize) -> Utf8PathBuf {
+        self.samples_of(step).join(format!("{index:03}.mp4"))
+    }
+
+    /// Lists the complete samples, by step and then by prompt. A run without samples has none.
+    ///
+    /// # Errors
+    /// A folder or sidecar cannot be read.
+    pub fn list_samples(&self) -> Result<Vec<Sample>, Error> {
+        let mut samples = Vec::new();
+        for step in entries(&self.samples())? {
+            for file in entries(&step)?.iter().filter(|file| file.extension() == Some("json")) {
+                samples.extend(Sample::read(file)?);
+            }
+        }
+        samples.sort_by_key(|sample: &Sample| (sample.step, sample.index));
+        Ok(samples)
+    }
+
+    /// Writes the sidecar of a sample whose video is complete.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_sample(&self, sample: &Sample) -> Result<(), Error> {
+        let path = self.sample_video(sample.step, sample.index).with_extension("json");
+        let text = serde_json::to_vec_pretty(sample).map_err(|error| Error::malformed(&path, error.to_string()))?;
+        write_atomic(&path, &text)
+    }
+}
+
+impl Sample {
+    /// Reads a sidecar; none if it was removed.
+    ///
+    /// # Errors
+    /// It cannot be read, is malformed, or has a newer format.
+    pub fn read(path: &Utf8Path) -> Result<Option<Sample>, Error> {
+        let Some(text) = present(read_text(path))? else { return Ok(None) };
+        let malformed = |error: serde_json::Error| Error::malformed(path, error.to_string());
+        let version = serde_json::from_str::<serde_json::Value>(&text).map_err(malformed)?["v"].as_u64();
+        if let Some(found) = version.filter(|found| *found > u64::from(SCHEMA)) {
+            return Err(Error::Newer { path: path.to_owned(), key: "v", found, known: SCHEMA });
+        }
+        serde_json::from_str(&text).map(Some).map_err(malformed)
+    }
+}
+
+/// Returns the paths in a folder; none if it does not exist.
+fn entries(folder: &Utf8Path) -> Result<Vec<Utf8PathBuf>, Error> {
+    let listed = match fs::read_dir(folder) {
+        Ok(listed) => listed,
+        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(Error::io("list", folder, error)),
+    };
+    let paths: Result<Vec<_>, _> = listed.map(|entry| entry.map(|entry| entry.path())).collect();
+    let paths = paths.map_err(|error| Error::io("list", folder, error))?;
+    Ok(paths.into_iter().filter_map(|path| Utf8PathBuf::try_from(path).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorCode;
+    use crate::fixtures::temp;
+
+    fn sample(step: u64, index: usize) -> Sample {
+        Sample {
+            v: SCHEMA,
+            step,
+            index,
+            prompt: "a rabbit on a meadow".into(),
+            image: None,
+            seed: 42,
+            width: 128,
+            height: 96,
+            frames: 17,
+            fps: 8.0,
+            sampling_steps: 20,
+            scheduler: "dpm".into(),
+            guidance: 6.0,
+            dtype: "float32".into(),
+            ema: false,
+            weights: "checkpoints/step-00000120".into(),
+            weights_xxh3: "0".repeat(16),
+            trainer: "0.1.0".into(),
+            took_s: 1.5,
+            t: 1_795_147_200.0,
+        }
+    }
+
+    #[test]
+    fn samples_are_listed_by_step_and_prompt_once_their_sidecar_exists() {
+        let (_folder, run) = temp();
+        assert_eq!(run.list_samples().unwrap(), []);
+        for (step, index) in [(240, 0), (120, 1), (120, 0)] {
+            fs::create_dir_all(run.samples_of(step)).unwrap();
+            fs::write(run.sample_video(step, index), b"video").unwrap();
+            run.write_sample(&sample(step, index)).unwrap();
+        }
+        fs::write(run.sample_video(240, 1), b"a video whose sidecar is missing").unwrap();
+        fs::write(run.samples().join("notes.txt"), b"a file of the user").unwrap();
+        assert_eq!(run.list_samples().unwrap(), [sample(120, 0), sample(120, 1), sample(240, 0)]);
+    }
+
+    #[test]
+    fn a_sidecar_of_a_newer_format_is_refused_and_unknown_fields_are_ignored() {
+        let (_folder, run) = temp();
+        let path = run.root.join("000.json");
+        let mut value = serde_json::to_value(sample(1, 0)).unwrap();
+        value["mood"] = "good".into();
+        fs::write(&path, value.to_string()).unwrap();
+        assert_eq!(Sample::read(&path).unwrap(), Some(sample(1, 0)));
+        value["v"] = (SCHEMA + 1).into();
+        fs::write(&path, value.to_string()).unwrap();
+        assert_eq!(crate::Failure::from(Sample::read(&path).unwrap_err()).code, ErrorCode::NewerFormat);
+        assert_eq!(Sample::read(&run.root.join("001.json")).unwrap(), None);
+    }
+}
