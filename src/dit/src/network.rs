@@ -114,6 +114,24 @@ impl Network {
         Network { inputs, ..self }
     }
 
+    /// Runs a forward pass without graphs or saved tensors, and returns the output `[B, T, C, height, width]`. One block's
+    /// parameters, and those that are prefetched, are in memory at a time.
+    ///
+    /// # Errors
+    /// The error of gathering or computing a unit.
+    pub fn forward<U: Units>(&self, units: &mut U, inputs: &Inputs) -> Result<Tensor, U::Error> {
+        let _without_graph = tch::no_grad_guard();
+        let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
+        let Embedded { mut x_bld, act_be } = self.embedder.forward(&root, inputs);
+        for i in 0..self.num_blocks {
+            let next = (i + 1 < self.num_blocks).then_some(Unit::Block(i + 1));
+            let params = units.gather(Unit::Block(i), next)?;
+            let saved = ActivationCheckpointing::Full;
+            (x_bld, _) = self.block.forward(&params, &x_bld, &act_be, saved, units.tensor_parallel())?;
+        }
+        Ok(self.head.forward(&root, &x_bld, &act_be))
+    }
+
     /// Runs a forward and a backward pass. `objective` computes the scalar loss from the output.
     ///
     /// # Errors

@@ -1,39 +1,98 @@
 //! Sampling: from noise to a latent with a trained network.
 //!
-//! DPM++ 2M SDE for the schedule with zero terminal SNR, as ttt-video-dit samples (`cogvideo/utils.py`, its `VPSDEDPMPP2M`;
-//! Lu et al. 2022, "DPM-Solver++", 2M in its stochastic form). The caller passes the noise and
-//! the network's predictions, so the sampler is deterministic.
+//! Every supported scheduler is linear in its tensors, so a [`Sampler`] is a table: the timesteps, the guidance scale of each step
+//! and five coefficients. [`cogvideox`](Sampler::ddim) has CogVideoX's DDIM and DPM schedulers, [`vpsde`](Sampler::vpsde) the
+//! sampler of ttt-video-dit. Coefficients are computed in f64 and applied in the dtype of the latent, fp32.
 //!
-//! Evaluations use it; training does not. Tests compare it with a sampling run recorded
-//! from the reference, step by step.
+//! The caller passes the noise and the network's predictions, so sampling is deterministic.
 
-use crate::diffusion::{Schedule, TIMESTEPS};
+mod cogvideox;
+mod vpsde;
+
 use std::f64::consts::PI;
 use tch::Tensor;
 
-/// The classifier-free guidance of each step.
+pub use cogvideox::Spacing;
+
+/// The scale of classifier-free guidance.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Guidance {
-    /// The maximum of the guidance scale minus 1.
-    pub scale: f64,
-    /// The exponent of time in the scale.
-    pub power: i32,
+pub enum Guidance {
+    /// The same scale at every step. At 1 or less the text-free prediction is not needed.
+    Constant(f64),
+    /// A scale between 1 and `1 + scale` that depends on the timestep.
+    Dynamic {
+        /// The maximum of the guidance scale minus 1.
+        scale: f64,
+        /// The exponent of time in the scale.
+        power: i32,
+    },
 }
 
 impl Default for Guidance {
-    /// Returns CogVideoX's values.
+    /// Returns CogVideoX's dynamic guidance.
     fn default() -> Self {
-        Guidance { scale: 6.0, power: 5 }
+        Guidance::Dynamic { scale: 6.0, power: 5 }
     }
 }
 
-/// The network's prediction for a noised latent: its velocities without and with the text.
+impl Guidance {
+    /// Returns the dynamic guidance of CogVideoX's pipelines for a scale.
+    pub fn dynamic(scale: f64) -> Self {
+        Guidance::Dynamic { scale, power: 5 }
+    }
+
+    /// Returns whether the network has to predict without the text too. As in diffusers, the given scale decides, not the scale of a step.
+    pub fn is_used(self) -> bool {
+        let (Guidance::Constant(scale) | Guidance::Dynamic { scale, .. }) = self;
+        scale > 1.0
+    }
+
+    /// Returns the scale at a timestep of `steps` steps.
+    ///
+    /// The dynamic formula is meant for a scale that rises with the steps. But CogVideoX inserts timesteps up to 999 for the
+    /// step number, so the scale jumps between 1 and `1 + scale`. It stays, because published samples use it.
+    fn at(self, timestep: i64, steps: usize) -> f64 {
+        match self {
+            Guidance::Constant(scale) => scale,
+            Guidance::Dynamic { scale, power } => {
+                let steps = steps as f64;
+                let time = ((steps - timestep as f64) / steps).powf(f64::from(power));
+                1.0 + scale * (1.0 - (PI * time).cos()) / 2.0
+            }
+        }
+    }
+}
+
+/// The network's prediction for a noised latent: its velocities with and without the text.
 #[derive(Debug)]
 pub struct Prediction {
-    /// The velocity for the empty text.
-    pub without_text: Tensor,
     /// The velocity for the text.
     pub with_text: Tensor,
+    /// The velocity for the empty text; `None` where guidance is not used.
+    pub without_text: Option<Tensor>,
+}
+
+/// What a step computed.
+#[derive(Debug)]
+pub struct Stepped<'a> {
+    /// The number of the step, from 0.
+    pub step: usize,
+    /// The predicted clean latent.
+    pub clean: &'a Tensor,
+    /// The latent after the step.
+    pub latent: &'a Tensor,
+}
+
+/// One step of a sampler: `clean = signal·x - noise·v` and `x = kept·x + ahead·clean + before·(clean of the step before) +
+/// fresh·(fresh noise)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Coefficients {
+    signal: f64,
+    noise: f64,
+    kept: f64,
+    ahead: f64,
+    before: f64,
+    fresh: f64,
 }
 
 /// The constants of sampling with a given number of steps.
@@ -42,33 +101,15 @@ pub struct Sampler {
     guidance: Guidance,
     /// The timestep of each step, noisiest first.
     timesteps: Vec<i64>,
-    /// `√ᾱ` before each step, and 1 after the last.
-    signal: Vec<f64>,
-    /// The `√ᾱ` that converts the network's velocity: the nearest value of the training schedule.
-    trained: Vec<f64>,
+    /// The guidance scale of each step.
+    scales: Vec<f64>,
+    steps: Vec<Coefficients>,
 }
 
 impl Sampler {
-    /// Spreads the steps over the timesteps of the training schedule.
-    ///
-    /// # Panics
-    /// `steps` is less than two: the first step has no signal, and the last gives the sample.
-    pub fn new(steps: usize, guidance: Guidance) -> Self {
-        assert!(steps >= 2, "sampling needs at least 2 steps, not {steps}");
-        let last = (TIMESTEPS - 1) as f64;
-        let timesteps: Vec<i64> =
-            (0..steps).map(|i| (last * (steps - i) as f64 / steps as f64).floor() as i64).collect();
-        // The reference rescales the levels of its few steps to zero terminal signal. They are not rows of the table that
-        // trained the network.
-        let mut signal = Schedule::signal_at(&timesteps);
-        let table = Schedule::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>());
-        let nearest = |signal: &f64| {
-            let far = |other: &&f64| (*other - signal).abs();
-            *table.iter().min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are timesteps")
-        };
-        let trained = signal.iter().map(nearest).collect();
-        signal.push(1.0);
-        Sampler { guidance, timesteps, signal, trained }
+    fn of(timesteps: Vec<i64>, guidance: Guidance, steps: Vec<Coefficients>) -> Self {
+        let scales = timesteps.iter().map(|timestep| guidance.at(*timestep, timesteps.len())).collect();
+        Sampler { guidance, timesteps, scales, steps }
     }
 
     /// Returns the timestep of each step, noisiest first.
@@ -76,80 +117,115 @@ impl Sampler {
         &self.timesteps
     }
 
-    /// Returns `√ᾱ` before each step; the first is 0.
-    pub fn signal(&self) -> &[f64] {
-        &self.signal[..self.timesteps.len()]
+    /// Returns the guidance scale of each step.
+    pub fn guidance_scales(&self) -> &[f64] {
+        &self.scales
     }
 
-    /// Returns the guidance scale of a step.
-    ///
-    /// The formula is meant for a scale that rises with the steps. But CogVideoX inserts timesteps up to 999 for the step number,
-    /// so the scale jumps between 1 and `1 + scale`. It stays, because published samples use it.
-    pub fn text_share(&self, step: usize) -> f64 {
-        let steps = self.timesteps.len() as f64;
-        let time = ((steps - self.timesteps[step] as f64) / steps).powi(self.guidance.power);
-        1.0 + self.guidance.scale * (1.0 - (PI * time).cos()) / 2.0
+    /// Returns whether the network has to predict without the text too.
+    pub fn is_guided(&self) -> bool {
+        self.guidance.is_used()
+    }
+
+    /// Returns whether a step adds fresh noise, in proportion to which the caller draws it.
+    pub fn adds_noise(&self, step: usize) -> bool {
+        self.steps[step].fresh != 0.0
     }
 
     /// Samples a latent from noise.
     ///
     /// * `noise` — pure noise, in the shape of a latent.
     /// * `network` — returns the prediction for a noised latent at a timestep.
-    /// * `draw` — returns fresh noise for a step, in the same shape; not called for the last step.
-    /// * `after` — receives the latent after each step.
+    /// * `draw` — returns fresh noise for a step, in the same shape; called only for steps that add noise.
+    /// * `after` — receives the result of each step.
     ///
     /// # Errors
-    /// The error of `network`.
+    /// The error of `network` or `after`.
     pub fn sample<E>(
         &self,
         noise: &Tensor,
         mut network: impl FnMut(&Tensor, i64) -> Result<Prediction, E>,
         mut draw: impl FnMut(usize) -> Tensor,
-        mut after: impl FnMut(&Tensor),
+        mut after: impl FnMut(Stepped<'_>) -> Result<(), E>,
     ) -> Result<Tensor, E> {
         let mut x = noise.shallow_clone();
         let mut before: Option<Tensor> = None;
-        for (step, timestep) in self.timesteps.iter().enumerate() {
-            let Prediction { without_text, with_text } = network(&x, *timestep)?;
-            let velocity = &without_text + (&with_text - &without_text) * self.text_share(step);
-            let signal = self.trained[step];
-            let clean = &x * signal - velocity * (1.0 - signal * signal).sqrt();
-            x = if step + 1 == self.timesteps.len() {
-                clean.shallow_clone()
-            } else {
-                self.solve(step, &x, &clean, before.as_ref()) + draw(step) * self.fresh(step)
+        for (step, (timestep, c)) in self.timesteps.iter().zip(&self.steps).enumerate() {
+            let velocity = match network(&x, *timestep)? {
+                Prediction { with_text, without_text: None } => with_text,
+                Prediction { with_text, without_text: Some(without) } => {
+                    &without + (with_text - &without) * self.scales[step]
+                }
             };
-            after(&x);
+            let clean = &x * c.signal - velocity * c.noise;
+            let mut next = &x * c.kept + &clean * c.ahead;
+            if let (Some(before), true) = (&before, c.before != 0.0) {
+                next += before * c.before;
+            }
+            if c.fresh != 0.0 {
+                next += draw(step) * c.fresh;
+            }
+            after(Stepped { step, clean: &clean, latent: &next })?;
+            x = next;
             before = Some(clean);
         }
         Ok(x)
     }
+}
 
-    /// Returns half the logarithm of the signal-to-noise ratio.
-    fn lambda(&self, step: usize) -> f64 {
-        let power = self.signal[step] * self.signal[step];
-        0.5 * (power / (1.0 - power)).ln()
+/// Returns half the logarithm of the signal-to-noise ratio of a level ᾱ: -∞ without signal, ∞ without noise.
+fn lambda(power: f64) -> f64 {
+    0.5 * (power / (1.0 - power)).ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diffusion::Schedule;
+    use std::convert::Infallible;
+    use tch::{Device, Kind};
+
+    /// Every sampler with `steps` steps.
+    fn samplers(steps: usize) -> Vec<Sampler> {
+        let schedule = Schedule::default();
+        let mut all = vec![Sampler::vpsde(steps, Guidance::default())];
+        for spacing in [Spacing::Trailing, Spacing::Linspace, Spacing::Leading] {
+            all.push(Sampler::ddim(&schedule, spacing, steps, Guidance::Constant(6.0)));
+            all.push(Sampler::dpm(&schedule, spacing, steps, Guidance::default()));
+        }
+        all
     }
 
-    /// Returns the level of fresh noise that a step adds.
-    fn fresh(&self, step: usize) -> f64 {
-        let (next, h) = (self.signal[step + 1], self.lambda(step + 1) - self.lambda(step));
-        (1.0 - next * next).sqrt() * (1.0 - (-2.0 * h).exp()).sqrt()
-    }
-
-    /// Computes the step without its noise, from the clean latents of this and the previous prediction. Without
-    /// signal λ is -∞, but all values derived from it are finite.
-    fn solve(&self, step: usize, x: &Tensor, clean: &Tensor, before: Option<&Tensor>) -> Tensor {
-        let (now, next) = (self.signal[step], self.signal[step + 1]);
-        let h = self.lambda(step + 1) - self.lambda(step);
-        let kept = ((1.0 - next * next) / (1.0 - now * now)).sqrt() * (-h).exp();
-        let ahead = match before {
-            None => clean.shallow_clone(),
-            Some(before) => {
-                let half = h / (2.0 * (self.lambda(step) - self.lambda(step - 1)));
-                clean * (1.0 + half) - before * half
+    #[test]
+    fn every_coefficient_is_finite_at_any_number_of_steps() {
+        for steps in [2, 3, 7, 10, 48, 61, 103, 121, 999] {
+            for sampler in samplers(steps) {
+                assert_eq!(sampler.timesteps.len(), steps);
+                assert!(sampler.timesteps.iter().all(|t| (0..1000).contains(t)), "{:?}", sampler.timesteps);
+                for c in &sampler.steps {
+                    let all = [c.signal, c.noise, c.kept, c.ahead, c.before, c.fresh];
+                    assert!(all.iter().all(|c| c.is_finite()), "{steps}: {c:?}");
+                }
             }
-        };
-        x * kept - ahead * ((-2.0 * h).exp_m1() * next)
+        }
+    }
+
+    #[test]
+    fn a_network_that_knows_the_clean_latent_samples_it() {
+        let schedule = Schedule::default();
+        let clean = Tensor::from_slice(&[0.5f32, -1.5, 2.0]);
+        for sampler in [
+            Sampler::ddim(&schedule, Spacing::Trailing, 10, Guidance::Constant(1.0)),
+            Sampler::dpm(&schedule, Spacing::Trailing, 10, Guidance::Constant(1.0)),
+        ] {
+            let network = |x: &Tensor, timestep: i64| {
+                let power = cogvideox::powers(&schedule)[timestep as usize];
+                let with_text = (x * power.sqrt() - &clean) / (1.0 - power).sqrt();
+                Ok::<_, Infallible>(Prediction { with_text, without_text: None })
+            };
+            let noise = Tensor::randn([3], (Kind::Float, Device::Cpu));
+            let sampled = sampler.sample(&noise, network, |_| noise.randn_like(), |_| Ok(())).unwrap();
+            assert!((sampled - &clean).abs().max().double_value(&[]) < 1e-4);
+        }
     }
 }

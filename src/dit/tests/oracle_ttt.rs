@@ -13,7 +13,7 @@ use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::positions;
-use dit::sampler::{Guidance, Prediction, Sampler};
+use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use dit::ttt::Ttt;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, LrAlignment, Model, Positions, Unit};
@@ -386,15 +386,12 @@ fn diffusion_table(name: &str) -> Option<Tensor> {
     }
     let (steps, what) = name.strip_prefix("sample")?.split_once('_')?;
     let steps: usize = steps.parse().ok()?;
-    let sampler = Sampler::new(steps, Guidance::default());
+    let sampler = Sampler::vpsde(steps, Guidance::default());
     let ascending = |noisiest_first: Tensor| noisiest_first.flip([0]);
     match what {
         "timesteps_ascending" => Some(ascending(Tensor::from_slice(sampler.timesteps()))),
-        "alphas_cumprod_sqrt_noisiest_first" => Some(Tensor::from_slice(sampler.signal())),
-        "dynamic_cfg_scale_for_those_timesteps" => {
-            let shares: Vec<f64> = (0..steps).map(|step| sampler.text_share(step)).collect();
-            Some(ascending(Tensor::from_slice(&shares)))
-        }
+        "alphas_cumprod_sqrt_noisiest_first" => Some(Tensor::from_slice(&Sampler::vpsde_signal(steps))),
+        "dynamic_cfg_scale_for_those_timesteps" => Some(ascending(Tensor::from_slice(sampler.guidance_scales()))),
         _ => None,
     }
 }
@@ -437,18 +434,19 @@ fn sampler_trace(path: &Utf8Path) -> usize {
     let (text, none) = (mean("cond"), mean("uncond"));
     let network = |x: &Tensor, timestep: i64| {
         let velocity = |mean: &Tensor| x.tanh() * 0.3 + mean * 0.05 + 1e-4 * timestep as f64;
-        Ok::<_, Infallible>(Prediction { without_text: velocity(&none), with_text: velocity(&text) })
+        Ok::<_, Infallible>(Prediction { without_text: Some(velocity(&none)), with_text: velocity(&text) })
     };
     // From its second step on, the reference draws twice and uses the second draw; the last step draws nothing.
     let twice = draws.size()[0] as usize == 2 * steps - 3;
     let draw = |step: usize| draws.get(if twice { 2 * step } else { step } as i64);
     let mut step = 0;
-    let after = |x: &Tensor| {
+    let after = |stepped: Stepped<'_>| {
         step += 1;
-        let error = relative(x, &want.get(step), 0.0);
+        let error = relative(stepped.latent, &want.get(step), 0.0);
         assert!(error < 1e-5, "{path}: after step {step} the sample differs by {error:e}");
+        Ok(())
     };
-    let sampled = Sampler::new(steps, Guidance::default()).sample(&case["x0"], network, draw, after);
+    let sampled = Sampler::vpsde(steps, Guidance::default()).sample(&case["x0"], network, draw, after);
     let error = relative(&sampled.expect("the network is infallible"), &case["final"], 0.0);
     assert!(error < 1e-5, "{path}: the sample differs by {error:e}");
     println!("{path}: {steps} steps, the sample differs by {error:e}");
