@@ -7,7 +7,7 @@ mod model;
 use crate::lora::{Lora, LoraForm};
 use crate::report::Report;
 use crate::source::{Source, SourceKind};
-use crate::write::{Doing, NewFile, OnProgress, Progress, stopped, write_files};
+use crate::write::{Doing, NewTensorFile, OnProgress, Progress, stopped, write_tensor_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
@@ -105,7 +105,7 @@ pub struct ConvertPlan {
     pub model: Option<Model>,
     /// The mapping of every tensor.
     pub report: Report,
-    files: Vec<NewFile>,
+    files: Vec<NewTensorFile>,
     /// Files of the source that the target links to.
     links: Vec<Linked>,
     /// Small text files beside them.
@@ -158,7 +158,7 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
 impl ConvertPlan {
     /// Returns the number of bytes to write.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(NewFile::bytes).sum()
+        self.files.iter().map(NewTensorFile::bytes).sum()
     }
 
     /// Returns the number of tensor files.
@@ -252,7 +252,7 @@ impl ConvertPlan {
                 })
                 .collect();
             drop(report_bytes);
-            let written = write_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
+            let written = write_tensor_files(dir, &self.files, &mut |written| match damaged.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
                 false => progress(written),
             });

@@ -5,9 +5,9 @@
 
 use crate::dataset::DTYPES;
 use crate::safetensors::Header;
-use crate::stream::{Segment, Target};
+use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::{Files, StoredTensor, of_header};
-use crate::write::{NewFile, OnProgress, write_files};
+use crate::write::{NewTensorFile, OnProgress, write_tensor_files};
 use crate::{Index, LATENT, MOMENTS, Sample, TEXT, destination, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, WholeFolder, write_atomic};
@@ -40,7 +40,7 @@ pub struct ImportPlan {
     /// The number of samples.
     pub samples: usize,
     source: Utf8PathBuf,
-    files: Vec<NewFile>,
+    files: Vec<NewTensorFile>,
     index: String,
 }
 
@@ -98,7 +98,7 @@ struct Importing<'a> {
     request: &'a ImportRequest,
     source: &'a Index,
     disk: Files,
-    files: Vec<NewFile>,
+    files: Vec<NewTensorFile>,
     /// The new name of every planned latent and text, so that a file that samples share is written once.
     names: HashMap<(&'static str, Utf8PathBuf), String>,
 }
@@ -150,8 +150,8 @@ impl Importing<'_> {
         let tensor = kind(&stored.shape)
             .map_err(|(wanted, fix)| bad(format!("{path} has shape {:?}, expected {wanted}", stored.shape), fix))?;
         let segments = stored.spans.into_iter().map(Segment::File).collect();
-        let target = Target::new(tensor, &stored.shape, stored.dtype, stored.dtype, segments);
-        self.files.push(NewFile { name: name.to_owned(), metadata: BTreeMap::new(), tensors: vec![target] });
+        let target = TensorToWrite::new(tensor, &stored.shape, stored.dtype, stored.dtype, segments);
+        self.files.push(NewTensorFile { name: name.to_owned(), metadata: BTreeMap::new(), tensors: vec![target] });
         self.names.insert(key, name.to_owned());
         Ok(name.to_owned())
     }
@@ -181,7 +181,7 @@ fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refuse
 impl ImportPlan {
     /// Returns the number of bytes to write.
     pub fn bytes(&self) -> u64 {
-        self.index.len() as u64 + self.files.iter().map(NewFile::bytes).sum::<u64>()
+        self.index.len() as u64 + self.files.iter().map(NewTensorFile::bytes).sum::<u64>()
     }
 
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
@@ -203,7 +203,7 @@ impl ImportPlan {
     }
 
     fn fill(&self, folder: &WholeFolder, progress: OnProgress<'_>) -> Result<Imported, Failure> {
-        write_files(folder.dir(), &self.files, progress)?;
+        write_tensor_files(folder.dir(), &self.files, progress)?;
         write_atomic(&folder.dir().join(INDEX), self.index.as_bytes())?;
         folder.commit()?;
         let index = self.target.join(INDEX);

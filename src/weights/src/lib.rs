@@ -48,5 +48,6 @@ pub use lora::{Lora, LoraForm, LoraLayer};
 pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
 pub use source::{Names, Source, SourceKind, SourceLocation, TTT_FILE, identify};
+pub use stream::TensorToWrite;
 pub use tensor_spans::{Span, StoredTensor, Tensors};
-pub use write::{Doing, OnProgress, Progress};
+pub use write::{Doing, NewTensorFile, OnProgress, Progress, write_tensor_files};

@@ -36,24 +36,29 @@ impl Segment {
 
 /// A tensor to be written.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Target {
+pub struct TensorToWrite {
     /// Its name.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
     /// The type of the segments.
-    pub from: Dtype,
+    pub(crate) from: Dtype,
     /// The type that is written.
-    pub to: Dtype,
+    pub(crate) to: Dtype,
     /// The sources of its bytes, in order.
-    pub segments: Vec<Segment>,
+    pub(crate) segments: Vec<Segment>,
     /// The LoRA product to add.
-    pub merge: Option<Merge>,
+    pub(crate) merge: Option<Merge>,
 }
 
-impl Target {
+impl TensorToWrite {
+    /// Creates a tensor that is copied from ranges of files.
+    pub fn copied(name: &str, shape: &[usize], dtype: Dtype, spans: Vec<Span>) -> Self {
+        Self::new(name, shape, dtype, dtype, spans.into_iter().map(Segment::File).collect())
+    }
+
     /// Creates a tensor without a merged adapter.
-    pub fn new(name: &str, shape: &[usize], from: Dtype, to: Dtype, segments: Vec<Segment>) -> Self {
+    pub(crate) fn new(name: &str, shape: &[usize], from: Dtype, to: Dtype, segments: Vec<Segment>) -> Self {
         Self { name: name.to_owned(), shape: shape.to_vec(), from, to, segments, merge: None }
     }
 
@@ -65,7 +70,7 @@ impl Target {
 
     /// Reads the tensor in pieces and hands over each as it is to be written. `buffer` gives one to fill, with anything
     /// in it.
-    pub fn stream(
+    pub(crate) fn stream(
         &self,
         files: &mut Files,
         mut buffer: impl FnMut() -> Vec<u8>,

@@ -1,7 +1,7 @@
 //! Writes safetensors files with three threads that read, write and sync. Only a few chunks are in memory.
 
 use crate::Dtype;
-use crate::stream::{CHUNK, Target};
+use crate::stream::{CHUNK, TensorToWrite};
 use crate::tensor_spans::Files;
 use camino::Utf8Path;
 use nix::errno::Errno;
@@ -24,15 +24,15 @@ const SYNC_EVERY: u64 = 64 << 20;
 /// The metadata key with the program that wrote a file. Only marked files are replaced.
 pub(crate) const MADE_BY: &str = "made_by";
 
-/// A file to be written.
+/// A safetensors file to be written.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct NewFile {
+pub struct NewTensorFile {
     /// Its name.
     pub name: String,
     /// Free text for its header.
     pub metadata: BTreeMap<String, String>,
     /// Its tensors, in order.
-    pub tensors: Vec<Target>,
+    pub tensors: Vec<TensorToWrite>,
 }
 
 /// The progress of the work.
@@ -74,9 +74,14 @@ impl Doing {
 /// A callback for progress. Returning `Break` stops the work.
 pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-impl NewFile {
+impl NewTensorFile {
+    /// Makes a file without tensors.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), metadata: BTreeMap::new(), tensors: Vec::new() }
+    }
+
     /// Its header: a length and JSON, padded so that the data begin at a multiple of eight.
-    fn header(&self) -> Vec<u8> {
+    pub fn header(&self) -> Vec<u8> {
         let text = |text: &str| serde_json::Value::from(text).to_string();
         let metadata = self.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())).chain([(MADE_BY, "vidtui")]);
         let pairs: Vec<String> = metadata.map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
@@ -104,14 +109,14 @@ impl NewFile {
 
     /// Its size.
     pub fn bytes(&self) -> u64 {
-        self.header().len() as u64 + self.tensors.iter().map(Target::bytes).sum::<u64>()
+        self.header().len() as u64 + self.tensors.iter().map(TensorToWrite::bytes).sum::<u64>()
     }
 }
 
 /// Shares tensors out to files of about `limit` bytes, in order, those of wide elements first so that each is aligned.
-pub(crate) fn pack(mut tensors: Vec<Target>, limit: u64) -> Vec<Vec<Target>> {
+pub(crate) fn pack(mut tensors: Vec<TensorToWrite>, limit: u64) -> Vec<Vec<TensorToWrite>> {
     tensors.sort_by_key(|tensor| std::cmp::Reverse(Dtype::size(tensor.to)));
-    let mut files: Vec<Vec<Target>> = Vec::new();
+    let mut files: Vec<Vec<TensorToWrite>> = Vec::new();
     let mut size = 0;
     for tensor in tensors {
         let bytes = tensor.bytes();
@@ -137,9 +142,12 @@ enum Piece {
 }
 
 /// Writes files into a folder and returns their checksums; when it returns they are on the disk.
-pub(crate) fn write_files(
+///
+/// # Errors
+/// A file exists already, cannot be read or cannot be written, or `progress` stops the work. Partial files stay there.
+pub fn write_tensor_files(
     dir: &Utf8Path,
-    files: &[NewFile],
+    files: &[NewTensorFile],
     progress: OnProgress<'_>,
 ) -> Result<Vec<FileSum>, Failure> {
     thread::scope(|scope| {
@@ -163,7 +171,7 @@ pub(crate) fn write_files(
 }
 
 fn read(
-    files: &[NewFile],
+    files: &[NewTensorFile],
     spare: &Receiver<Vec<u8>>,
     send: &mut dyn FnMut(Piece) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -189,13 +197,13 @@ type Written = (camino::Utf8PathBuf, Arc<File>);
 
 fn write(
     dir: &Utf8Path,
-    files: &[NewFile],
+    files: &[NewTensorFile],
     pieces: &Receiver<Result<Piece, Failure>>,
     give_back: &Sender<Vec<u8>>,
     to_disk: &SyncSender<Written>,
     progress: OnProgress<'_>,
 ) -> Result<Vec<FileSum>, Failure> {
-    let total = files.iter().map(NewFile::bytes).sum();
+    let total = files.iter().map(NewTensorFile::bytes).sum();
     let (mut done, mut synced, mut sums) = (0, 0, Vec::new());
     for new in files {
         let path = dir.join(&new.name);
@@ -270,12 +278,12 @@ mod tests {
     use crate::stream::Segment;
     use crate::tensor_spans::of_header;
 
-    fn target(name: &str, from: Dtype, to: Dtype, shape: &[usize], segments: Vec<Segment>) -> Target {
-        Target::new(name, shape, from, to, segments)
+    fn target(name: &str, from: Dtype, to: Dtype, shape: &[usize], segments: Vec<Segment>) -> TensorToWrite {
+        TensorToWrite::new(name, shape, from, to, segments)
     }
 
-    fn go(dir: &Utf8Path, files: &[NewFile]) -> Result<Vec<FileSum>, Failure> {
-        write_files(dir, files, &mut |_| ControlFlow::Continue(()))
+    fn go(dir: &Utf8Path, files: &[NewTensorFile]) -> Result<Vec<FileSum>, Failure> {
+        write_tensor_files(dir, files, &mut |_| ControlFlow::Continue(()))
     }
 
     #[test]
@@ -293,13 +301,13 @@ mod tests {
         let mut grown = copy("n \"q\"");
         grown.segments.push(Segment::Zeros(4));
         grown.shape = vec![5];
-        let file = NewFile {
+        let file = NewTensorFile {
             name: "out.safetensors".into(),
             metadata: BTreeMap::from([("format".into(), "pt".into())]),
             tensors: vec![copy("w"), grown],
         };
         let mut seen = Vec::new();
-        let sums = write_files(&folder, std::slice::from_ref(&file), &mut |progress| {
+        let sums = write_tensor_files(&folder, std::slice::from_ref(&file), &mut |progress| {
             seen.push(progress);
             ControlFlow::Continue(())
         })
@@ -328,7 +336,7 @@ mod tests {
         std::fs::write(folder.join("in.safetensors"), [0; 20]).unwrap();
         let segments = source["w"].spans.iter().cloned().map(Segment::File).collect();
         let tensors = vec![target("w", Dtype::F32, Dtype::F32, &[4], segments)];
-        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors };
+        let file = NewTensorFile { name: "out".into(), metadata: BTreeMap::new(), tensors };
         assert!(go(&folder, &[file]).unwrap_err().what.contains("in.safetensors"));
     }
 
@@ -341,8 +349,8 @@ mod tests {
             return;
         }
         let huge = target("w", Dtype::F32, Dtype::F32, &[1 << 50], vec![Segment::Zeros(4 << 50)]);
-        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![huge] };
-        let failure = write_files(&folder, &[file], &mut |_| panic!("something was written")).unwrap_err();
+        let file = NewTensorFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![huge] };
+        let failure = write_tensor_files(&folder, &[file], &mut |_| panic!("something was written")).unwrap_err();
         assert!(failure.what.starts_with("cannot write"), "{failure}");
     }
 
@@ -350,8 +358,8 @@ mod tests {
     fn breaking_stops_the_writing() {
         let (_keep, folder) = temp();
         let zeros = target("w", Dtype::F32, Dtype::F32, &[CHUNK * 4], vec![Segment::Zeros(CHUNK as u64 * 16)]);
-        let file = NewFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![zeros] };
-        let failure = write_files(&folder, &[file], &mut |_| ControlFlow::Break(())).unwrap_err();
+        let file = NewTensorFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![zeros] };
+        let failure = write_tensor_files(&folder, &[file], &mut |_| ControlFlow::Break(())).unwrap_err();
         assert_eq!(failure.why, "it was interrupted");
     }
 

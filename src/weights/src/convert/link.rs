@@ -2,7 +2,7 @@
 
 use super::ConvertRequest;
 use crate::source::{Source, SourceKind};
-use crate::stream::{Segment, Target};
+use crate::stream::{Segment, TensorToWrite};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ pub(super) struct Linked {
     /// Its size.
     pub bytes: u64,
     /// The tensors of the target in this file, each with its name in the file.
-    pub tensors: Vec<(String, Target)>,
+    pub tensors: Vec<(String, TensorToWrite)>,
 }
 
 /// Refuses `--link` when the target format has other files than the source.
@@ -39,11 +39,14 @@ pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Fai
 
 /// Removes from `body` the tensors of files that can be linked, and returns those files. A file can be linked when
 /// every tensor that the target reads from it is unchanged. `keys` maps names in the target to names in the source.
-pub(super) fn linked_files(body: &mut Vec<Target>, keys: &BTreeMap<String, String>) -> Result<Vec<Linked>, Failure> {
+pub(super) fn linked_files(
+    body: &mut Vec<TensorToWrite>,
+    keys: &BTreeMap<String, String>,
+) -> Result<Vec<Linked>, Failure> {
     let changed: BTreeSet<Arc<Utf8Path>> =
         body.iter().filter(|target| unchanged_file(target).is_none()).flat_map(files).cloned().collect();
-    let linked = |target: &Target| unchanged_file(target).is_some_and(|file| !changed.contains(file));
-    let mut by_file: BTreeMap<Arc<Utf8Path>, Vec<(String, Target)>> = BTreeMap::new();
+    let linked = |target: &TensorToWrite| unchanged_file(target).is_some_and(|file| !changed.contains(file));
+    let mut by_file: BTreeMap<Arc<Utf8Path>, Vec<(String, TensorToWrite)>> = BTreeMap::new();
     for target in body.extract_if(.., |target| linked(target)) {
         if let Some(file) = unchanged_file(&target).cloned() {
             by_file.entry(file).or_default().push((keys[&target.name].clone(), target));
@@ -62,14 +65,14 @@ pub(super) fn linked_files(body: &mut Vec<Target>, keys: &BTreeMap<String, Strin
 }
 
 /// Returns the file of a target that is one unchanged tensor.
-fn unchanged_file(target: &Target) -> Option<&Arc<Utf8Path>> {
+fn unchanged_file(target: &TensorToWrite) -> Option<&Arc<Utf8Path>> {
     match &target.segments[..] {
         [Segment::File(span)] if target.from == target.to && target.merge.is_none() => Some(&span.file),
         _ => None,
     }
 }
 
-fn files(target: &Target) -> impl Iterator<Item = &Arc<Utf8Path>> {
+fn files(target: &TensorToWrite) -> impl Iterator<Item = &Arc<Utf8Path>> {
     target.segments.iter().filter_map(|segment| match segment {
         Segment::File(span) => Some(&span.file),
         _ => None,

@@ -5,9 +5,9 @@ use crate::Dtype;
 use crate::lora::{self, Lora, LoraForm, LoraLayer};
 use crate::report::{Mapped, Report};
 use crate::source::Source;
-use crate::stream::{Segment, Target};
+use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
-use crate::write::NewFile;
+use crate::write::NewTensorFile;
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
         if form == LoraForm::Kohya {
             let name = format!("{}.alpha", ours[0].trim_end_matches(".lora_down.weight"));
             let alpha = Segment::Given((layer.alpha as f32).to_le_bytes().to_vec());
-            tensors.push(Target::new(&name, &[], Dtype::F32, Dtype::F32, vec![alpha]));
+            tensors.push(TensorToWrite::new(&name, &[], Dtype::F32, Dtype::F32, vec![alpha]));
         }
     }
     let left = lora.unused.iter().cloned();
@@ -73,7 +73,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
         LoraForm::Kohya => lora::KOHYA_FILE,
     };
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.to.size()));
-    let files = vec![NewFile { name: name.into(), metadata, tensors }];
+    let files = vec![NewTensorFile { name: name.into(), metadata, tensors }];
     let target = request.target.clone();
     Ok(ConvertPlan {
         source,
@@ -88,9 +88,9 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     })
 }
 
-fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> Target {
+fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> TensorToWrite {
     let segments = stored.spans.iter().cloned().map(Segment::File).collect();
-    Target::new(name, &stored.shape, stored.dtype, dtype, segments)
+    TensorToWrite::new(name, &stored.shape, stored.dtype, dtype, segments)
 }
 
 /// Returns ranks and alphas as PEFT writes them: the most frequent value as default, and the modules that differ.

@@ -6,9 +6,9 @@ use crate::initial_values::InitialValues;
 use crate::lora::Lora;
 use crate::report::{Initialized, Mapped, Report};
 use crate::source::{CONFIG_FILE, MODEL_FILE, Names, Source, TTT_FILE, TTT_MODEL};
-use crate::stream::{Segment, Target};
+use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
-use crate::write::{NewFile, pack};
+use crate::write::{NewTensorFile, pack};
 use crate::{Dtype, cast};
 use recipe::{Layer, Model, ParamSpec, param_specs};
 use rundir::{ErrorCode, Failure};
@@ -183,7 +183,7 @@ fn mapped(
     stored: &StoredTensor,
     (from, to): (&str, &str),
     dtype: Option<Dtype>,
-) -> Result<(Target, Mapped), Failure> {
+) -> Result<(TensorToWrite, Mapped), Failure> {
     let bad = |why: String| {
         let fix = "use the config.json of these weights, or download both again";
         Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.location.path), why, fix)
@@ -210,7 +210,7 @@ fn mapped(
             spec.shape
         )));
     };
-    let target = Target::new(to, &spec.shape, stored.dtype, dtype, segments);
+    let target = TensorToWrite::new(to, &spec.shape, stored.dtype, dtype, segments);
     Ok((target, row))
 }
 
@@ -231,17 +231,22 @@ fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -
 }
 
 /// Returns the initial values of a tensor of a layer that only the target has.
-fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<Target> {
+fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<TensorToWrite> {
     let had = source.model().ok()?.layer;
     if spec.family != recipe::Family::Ttt || had == model.layer {
         return None;
     }
     let segments = vec![Segment::Initial(InitialValues::new(spec.init, seed, &spec.name)?, spec.len() * 4)];
-    Some(Target::new(to, &spec.shape, Dtype::F32, dtype, segments))
+    Some(TensorToWrite::new(to, &spec.shape, Dtype::F32, dtype, segments))
 }
 
 /// Assigns the tensors to named files.
-fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Vec<Target>) -> Vec<NewFile> {
+fn new_files(
+    request: &ConvertRequest,
+    model: &Model,
+    body: Vec<TensorToWrite>,
+    ttt: Vec<TensorToWrite>,
+) -> Vec<NewTensorFile> {
     let (stem, limit) = match request.to {
         Form::Internal => ("weights", CHECKPOINT_SHARD),
         _ => (DIFFUSERS_STEM, DIFFUSERS_SHARD),
@@ -253,24 +258,24 @@ fn new_files(request: &ConvertRequest, model: &Model, body: Vec<Target>, ttt: Ve
         (1, Form::Diffusers) => format!("{stem}.safetensors"),
         _ => format!("{stem}-{:05}-of-{count:05}.safetensors", n + 1),
     };
-    let mut files: Vec<NewFile> = shards
+    let mut files: Vec<NewTensorFile> = shards
         .into_iter()
         .enumerate()
-        .map(|(n, tensors)| NewFile { name: name(n), metadata: format.clone(), tensors })
+        .map(|(n, tensors)| NewTensorFile { name: name(n), metadata: format.clone(), tensors })
         .collect();
     if !ttt.is_empty() {
         let mut metadata = format;
         metadata.insert(TTT_MODEL.into(), model.to_table().to_string());
         metadata
             .insert("note".into(), "TTT layers of the model in this folder, which diffusers does not support".into());
-        files.push(NewFile { name: TTT_FILE.into(), metadata, tensors: ttt });
+        files.push(NewTensorFile { name: TTT_FILE.into(), metadata, tensors: ttt });
     }
     files
 }
 
 /// Returns the index of a diffusers model; none when the model has one file.
-fn index(files: &[NewFile]) -> Option<serde_json::Value> {
-    let shards: Vec<&NewFile> = files.iter().filter(|file| file.name != TTT_FILE).collect();
+fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
+    let shards: Vec<&NewTensorFile> = files.iter().filter(|file| file.name != TTT_FILE).collect();
     let tensors = || shards.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (tensor, &file.name)));
     let map: BTreeMap<&str, &String> = tensors().map(|(tensor, file)| (tensor.name.as_str(), file)).collect();
     let size: u64 = tensors().map(|(tensor, _)| tensor.bytes()).sum();

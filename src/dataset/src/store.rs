@@ -1,0 +1,35 @@
+//! The store: a folder with the latents and texts of a data set, made once and read by training.
+//!
+//! ```text
+//! DATA/
+//! ├── dataset.toml                     how the latents and texts were made (StoreSpec)
+//! ├── index.jsonl                      a head, then one line per clip in the order of the manifest; replaced by rename
+//! ├── latents-00000.safetensors …      1 to 2 GB each; a tensor [T, 2C, H, W] per clip: means, then log-variances
+//! ├── texts-00000.safetensors …        a tensor [tokens, width] per distinct caption, and the empty caption
+//! └── work/                            while encoding: the queue of items, leases, parts, journals
+//! ```
+//!
+//! Latents are keyed by the content of the video and the rules of the encoder, texts by the caption and the encoder. An
+//! encode therefore reuses what has the same key, and writes only the rest ([`plan_encode`]). Many workers on many nodes
+//! encode at once ([`Queue`]); the bytes of the store do not depend on which worker encoded which item, or on crashes.
+
+mod clock;
+mod index;
+mod join;
+mod lease;
+mod part;
+mod plan;
+mod queue;
+mod range;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use clock::{Clock, SystemClock};
+pub use index::{Head, INDEX, Line, Place, read_index};
+pub use join::Joined;
+pub use part::{Disk, LocalDisk, NewTensor};
+pub use plan::{Item, Plan, Quarantined, Stage, WantedClip, Work, plan_encode};
+pub use queue::{Claim, Finish, Holder, Progress, Queue, Timing};
+pub use range::{Held, Range};
+pub use spec::{CODE, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec};

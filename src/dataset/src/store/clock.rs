@@ -1,0 +1,32 @@
+//! The time of a worker. Leases are judged by it alone: clocks of nodes may differ.
+
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+/// A clock that never goes backwards.
+pub trait Clock: Debug + Send + Sync {
+    /// Returns the time since an arbitrary start.
+    fn now(&self) -> Duration;
+    /// Waits.
+    fn sleep(&self, time: Duration);
+}
+
+/// The clock of this machine.
+#[derive(Debug)]
+pub struct SystemClock(Instant);
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}

@@ -1,0 +1,210 @@
+//! The index of a store: a head, then one JSON object per clip, in the order of the manifest.
+
+use super::spec::SCHEMA;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+
+/// The name of the index within its folder.
+pub const INDEX: &str = "index.jsonl";
+
+/// The first line of an index.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// The version of the format.
+    pub schema: u32,
+    /// The number of clips, so that an index that was cut is noticed.
+    pub clips: usize,
+    /// [`super::StoreSpec::identity`] of the specification that the latents and texts were made by.
+    pub spec: String,
+    /// The queue that made this index.
+    pub queue: String,
+    /// The text of the empty caption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_text: Option<Place>,
+    /// The key of the empty caption.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub empty_key: String,
+}
+
+/// A clip.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Its name, unique within the data set.
+    pub id: String,
+    /// The video.
+    pub source: Utf8PathBuf,
+    /// The hash of the video.
+    pub content: String,
+    /// The times of the chosen frames in seconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<f64>,
+    /// The shape of the stored latent, `[T, 2C, H, W]`.
+    pub shape: Vec<usize>,
+    /// Frames × height × width of the clip in pixels, or of the latent when they are not known: `49x480x720`.
+    pub bucket: String,
+    /// What the clip shows.
+    pub caption: String,
+    /// The latent.
+    pub latent: Place,
+    /// The key of the latent.
+    pub latent_key: String,
+    /// True if the latent was drawn already: `[T, C, H, W]` in place of means and log-variances.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drawn: bool,
+    /// Further tensors of the clip by role, such as `image`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, Place>,
+    /// The texts, one per segment of the video.
+    pub text: Vec<Place>,
+    /// The keys of the texts.
+    pub text_keys: Vec<String>,
+}
+
+/// Where a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// The file, relative to the data set.
+    pub shard: String,
+    /// The tensor in the file.
+    pub name: String,
+}
+
+/// Reads an index, and calls `each` with the number of every line (from 1) and its clip.
+///
+/// # Errors
+/// The index is missing, cut, malformed, or of a newer schema; or `each` fails.
+pub fn read_index(data: &Utf8Path, mut each: impl FnMut(usize, Line) -> Result<(), Failure>) -> Result<Head, Failure> {
+    let path = data.join(INDEX);
+    let (head, mut lines) = Lines::open(&path)?;
+    while let Some((number, line)) = lines.next()? {
+        each(number, serde_json::from_slice(line).map_err(|e| malformed(&path, number, &e))?)?;
+    }
+    lines.end(&head)?;
+    Ok(head)
+}
+
+/// The lines of an index after its head.
+pub(crate) struct Lines {
+    path: Utf8PathBuf,
+    file: BufReader<File>,
+    buffer: Vec<u8>,
+    number: usize,
+    clips: usize,
+}
+
+impl Lines {
+    /// Opens an index and reads its head.
+    pub fn open(path: &Utf8Path) -> Result<(Head, Self), Failure> {
+        let file = File::open(path).map_err(|e| unreadable(path, &e))?;
+        let file = BufReader::with_capacity(1 << 20, file);
+        let mut lines = Self { path: path.to_owned(), file, buffer: Vec::new(), number: 0, clips: 0 };
+        let Some((_, first)) = lines.next()? else {
+            return Err(bad(path, "it is empty".into()));
+        };
+        #[derive(Deserialize)]
+        struct Version {
+            schema: Option<u32>,
+        }
+        let version: Version = serde_json::from_slice(first).map_err(|e| malformed(path, 1, &e))?;
+        match version.schema {
+            Some(found) if found > SCHEMA => Err(Failure::new(
+                ErrorCode::NewerFormat,
+                format!("cannot read {path}"),
+                format!("written by a newer vidtui (schema {found}; this one reads {SCHEMA})"),
+                "update vidtui, or encode the data set again with this one",
+            )),
+            Some(_) => {
+                let head: Head = serde_json::from_slice(first).map_err(|e| malformed(path, 1, &e))?;
+                lines.clips = 0;
+                Ok((head, lines))
+            }
+            None => Err(bad(path, "its first line has no schema".into())),
+        }
+    }
+
+    /// Returns the number of the next line and its bytes.
+    pub fn next(&mut self) -> Result<Option<(usize, &[u8])>, Failure> {
+        self.buffer.clear();
+        let read = self.file.read_until(b'\n', &mut self.buffer).map_err(|e| unreadable(&self.path, &e))?;
+        if read == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.clips += 1;
+        if self.buffer.pop_if(|last| *last == b'\n').is_none() {
+            return Err(bad(&self.path, format!("line {} is cut", self.number)));
+        }
+        Ok(Some((self.number, &self.buffer)))
+    }
+
+    /// Checks that no line is missing at the end.
+    pub fn end(&self, head: &Head) -> Result<(), Failure> {
+        if self.clips == head.clips {
+            return Ok(());
+        }
+        Err(bad(&self.path, format!("it has {} of {}", self.clips, units::counted(head.clips, "clip"))))
+    }
+}
+
+/// Writes an index under a temporary name and renames it.
+pub(crate) fn write_index(
+    data: &Utf8Path,
+    head: &Head,
+    lines: impl Iterator<Item = Result<Line, Failure>>,
+) -> Result<(), Failure> {
+    let path = data.join(INDEX);
+    let temporary = data.join(format!(".{INDEX}.{}.tmp", std::process::id()));
+    let io = |e: io::Error| cannot_write(&path, &e);
+    let write = || -> Result<(), Failure> {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(io)?);
+        let mut line = |value: &[u8]| file.write_all(value).and_then(|()| file.write_all(b"\n")).map_err(io);
+        line(&serde_json::to_vec(head).expect("a head has a JSON form"))?;
+        for clip in lines {
+            line(&serde_json::to_vec(&clip?).expect("a clip has a JSON form"))?;
+        }
+        let file = file.into_inner().map_err(|e| io(e.into_error()))?;
+        file.sync_all().map_err(io)?;
+        fs::rename(&temporary, &path).and_then(|()| File::open(data)?.sync_all()).map_err(io)
+    };
+    write().inspect_err(|_| {
+        // The failure of the write is the one to report.
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+pub(crate) fn malformed(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure {
+    // Each line is parsed on its own, so the parser's own line number is always 1 and would mislead.
+    let why = error.to_string().replace(" at line 1 column ", " at column ");
+    bad(path, format!("line {line}: {why}"))
+}
+
+pub(crate) fn bad(path: &Utf8Path, why: String) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("cannot read the index {path}"),
+        why,
+        "encode the data set again: latents and texts that are intact are reused, or copy it again from its source",
+    )
+}
+
+pub(crate) fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
+    let fix = match error.kind() {
+        io::ErrorKind::NotFound => "give the folder of a data set, or encode or import one first".into(),
+        _ => format!("check its permissions and its disk: ls -l {path}"),
+    };
+    Failure::new(ErrorCode::of_io(error), format!("cannot read {path}"), error.to_string(), fix)
+}
+
+pub(crate) fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
+    let fix = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space on that disk and start the encode again: it continues where it stopped"
+        }
+        _ => "check the disk and the permissions of its folder, then start the encode again",
+    };
+    Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
+}

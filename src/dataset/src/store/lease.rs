@@ -1,0 +1,202 @@
+//! Leases on a shared file system: at most one live holder of a name, without file locks and without comparing clocks.
+//!
+//! A lease of `NAME` is the file `NAME.EPOCH`, created with `O_EXCL`; the highest epoch holds the lease. The holder
+//! rewrites the file at every heartbeat. A worker that saw no change for [`Leases::expiry`] of its own time takes the
+//! lease over by creating the next epoch. A holder that was only slow finds the next epoch and gives up; until then it
+//! writes to files of its own epoch, where it does no harm.
+
+use super::Clock;
+use super::index::{cannot_write, unreadable};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The content of a lease file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Written {
+    holder: String,
+    /// Increases with each heartbeat.
+    beat: u64,
+    /// True once the holder has given the lease back.
+    released: bool,
+}
+
+/// The leases of a folder, as one worker sees them.
+#[derive(Debug)]
+pub(super) struct Leases {
+    dir: Utf8PathBuf,
+    clock: Arc<dyn Clock>,
+    expiry: Duration,
+    seen: Mutex<HashMap<String, Seen>>,
+}
+
+/// What was last read of a lease, and since when it has not changed.
+#[derive(Debug)]
+struct Seen {
+    epoch: u32,
+    content: Vec<u8>,
+    since: Duration,
+    /// Contents seen in this epoch.
+    beats: usize,
+}
+
+/// The result of an attempt to take a lease.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Mine(Lease),
+    /// Another worker holds it.
+    Held,
+}
+
+/// A lease that this worker holds. Dropping it does not give it back.
+#[derive(Debug)]
+pub(super) struct Lease {
+    dir: Utf8PathBuf,
+    name: String,
+    pub epoch: u32,
+    holder: String,
+    beats: AtomicU64,
+}
+
+impl Leases {
+    pub fn new(dir: Utf8PathBuf, clock: Arc<dyn Clock>, expiry: Duration) -> Self {
+        Self { dir, clock, expiry, seen: Mutex::default() }
+    }
+
+    /// Returns the highest epoch of every name.
+    pub fn epochs(&self) -> Result<BTreeMap<String, u32>, Failure> {
+        let mut epochs = BTreeMap::new();
+        for entry in self.dir.read_dir_utf8().map_err(|e| unreadable(&self.dir, &e))? {
+            let entry = entry.map_err(|e| unreadable(&self.dir, &e))?;
+            if let Some((name, epoch)) = entry.file_name().rsplit_once('.')
+                && let Ok(epoch) = epoch.parse::<u32>()
+            {
+                let highest = epochs.entry(name.to_owned()).or_insert(epoch);
+                *highest = epoch.max(*highest);
+            }
+        }
+        Ok(epochs)
+    }
+
+    /// Takes the lease of `name` if it is free, given back, or expired. `epoch` is its highest epoch, if there is one.
+    pub fn take(&self, name: &str, epoch: Option<u32>, holder: &str) -> Result<Taken, Failure> {
+        match epoch {
+            None => self.create(name, 0, holder),
+            Some(epoch) => match self.holder(name, epoch)? {
+                Some(_) => Ok(Taken::Held),
+                None => self.create(name, epoch + 1, holder),
+            },
+        }
+    }
+
+    /// Takes the lease of `name` whoever holds it: the caller knows that the holder is gone.
+    pub fn seize(&self, name: &str, epoch: Option<u32>, holder: &str) -> Result<Taken, Failure> {
+        self.create(name, epoch.map_or(0, |epoch| epoch + 1), holder)
+    }
+
+    /// Returns the holder of an epoch; none if it gave the lease back or the lease expired.
+    pub fn holder(&self, name: &str, epoch: u32) -> Result<Option<String>, Failure> {
+        let path = self.dir.join(format!("{name}.{epoch}"));
+        let content = match fs::read(&path) {
+            Ok(content) => content,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Some("another worker".into())),
+            Err(e) => return Err(unreadable(&path, &e)),
+        };
+        // A lease that was just created, or whose holder crashed there, is empty.
+        let written = serde_json::from_slice::<Written>(&content).ok();
+        if written.as_ref().is_some_and(|written| written.released) {
+            return Ok(None);
+        }
+        let now = self.clock.now();
+        let mut seen = self.seen.lock().expect("no thread panics with this lock");
+        let since = match seen.get(name) {
+            Some(seen) if seen.epoch == epoch && seen.content == content => seen.since,
+            other => {
+                let beats = other.filter(|seen| seen.epoch == epoch).map_or(0, |seen| seen.beats) + 1;
+                seen.insert(name.to_owned(), Seen { epoch, content, since: now, beats });
+                now
+            }
+        };
+        let expired = now.saturating_sub(since) >= self.expiry;
+        Ok((!expired).then(|| written.map_or("a worker that has just started".into(), |written| written.holder)))
+    }
+
+    /// Returns whether a heartbeat of the current holder was seen: [`Leases::holder`] found two different contents.
+    pub fn is_alive(&self, name: &str) -> bool {
+        let seen = self.seen.lock().expect("no thread panics with this lock");
+        seen.get(name).is_some_and(|seen| seen.beats > 1)
+    }
+
+    fn create(&self, name: &str, epoch: u32, holder: &str) -> Result<Taken, Failure> {
+        let lease = Lease {
+            dir: self.dir.clone(),
+            name: name.to_owned(),
+            epoch,
+            holder: holder.to_owned(),
+            beats: AtomicU64::new(0),
+        };
+        let path = lease.path(epoch);
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(file) => lease.write(&file, false).map_err(|e| cannot_write(&path, &e))?,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(Taken::Held),
+            Err(e) => return Err(cannot_write(&path, &e)),
+        }
+        Ok(Taken::Mine(lease))
+    }
+}
+
+impl Lease {
+    /// Renews the lease. Returns false if another worker has taken it over.
+    pub fn beat(&self) -> Result<bool, Failure> {
+        self.rewrite(false)
+    }
+
+    /// Gives the lease back, so that another worker can take it at once.
+    pub fn release(&self) -> Result<(), Failure> {
+        self.rewrite(true).map(drop)
+    }
+
+    /// Returns whether no other worker has taken the lease over.
+    pub fn is_mine(&self) -> bool {
+        !self.path(self.epoch + 1).exists()
+    }
+
+    fn rewrite(&self, released: bool) -> Result<bool, Failure> {
+        if !self.is_mine() {
+            return Ok(false);
+        }
+        let path = self.path(self.epoch);
+        match OpenOptions::new().write(true).open(&path).and_then(|file| self.write(&file, released)) {
+            Ok(()) => Ok(true),
+            // The work is over, and its folder was removed.
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(cannot_write(&path, &e)),
+        }
+    }
+
+    /// Writes the content in place: a reader that sees half of it sees a change, which is all that a heartbeat is.
+    fn write(&self, file: &File, released: bool) -> io::Result<()> {
+        let beat = self.beats.fetch_add(1, Ordering::Relaxed);
+        let written = Written { holder: self.holder.clone(), beat, released };
+        let mut text = serde_json::to_string(&written).expect("a lease has a JSON form");
+        // The length never shrinks, so that the file needs no truncation: `true` is shorter than `false`.
+        text.push_str("  ");
+        file.write_all_at(text.as_bytes(), 0)
+    }
+
+    fn path(&self, epoch: u32) -> Utf8PathBuf {
+        self.dir.join(format!("{}.{epoch}", self.name))
+    }
+}
+
+/// Creates a folder and its parents.
+pub(super) fn create_dir(dir: &Utf8Path) -> Result<(), Failure> {
+    fs::create_dir_all(dir).map_err(|e| cannot_write(dir, &e))
+}

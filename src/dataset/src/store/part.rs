@@ -1,0 +1,213 @@
+//! Part files: the tensors that a worker appends, and a journal with one line for each whole item.
+//!
+//! The line is written after the tensors, so an item is whole if and only if its line is. A crash loses at most the item
+//! that was being written. Lines carry checksums: after a crash of a node, a file system may have lost data that was
+//! written before the line.
+
+use super::index::{cannot_write, unreadable};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use weights::Dtype;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A tensor to store.
+#[derive(Debug, Clone, Copy)]
+pub struct NewTensor<'a> {
+    /// What it is: empty for the latent or the text itself, else a role such as `image`.
+    pub role: &'a str,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: &'a [usize],
+    /// Its little-endian bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Writes to a disk; tests use one that fills up or stops.
+pub trait Disk: Debug + Send + Sync {
+    /// Writes all bytes at an offset.
+    ///
+    /// # Errors
+    /// As [`FileExt::write_all_at`]; a part of the bytes may be written.
+    fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()>;
+}
+
+/// The disk as it is.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalDisk;
+
+impl Disk for LocalDisk {
+    fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        file.write_all_at(bytes, at)
+    }
+}
+
+/// A line of a journal: an item that is stored, or that failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// The key of the item.
+    pub key: String,
+    /// The part file, relative to `work/`.
+    pub part: String,
+    /// Its tensors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<Piece>,
+    /// The times of the chosen frames.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<f64>,
+    /// Why the item could not be encoded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// A tensor in a part file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Piece {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub role: String,
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    pub begin: u64,
+    pub len: u64,
+    /// XXH3 of the bytes.
+    pub sum: String,
+}
+
+/// A part file that this worker writes.
+#[derive(Debug)]
+pub(super) struct Part {
+    disk: Arc<dyn Disk>,
+    name: String,
+    path: Utf8PathBuf,
+    journal_path: Utf8PathBuf,
+    tensors: File,
+    journal: File,
+    tensors_end: u64,
+    journal_end: u64,
+}
+
+impl Part {
+    /// Creates a part and its journal. `name` is relative to `work`, without an extension.
+    pub fn create(work: &Utf8Path, name: &str, disk: Arc<dyn Disk>) -> Result<Self, Failure> {
+        let create = |path: &Utf8Path| {
+            OpenOptions::new().write(true).create_new(true).open(path).map_err(|e| cannot_write(path, &e))
+        };
+        let file_name = format!("{name}.part");
+        let (path, journal_path) = (work.join(&file_name), work.join(format!("{name}.jsonl")));
+        Ok(Self {
+            disk,
+            tensors: create(&path)?,
+            journal: create(&journal_path)?,
+            name: file_name,
+            path,
+            journal_path,
+            tensors_end: 0,
+            journal_end: 0,
+        })
+    }
+
+    /// Appends an item: its tensors, then the line of the journal. After a failure the part is as before, and the next
+    /// item overwrites what was half-written.
+    pub fn commit(&mut self, key: &str, times: &[f64], tensors: &[NewTensor]) -> Result<Entry, Failure> {
+        let (mut at, mut pieces) = (self.tensors_end, Vec::with_capacity(tensors.len()));
+        for tensor in tensors {
+            let written = self.disk.write_all_at(&self.tensors, tensor.bytes, at);
+            written.map_err(|e| cannot_write(&self.path, &e))?;
+            let len = tensor.bytes.len() as u64;
+            pieces.push(Piece {
+                role: tensor.role.to_owned(),
+                dtype: tensor.dtype.name().to_owned(),
+                shape: tensor.shape.to_vec(),
+                begin: at,
+                len,
+                sum: sum(tensor.bytes),
+            });
+            at += len;
+        }
+        let entry = Entry {
+            key: key.to_owned(),
+            part: self.name.clone(),
+            tensors: pieces,
+            times: times.to_vec(),
+            failure: None,
+        };
+        self.log(&entry)?;
+        self.tensors_end = at;
+        Ok(entry)
+    }
+
+    /// Records that an item failed.
+    pub fn fail(&mut self, key: &str, failure: Failure) -> Result<Entry, Failure> {
+        let entry = Entry {
+            key: key.to_owned(),
+            part: self.name.clone(),
+            tensors: Vec::new(),
+            times: Vec::new(),
+            failure: Some(failure),
+        };
+        self.log(&entry)?;
+        Ok(entry)
+    }
+
+    /// Waits until everything is on the disk.
+    pub fn sync(&self) -> Result<(), Failure> {
+        self.tensors.sync_data().map_err(|e| cannot_write(&self.path, &e))?;
+        self.journal.sync_data().map_err(|e| cannot_write(&self.journal_path, &e))
+    }
+
+    fn log(&mut self, entry: &Entry) -> Result<(), Failure> {
+        let mut line = serde_json::to_vec(entry).expect("an entry has a JSON form");
+        line.push(b'\n');
+        let written = self.disk.write_all_at(&self.journal, &line, self.journal_end);
+        written.map_err(|e| {
+            // A longer half-written line must not follow the next line.
+            let _ = self.journal.set_len(self.journal_end);
+            cannot_write(&self.journal_path, &e)
+        })?;
+        self.journal_end += line.len() as u64;
+        Ok(())
+    }
+}
+
+/// Whether the bytes of entries are compared with their checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verify {
+    Sums,
+    /// The data was synced before the entries were recorded.
+    Nothing,
+}
+
+/// Returns the whole items of a journal. A torn last line, and items whose bytes are missing or differ, are left out.
+pub(super) fn read_journal(work: &Utf8Path, journal: &Utf8Path, verify: Verify) -> Result<Vec<Entry>, Failure> {
+    let text = fs::read(journal).map_err(|e| unreadable(journal, &e))?;
+    let whole = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+    let mut entries = Vec::new();
+    for line in whole {
+        let Ok(entry) = serde_json::from_slice::<Entry>(line) else { break };
+        if verify == Verify::Nothing || is_intact(work, &entry) {
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
+/// Returns whether the bytes of an item are those that were written.
+fn is_intact(work: &Utf8Path, entry: &Entry) -> bool {
+    let Ok(file) = File::open(work.join(&entry.part)) else { return entry.tensors.is_empty() };
+    let size = file.metadata().map_or(0, |meta| meta.len());
+    entry.tensors.iter().all(|piece| {
+        let fits = piece.begin.checked_add(piece.len).is_some_and(|end| end <= size);
+        let mut bytes = vec![0; if fits { piece.len as usize } else { 0 }];
+        fits && file.read_exact_at(&mut bytes, piece.begin).is_ok() && sum(&bytes) == piece.sum
+    })
+}
+
+fn sum(bytes: &[u8]) -> String {
+    format!("{:016x}", xxh3_64(bytes))
+}

@@ -1,0 +1,144 @@
+//! A range of items that this worker holds.
+
+use super::index::cannot_write;
+use super::part::{Entry, NewTensor, Part};
+use super::queue::Heartbeat;
+use super::{Clock, Item};
+use camino::Utf8PathBuf;
+use rundir::{Failure, write_atomic};
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest time between syncs of a part, so that the crash of a node loses little.
+const SYNC_EVERY: Duration = Duration::from_secs(5);
+
+/// Whether this worker still holds a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It does.
+    Mine,
+    /// Another worker took the range over, because no heartbeat of this one was seen. Drop the range and claim another.
+    Lost,
+}
+
+/// A range of items of one stage. Dropping it without [`Range::finish`] gives it back; what is stored stays stored.
+#[derive(Debug)]
+pub struct Range {
+    items: Vec<Item>,
+    todo: Vec<Item>,
+    stored: BTreeMap<String, Entry>,
+    part: Part,
+    lease: Option<Heartbeat>,
+    done_file: Utf8PathBuf,
+    clock: Arc<dyn Clock>,
+    synced: Duration,
+}
+
+impl Range {
+    pub(super) fn new(
+        items: Vec<Item>,
+        stored: BTreeMap<String, Entry>,
+        part: Part,
+        lease: Heartbeat,
+        done_file: Utf8PathBuf,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let todo = items.iter().filter(|item| !stored.contains_key(&item.key)).cloned().collect();
+        Self { items, todo, stored, part, lease: Some(lease), done_file, synced: clock.now(), clock }
+    }
+
+    /// Returns the items that are left to encode, in order.
+    pub fn items(&self) -> &[Item] {
+        &self.todo
+    }
+
+    /// Renews the lease. Only needed if [`super::Timing::heartbeat`] is none.
+    ///
+    /// # Errors
+    /// The lease cannot be written.
+    pub fn heartbeat(&self) -> Result<Held, Failure> {
+        let mine = self.lease().beat()?;
+        Ok(if mine { Held::Mine } else { Held::Lost })
+    }
+
+    /// Stores an item: `times` are those of the chosen frames, `tensors` the latent or text and further tensors by role.
+    ///
+    /// # Errors
+    /// The disk is full or fails. The item is then not stored, and storing can be tried again.
+    pub fn commit(&mut self, item: &Item, times: &[f64], tensors: &[NewTensor]) -> Result<Held, Failure> {
+        if !self.lease().is_mine() {
+            return Ok(Held::Lost);
+        }
+        let entry = self.part.commit(&item.key, times, tensors)?;
+        self.record(entry)
+    }
+
+    /// Records that an item cannot be encoded. It is left out of the data set and listed.
+    ///
+    /// # Errors
+    /// As [`Range::commit`].
+    pub fn fail(&mut self, item: &Item, failure: Failure) -> Result<Held, Failure> {
+        if !self.lease().is_mine() {
+            return Ok(Held::Lost);
+        }
+        let entry = self.part.fail(&item.key, failure)?;
+        self.record(entry)
+    }
+
+    fn record(&mut self, entry: Entry) -> Result<Held, Failure> {
+        self.stored.insert(entry.key.clone(), entry);
+        let now = self.clock.now();
+        if now.saturating_sub(self.synced) >= SYNC_EVERY {
+            self.part.sync()?;
+            self.synced = now;
+        }
+        Ok(Held::Mine)
+    }
+
+    /// Marks the range as done. Every item must be stored or failed; otherwise the range is given back.
+    ///
+    /// # Errors
+    /// The disk is full or fails. The range can then be finished again.
+    pub fn finish(&mut self) -> Result<Held, Failure> {
+        let Some(lease) = &self.lease else { return Ok(Held::Lost) };
+        if !lease.is_mine() {
+            return Ok(Held::Lost);
+        }
+        if self.items.iter().any(|item| !self.stored.contains_key(&item.key)) {
+            return Ok(Held::Mine);
+        }
+        self.part.sync()?;
+        // Parts of workers that crashed may not be on the disk yet.
+        let work = self.done_file.ancestors().nth(3).expect("the folder of the work");
+        for part in self.stored.values().map(|entry| &entry.part).collect::<std::collections::BTreeSet<_>>() {
+            let path = work.join(part);
+            if path.exists() {
+                fs::File::open(&path).and_then(|file| file.sync_data()).map_err(|e| cannot_write(&path, &e))?;
+            }
+        }
+        let mut text = Vec::new();
+        for item in &self.items {
+            text.extend(serde_json::to_vec(&self.stored[&item.key]).expect("an entry has a JSON form"));
+            text.push(b'\n');
+        }
+        write_atomic(&self.done_file, &text)?;
+        if let Some(lease) = self.lease.take() {
+            lease.stop(false);
+        }
+        Ok(Held::Mine)
+    }
+
+    fn lease(&self) -> &Heartbeat {
+        self.lease.as_ref().expect("a range has its lease until it is finished")
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.stop(true);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! How the latents and texts of a store are made, and the keys that follow from it.
+
+use camino::Utf8Path;
+use recipe::Model;
+use rundir::{ErrorCode, Failure, Versioned, read_toml};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// The name of the file with the specification.
+pub const SPEC: &str = "dataset.toml";
+/// The version of the rules by which this program turns a video into a latent. It is part of every key.
+pub const CODE: &str = "1";
+/// The newest schema of a store that this program reads.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// How a store is made. Equal specifications give equal keys.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoreSpec {
+    /// The version of the format.
+    pub schema: u32,
+    /// [`CODE`] of the program that made it.
+    pub code: String,
+    /// Which frames are taken from a video.
+    pub frames: FrameSpec,
+    /// How a frame becomes a picture of the wanted size.
+    pub picture: PictureSpec,
+    /// The encoder of videos.
+    pub vae: VaeSpec,
+    /// The encoder of captions.
+    pub text: TextSpec,
+}
+
+/// Which frames are taken from a video.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FrameSpec {
+    /// The mode, as recipes name it: `head`, `middle`, `random`, `stride`, `linspace`, `time@fps`.
+    pub mode: String,
+    /// The number of frames; 0 if it is not known (imported latents).
+    pub count: usize,
+    /// The target rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fps: Option<f64>,
+    /// The distance between frames.
+    pub stride: usize,
+    /// The seed of random choices. The choice also depends on the content of the video, and never on its name.
+    pub seed: u64,
+}
+
+/// How a frame becomes a picture.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PictureSpec {
+    /// Pixels; 0 if it is not known.
+    pub width: usize,
+    /// Pixels; 0 if it is not known.
+    pub height: usize,
+    /// The crop, as recipes name it.
+    pub crop: String,
+    /// The identity of the rules of decoding and colour.
+    pub colour_rule: String,
+}
+
+/// The encoder of videos.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VaeSpec {
+    /// The folder it was read from, for people.
+    pub name: String,
+    /// The hash of its weights and configuration; empty if it is not known.
+    pub identity: String,
+    /// Channels of a latent.
+    pub channels: usize,
+    /// The factor that multiplies latents before training; 0 if it is not known.
+    pub scaling_factor: f64,
+    /// The element type that it computes in: `bf16` or `fp32`.
+    pub dtype: String,
+}
+
+/// The encoder of captions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TextSpec {
+    /// The folder it was read from, for people.
+    pub name: String,
+    /// The hash of the tokenizer.
+    pub tokenizer: String,
+    /// The hash of the encoder's weights and configuration; empty if it is not known.
+    pub encoder: String,
+    /// Tokens of a text.
+    pub len: usize,
+    /// Width of a token.
+    pub dim: usize,
+    /// The element type that it computes in: `bf16` or `fp32`.
+    pub dtype: String,
+}
+
+impl Versioned for StoreSpec {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+impl StoreSpec {
+    /// Makes a specification of the current schema.
+    pub fn new(frames: FrameSpec, picture: PictureSpec, vae: VaeSpec, text: TextSpec) -> Self {
+        Self { schema: SCHEMA, code: CODE.into(), frames, picture, vae, text }
+    }
+
+    /// Reads the specification of a store.
+    ///
+    /// # Errors
+    /// It is missing, malformed, or of a newer schema.
+    pub fn read(data: &Utf8Path) -> Result<Self, Failure> {
+        read_toml(&data.join(SPEC)).map_err(|error| {
+            let newer = matches!(error, rundir::Error::Newer { .. });
+            let failure = Failure::from(error);
+            let fix = if newer { failure.fix } else { format!("give the folder of a data set that has {SPEC}") };
+            Failure::new(failure.code, format!("cannot read the data set {data}"), failure.why, fix)
+        })
+    }
+
+    /// The key of a latent: `content` is the hash of the video file.
+    pub fn latent_key(&self, content: &str) -> String {
+        let vae = (&self.vae.identity, self.vae.channels, &self.vae.dtype);
+        key(&("latent", &self.code, content, &self.frames, &self.picture, vae))
+    }
+
+    /// The key of a text.
+    pub fn text_key(&self, caption: &str) -> String {
+        let text = &self.text;
+        key(&("text", &self.code, caption, &text.tokenizer, &text.encoder, text.len, text.dim, &text.dtype))
+    }
+
+    /// The identity of the specification.
+    pub fn identity(&self) -> String {
+        key(self)
+    }
+
+    /// The seed of the random choices for one video.
+    pub fn seed_of(&self, content: &str) -> u64 {
+        xxh3_128(format!("{} {content}", self.frames.seed).as_bytes()) as u64
+    }
+
+    /// Names what makes a latent of `old` unusable under `self`; empty if nothing does.
+    pub(crate) fn latent_changes(&self, old: &Self) -> Vec<String> {
+        let rows = [
+            ("VAE", old.vae.identity != self.vae.identity || old.vae.channels != self.vae.channels),
+            ("VAE dtype", old.vae.dtype != self.vae.dtype),
+            ("choice of frames", old.frames != self.frames),
+            ("size", (old.picture.width, old.picture.height) != (self.picture.width, self.picture.height)),
+            ("crop", old.picture.crop != self.picture.crop),
+            ("colour rule", old.picture.colour_rule != self.picture.colour_rule),
+            ("code", old.code != self.code),
+        ];
+        rows.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// Names what makes a text of `old` unusable under `self`.
+    pub(crate) fn text_changes(&self, old: &Self) -> Vec<String> {
+        let rows = [
+            ("tokenizer", old.text.tokenizer != self.text.tokenizer),
+            ("text encoder", old.text.encoder != self.text.encoder || old.text.dim != self.text.dim),
+            ("text length", old.text.len != self.text.len),
+            ("text encoder dtype", old.text.dtype != self.text.dtype),
+            ("code", old.code != self.code),
+        ];
+        rows.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// Checks that latents and texts fit a model.
+    ///
+    /// # Errors
+    /// Another VAE than the model's: other channels or another scaling factor. Texts of another length or width.
+    pub fn check_model(&self, data: &Utf8Path, model: &Model) -> Result<(), Failure> {
+        let bad = |why: String, fix: String| {
+            Err(Failure::new(
+                ErrorCode::InvalidDataset,
+                format!("the data set {data} does not fit the model"),
+                why,
+                fix,
+            ))
+        };
+        let (vae, text) = (&self.vae, &self.text);
+        let channels = crate::latent_channels(model);
+        if vae.channels != channels {
+            return bad(
+                format!("its VAE {} makes latents of {} channels, the model has {channels}", vae.name, vae.channels),
+                "encode the videos again with the VAE of the model".into(),
+            );
+        }
+        // A factor written as a decimal number differs from the model's by rounding only.
+        if vae.scaling_factor != 0.0 && (vae.scaling_factor / model.latent_scale - 1.0).abs() > 1e-6 {
+            return bad(
+                format!(
+                    "its VAE {} has scaling factor {}, model.latent_scale is {}",
+                    vae.name, vae.scaling_factor, model.latent_scale
+                ),
+                format!(
+                    "encode the videos again with the VAE of the model, or set model.latent_scale = {} if the model \
+                     belongs to this VAE",
+                    vae.scaling_factor
+                ),
+            );
+        }
+        if (text.len, text.dim) != (model.text_len, model.text_dim) {
+            return bad(
+                format!(
+                    "its texts are [{}, {}], the model wants [{}, {}]",
+                    text.len, text.dim, model.text_len, model.text_dim
+                ),
+                format!(
+                    "set model.text_len = {} and model.text_dim = {}, or encode the texts again",
+                    text.len, text.dim
+                ),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Hashes a value by its JSON form to 128 bits. No person chooses the keys, so a fast hash is enough.
+fn key<T: Serialize>(value: &T) -> String {
+    format!("{:032x}", xxh3_128(&serde_json::to_vec(value).expect("specifications have a JSON form")))
+}

@@ -1,0 +1,451 @@
+//! Tests of encoding into a store: crashes, take-overs, full disks, changed manifests.
+
+use super::*;
+use crate::{Clip, Manifest, ManifestHeader};
+use camino::{Utf8Path, Utf8PathBuf};
+use proptest::prelude::*;
+use rundir::{ErrorCode, Failure};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weights::Dtype;
+
+/// A clock that only tests move.
+#[derive(Debug, Default)]
+struct FakeClock(Mutex<Duration>);
+
+impl Clock for FakeClock {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+/// A disk that has room for some more bytes, and writes what fits.
+#[derive(Debug)]
+struct SmallDisk(Mutex<usize>);
+
+impl Disk for SmallDisk {
+    fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        let mut left = self.0.lock().unwrap();
+        let fits = bytes.len().min(*left);
+        *left -= fits;
+        file.write_all_at(&bytes[..fits], at)?;
+        if fits < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+}
+
+const EXPIRY: Duration = Duration::from_secs(30);
+
+fn timing(clock: &Arc<FakeClock>) -> Timing {
+    let clock: Arc<dyn Clock> = clock.clone();
+    // Six latents of 32 bytes to a shard.
+    Timing { expiry: EXPIRY, heartbeat: None, clock, disk: Arc::new(LocalDisk), shard: 200, range: Some(3) }
+}
+
+fn full_after(bytes: usize, clock: &Arc<FakeClock>) -> Timing {
+    Timing { disk: Arc::new(SmallDisk(Mutex::new(bytes))), ..timing(clock) }
+}
+
+fn holder(run: &str) -> Holder {
+    Holder { run: run.into(), node: "node01".into(), pid: 7 }
+}
+
+pub(crate) fn spec() -> StoreSpec {
+    StoreSpec::new(
+        FrameSpec { mode: "head".into(), count: 5, fps: Some(8.0), stride: 1, seed: 3 },
+        PictureSpec { width: 16, height: 16, crop: "center".into(), colour_rule: "1".into() },
+        VaeSpec { name: "vae".into(), identity: "v1".into(), channels: 1, scaling_factor: 0.7, dtype: "bf16".into() },
+        TextSpec {
+            name: "t5".into(),
+            tokenizer: "t1".into(),
+            encoder: "e1".into(),
+            len: 2,
+            dim: 2,
+            dtype: "bf16".into(),
+        },
+    )
+}
+
+fn manifest(ids: &[usize]) -> Manifest {
+    let clip = |n: &usize| Clip {
+        id: format!("clips/{n}.mp4"),
+        path: format!("/videos/{n}.mp4").into(),
+        // Every third caption is that of another clip.
+        caption: format!("caption {}", n - usize::from(n % 3 == 2)),
+        content: format!("content {n}"),
+        ..Clip::default()
+    };
+    Manifest { header: ManifestHeader::default(), clips: ids.iter().map(clip).collect() }
+}
+
+fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
+    (keep, folder)
+}
+
+/// Returns the shape and bytes of an item: they depend on its key alone.
+fn encoded(item: &Item) -> (Vec<usize>, Vec<u8>) {
+    let shape = if item.work.stage() == Stage::Text { vec![2, 2] } else { vec![2, 2, 2, 2] };
+    let len = 2 * shape.iter().product::<usize>();
+    (shape, item.key.bytes().cycle().take(len).collect())
+}
+
+fn commit(range: &mut Range, item: &Item) -> Result<Held, Failure> {
+    let (shape, bytes) = encoded(item);
+    range.commit(item, &[0.0, 0.125], &[NewTensor { role: "", dtype: Dtype::BF16, shape: &shape, bytes: &bytes }])
+}
+
+/// Encodes what is left and finishes; returns how many items were encoded.
+fn work(queue: &Queue) -> Result<usize, Failure> {
+    let mut encoded = 0;
+    for stage in [Stage::Text, Stage::Latent] {
+        loop {
+            match queue.claim(stage)? {
+                Claim::Done => break,
+                Claim::Wait => queue.timing.clock.sleep(Duration::from_secs(1)),
+                Claim::Range(mut range) => {
+                    for item in range.items().to_vec() {
+                        encoded += 1;
+                        assert_eq!(commit(&mut range, &item)?, Held::Mine);
+                    }
+                    assert_eq!(range.finish()?, Held::Mine);
+                }
+            }
+        }
+    }
+    Ok(encoded)
+}
+
+fn finish(queue: &Queue) -> Result<Finish, Failure> {
+    queue.finish(&mut |_| ControlFlow::Continue(()))
+}
+
+/// Encodes a manifest without disturbance; returns the plan and the number of items that were encoded.
+fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usize) {
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(data, manifest, spec, Quarantined::Skip).unwrap();
+    let queue = Queue::create(data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let count = work(&queue).unwrap();
+    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    (plan, count)
+}
+
+/// Returns the files of a folder and their bytes.
+fn files(data: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
+    let read = |path: Utf8PathBuf| {
+        let bytes = if path.is_dir() { b"folder".to_vec() } else { fs::read(&path).unwrap() };
+        (path.file_name().unwrap().to_owned(), bytes)
+    };
+    entries.map(read).collect()
+}
+
+fn lines(data: &Utf8Path) -> (Head, Vec<Line>) {
+    let mut lines = Vec::new();
+    let head = read_index(data, |_, line| {
+        lines.push(line);
+        Ok(())
+    });
+    (head.unwrap(), lines)
+}
+
+#[test]
+fn a_store_holds_every_clip_in_the_order_of_the_manifest_and_each_caption_once() {
+    let (_keep, data) = temp();
+    let (plan, count) = encode(&data, &manifest(&[4, 1, 2, 3, 5, 9, 8]), &spec());
+    // Captions 4, 1, 1, 3, 4, 9, 7, and the empty one.
+    assert_eq!((plan.new, plan.count(Stage::Text), plan.count(Stage::Latent), count), (7, 6, 7, 13));
+    let names: Vec<String> = files(&data).into_keys().collect();
+    let wanted = ["latents-00000.safetensors", "latents-00001.safetensors", "texts-00000.safetensors"];
+    assert_eq!(names, [&["dataset.toml", "index.jsonl"], &wanted[..]].concat());
+    let (head, lines) = lines(&data);
+    assert_eq!((head.clips, head.spec), (7, spec().identity()));
+    assert_eq!(lines.iter().map(|line| line.id.as_str()).collect::<Vec<_>>()[..2], ["clips/4.mp4", "clips/1.mp4"]);
+    assert_eq!(lines[1].text, lines[2].text);
+    assert_eq!(
+        (&lines[0].shape[..], &lines[0].times[..], &lines[0].bucket[..]),
+        (&[2, 2, 2, 2][..], &[0.0, 0.125][..], "5x16x16")
+    );
+    for line in &lines {
+        let header = weights::Header::read(&data.join(&line.latent.shard)).unwrap();
+        let bytes: Vec<u8> = line.latent_key.bytes().cycle().take(32).collect();
+        assert_eq!(header.read_tensor(&line.latent.name).unwrap(), bytes);
+    }
+    assert!(head.empty_text.is_some());
+    assert_eq!(StoreSpec::read(&data).unwrap(), spec());
+}
+
+#[test]
+fn a_second_encode_reuses_what_has_the_same_key_and_says_why_the_rest_is_stale() {
+    let (_keep, data) = temp();
+    encode(&data, &manifest(&[1, 2, 3, 4]), &spec());
+    let before = files(&data);
+    let (plan, count) = encode(&data, &manifest(&[1, 2, 3, 4]), &spec());
+    assert_eq!((plan.reuse, plan.is_done(), count), (4, true, 0));
+    assert_eq!(files(&data).keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+
+    let mut changed = manifest(&[7, 1, 2, 3]);
+    changed.clips[1].caption = "another caption".into();
+    changed.clips[2].content = "another video".into();
+    let (plan, count) = encode(&data, &changed, &spec());
+    assert_eq!((plan.reuse, plan.new, count), (1, 1, 4));
+    let stale: Vec<(&str, &str)> = plan.stale.iter().map(|(id, why)| (id.as_str(), why.as_str())).collect();
+    let wanted = [
+        ("clips/1.mp4", "the caption changed"),
+        ("clips/2.mp4", "the video changed"),
+        ("clips/4.mp4", "it left the manifest"),
+    ];
+    assert_eq!(stale, wanted);
+    assert!(plan.summary().starts_with("reuse 1 · new 1 · stale 3 (the caption changed; "), "{}", plan.summary());
+    assert_eq!(lines(&data).1.iter().map(|line| line.id.clone()).collect::<Vec<_>>()[3], "clips/3.mp4");
+
+    let mut other = spec();
+    (other.vae.identity, other.text.len) = ("v2".into(), 3);
+    let plan = plan_encode(&data, &changed, &other, Quarantined::Skip).unwrap();
+    assert_eq!((plan.reuse, plan.new, plan.stale.len()), (0, 0, 4));
+    assert_eq!(plan.stale[0].1, "VAE changed, text length changed");
+}
+
+#[test]
+fn an_encode_that_is_interrupted_and_changed_keeps_the_whole_items() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 2, 3, 4]), &spec(), Quarantined::Skip).unwrap();
+    // Room for the texts, two latents and a half.
+    let queue = Queue::create(&data, &plan, &holder("a"), full_after(1400, &clock)).unwrap();
+    assert_eq!(work(&queue).unwrap_err().code, ErrorCode::DiskFull);
+    let done = queue.progress().unwrap();
+    assert!(done.texts_done + done.latents_done > 3 && done.latents_done < 4, "{done:?}");
+    drop(queue);
+    let plan = plan_encode(&data, &manifest(&[9, 1, 2, 3, 4]), &spec(), Quarantined::Skip).unwrap();
+    let queue = Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap();
+    assert_eq!(work(&queue).unwrap() + done.texts_done + done.latents_done, plan.items.len());
+    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    drop(queue);
+    let (_keep, fresh) = temp();
+    encode(&fresh, &manifest(&[9, 1, 2, 3, 4]), &spec());
+    assert_eq!(files(&data), files(&fresh));
+}
+
+#[test]
+fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
+    let (_keep, data) = temp();
+    let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
+    let quick = || Timing {
+        expiry: Duration::from_millis(400),
+        heartbeat: Some(Duration::from_millis(20)),
+        ..Timing::default()
+    };
+    let first = Queue::create(&data, &plan, &holder("first"), quick()).unwrap();
+    let refused = Queue::create(&data, &plan, &holder("second"), quick()).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::AlreadyExists);
+    assert!(refused.why.contains("first on node01, process 7"), "{refused}");
+    // It was given back: no wait.
+    drop(first);
+    let clock = Arc::new(FakeClock::default());
+    let second = Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap();
+    assert_eq!(clock.now(), Duration::ZERO);
+    // It crashed: another encode waits for the expiry, and one of the same name does not.
+    std::mem::forget(second);
+    std::mem::forget(Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap());
+    assert_eq!(clock.now(), Duration::ZERO);
+    Queue::create(&data, &plan, &holder("third"), timing(&clock)).unwrap();
+    assert!(clock.now() >= EXPIRY);
+}
+
+#[test]
+fn failed_items_are_listed_left_out_and_tried_again_on_request() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let manifest = manifest(&[1, 3, 4]);
+    let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Skip).unwrap();
+    let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let broken = Failure::new(ErrorCode::Malformed, "cannot decode 3.mp4", "it is damaged", "cut it again");
+    for stage in [Stage::Text, Stage::Latent] {
+        while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+            for item in range.items().to_vec() {
+                if item.name == "clips/3.mp4" {
+                    range.fail(&item, broken.clone()).unwrap();
+                } else {
+                    commit(&mut range, &item).unwrap();
+                }
+            }
+            range.finish().unwrap();
+        }
+    }
+    assert_eq!(queue.failures().unwrap()[0].1, broken);
+    let Finish::Joined(joined) = finish(&queue).unwrap() else { panic!("it waits") };
+    assert_eq!((joined.clips, joined.failed, joined.left_out), (2, 1, 1));
+    drop(queue);
+    assert_eq!(files(&data.join("work")).into_keys().collect::<Vec<_>>(), ["failures.jsonl"]);
+
+    let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Skip).unwrap();
+    assert_eq!((plan.reuse, plan.new, plan.items.len(), plan.quarantined.len()), (2, 0, 0, 1));
+    assert_eq!(plan.quarantined[0].1, broken);
+    let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Retry).unwrap();
+    // The text of a clip that was left out is encoded again.
+    assert_eq!((plan.count(Stage::Text), plan.count(Stage::Latent), plan.quarantined.len()), (1, 1, 0));
+    let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    assert_eq!(work(&queue).unwrap(), 2);
+    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    drop(queue);
+    assert_eq!(lines(&data).1.len(), 3);
+    assert!(!data.join("work").exists());
+}
+
+#[test]
+fn a_worker_that_was_only_slow_loses_its_range_and_harms_nothing() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 3]), &spec(), Quarantined::Skip).unwrap();
+    let slow = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let quick = Queue::open(&data, "quick", timing(&clock)).unwrap();
+    let Claim::Range(mut range) = slow.claim(Stage::Text).unwrap() else { panic!("nothing to do") };
+    let items = range.items().to_vec();
+    commit(&mut range, &items[0]).unwrap();
+    // The quick worker sees the lease once, waits, and sees it unchanged.
+    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    clock.sleep(EXPIRY / 2);
+    assert_eq!(range.heartbeat().unwrap(), Held::Mine);
+    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    clock.sleep(EXPIRY - Duration::from_secs(1));
+    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    clock.sleep(Duration::from_secs(1));
+    let Claim::Range(mut taken) = quick.claim(Stage::Text).unwrap() else { panic!("not taken over") };
+    assert_eq!(taken.items(), &items[1..]);
+    assert_eq!(range.heartbeat().unwrap(), Held::Lost);
+    assert_eq!(commit(&mut range, &items[1]).unwrap(), Held::Lost);
+    for item in taken.items().to_vec() {
+        commit(&mut taken, &item).unwrap();
+    }
+    taken.finish().unwrap();
+    assert_eq!(range.finish().unwrap(), Held::Lost);
+    drop(range);
+    work(&slow).unwrap();
+    assert!(matches!(finish(&slow).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&quick).unwrap(), Finish::Done));
+    assert!(matches!(quick.claim(Stage::Latent).unwrap(), Claim::Done));
+}
+
+#[test]
+fn joining_continues_after_every_interruption() {
+    let (_keep, whole) = temp();
+    let manifest = manifest(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    encode(&whole, &manifest, &spec());
+    for stop in 0..40 {
+        let (_keep, data) = temp();
+        let clock = Arc::new(FakeClock::default());
+        let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Skip).unwrap();
+        let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+        work(&queue).unwrap();
+        let mut steps = 0;
+        let stopped = queue.finish(&mut |_| {
+            steps += 1;
+            if steps > stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match stopped {
+            Ok(_) => {
+                assert!(stop > 5, "it stopped nowhere");
+                return;
+            }
+            Err(failure) => assert_eq!(failure.code, ErrorCode::Cancelled, "{failure}"),
+        }
+        assert!(!data.join(INDEX).exists());
+        assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+        drop(queue);
+        assert_eq!(files(&data), files(&whole), "stopped after {stop}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Workers crash in the middle of a write, at any byte, and others take over; sometimes a worker that was taken
+    /// over goes on.
+    #[test]
+    fn crashes_and_take_overs_give_the_bytes_of_one_undisturbed_worker(
+        rooms in proptest::collection::vec(0usize..2500, 0..6),
+        cuts in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..80), 0..4),
+        zombie in any::<bool>(),
+        clips in 1usize..14,
+    ) {
+        let ids: Vec<usize> = (1..=clips).collect();
+        let (_keep, whole) = temp();
+        let (plan, count) = encode(&whole, &manifest(&ids), &spec());
+        let (_keep, data) = temp();
+        let clock = Arc::new(FakeClock::default());
+        let again = plan_encode(&data, &manifest(&ids), &spec(), Quarantined::Skip).unwrap();
+        prop_assert_eq!(&again.items, &plan.items);
+        let first = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+        let mut attempts = 0;
+        let mut zombies = Vec::new();
+        for (number, room) in rooms.iter().enumerate() {
+            let queue = Queue::open(&data, &format!("worker {number}"), full_after(*room, &clock)).unwrap();
+            // A crash in the middle of an item: nothing is given back.
+            'stages: for stage in [Stage::Text, Stage::Latent] {
+                loop {
+                    match queue.claim(stage).unwrap() {
+                        Claim::Done => break,
+                        Claim::Wait => queue.timing.clock.sleep(Duration::from_secs(1)),
+                        Claim::Range(mut range) => {
+                            let items = range.items().to_vec();
+                            let mut crashed = false;
+                            for item in &items {
+                                attempts += 1;
+                                crashed = commit(&mut range, item).is_err();
+                                if crashed { break; }
+                            }
+                            if crashed {
+                                zombies.push(range);
+                                break 'stages;
+                            }
+                            range.finish().unwrap();
+                        }
+                    }
+                }
+            }
+        }
+        // A crash of a node may lose the end of what was written and not synced: of parts of ranges that are not done.
+        let parts = data.join("work/0/parts");
+        let mut lost: Vec<Utf8PathBuf> = parts.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).collect();
+        lost.sort();
+        lost.retain(|path| {
+            let range = path.file_stem().unwrap().split('-').next().unwrap();
+            !data.join(format!("work/0/done/{range}.jsonl")).exists()
+        });
+        let mut cut = 0;
+        for (index, bytes) in cuts.iter().filter(|_| !lost.is_empty()) {
+            let path = index.get(&lost);
+            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+            let len = file.metadata().unwrap().len();
+            file.set_len(len.saturating_sub(*bytes)).unwrap();
+            cut += 1;
+        }
+        if zombie {
+            for range in &mut zombies {
+                // It still has no room, or its range was taken over, or it writes to its own part.
+                for item in range.items().to_vec() {
+                    let _ = commit(range, &item);
+                }
+            }
+        }
+        let crashes = zombies.len();
+        zombies.into_iter().for_each(std::mem::forget);
+        let encoded = work(&first).unwrap();
+        if cut == 0 {
+            prop_assert!(attempts + encoded <= count + crashes, "{} + {} of {}", attempts, encoded, count);
+        }
+        prop_assert!(matches!(finish(&first).unwrap(), Finish::Joined(_)));
+        drop(first);
+        prop_assert_eq!(files(&data), files(&whole));
+    }
+}
