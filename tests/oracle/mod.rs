@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// What such a folder holds.
-const KINDS: [&str; 2] = ["cogvideox", "ttt"];
+const KINDS: [&str; 4] = ["cogvideox", "t5", "ttt", "vae"];
 
 /// The folder of recorded numbers.
 ///

@@ -13,6 +13,7 @@ mod dataset;
 mod dcp;
 mod destination;
 mod dtype;
+mod encoder;
 #[cfg(test)]
 mod fixtures;
 mod import;
@@ -42,6 +43,10 @@ pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use dtype::Dtype;
+pub use encoder::{
+    EncoderFiles, EncoderReader, Parameter, Peak, T5Config, TileSpan, Tiles, Tiling, VaeConfig, Window, t5_memory,
+    vae_memory, windows,
+};
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use lora::{Lora, LoraForm, LoraLayer};

@@ -1,0 +1,16 @@
+//! What surrounds the transformer of CogVideoX: the VAE and the text encoder, as functions of their parameters.
+//!
+//! [`Vae`] is diffusers' `AutoencoderKLCogVideoX`, [`T5Encoder`] is the encoder of T5 v1.1. Both are read straight from the folders of
+//! a diffusers model (`vae/`, `text_encoder/`); their configurations and tables of parameter names are in the crate `weights`, which
+//! does not need libtorch.
+//!
+//! Shapes are written as suffixes: B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels,
+//! N texts, L tokens, D width of the text encoder. Inside the VAE a tensor is `[T, H, W, C]`, one sample with channels last.
+
+mod params;
+mod t5;
+mod vae;
+
+pub use t5::T5Encoder;
+pub use vae::{Moments, Vae};
+pub use weights::{Peak, T5Config, Tiling, VaeConfig, t5_memory, vae_memory};

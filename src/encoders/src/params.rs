@@ -1,0 +1,76 @@
+//! Reads parameters from the files of an encoder.
+
+use rundir::{ErrorCode, Failure};
+use tch::{Device, Kind, TchError, Tensor};
+use weights::{Dtype, EncoderReader};
+
+/// Reads parameters by name in the kind and on the device of the computation.
+pub struct Params<'a> {
+    reader: EncoderReader<'a>,
+    kind: Kind,
+    device: Device,
+}
+
+impl<'a> Params<'a> {
+    pub fn new(reader: EncoderReader<'a>, kind: Kind, device: Device) -> Self {
+        Params { reader, kind, device }
+    }
+
+    /// Returns the identity of what was read.
+    pub fn identity(&self) -> String {
+        self.reader.identity()
+    }
+
+    /// Returns whether the table has a parameter.
+    pub fn has(&self, name: &str) -> bool {
+        self.reader.has(name)
+    }
+
+    /// Reads a parameter in the kind of the computation.
+    pub fn tensor(&mut self, name: &str) -> Result<Tensor, Failure> {
+        self.tensor_of(name, self.kind)
+    }
+
+    /// Reads a small parameter in fp32, whatever the kind of the computation.
+    pub fn precise(&mut self, name: &str) -> Result<Tensor, Failure> {
+        self.tensor_of(name, Kind::Float)
+    }
+
+    fn tensor_of(&mut self, name: &str, kind: Kind) -> Result<Tensor, Failure> {
+        let (bytes, dtype, shape) = self.reader.read(name)?;
+        let stored = match dtype {
+            Dtype::F16 => Kind::Half,
+            Dtype::BF16 => Kind::BFloat16,
+            Dtype::F64 => Kind::Double,
+            _ => Kind::Float,
+        };
+        let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+        let read = || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?.f_to_kind(kind);
+        read().map_err(|error| failed(&format!("cannot load {name}"), &error))
+    }
+}
+
+/// Makes the failure of an operation of libtorch. Out of memory has a code of its own, so that callers can use smaller pieces.
+pub fn failed(what: &str, error: &TchError) -> Failure {
+    let text = error.to_string();
+    let why = text.lines().next().unwrap_or("").to_owned();
+    let out_of_memory =
+        ["out of memory", "not enough memory", "can't allocate memory"].iter().any(|s| text.contains(s));
+    match out_of_memory {
+        true => Failure::new(ErrorCode::OutOfMemory, what, why, "use tiles, smaller tiles, or a smaller batch"),
+        false => {
+            Failure::new(ErrorCode::DeviceFailed, what, why, "see libtorch's message; `vidtui check` tests the device")
+        }
+    }
+}
+
+/// Returns the kinds in which encoders compute, or a failure.
+pub fn check_kind(kind: Kind, what: &str) -> Result<(), Failure> {
+    match kind {
+        Kind::Float | Kind::BFloat16 => Ok(()),
+        other => {
+            let why = format!("it cannot compute in {other:?}");
+            Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot open {what}"), why, "use bf16 or fp32"))
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! `AutoencoderKLCogVideoX`: videos to latents and back.
+
+mod blocks;
+mod norm;
+mod stage;
+mod tiles;
+
+use crate::params::{Params, check_kind, failed};
+use blocks::{Decoder, Encoder};
+use camino::Utf8Path;
+use rundir::Failure;
+use stage::Cache;
+use tch::{Device, Kind, TchError, Tensor, no_grad};
+use weights::{Tiles, Tiling, VaeConfig};
+
+/// Log-variances outside of this range are clamped, as diffusers does.
+const LOGVAR: (f64, f64) = (-30.0, 20.0);
+
+/// The distribution of a latent.
+#[derive(Debug)]
+pub struct Moments {
+    /// `[B, C, T, h, w]`
+    pub mean: Tensor,
+    /// `[B, C, T, h, w]`, clamped to -30…20
+    pub logvar: Tensor,
+}
+
+impl Moments {
+    /// Draws a latent with noise of the same shape from the standard normal distribution.
+    pub fn sample(&self, noise: &Tensor) -> Tensor {
+        &self.mean + (&self.logvar * 0.5).exp() * noise
+    }
+
+    /// Returns mean and log-variance joined along the channels, `[B, 2C, T, h, w]`.
+    pub fn joined(&self) -> Tensor {
+        Tensor::cat(&[&self.mean, &self.logvar], 1)
+    }
+}
+
+/// A VAE with its parameters.
+///
+/// Neither direction scales latents: multiply by `config().scaling_factor` after encoding and divide before decoding.
+/// Samples of a batch are computed one after another, and frames in windows that hand two frames of each convolution's input to the
+/// next window, so the peak memory depends on the size of one window.
+#[derive(Debug)]
+pub struct Vae {
+    config: VaeConfig,
+    identity: String,
+    kind: Kind,
+    device: Device,
+    tiling: Option<Tiling>,
+    encoder: Encoder,
+    decoder: Decoder,
+}
+
+impl Vae {
+    /// Reads a `vae/` folder. `kind` is bf16 or fp32.
+    ///
+    /// # Errors
+    /// The folder holds another model or a form that is not supported; weights are missing or have other shapes; out of memory.
+    pub fn open(folder: &Utf8Path, kind: Kind, device: Device) -> Result<Self, Failure> {
+        check_kind(kind, folder.as_str())?;
+        let (config, files) = VaeConfig::open(folder)?;
+        let mut params = Params::new(files.reader(), kind, device);
+        let encoder = Encoder::read(&config, &mut params)?;
+        let decoder = Decoder::read(&config, &mut params)?;
+        Ok(Vae { config, identity: params.identity(), kind, device, tiling: None, encoder, decoder })
+    }
+
+    /// Computes pictures larger than a tile in tiles that are blended, or whole with `None`.
+    ///
+    /// # Errors
+    /// Tiles leave the grid of latent pixels.
+    pub fn tiling(&mut self, tiling: Option<Tiling>) -> Result<(), Failure> {
+        if let Some(tiling) = &tiling {
+            tiling.check(&self.config)?;
+        }
+        self.tiling = tiling;
+        Ok(())
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &VaeConfig {
+        &self.config
+    }
+
+    /// Returns a hash of configuration and weights.
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Encodes videos `[B, C, F, H, W]`, values in -1…1, any kind and device.
+    ///
+    /// # Errors
+    /// The shape does not fit; or libtorch failed, with [`rundir::ErrorCode::OutOfMemory`] if memory is short.
+    pub fn encode(&self, video: &Tensor) -> Result<Moments, Failure> {
+        self.config.check_video(&video.size())?;
+        let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.encode(&self.config, height, width));
+        let moments = no_grad(|| {
+            self.each(video, tiles, |tile_cfhw| {
+                let windows = self.config.encode_windows(tile_cfhw.size()[1] as usize);
+                self.windows(tile_cfhw, &windows, |frames, cache, more| self.encoder.forward(frames, cache, more))
+            })
+        });
+        let split = |moments: Tensor| {
+            let parts = moments.f_chunk(2, 1)?;
+            Ok(Moments { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
+        };
+        moments.and_then(split).map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), &e))
+    }
+
+    /// Decodes latents `[B, C, T, h, w]`, unscaled, to videos `[B, C, F, H, W]`, values about -1…1, not clamped.
+    ///
+    /// # Errors
+    /// As [`Vae::encode`].
+    pub fn decode(&self, latent: &Tensor) -> Result<Tensor, Failure> {
+        self.config.check_latent(&latent.size())?;
+        let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.decode(&self.config, height, width));
+        let video = no_grad(|| {
+            self.each(latent, tiles, |tile_cthw| {
+                let windows = self.config.decode_windows(tile_cthw.size()[1] as usize);
+                self.windows(tile_cthw, &windows, |latents, cache, more| self.decoder.forward(latents, cache, more))
+            })
+        });
+        video.map_err(|e| failed(&format!("cannot decode a latent of shape {:?}", latent.size()), &e))
+    }
+
+    /// Computes each sample of a batch, whole or in tiles.
+    fn each(
+        &self,
+        batch: &Tensor,
+        tiles: impl Fn(usize, usize) -> Option<Tiles>,
+        compute: impl Fn(&Tensor) -> Result<Tensor, TchError>,
+    ) -> Result<Tensor, TchError> {
+        let shape = batch.size();
+        let mut results = Vec::new();
+        for sample in 0..shape[0] {
+            let sample_cthw = batch.f_select(0, sample)?;
+            let result = match tiles(shape[3] as usize, shape[4] as usize) {
+                Some(tiles) => tiles::compute(&sample_cthw, &tiles, &compute)?,
+                None => compute(&sample_cthw)?,
+            };
+            results.push(result.f_unsqueeze(0)?);
+        }
+        match results.len() {
+            1 => Ok(results.remove(0)),
+            _ => Tensor::f_cat(&results, 0),
+        }
+    }
+
+    /// Computes a sample `[C, T, H, W]` window by window.
+    fn windows(
+        &self,
+        sample_cthw: &Tensor,
+        windows: &[weights::Window],
+        compute: impl Fn(Tensor, &mut Cache, bool) -> Result<Tensor, TchError>,
+    ) -> Result<Tensor, TchError> {
+        let mut cache = Cache::default();
+        let mut results = Vec::new();
+        for (number, window) in windows.iter().enumerate() {
+            let frames = sample_cthw.f_narrow(1, window.start as i64, window.len() as i64)?;
+            let frames_thwc =
+                frames.f_to_device(self.device)?.f_to_kind(self.kind)?.f_permute([1, 2, 3, 0])?.f_contiguous()?;
+            cache.begin();
+            results.push(compute(frames_thwc, &mut cache, number + 1 < windows.len())?);
+        }
+        drop(cache);
+        let joined_thwc = match results.len() {
+            1 => results.remove(0),
+            _ => Tensor::f_cat(&results, 0)?,
+        };
+        drop(results);
+        joined_thwc.f_permute([3, 0, 1, 2])?.f_contiguous()
+    }
+}

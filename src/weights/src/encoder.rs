@@ -1,0 +1,204 @@
+//! The VAE and the text encoder beside a transformer: their configurations, tables of parameters, and files. No libtorch.
+
+mod memory;
+mod t5;
+mod tiling;
+mod vae;
+
+use crate::config::{read_json, read_text};
+use crate::tensor_spans::{Files, StoredTensor, Tensors};
+use crate::{Dtype, shards};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+pub use memory::{Peak, t5_memory, vae_memory};
+pub use t5::T5Config;
+pub use tiling::{Span as TileSpan, Tiles, Tiling};
+pub use vae::{VaeConfig, Window, windows};
+
+/// The configuration file of each part of a diffusers pipeline.
+const CONFIG_FILE: &str = "config.json";
+/// Keys of a `config.json` that have no effect on the results.
+const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];
+
+/// A parameter of an encoder: its name in the files, and its shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// The name in the files of diffusers or transformers.
+    pub name: String,
+    /// The shape.
+    pub shape: Vec<usize>,
+}
+
+impl Parameter {
+    pub(crate) fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into() }
+    }
+}
+
+/// The files of an encoder, checked against its table of parameters. Only headers are read at first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EncoderFiles {
+    /// The folder.
+    pub folder: Utf8PathBuf,
+    /// The tensors by the names of the table.
+    pub tensors: Tensors,
+    /// The configuration without what has no effect.
+    config: String,
+}
+
+impl EncoderFiles {
+    /// Opens the weights of a folder and checks them against a table.
+    ///
+    /// `aliases` are pairs of a name in the table and another name under which files may have that tensor. Tensors whose names begin
+    /// with one of `ignored` may be in the files and are not read.
+    pub(crate) fn open(
+        folder: &Utf8Path,
+        table: &[Parameter],
+        aliases: &[(&str, &str)],
+        ignored: &[&str],
+    ) -> Result<Self, Failure> {
+        let what = || format!("cannot use the weights in {folder}");
+        let fix = || format!("copy {folder} again from where the model came: weights and {CONFIG_FILE} of one model");
+        let mut found = shards::open(folder)?.tensors;
+        let mut tensors = Tensors::new();
+        for Parameter { name, shape } in table {
+            let other = aliases.iter().find(|(named, _)| named == name).map(|(_, other)| *other);
+            let first = found.remove(name);
+            // Tied tensors may be stored under both names.
+            let second = other.and_then(|other| found.remove(other));
+            let Some(tensor) = first.or(second) else {
+                let why = format!("tensor {name}, of shape {shape:?}, is missing");
+                return Err(Failure::new(ErrorCode::TensorMismatch, what(), why, fix()));
+            };
+            if tensor.shape != *shape {
+                let why = format!(
+                    "tensor {name} has shape {:?}, but {CONFIG_FILE} describes a model where it has {shape:?}",
+                    tensor.shape
+                );
+                return Err(Failure::new(ErrorCode::TensorMismatch, what(), why, fix()));
+            }
+            if !matches!(tensor.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64) {
+                let why = format!("tensor {name} is {}, expected F16, BF16, F32 or F64", tensor.dtype);
+                let fix = "use weights that are not quantized";
+                return Err(Failure::new(ErrorCode::UnsupportedModel, what(), why, fix));
+            }
+            tensors.insert(name.clone(), tensor);
+        }
+        if let Some(name) = found.keys().find(|name| !ignored.iter().any(|start| name.starts_with(start))) {
+            let why = format!(
+                "{} tensors are not in the model that {CONFIG_FILE} describes; the first is {name}",
+                found.keys().filter(|name| !ignored.iter().any(|start| name.starts_with(start))).count()
+            );
+            return Err(Failure::new(ErrorCode::TensorMismatch, what(), why, fix()));
+        }
+        Ok(Self { folder: folder.to_owned(), tensors, config: effective(&read_json(&folder.join(CONFIG_FILE))?) })
+    }
+
+    /// Returns a reader of these tensors that computes the identity on the way.
+    pub fn reader(&self) -> EncoderReader<'_> {
+        EncoderReader { files: self, open: Files::default(), hashes: BTreeMap::new() }
+    }
+
+    /// Reads every tensor and returns the identity: a hash of configuration and weights.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn identity(&self) -> Result<String, Failure> {
+        let mut reader = self.reader();
+        for name in self.tensors.keys() {
+            reader.read(name)?;
+        }
+        Ok(reader.identity())
+    }
+
+    /// Returns the number of parameters.
+    pub fn parameters(&self) -> u64 {
+        self.tensors.values().map(StoredTensor::elements).sum()
+    }
+}
+
+/// Reads tensors of [`EncoderFiles`], and their identity.
+#[derive(Debug)]
+pub struct EncoderReader<'a> {
+    files: &'a EncoderFiles,
+    open: Files,
+    hashes: BTreeMap<&'a str, u128>,
+}
+
+impl<'a> EncoderReader<'a> {
+    /// Returns whether the table has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.files.tensors.contains_key(name)
+    }
+
+    /// Reads a tensor of the table: its bytes, element type and shape.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    ///
+    /// # Panics
+    /// The name is not in the table.
+    pub fn read(&mut self, name: &str) -> Result<(Vec<u8>, Dtype, &'a [usize]), Failure> {
+        let (name, tensor) = self.files.tensors.get_key_value(name).expect("open() checked every name of the table");
+        let bytes = self.open.read_all(tensor)?;
+        self.hashes.insert(name, xxh3_128(&bytes));
+        Ok((bytes, tensor.dtype, &tensor.shape))
+    }
+
+    /// Returns the identity of the configuration and of the tensors that were read.
+    ///
+    /// It does not depend on how the tensors are distributed over files.
+    pub fn identity(&self) -> String {
+        let mut all = Xxh3::new();
+        all.update(self.files.config.as_bytes());
+        for (name, hash) in &self.hashes {
+            let tensor = &self.files.tensors[*name];
+            all.update(format!("\0{name} {} {:?} ", tensor.dtype, tensor.shape).as_bytes());
+            all.update(&hash.to_le_bytes());
+        }
+        format!("{:032x}", all.digest128())
+    }
+}
+
+/// Returns a configuration without comments and keys without effect, the keys in order.
+fn effective(config: &Value) -> String {
+    let keys = config.as_object().into_iter().flatten();
+    let kept: BTreeMap<&String, &Value> =
+        keys.filter(|(key, _)| !key.starts_with('_') && !WITHOUT_EFFECT.contains(&key.as_str())).collect();
+    serde_json::to_string(&kept).expect("a JSON value is JSON")
+}
+
+/// Reads `config.json` of a folder as text.
+///
+/// # Errors
+/// The folder or the file is missing; `wanted` names the folder to give instead.
+fn config_text(folder: &Utf8Path, wanted: &str) -> Result<(Utf8PathBuf, String), Failure> {
+    let path = folder.join(CONFIG_FILE);
+    if !path.is_file() {
+        let why = if folder.is_dir() { "it has no config.json" } else { "the folder does not exist" };
+        let fix = format!("give {wanted}; the folder of a whole model has it inside");
+        return Err(Failure::new(ErrorCode::NotFound, format!("cannot use {folder}"), why, fix));
+    }
+    let text = read_text(&path)?;
+    Ok((path, text))
+}
+
+/// Parses a configuration.
+fn parse<C: serde::de::DeserializeOwned>(path: &Utf8Path, text: &str) -> Result<C, Failure> {
+    serde_json::from_str(text).map_err(|e| {
+        let fix = "copy it again from where the weights came";
+        Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), e.to_string(), fix)
+    })
+}
+
+/// Makes the failure of a configuration that is not supported.
+fn unsupported(path: &Utf8Path, why: String, fix: &str) -> Failure {
+    Failure::new(ErrorCode::UnsupportedModel, format!("cannot use {path}"), why, fix)
+}
+
+#[cfg(test)]
+mod tests;

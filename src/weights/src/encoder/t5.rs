@@ -1,0 +1,124 @@
+//! The T5 v1.1 encoder: its configuration and its table of parameters.
+
+use super::{EncoderFiles, Parameter, config_text, parse, unsupported};
+use camino::Utf8Path;
+use rundir::Failure;
+use serde::Deserialize;
+
+const FOLDER: &str = "the text_encoder/ folder of a CogVideoX model";
+
+/// The configuration of a T5 encoder. Missing keys have the defaults of transformers.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names and meanings are those of transformers")]
+pub struct T5Config {
+    pub model_type: String,
+    pub vocab_size: usize,
+    pub d_model: usize,
+    pub d_kv: usize,
+    pub d_ff: usize,
+    pub num_layers: usize,
+    pub num_heads: usize,
+    pub relative_attention_num_buckets: usize,
+    pub relative_attention_max_distance: usize,
+    pub layer_norm_epsilon: f64,
+    pub feed_forward_proj: String,
+}
+
+impl Default for T5Config {
+    fn default() -> Self {
+        Self {
+            model_type: String::new(),
+            vocab_size: 32128,
+            d_model: 512,
+            d_kv: 64,
+            d_ff: 2048,
+            num_layers: 6,
+            num_heads: 8,
+            relative_attention_num_buckets: 32,
+            relative_attention_max_distance: 128,
+            layer_norm_epsilon: 1e-6,
+            feed_forward_proj: "relu".into(),
+        }
+    }
+}
+
+impl T5Config {
+    /// Reads and checks the `config.json` of a `text_encoder/` folder.
+    ///
+    /// # Errors
+    /// The file is missing or not valid, or describes another model or another version of T5.
+    pub fn read(folder: &Utf8Path) -> Result<Self, Failure> {
+        let (path, text) = config_text(folder, FOLDER)?;
+        let config: Self = parse(&path, &text)?;
+        config.check().map_err(|why| unsupported(&path, why, &format!("give {FOLDER}, which is T5 v1.1")))?;
+        Ok(config)
+    }
+
+    /// Opens a `text_encoder/` folder: its configuration, and its weights checked against the table.
+    ///
+    /// # Errors
+    /// As [`T5Config::read`]; or weights are missing or have other shapes.
+    pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
+        let config = Self::read(folder)?;
+        // The embedding has two names, and files of a whole T5 have a decoder too.
+        let aliases = [("shared.weight", "encoder.embed_tokens.weight")];
+        let files = EncoderFiles::open(folder, &config.parameters(), &aliases, &["decoder.", "lm_head."])?;
+        Ok((config, files))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.model_type != "t5" {
+            return Err(match self.model_type.as_str() {
+                "" => "model_type is missing".into(),
+                other => format!("it configures a {other} model, expected t5"),
+            });
+        }
+        if self.feed_forward_proj != "gated-gelu" {
+            return Err(format!("feed_forward_proj is {}, expected gated-gelu", self.feed_forward_proj));
+        }
+        for (key, value) in [
+            ("vocab_size", self.vocab_size),
+            ("d_model", self.d_model),
+            ("d_kv", self.d_kv),
+            ("d_ff", self.d_ff),
+            ("num_layers", self.num_layers),
+            ("num_heads", self.num_heads),
+        ] {
+            if !(1..=1 << 22).contains(&value) {
+                return Err(format!("{key} is {value}, expected 1 to {}", 1 << 22));
+            }
+        }
+        let (buckets, distance) = (self.relative_attention_num_buckets, self.relative_attention_max_distance);
+        if buckets < 4 || buckets % 4 != 0 || distance <= buckets / 4 {
+            return Err(format!("relative_attention_num_buckets is {buckets} and ..._max_distance is {distance}"));
+        }
+        Ok(())
+    }
+
+    /// Returns the table of parameters: names and shapes.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let (dim, inner) = (self.d_model, self.num_heads * self.d_kv);
+        let mut table = vec![Parameter::new("shared.weight", [self.vocab_size, dim])];
+        for block in 0..self.num_layers {
+            let mut add = |name: &str, shape: &[usize]| {
+                table.push(Parameter::new(format!("encoder.block.{block}.{name}.weight"), shape));
+            };
+            for name in ["q", "k", "v"] {
+                add(&format!("layer.0.SelfAttention.{name}"), &[inner, dim]);
+            }
+            add("layer.0.SelfAttention.o", &[dim, inner]);
+            if block == 0 {
+                let shape = [self.relative_attention_num_buckets, self.num_heads];
+                add("layer.0.SelfAttention.relative_attention_bias", &shape);
+            }
+            add("layer.0.layer_norm", &[dim]);
+            add("layer.1.DenseReluDense.wi_0", &[self.d_ff, dim]);
+            add("layer.1.DenseReluDense.wi_1", &[self.d_ff, dim]);
+            add("layer.1.DenseReluDense.wo", &[dim, self.d_ff]);
+            add("layer.1.layer_norm", &[dim]);
+        }
+        table.push(Parameter::new("encoder.final_layer_norm.weight", [dim]));
+        table
+    }
+}
