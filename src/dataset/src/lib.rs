@@ -4,11 +4,13 @@
 //! [`store`] holds their latents and texts.
 
 mod clip;
+mod layouts;
 mod manifest;
 mod reason;
 pub mod store;
 
 pub use clip::Clip;
+pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};
 pub use manifest::{Manifest, ManifestHeader};
 pub use reason::Reason;
 

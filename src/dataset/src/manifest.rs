@@ -11,7 +11,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 /// The newest version of the format that this build reads.
 pub const SCHEMA: u32 = 1;
 /// What the first line of a manifest begins with.
-const FORMAT: &str = "vidtui-manifest";
+pub(crate) const FORMAT: &str = "vidtui-manifest";
 /// The clips that a failure lists.
 const SHOWN: usize = 3;
 

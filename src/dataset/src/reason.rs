@@ -11,6 +11,8 @@ pub enum Reason {
     VideoMissing,
     /// The path of the video leaves the folder of the data set.
     OutsideFolder,
+    /// The name of the file is not UTF-8.
+    NameNotUtf8,
     /// The file has no bytes.
     VideoEmpty,
     /// The file is not a video: a picture or text.
@@ -79,6 +81,7 @@ impl Reason {
         match self {
             Self::VideoMissing => "video missing",
             Self::OutsideFolder => "outside the folder",
+            Self::NameNotUtf8 => "name not UTF-8",
             Self::VideoEmpty => "empty file",
             Self::NotAVideo { .. } => "not a video",
             Self::AudioOnly => "audio only",
@@ -111,6 +114,7 @@ impl fmt::Display for Reason {
             Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),
             Self::VideoMissing
             | Self::OutsideFolder
+            | Self::NameNotUtf8
             | Self::VideoEmpty
             | Self::AudioOnly
             | Self::OneFrame

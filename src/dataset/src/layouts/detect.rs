@@ -1,0 +1,167 @@
+//! Which layout a source has, and its rows.
+
+use super::pairs::{Files, is_of, no_videos};
+use super::table::Columns;
+use super::{Row, Source, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The tables that are looked for in a folder, the first one preferred.
+const TABLES: [&str; 5] = ["metadata.csv", "metadata.jsonl", "metadata.json", "metadata.parquet", "captions.json"];
+/// The file names of tables.
+const TABLE_ENDINGS: [&str; 6] = ["csv", "tsv", "json", "jsonl", "parquet", "pq"];
+
+/// How a source lists videos and captions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// A folder with `a.mp4` and `a.txt`.
+    Pairs,
+    /// `prompts.txt` and `videos.txt`.
+    Lists,
+    /// A CSV, JSON, JSONL or Parquet file.
+    Table,
+}
+
+impl Layout {
+    /// Returns the name on the command line and on disk.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pairs => "pairs",
+            Self::Lists => "lists",
+            Self::Table => "table",
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Reads what a source lists. Videos are not opened.
+///
+/// # Errors
+/// If the source does not exist, has no layout that is known, or is not whole.
+pub fn read_source(request: &SourceRequest) -> Result<Source, Failure> {
+    let given = &request.source;
+    let source = given.canonicalize_utf8().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(
+            ErrorCode::NotFound,
+            format!("cannot find {given}"),
+            "there is no such file or folder",
+            "name a folder of videos, or a table: metadata.csv, .json, .jsonl or .parquet",
+        ),
+        _ => super::unreadable(given, error),
+    })?;
+    let found = if source.is_dir() { of_folder(&source, request)? } else { of_file(&source, request)? };
+    if found.rows.is_empty() {
+        let fix = "list one video with its caption per line";
+        return Err(invalid(format!("{given} lists no videos"), format!("{}, and it is empty", found.why), fix));
+    }
+    Ok(found)
+}
+
+/// The layouts that a folder could have.
+struct Candidates {
+    tables: Vec<&'static str>,
+    lists: Option<(&'static str, &'static str)>,
+}
+
+fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+    let tables = TABLES.into_iter().filter(|name| folder.join(name).is_file()).collect();
+    let lists = lists::find(folder, &lists::CAPTIONS).zip(lists::find(folder, &lists::VIDEOS));
+    let found = Candidates { tables, lists };
+    match (request.layout, found.tables.first(), found.lists) {
+        (None | Some(Layout::Table), Some(table), _) => {
+            let mut source = table_of(&folder.join(table), request)?;
+            let others = found.tables[1..].iter().copied().chain(found.lists.map(|(captions, _)| captions));
+            let others: Vec<&str> = others.collect();
+            if !others.is_empty() {
+                source.notes.push(format!("{} not read: {table} was found first", others.join(" and ")));
+            }
+            Ok(source)
+        }
+        (Some(Layout::Table), None, _) => Err(invalid(
+            format!("{folder} has no table"),
+            format!("looked for {}", TABLES.join(", ")),
+            "name the table itself: vidtui data check PATH/TO/TABLE.csv",
+        )),
+        (None | Some(Layout::Lists), _, Some((captions, videos))) => {
+            let root = root_of(folder, request)?;
+            Ok(Source {
+                layout: Layout::Lists,
+                why: format!("{captions} and {videos} are lists of the same length"),
+                rows: lists::read(folder, &root, captions, videos)?,
+                root,
+                notes: vec![],
+            })
+        }
+        (Some(Layout::Lists), _, None) => Err(invalid(
+            format!("{folder} has no pair of lists"),
+            format!("looked for {} and {}", lists::CAPTIONS.join(", "), lists::VIDEOS.join(", ")),
+            "write one caption per line to prompts.txt and one path per line to videos.txt",
+        )),
+        (None | Some(Layout::Pairs), _, _) => of_pairs(folder),
+    }
+}
+
+fn of_pairs(folder: &Utf8Path) -> Result<Source, Failure> {
+    let files = Files::below(folder)?;
+    if files.videos.is_empty() && files.unnamed.is_empty() {
+        return Err(no_videos(folder, &files));
+    }
+    let videos = units::counted(files.videos.len() + files.unnamed.len(), "video");
+    let (rows, notes) = pairs::read(folder, files)?;
+    let why = format!("{videos} below the folder, each with a .txt file of the same name");
+    Ok(Source { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
+}
+
+fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+    if is_of(path.extension(), &VIDEO_ENDINGS) {
+        let fix = format!("name its folder: vidtui data check {}", path.parent().unwrap_or(path));
+        return Err(invalid(format!("{path} is a single video"), "a data set is a folder or a table", fix));
+    }
+    if !is_of(path.extension(), &TABLE_ENDINGS) {
+        return Err(invalid(
+            format!("cannot read {path}"),
+            format!("a table ends in {}", TABLE_ENDINGS.join(", ")),
+            "name a table, or a folder of videos with .txt files beside them",
+        ));
+    }
+    match request.layout {
+        None | Some(Layout::Table) => table_of(path, request),
+        Some(layout) => Err(Failure::new(
+            ErrorCode::InvalidArgument,
+            format!("cannot read {path} as {layout}"),
+            format!("the layout {layout} is a folder, and this is a file"),
+            "leave --layout out",
+        )),
+    }
+}
+
+fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+    let root = root_of(path.parent().unwrap_or(path), request)?;
+    let (columns, rows) = read_table(path, &root, request)?;
+    let Columns { video, caption } = &columns;
+    let name = path.file_name().unwrap_or_default();
+    let why = format!("{name} has a column of videos '{video}' and of captions '{caption}'");
+    Ok(Source { layout: Layout::Table, why, root, rows, notes: vec![] })
+}
+
+fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+    match path.extension().unwrap_or_default().to_ascii_lowercase().as_str() {
+        "csv" | "tsv" => csv::read(path, root, request),
+        "jsonl" => json::lines(path, root, request),
+        "json" => json::read(path, root, request),
+        _ => parquet::read(path, root, request),
+    }
+}
+
+fn root_of(folder: &Utf8Path, request: &SourceRequest) -> Result<Utf8PathBuf, Failure> {
+    let Some(root) = &request.root else { return Ok(folder.to_owned()) };
+    root.canonicalize_utf8().map_err(|error| super::unreadable(root, error))
+}

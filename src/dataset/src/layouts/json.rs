@@ -1,0 +1,137 @@
+//! Tables in JSON: a list of objects, one object per line, or an object of objects.
+
+use super::table::{Cell, Columns, Values, rows};
+use super::text::without_mark;
+use super::{Row, SourceRequest, invalid, unreadable};
+use crate::manifest::FORMAT;
+use camino::Utf8Path;
+use rundir::Failure;
+use serde_json::{Map, Value};
+use std::fs;
+
+/// The texts of a JSON document, and whether its bytes were UTF-8.
+struct Document {
+    text: String,
+    is_utf8: bool,
+}
+
+impl Document {
+    fn read(path: &Utf8Path) -> Result<Self, Failure> {
+        let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
+        let text = String::from_utf8_lossy(without_mark(&bytes)).into_owned();
+        Ok(Self { is_utf8: std::str::from_utf8(&bytes).is_ok(), text })
+    }
+
+    fn object(&self, object: Map<String, Value>) -> Object {
+        Object { object, is_utf8: self.is_utf8 }
+    }
+}
+
+/// Reads a table with one object per line.
+pub(super) fn lines(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+    let document = Document::read(path)?;
+    let mut objects = Vec::new();
+    for (number, line) in document.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let origin = format!("{} line {}", path.file_name().unwrap_or_default(), number + 1);
+        let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
+            let why = format!("line {}: {error}", number + 1);
+            invalid(
+                format!("cannot read {path}"),
+                why,
+                "write one JSON object per line: {\"video\": …, \"caption\": …}",
+            )
+        })?;
+        if object.get("format").and_then(Value::as_str) == Some(FORMAT) {
+            return Err(invalid(
+                format!("{path} is a manifest already"),
+                "vidtui data check has written it",
+                "check the folder or table that it was made from",
+            ));
+        }
+        objects.push((origin, document.object(object)));
+    }
+    of_objects(path, root, request, objects)
+}
+
+/// Reads a table that is one JSON document.
+pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+    let document = Document::read(path)?;
+    let name = path.file_name().unwrap_or_default();
+    let fix = "write a list of objects: [{\"video\": …, \"caption\": …}, …]";
+    let bad = |why: String| invalid(format!("cannot read {path}"), why, fix);
+    match serde_json::from_str(&document.text).map_err(|error| bad(error.to_string()))? {
+        Value::Array(items) => {
+            let object = |(at, item)| match item {
+                Value::Object(object) => Ok((format!("{name} item {}", at + 1), document.object(object))),
+                _ => Err(bad(format!("item {} is not an object", at + 1))),
+            };
+            let objects = items.into_iter().enumerate().map(object).collect::<Result<_, _>>()?;
+            of_objects(path, root, request, objects)
+        }
+        // ttt-video-dit: {"0": {"mp4": …, "text": …}}.
+        Value::Object(items) if items.values().all(Value::is_object) => {
+            let object = |(key, item)| match item {
+                Value::Object(object) => Some((format!("{name} entry {key}"), document.object(object))),
+                _ => None,
+            };
+            of_objects(path, root, request, items.into_iter().filter_map(object).collect())
+        }
+        // diffusion-pipe: {"a.mp4": ["a caption", "another one"]}.
+        Value::Object(items) => {
+            let columns = Columns { video: "file".into(), caption: "captions".into() };
+            let mut all = Vec::new();
+            for (file, captions) in items {
+                if !captions.is_string() && !is_texts(&captions) {
+                    return Err(bad(format!("the entry '{file}' is neither an object nor captions")));
+                }
+                let origin = format!("{name} entry {file}");
+                let pair = Map::from_iter([("file".to_owned(), file.into()), ("captions".to_owned(), captions)]);
+                all.extend(rows(root, &columns, &origin, &mut document.object(pair)));
+            }
+            Ok((columns, all))
+        }
+        _ => Err(bad("it is neither a list nor an object".into())),
+    }
+}
+
+fn of_objects(
+    path: &Utf8Path,
+    root: &Utf8Path,
+    request: &SourceRequest,
+    mut objects: Vec<(String, Object)>,
+) -> Result<(Columns, Vec<Row>), Failure> {
+    let names: Vec<String> = objects.first().map_or_else(Vec::new, |(_, first)| first.object.keys().cloned().collect());
+    if objects.is_empty() {
+        let fix = "list one video with its caption per entry";
+        return Err(invalid(format!("{path} lists no videos"), "it has no entries", fix));
+    }
+    let columns = Columns::choose(path, &names, request)?;
+    let all = objects.iter_mut().flat_map(|(origin, object)| rows(root, &columns, origin, object)).collect();
+    Ok((columns, all))
+}
+
+struct Object {
+    object: Map<String, Value>,
+    is_utf8: bool,
+}
+
+impl Values for Object {
+    fn take(&mut self, column: &str) -> Cell {
+        match self.object.remove(column) {
+            None | Some(Value::Null) => Cell::Null,
+            // Only the texts with a replacement character were not UTF-8.
+            Some(Value::String(text)) if !self.is_utf8 && text.contains('\u{fffd}') => Cell::NotUtf8(text),
+            Some(Value::String(text)) => Cell::Text(text),
+            Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),
+            Some(texts) if is_texts(&texts) => {
+                let texts = texts.as_array().into_iter().flatten().filter_map(Value::as_str);
+                Cell::Texts(texts.map(str::to_owned).collect())
+            }
+            Some(other) => Cell::Text(other.to_string()),
+        }
+    }
+}
+
+fn is_texts(value: &Value) -> bool {
+    value.as_array().is_some_and(|items| items.iter().all(Value::is_string))
+}

@@ -1,0 +1,127 @@
+//! Layouts of data sets: which videos a folder or table has, and the caption of each.
+
+mod csv;
+mod detect;
+mod json;
+mod lists;
+mod pairs;
+mod parquet;
+mod paths;
+mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::Reason;
+use camino::Utf8PathBuf;
+use rundir::{ErrorCode, Failure};
+use serde::Serialize;
+
+pub use detect::{Layout, read_source};
+
+/// The file names of videos that a folder is searched for.
+pub const VIDEO_ENDINGS: [&str; 16] =
+    ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
+
+/// The file names of pictures, which are not trained on.
+const PICTURE_ENDINGS: [&str; 8] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "avif"];
+
+/// What to read, and how.
+#[derive(Debug, Clone, Default)]
+pub struct SourceRequest {
+    /// A folder, or a table.
+    pub source: Utf8PathBuf,
+    /// The layout. `None`: detected.
+    pub layout: Option<Layout>,
+    /// The column of a table that names the video. `None`: detected.
+    pub video_column: Option<String>,
+    /// The column of a table that holds the caption. `None`: detected.
+    pub caption_column: Option<String>,
+    /// The folder that relative paths of a table or list start at. `None`: the folder of the table or list.
+    pub root: Option<Utf8PathBuf>,
+}
+
+/// What a layout lists.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// The layout that was read.
+    pub layout: Layout,
+    /// Why this layout, for people.
+    pub why: String,
+    /// The absolute folder that relative paths start at.
+    pub root: Utf8PathBuf,
+    /// One per video and caption, in the order of the source.
+    pub rows: Vec<Row>,
+    /// Facts that may surprise, for people: captions without a video, pictures that were skipped.
+    pub notes: Vec<String>,
+}
+
+/// One video with one caption, as a layout lists it. The video has not been looked at.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The path below the root, or the absolute path, as in the source.
+    pub name: String,
+    /// The absolute path.
+    pub path: Utf8PathBuf,
+    /// The caption.
+    pub caption: Caption,
+    /// Where the caption was read, for people.
+    pub origin: String,
+    /// What the layout itself finds wrong.
+    pub excluded: Option<Reason>,
+    /// What a table states about the video.
+    pub stated: Stated,
+}
+
+impl Default for Row {
+    fn default() -> Self {
+        let caption = Err(CaptionFault::Missing);
+        let (name, path, origin, excluded, stated) = Default::default();
+        Self { name, path, caption, origin, excluded, stated }
+    }
+}
+
+/// A caption, or why there is none.
+pub type Caption = Result<String, CaptionFault>;
+
+/// Why a caption cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CaptionFault {
+    /// There is none.
+    Missing,
+    /// It is empty, or white space.
+    Empty,
+    /// It is not UTF-8.
+    NotUtf8,
+}
+
+impl From<CaptionFault> for Reason {
+    fn from(fault: CaptionFault) -> Self {
+        match fault {
+            CaptionFault::Missing => Self::CaptionMissing,
+            CaptionFault::Empty => Self::CaptionEmpty,
+            CaptionFault::NotUtf8 => Self::CaptionNotUtf8,
+        }
+    }
+}
+
+/// The size that a table states. Zero: not stated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Stated {
+    /// Frames.
+    pub frames: usize,
+    /// Pixels.
+    pub height: usize,
+    /// Pixels.
+    pub width: usize,
+}
+
+/// Makes the error of a source that cannot be read as a data set.
+fn invalid(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Failure {
+    Failure::new(ErrorCode::InvalidDataset, what, why, fix)
+}
+
+/// Makes the error of a file that cannot be read.
+fn unreadable(path: &camino::Utf8Path, error: std::io::Error) -> Failure {
+    rundir::Error::io("read", path, error).into()
+}

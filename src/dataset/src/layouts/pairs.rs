@@ -1,0 +1,117 @@
+//! Videos with captions beside them: `clips/a.mp4` and `clips/a.txt`.
+
+use super::text::caption_file;
+use super::{PICTURE_ENDINGS, Row, VIDEO_ENDINGS, invalid, unreadable};
+use crate::Reason;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+/// The files below a folder, hidden ones left out.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// Videos, in the order of their paths.
+    pub videos: Vec<Utf8PathBuf>,
+    /// Text files.
+    pub texts: BTreeSet<Utf8PathBuf>,
+    /// The number of pictures.
+    pub pictures: usize,
+    /// Videos whose names are not UTF-8.
+    pub unnamed: Vec<PathBuf>,
+}
+
+impl Files {
+    /// Lists the files below a folder. Links are followed, but no folder is listed twice.
+    pub(super) fn below(folder: &Utf8Path) -> Result<Self, Failure> {
+        let mut files = Self::default();
+        let mut seen = BTreeSet::new();
+        files.add(folder, &mut seen)?;
+        files.videos.sort();
+        files.unnamed.sort();
+        Ok(files)
+    }
+
+    fn add(&mut self, folder: &Utf8Path, seen: &mut BTreeSet<PathBuf>) -> Result<(), Failure> {
+        let real = fs::canonicalize(folder).map_err(|error| unreadable(folder, error))?;
+        if !seen.insert(real) {
+            return Ok(());
+        }
+        for entry in fs::read_dir(folder).map_err(|error| unreadable(folder, error))? {
+            let entry = entry.map_err(|error| unreadable(folder, error))?.path();
+            match Utf8PathBuf::from_path_buf(entry) {
+                Ok(path) if path.file_name().is_some_and(|name| name.starts_with('.')) => {}
+                Ok(path) if path.is_dir() => self.add(&path, seen)?,
+                Ok(path) if is_of(path.extension(), &VIDEO_ENDINGS) => self.videos.push(path),
+                Ok(path) if is_of(path.extension(), &["txt"]) => _ = self.texts.insert(path),
+                Ok(path) if is_of(path.extension(), &PICTURE_ENDINGS) => self.pictures += 1,
+                Ok(_) => {}
+                Err(path) => {
+                    let ending = path.extension().and_then(|ending| ending.to_str());
+                    if is_of(ending, &VIDEO_ENDINGS) {
+                        self.unnamed.push(path);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a file name has one of these endings, in capital or small letters.
+pub(super) fn is_of(ending: Option<&str>, endings: &[&str]) -> bool {
+    ending.is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+}
+
+/// Reads the rows of a folder, and notes about other files in it.
+pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<String>), Failure> {
+    let mut rows = Vec::new();
+    let mut notes = Vec::new();
+    let mut used = BTreeSet::new();
+    for path in files.videos {
+        let text = path.with_extension("txt");
+        let caption = caption_file(&text).map_err(|error| unreadable(&text, error))?;
+        let below = |path: &Utf8Path| path.strip_prefix(folder).unwrap_or(path).to_string();
+        rows.push(Row { name: below(&path), origin: below(&text), caption, path, ..Row::default() });
+        used.insert(text);
+    }
+    for path in files.unnamed {
+        let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
+        let excluded = Some(Reason::NameNotUtf8);
+        rows.push(Row { path: folder.join(&name), name, excluded, ..Row::default() });
+    }
+    let alone: Vec<&Utf8PathBuf> = files.texts.difference(&used).collect();
+    if let Some(first) = alone.first() {
+        let first = first.strip_prefix(folder).unwrap_or(first);
+        let counted = units::counted(alone.len(), "text file");
+        notes.push(format!("{counted} without a video of the same name, first {first}"));
+    }
+    if files.pictures > 0 {
+        notes.push(format!("{} skipped: vidtui trains on videos", units::counted(files.pictures, "picture")));
+    }
+    Ok((rows, notes))
+}
+
+/// Makes the error of a folder without videos.
+pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
+    let what = format!("{folder} has no videos");
+    let endings = VIDEO_ENDINGS[..5].join(", ");
+    match (files.pictures, files.texts.len()) {
+        (0, 0) => invalid(
+            what,
+            format!("no file below it ends in {endings}…"),
+            "name the folder that holds the videos, or a table: metadata.csv, .json, .jsonl or .parquet",
+        ),
+        (0, texts) => invalid(
+            what,
+            format!("it has {}, and no file that ends in {endings}…", units::counted(texts, "text file")),
+            "put each video beside its text file, or list the videos in videos.txt beside prompts.txt",
+        ),
+        (pictures, _) => invalid(
+            what,
+            format!("it has {}, and vidtui trains on videos", units::counted(pictures, "picture")),
+            "make videos of them, for example: ffmpeg -framerate 8 -pattern_type glob -i '*.png' clip.mp4",
+        ),
+    }
+}

@@ -1,0 +1,153 @@
+//! Tables: which columns name the video and the caption, and the rows they make.
+
+use super::paths::{Located, locate};
+use super::text::clean;
+use super::{Caption, CaptionFault, Row, SourceRequest, Stated, invalid};
+use crate::Reason;
+use camino::Utf8Path;
+use rundir::Failure;
+
+/// The names of the column of videos, the first one preferred.
+const VIDEO_COLUMNS: [&str; 13] = [
+    "video",
+    "path",
+    "file_name",
+    "file_path",
+    "video_path",
+    "mp4",
+    "filename",
+    "file",
+    "video_file",
+    "vid",
+    "media_path",
+    "videos",
+    "clip",
+];
+/// The names of the column of captions, the first one preferred.
+const CAPTION_COLUMNS: [&str; 6] = ["caption", "text", "prompt", "captions", "prompts", "description"];
+/// The column of VideoX-Fun that distinguishes `video` from `image`.
+const KIND_COLUMN: &str = "type";
+
+/// A value of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Cell {
+    /// Nothing.
+    Null,
+    /// Text.
+    Text(String),
+    /// Bytes that are not UTF-8, with replacement characters.
+    NotUtf8(String),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// A number.
+    Number(f64),
+}
+
+impl Cell {
+    /// Makes a cell of the bytes of a text.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Self {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::Text(text.to_owned()),
+            Err(_) => Self::NotUtf8(String::from_utf8_lossy(bytes).into_owned()),
+        }
+    }
+
+    fn captions(self) -> Vec<Caption> {
+        match self {
+            Self::Null => vec![Err(CaptionFault::Missing)],
+            Self::NotUtf8(_) => vec![Err(CaptionFault::NotUtf8)],
+            Self::Text(text) => vec![clean(&text)],
+            Self::Number(number) => vec![clean(&number.to_string())],
+            Self::Texts(texts) if texts.is_empty() => vec![Err(CaptionFault::Missing)],
+            Self::Texts(texts) => texts.iter().map(|text| clean(text)).collect(),
+        }
+    }
+
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::NotUtf8(text) => text,
+            Self::Number(number) => number.to_string(),
+            Self::Texts(texts) => texts.into_iter().next().unwrap_or_default(),
+            Self::Null => String::new(),
+        }
+    }
+
+    fn as_count(&self) -> usize {
+        match self {
+            Self::Number(number) if *number >= 0.0 => *number as usize,
+            Self::Text(text) => text.trim().parse::<f64>().map_or(0, |number| number.max(0.0) as usize),
+            _ => 0,
+        }
+    }
+}
+
+/// The columns of a table that are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Columns {
+    /// Names the video.
+    pub video: String,
+    /// Holds the caption.
+    pub caption: String,
+}
+
+impl Columns {
+    /// Chooses the columns among those that a table has.
+    pub(super) fn choose(path: &Utf8Path, names: &[String], request: &SourceRequest) -> Result<Self, Failure> {
+        let choose = |given: &Option<String>, known: &[&str], what: &str, flag: &str| match given {
+            Some(given) if names.contains(given) => Ok(given.clone()),
+            Some(given) => Err(no_column(path, names, &format!("no column '{given}'"), flag, given)),
+            None => {
+                let found = known.iter().find_map(|known| names.iter().find(|name| name.eq_ignore_ascii_case(known)));
+                found.cloned().ok_or_else(|| {
+                    no_column(
+                        path,
+                        names,
+                        &format!("no column for {what}: looked for {}", known.join(", ")),
+                        flag,
+                        known[0],
+                    )
+                })
+            }
+        };
+        Ok(Self {
+            video: choose(&request.video_column, &VIDEO_COLUMNS, "videos", "--video-column")?,
+            caption: choose(&request.caption_column, &CAPTION_COLUMNS, "captions", "--caption-column")?,
+        })
+    }
+}
+
+fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &str) -> Failure {
+    let near = names.iter().max_by(|a, b| strsim::jaro_winkler(a, wanted).total_cmp(&strsim::jaro_winkler(b, wanted)));
+    let near = near.filter(|near| strsim::jaro_winkler(near, wanted) > 0.75);
+    let guess =
+        near.map_or_else(|| format!("name the column: {flag} COLUMN"), |near| format!("did you mean {flag} {near}?"));
+    let columns = if names.is_empty() { "none".into() } else { names.join(", ") };
+    invalid(format!("cannot read {path}"), format!("it has {why}; its columns are: {columns}"), guess)
+}
+
+/// The values of a row that may be read, by the names of columns.
+pub(super) trait Values {
+    /// Returns the value of a column.
+    fn take(&mut self, column: &str) -> Cell;
+}
+
+/// Makes the rows of a video: one per caption.
+pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<Row> {
+    let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
+    let kind = values.take(KIND_COLUMN).into_text();
+    if kind.eq_ignore_ascii_case("image") {
+        excluded = Some(Reason::NotAVideo { what: "the table says that it is an image".into() });
+    }
+    let mut count = |column| values.take(column).as_count();
+    let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };
+    let captions = values.take(&columns.caption).captions();
+    let row = |caption| Row {
+        name: name.clone(),
+        path: path.clone(),
+        caption,
+        origin: origin.to_owned(),
+        excluded: excluded.clone(),
+        stated,
+    };
+    captions.into_iter().map(row).collect()
+}

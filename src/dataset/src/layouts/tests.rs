@@ -1,0 +1,244 @@
+//! Layouts as people have them, and their faults.
+
+use super::*;
+use camino::Utf8Path;
+use std::fs;
+
+/// A folder that a test fills.
+struct Folder {
+    _keep: tempfile::TempDir,
+    path: Utf8PathBuf,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let keep = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(keep.path()).unwrap().canonicalize_utf8().unwrap();
+        Self { _keep: keep, path }
+    }
+
+    fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Self {
+        let path = self.path.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+        self
+    }
+
+    fn request(&self) -> SourceRequest {
+        SourceRequest { source: self.path.clone(), ..SourceRequest::default() }
+    }
+
+    fn read(&self) -> Source {
+        read_source(&self.request()).unwrap()
+    }
+
+    fn fails(&self) -> Failure {
+        read_source(&self.request()).unwrap_err()
+    }
+}
+
+/// The names and captions of rows.
+fn rows(source: &Source) -> Vec<(&str, Result<&str, CaptionFault>)> {
+    source.rows.iter().map(|row| (row.name.as_str(), row.caption.as_deref().map_err(|fault| *fault))).collect()
+}
+
+#[test]
+fn videos_are_paired_with_the_text_files_beside_them() {
+    let folder = Folder::new()
+        .with("b.MP4", "")
+        .with("b.txt", "\u{feff}two\r\nlines\n")
+        .with("sub/a.webm", "")
+        .with("sub/a.txt", " ")
+        .with("c.mov", "")
+        .with("d.mkv", "")
+        .with("d.txt", b"caf\xe9")
+        .with("alone.txt", "no video")
+        .with("frame.png", "")
+        .with(".hidden/e.mp4", "");
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Pairs);
+    let expected = [
+        ("b.MP4", Ok("two\nlines")),
+        ("c.mov", Err(CaptionFault::Missing)),
+        ("d.mkv", Err(CaptionFault::NotUtf8)),
+        ("sub/a.webm", Err(CaptionFault::Empty)),
+    ];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.rows[3].path, folder.path.join("sub/a.webm"));
+    assert_eq!(source.notes.len(), 2, "{:?}", source.notes);
+}
+
+#[test]
+fn a_link_to_a_folder_above_is_not_followed_forever() {
+    let folder = Folder::new().with("a.mp4", "");
+    std::os::unix::fs::symlink(&folder.path, folder.path.join("again")).unwrap();
+    assert_eq!(folder.read().rows.len(), 1);
+}
+
+#[test]
+fn a_file_name_that_is_not_utf8_is_excluded() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new().with("a.mp4", "");
+    fs::write(folder.path.as_std_path().join(std::ffi::OsStr::from_bytes(b"b\xff.mp4")), "").unwrap();
+    let source = folder.read();
+    assert_eq!(source.rows[1].excluded, Some(Reason::NameNotUtf8));
+}
+
+#[test]
+fn lists_are_read_line_by_line() {
+    let folder = Folder::new()
+        .with("captions.txt", b"one\n\ncaf\xe9\nfour\n")
+        .with("videos.txt", "a.mp4\r\nsub/b.mp4\nc.mp4\n../d.mp4\n");
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Lists);
+    let expected = [
+        ("a.mp4", Ok("one")),
+        ("sub/b.mp4", Err(CaptionFault::Empty)),
+        ("c.mp4", Err(CaptionFault::NotUtf8)),
+        ("../d.mp4", Ok("four")),
+    ];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.rows[3].excluded, Some(Reason::OutsideFolder));
+    assert_eq!(source.rows[1].origin, "captions.txt line 2");
+}
+
+#[test]
+fn lists_of_different_lengths_are_refused() {
+    let failure = Folder::new().with("prompts.txt", "one\ntwo\n").with("videos.txt", "a.mp4").fails();
+    assert_eq!(failure.code, ErrorCode::InvalidDataset);
+    assert!(failure.why.contains("2 lines") && failure.why.contains("1 line"), "{failure}");
+}
+
+#[test]
+fn csv_keeps_quotes_and_newlines_and_marks_captions_that_are_not_utf8() {
+    let text = b"\xef\xbb\xbffile_name,text,num_frames\r\na.mp4,\"a \"\"cat\"\",\nasleep\",49\r\nb.mp4,caf\xe9,\r\nc.mp4,,7\r\n";
+    let folder = Folder::new().with("metadata.csv", text);
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Table);
+    let expected = [
+        ("a.mp4", Ok("a \"cat\",\nasleep")),
+        ("b.mp4", Err(CaptionFault::NotUtf8)),
+        ("c.mp4", Err(CaptionFault::Empty)),
+    ];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.rows[0].stated.frames, 49);
+    // A caption of two lines is counted as two lines of the file.
+    assert_eq!(source.rows[1].origin, "metadata.csv line 4");
+}
+
+#[test]
+fn open_sora_s_table_has_absolute_paths_and_sizes() {
+    let folder = Folder::new().with(
+        "train.csv",
+        "path,text,num_frames,height,width,aspect_ratio,fps,resolution\n/videos/a.mp4,a cat,51.0,480,720,0.67,24.0,345600\n",
+    );
+    let source = read_source(&SourceRequest { source: folder.path.join("train.csv"), ..Default::default() }).unwrap();
+    assert_eq!(rows(&source), [("/videos/a.mp4", Ok("a cat"))]);
+    assert_eq!(source.rows[0].stated, Stated { frames: 51, height: 480, width: 720 });
+}
+
+#[test]
+fn every_form_of_json_is_read() {
+    let lines = "{\"video\": \"a.mp4\", \"caption\": \"one\"}\n\n{\"video\": \"b.mp4\"}\n";
+    let list = r#"[{"file_path": "a.mp4", "text": "one", "type": "video"}, {"file_path": "b.png", "text": "two", "type": "image"}]"#;
+    let entries = r#"{"0": {"mp4": "a.mp4", "text": "one", "scene_start": true}, "1": {"mp4": "b.mp4", "text": null}}"#;
+    let captions = r#"{"a.mp4": "one", "b.mp4": ["two", "three"]}"#;
+    let read = |name: &str, text: &str| Folder::new().with(name, text).read();
+    assert_eq!(rows(&read("metadata.jsonl", lines)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
+    let source = read("metadata.json", list);
+    assert_eq!(rows(&source), [("a.mp4", Ok("one")), ("b.png", Ok("two"))]);
+    assert!(matches!(source.rows[1].excluded, Some(Reason::NotAVideo { .. })));
+    assert_eq!(rows(&read("metadata.json", entries)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
+    let expected = [("a.mp4", Ok("one")), ("b.mp4", Ok("two")), ("b.mp4", Ok("three"))];
+    assert_eq!(rows(&read("captions.json", captions)), expected);
+}
+
+#[test]
+fn only_the_lines_of_json_that_are_not_utf8_lose_their_captions() {
+    let text = b"{\"video\": \"a.mp4\", \"caption\": \"caf\xe9\"}\n{\"video\": \"b.mp4\", \"caption\": \"two\"}\n";
+    let source = Folder::new().with("metadata.jsonl", text).read();
+    assert_eq!(rows(&source), [("a.mp4", Err(CaptionFault::NotUtf8)), ("b.mp4", Ok("two"))]);
+}
+
+#[test]
+fn a_table_that_pyarrow_wrote_is_read() {
+    let bytes =
+        fs::read(Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/videos/metadata.parquet"));
+    let source = Folder::new().with("metadata.parquet", bytes.unwrap()).read();
+    let expected = [("a.mp4", Ok("a cat, \"sleeping\"\non a mat")), ("sub/b.mp4", Err(CaptionFault::Missing))];
+    assert_eq!(rows(&source), expected);
+    assert_eq!(source.rows[0].stated, Stated { frames: 60, height: 48, width: 64 });
+    assert_eq!(Folder::new().with("metadata.parquet", "PAR1").fails().code, ErrorCode::InvalidDataset);
+}
+
+#[test]
+fn columns_are_named_by_the_user_and_a_wrong_name_is_answered_with_those_there_are() {
+    let folder = Folder::new().with("metadata.csv", "clip_name,long_caption,short_caption\na.mp4,long,short\n");
+    let with = |video: &str, caption: &str| {
+        let named = |name: &str| Some(name.to_owned());
+        read_source(&SourceRequest { video_column: named(video), caption_column: named(caption), ..folder.request() })
+    };
+    assert_eq!(rows(&with("clip_name", "short_caption").unwrap()), [("a.mp4", Ok("short"))]);
+    let failure = with("clip_name", "shortcaption").unwrap_err();
+    assert_eq!(failure.code, ErrorCode::InvalidDataset);
+    assert!(failure.why.contains("clip_name, long_caption, short_caption"), "{failure}");
+    assert!(failure.fix.contains("--caption-column short_caption"), "{failure}");
+    assert!(folder.fails().why.contains("clip_name, long_caption"));
+}
+
+#[test]
+fn a_detected_layout_can_be_overridden() {
+    let folder = Folder::new()
+        .with("metadata.csv", "video,caption\na.mp4,of the table\n")
+        .with("prompts.txt", "of the list\n")
+        .with("videos.txt", "a.mp4\n")
+        .with("a.mp4", "")
+        .with("a.txt", "of the file");
+    let caption =
+        |layout| rows(&read_source(&SourceRequest { layout, ..folder.request() }).unwrap())[0].1.unwrap().to_owned();
+    assert_eq!(caption(None), "of the table");
+    assert_eq!(caption(Some(Layout::Table)), "of the table");
+    assert_eq!(caption(Some(Layout::Lists)), "of the list");
+    assert_eq!(caption(Some(Layout::Pairs)), "of the file");
+    assert_eq!(folder.read().notes.len(), 1);
+}
+
+#[test]
+fn paths_of_a_table_start_at_the_given_folder() {
+    let folder = Folder::new().with("tables/metadata.csv", "video,caption\na.mp4,one\n").with("videos/a.mp4", "");
+    let request = SourceRequest {
+        source: folder.path.join("tables"),
+        root: Some(folder.path.join("videos")),
+        ..Default::default()
+    };
+    assert_eq!(read_source(&request).unwrap().rows[0].path, folder.path.join("videos/a.mp4"));
+}
+
+#[test]
+fn sources_that_are_no_data_sets_are_refused() {
+    let empty = "video,caption\n";
+    for folder in [
+        Folder::new(),
+        Folder::new().with("a.png", "").with("b.jpg", ""),
+        Folder::new().with("a.txt", "only text"),
+        Folder::new().with("metadata.csv", empty),
+        Folder::new().with("metadata.csv", ""),
+        Folder::new().with("metadata.csv", "video,caption\na.mp4,one,two\n"),
+        Folder::new().with("metadata.jsonl", "{\"video\": \"a.mp4\", \"caption\"\n"),
+        Folder::new().with("metadata.jsonl", ""),
+        Folder::new().with("metadata.jsonl", "{\"format\": \"vidtui-manifest\", \"schema\": 1}\n"),
+        Folder::new().with("metadata.json", "[1, 2]"),
+        Folder::new().with("metadata.json", "7"),
+        Folder::new().with("metadata.json", "{\"a.mp4\": 7}"),
+        Folder::new().with("videos.txt", "").with("prompts.txt", ""),
+    ] {
+        assert_eq!(folder.fails().code, ErrorCode::InvalidDataset, "{}", folder.fails());
+    }
+    let file = Folder::new().with("a.mp4", "").with("notes.md", "");
+    for name in ["a.mp4", "notes.md"] {
+        let request = SourceRequest { source: file.path.join(name), ..Default::default() };
+        assert_eq!(read_source(&request).unwrap_err().code, ErrorCode::InvalidDataset);
+    }
+    let none = SourceRequest { source: "/nonesuch".into(), ..Default::default() };
+    assert_eq!(read_source(&none).unwrap_err().code, ErrorCode::NotFound);
+}
