@@ -22,6 +22,7 @@ pub fn recipe() -> Recipe {
         trainer: recipe::TrainerKind::Embedded,
         encoders: recipe::Encoders::default(),
         encode: recipe::Encode::default(),
+        sample: recipe::Sampling::default(),
         command: recipe::Command::default(),
         env: recipe::Env::default(),
         model: Model {

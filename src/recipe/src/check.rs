@@ -3,7 +3,7 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, FrameMode, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable,
+    Adapter, FrameMode, Key, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable,
     TrainerKind, param_specs,
 };
 
@@ -33,6 +33,9 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
     (&["train.trainable"], patterns_match),
+    (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
+    (&["sample.prompts", "encoders.folder"], samples_have_encoders),
+    (&["sample.prompts"], prompts_can_be_sampled),
 ];
 
 /// The rules of a recipe that encodes.
@@ -72,7 +75,19 @@ pub(crate) fn first_broken(recipe: &Recipe) -> Option<Broken> {
         (TrainerKind::Embedded, Task::Encode) => ENCODE_RULES,
         (TrainerKind::Embedded, Task::Train | Task::Sample) => RULES,
     };
-    rules.iter().chain(COMMON_RULES).find_map(|(keys, rule)| {
+    first_of(rules.iter().chain(COMMON_RULES), recipe)
+}
+
+/// Returns the first rule about the model alone that does not hold.
+pub(crate) fn broken_model(recipe: &Recipe) -> Option<Broken> {
+    let of_the_model = |keys: &[&str]| keys.iter().all(|key| key.starts_with("model."));
+    first_of(RULES.iter().filter(|(keys, _)| of_the_model(keys)), recipe)
+}
+
+/// Returns the first of these rules that does not hold. Rules about keys of another task do not apply.
+fn first_of<'a>(rules: impl Iterator<Item = &'a (&'static [&'static str], Rule)>, recipe: &Recipe) -> Option<Broken> {
+    let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.task, recipe.trainer));
+    rules.filter(|(keys, _)| keys.iter().all(applies)).find_map(|(keys, rule)| {
         let Advice { why, fix } = rule(recipe).err()?;
         Some(Broken { keys, why, fix })
     })
@@ -350,6 +365,41 @@ fn stride_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
         why: format!("encode.stride {stride} has no effect with encode.mode \"{}\"", mode.name()),
         fix: "set encode.mode = \"stride\", or remove encode.stride".into(),
     })
+}
+
+fn samples_have_prompts(recipe: &Recipe) -> Result<(), Advice> {
+    let sample = &recipe.sample;
+    let has_some = !sample.prompts.is_empty() || (recipe.task == Task::Train && sample.validation_index().is_some());
+    if has_some || (recipe.task == Task::Train && sample.every == 0) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: match recipe.task {
+            Task::Train => format!(
+                "sample.every is {}, and there are neither prompts nor held-out clips to measure the loss of",
+                sample.every
+            ),
+            _ => "there are no prompts to sample".into(),
+        },
+        fix: "set sample.prompts = [\"a rabbit on a meadow\"]".into(),
+    })
+}
+
+fn samples_have_encoders(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.sample.prompts.is_empty() || !recipe.encoders.folder.as_str().is_empty() {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "sample.prompts needs a VAE, a text encoder and a tokenizer, and encoders.folder is not set".into(),
+        fix: "set encoders.folder to a diffusers folder, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"
+            .into(),
+    })
+}
+
+fn prompts_can_be_sampled(recipe: &Recipe) -> Result<(), Advice> {
+    let Err(bad) = recipe.samples() else { return Ok(()) };
+    let flag = bad.flag.map(|flag| format!(", {flag}")).unwrap_or_default();
+    Err(Advice { why: format!("prompt {} of sample.prompts{flag}: {}", bad.index + 1, bad.why), fix: bad.fix })
 }
 
 fn has_program(recipe: &Recipe) -> Result<(), Advice> {

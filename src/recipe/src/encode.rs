@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(refused(&["encode.mode=head", "encode.stride=2"]), rule("encode.mode encode.stride"));
         assert_eq!(
             refused(&["task=train"]),
-            (RecipeErrorKind::WrongTask, "encoders.folder".to_owned()),
+            (RecipeErrorKind::WrongTask, "encode.manifest".to_owned()),
             "a key of another task"
         );
         assert_eq!(refused(&["optimizer.lr=1"]), (RecipeErrorKind::WrongTask, "optimizer.lr".to_owned()));

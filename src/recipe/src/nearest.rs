@@ -22,7 +22,7 @@ fn nearest_key(path: &str) -> Option<&'static Key> {
     let section = nearest(section, sections()).unwrap_or(section);
     let (here, elsewhere): (Vec<&'static Key>, Vec<&'static Key>) =
         SCHEMA.iter().partition(|key| key.parts().0 == section);
-    let exact = elsewhere.iter().find(|key| key.parts().1 == name).copied();
+    let exact = here.iter().chain(&elsewhere).find(|key| key.parts().1 == name).copied();
     exact.or_else(|| [here, elsewhere].iter().find_map(|keys| likely(name, keys)))
 }
 
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_key_unlike_any_other_lists_the_choices() {
         assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval, peak_tflops, spike");
-        let sections = "the sections are command, env, model, data, encoders, encode, train, optimizer, mesh, remat, checkpoint, log, run";
+        let sections = "the sections are command, env, model, data, encoders, encode, train, optimizer, mesh, remat, checkpoint, log, sample, run";
         assert_eq!(instead_of("wandb.qqqqqqqqqqqqqq"), sections);
     }
 }

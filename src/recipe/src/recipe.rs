@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CheckpointPolicy, Command, Data, Encode, Encoders, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat,
-    RunSettings, SCHEMA, Task, Train, TrainerKind, load,
+    RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind, load,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -31,6 +31,8 @@ pub struct Recipe {
     pub encoders: Encoders,
     /// The clips that are encoded, and how.
     pub encode: Encode,
+    /// The videos that are made from the weights, and the validation loss.
+    pub sample: Sampling,
     /// Steps, batch and trained parameters.
     pub train: Train,
     /// The optimizer and its schedules.

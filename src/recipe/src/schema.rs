@@ -116,9 +116,10 @@ impl Key {
             "command" => &[],
             "" | "env" | "run" => &Task::ALL,
             "encode" => &[Task::Encode],
-            "encoders" => &[Task::Encode, Task::Sample],
+            "encoders" => &Task::ALL,
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
-            "mesh" | "model" => &[Task::Train, Task::Sample],
+            "mesh" | "model" | "sample" => &[Task::Train, Task::Sample],
+            _ if self.path == "train.dtype" => &[Task::Train, Task::Sample],
             _ => &[Task::Train],
         }
     }
@@ -155,13 +156,13 @@ const SCHEDULES: Kind = Kind::OneOf(&["constant", "linear", "cosine"]);
 pub(crate) const MANY: i64 = 1_000_000_000_000;
 
 /// The tasks that a recipe may have.
-const TASKS: &[&str] = &["train", "encode"];
+const TASKS: &[&str] = &["train", "encode", "sample"];
 
 /// Every key of a recipe, in the order of `vidtui recipe show`.
 #[rustfmt::skip]
 pub static SCHEMA: &[Key] = &[
     preset("name", Kind::Name, Preset::Str(""), "short name of the recipe, part of the ids of its runs; default: the file name"),
-    preset("task", Kind::OneOf(TASKS), Preset::Str("train"), "what a run of the embedded trainer does; train: it trains a model; encode: it makes a data set of latents from videos"),
+    preset("task", Kind::OneOf(TASKS), Preset::Str("train"), "what a run of the embedded trainer does; train: it trains a model; encode: it makes a data set of latents from videos; sample: it makes videos from a checkpoint"),
     preset("trainer", Kind::OneOf(&["embedded", "command"]), Preset::Str("embedded"), "embedded: vidtui's own trainer; command: the program in [command]"),
 
     needed("command.run", Kind::Words, "the program and its arguments, one word each, started without a shell; placeholders such as {master_addr} are filled in"),
@@ -266,6 +267,23 @@ pub static SCHEMA: &[Key] = &[
     preset("log.interval", int(1, MANY), Preset::Int(1), "steps between lines of metrics"),
     preset("log.peak_tflops", NOT_NEGATIVE, Preset::Float(0.0), "peak of one device in the recipe's dtype, in TFLOP/s, for MFU: 989 for an H100 or H200, 312 for an A100; 0: no MFU"),
     preset("log.spike", NOT_NEGATIVE, Preset::Float(10.0), "reports a loss spike when the loss exceeds the recent median by this many times the usual spread; 0: never"),
+
+    preset("sample.prompts", Kind::Words, Preset::Nothing, "prompts, each with flags of its own as in musubi-tuner: \"a rabbit --w 720 --h 480 --f 49 --d 42 --s 50 --g 6 --i IMAGE\"; || separates the texts of segments"),
+    preset("sample.every", int(0, MANY), Preset::Int(0), "optimizer steps between the samples and validation losses of a training run; 0: none"),
+    preset("sample.seed", int(0, i64::MAX), Preset::Int(42), "seed of the noise of a sample, for prompts without --d"),
+    preset("sample.steps", int(1, 1000), Preset::Int(50), "sampling steps, for prompts without --s"),
+    preset("sample.guidance", NOT_NEGATIVE, Preset::Float(6.0), "scale of classifier-free guidance, for prompts without --g; 1 or less: none"),
+    preset("sample.dynamic_guidance", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "guidance that depends on the timestep, as CogVideoX's use_dynamic_cfg; auto: with dpm and vpsde"),
+    preset("sample.scheduler", Kind::OneOf(&["auto", "ddim", "dpm", "vpsde"]), Preset::Str("auto"), "sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise"),
+    preset("sample.frames", int(0, 100_001), Preset::Int(0), "frames of a video, for prompts without --f; 0: those that model.latent_frames stands for"),
+    preset("sample.height", int(0, 16_384), Preset::Int(0), "rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height"),
+    preset("sample.width", int(0, 16_384), Preset::Int(0), "columns of a video in pixels, for prompts without --w; 0: 8 x model.latent_width"),
+    preset("sample.fps", NOT_NEGATIVE, Preset::Float(0.0), "frames per second of the mp4; 0: 16 for models with patches of two frames (CogVideoX 1.5), 8 otherwise"),
+    preset("sample.image", Kind::OptionalPath, Preset::Str(""), "first image of the videos of an image-to-video model, for prompts without --i"),
+    preset("sample.out", Kind::OptionalPath, Preset::Str(""), "folder of the videos; default: samples/ in the run directory"),
+    preset("sample.png", Kind::Bool, Preset::Bool(false), "also writes each frame as a PNG file"),
+    preset("sample.validation_index", Kind::OptionalPath, Preset::Str(""), "index of held-out clips, in the form of data.index; every sample.every steps their loss is measured at nine noise levels; default: none"),
+    preset("sample.validation_clips", int(1, MANY), Preset::Int(32), "held-out clips whose loss is measured, from the start of sample.validation_index"),
 
     preset("run.time_limit", Kind::Time, Preset::Str("none"), "time limit of an attempt, such as 90s, 4h or 1d12h; the attempt saves and stops before it"),
     preset("run.push_trainer", Kind::Bool, Preset::Bool(false), "copies the trainer to nodes that lack it or have another version, as --push does"),

@@ -136,6 +136,7 @@ impl Trace {
             trainer: recipe::TrainerKind::Embedded,
             encoders: recipe::Encoders::default(),
             encode: recipe::Encode::default(),
+            sample: recipe::Sampling::default(),
             command: recipe::Command::default(),
             env: recipe::Env::default(),
             model: Model {

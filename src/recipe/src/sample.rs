@@ -1,0 +1,391 @@
+//! The section `[sample]`: the videos that are made from the weights, and the validation loss.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+
+use crate::{Layer, Model, Positions, Prompt, Recipe, SEGMENT_FRAMES};
+
+/// Video frames per latent frame, after the first, in every CogVideoX VAE.
+pub const VIDEO_FRAMES: usize = 4;
+/// Pixels per latent pixel, in rows and columns, in every CogVideoX VAE.
+pub const PIXELS: usize = 8;
+
+/// The videos that are made from the weights, and the validation loss.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sampling {
+    /// The prompts, each with flags of its own ([`Prompt::parse`]).
+    pub prompts: Vec<String>,
+    /// Optimizer steps between the samples of a training run; 0: none.
+    pub every: u64,
+    /// The seed of noise, for prompts without one.
+    pub seed: u64,
+    /// Sampling steps, for prompts without them.
+    pub steps: usize,
+    /// The scale of classifier-free guidance, for prompts without one.
+    pub guidance: f64,
+    /// Whether the guidance depends on the timestep.
+    pub dynamic_guidance: DynamicGuidance,
+    /// The sampler.
+    pub scheduler: SampleScheduler,
+    /// Frames of a video; 0: those of the model.
+    pub frames: usize,
+    /// Rows of a video, in pixels; 0: those of the model.
+    pub height: usize,
+    /// Columns of a video, in pixels; 0: those of the model.
+    pub width: usize,
+    /// Frames per second of the mp4; 0: those of the model's family.
+    pub fps: f64,
+    /// The first image, for prompts without one; empty for none.
+    pub image: Utf8PathBuf,
+    /// The folder of the videos; empty for that of the run.
+    pub out: Utf8PathBuf,
+    /// Whether each frame becomes a PNG file too.
+    pub png: bool,
+    /// The index of held-out clips; empty for no validation loss.
+    pub validation_index: Utf8PathBuf,
+    /// Held-out clips whose loss is measured.
+    pub validation_clips: usize,
+}
+
+impl Default for Sampling {
+    /// Returns the values of a recipe that sets none of the keys.
+    fn default() -> Self {
+        Sampling {
+            prompts: Vec::new(),
+            every: 0,
+            seed: 42,
+            steps: 50,
+            guidance: 6.0,
+            dynamic_guidance: DynamicGuidance::Auto,
+            scheduler: SampleScheduler::Auto,
+            frames: 0,
+            height: 0,
+            width: 0,
+            fps: 0.0,
+            image: Utf8PathBuf::new(),
+            out: Utf8PathBuf::new(),
+            png: false,
+            validation_index: Utf8PathBuf::new(),
+            validation_clips: 32,
+        }
+    }
+}
+
+/// Whether the guidance depends on the timestep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DynamicGuidance {
+    /// With the samplers for which CogVideoX and ttt-video-dit use it: dpm and vpsde.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// The sampler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SampleScheduler {
+    /// The one that the makers of the model use.
+    Auto,
+    /// CogVideoX's DDIM.
+    Ddim,
+    /// CogVideoX's DPM++ 2M SDE.
+    Dpm,
+    /// ttt-video-dit's DPM++ 2M SDE.
+    Vpsde,
+}
+
+impl SampleScheduler {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            SampleScheduler::Auto => "auto",
+            SampleScheduler::Ddim => "ddim",
+            SampleScheduler::Dpm => "dpm",
+            SampleScheduler::Vpsde => "vpsde",
+        }
+    }
+}
+
+/// One video to make, with every value decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleSpec {
+    /// The text of each segment.
+    pub texts: Vec<String>,
+    /// The text of the other half of guidance; empty by default.
+    pub negative: String,
+    /// The image that the video begins with.
+    pub image: Option<Utf8PathBuf>,
+    /// The model at the size of the video.
+    pub model: Model,
+    /// Frames.
+    pub frames: usize,
+    /// Rows, in pixels.
+    pub height: usize,
+    /// Columns, in pixels.
+    pub width: usize,
+    /// Frames per second.
+    pub fps: f64,
+    /// The seed of noise.
+    pub seed: u64,
+    /// Sampling steps.
+    pub steps: usize,
+    /// The scale of classifier-free guidance.
+    pub guidance: f64,
+    /// Whether the guidance depends on the timestep.
+    pub dynamic_guidance: bool,
+    /// The sampler, not [`SampleScheduler::Auto`].
+    pub scheduler: SampleScheduler,
+}
+
+impl SampleSpec {
+    /// Returns the prompt: the texts of the segments.
+    pub fn prompt(&self) -> String {
+        let is_one = self.texts.windows(2).all(|pair| pair[0] == pair[1]);
+        if is_one { self.texts[0].clone() } else { self.texts.join(" || ") }
+    }
+}
+
+/// Why a prompt cannot be sampled, and what to change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadPrompt {
+    /// The number of the prompt, from 0.
+    pub index: usize,
+    /// The flag that is wrong, if one is: `--w`.
+    pub flag: Option<String>,
+    /// Why.
+    pub why: String,
+    /// What to change.
+    pub fix: String,
+}
+
+impl Sampling {
+    /// Returns whether a training run measures or samples by itself.
+    pub fn is_due(&self, step: u64) -> bool {
+        self.every > 0 && step.is_multiple_of(self.every)
+    }
+
+    /// Returns the index of held-out clips, if there is one.
+    pub fn validation_index(&self) -> Option<&Utf8Path> {
+        (!self.validation_index.as_str().is_empty()).then_some(self.validation_index.as_path())
+    }
+
+    /// Returns the folder of the videos, if it is not that of the run.
+    pub fn out(&self) -> Option<&Utf8Path> {
+        (!self.out.as_str().is_empty()).then_some(self.out.as_path())
+    }
+}
+
+impl Recipe {
+    /// Returns the videos that `sample.prompts` stands for, in their order.
+    ///
+    /// # Errors
+    /// The first prompt that cannot be sampled: a flag is wrong, or the model does not allow the size or the image.
+    pub fn samples(&self) -> Result<Vec<SampleSpec>, BadPrompt> {
+        self.sample.prompts.iter().enumerate().map(|(index, line)| self.sample_spec(index, line)).collect()
+    }
+
+    fn sample_spec(&self, index: usize, line: &str) -> Result<SampleSpec, BadPrompt> {
+        let bad = |flag: Option<&str>, why: String, fix: String| BadPrompt {
+            index,
+            flag: flag.map(ToOwned::to_owned),
+            why,
+            fix,
+        };
+        let prompt = Prompt::parse(line).map_err(|wrong| bad(Some(&wrong.flag), wrong.why, wrong.fix))?;
+        let (keys, own) = (&self.sample, &self.model);
+        let or = |given: Option<usize>, key: usize, model: usize| given.unwrap_or(if key == 0 { model } else { key });
+        let frames = or(prompt.frames, keys.frames, (own.latent_frames - 1) * VIDEO_FRAMES + 1);
+        let height = or(prompt.height, keys.height, own.latent_height * PIXELS);
+        let width = or(prompt.width, keys.width, own.latent_width * PIXELS);
+        if frames % VIDEO_FRAMES != 1 {
+            let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
+            let why = format!("{frames} frames are not {VIDEO_FRAMES}k + 1, as the VAE decodes them");
+            return Err(bad(Some("--f"), why, format!("use {below} or {} frames", below + VIDEO_FRAMES)));
+        }
+        let unit = PIXELS * own.patch_size;
+        for (flag, name, size) in [("--h", "height", height), ("--w", "width", width)] {
+            if size == 0 || !size.is_multiple_of(unit) {
+                let below = (size / unit * unit).max(unit);
+                let why = format!("the {name} {size} is not a multiple of {unit}, the pixels of one token");
+                return Err(bad(Some(flag), why, format!("use {below} or {}", below + unit)));
+            }
+        }
+        let model = own.resized((frames - 1) / VIDEO_FRAMES + 1, height / PIXELS, width / PIXELS);
+        let sized = Recipe { model: model.clone(), ..self.clone() };
+        if let Some(broken) = crate::check::broken_model(&sized) {
+            let why = format!("the model does not allow {frames} frames of {height} x {width}: {}", broken.why);
+            return Err(bad(None, why, format!("use the size that the model was trained at, or {}", broken.fix)));
+        }
+        let image = prompt.image.or_else(|| (!keys.image.as_str().is_empty()).then(|| keys.image.clone()));
+        self.check_image(image.as_deref()).map_err(|(why, fix)| bad(Some("--i"), why, fix))?;
+        let texts = match &prompt.texts[..] {
+            [one] => vec![one.clone(); model.segments],
+            several if several.len() == model.segments => several.to_vec(),
+            several => {
+                let why = format!("it has {} texts, and the video has {} segments", several.len(), model.segments);
+                return Err(bad(None, why, "write one text, or one for each segment, separated by ||".into()));
+            }
+        };
+        let scheduler = match keys.scheduler {
+            SampleScheduler::Auto if own.layer != Layer::None => SampleScheduler::Vpsde,
+            SampleScheduler::Auto if own.positions == Positions::SinCos => SampleScheduler::Ddim,
+            SampleScheduler::Auto => SampleScheduler::Dpm,
+            given => given,
+        };
+        let steps = prompt.steps.unwrap_or(keys.steps);
+        if steps > 1000 || steps < if scheduler == SampleScheduler::Vpsde { 2 } else { 1 } {
+            let why = format!("{steps} sampling steps are not possible with {}", scheduler.name());
+            return Err(bad(Some("--s"), why, "use 2 to 1000 steps, 50 as CogVideoX does".into()));
+        }
+        let dynamic_guidance = match keys.dynamic_guidance {
+            DynamicGuidance::Auto => scheduler != SampleScheduler::Ddim,
+            DynamicGuidance::On => true,
+            DynamicGuidance::Off => false,
+        };
+        let family_fps = if own.patch_size_t > 1 { 16.0 } else { 8.0 };
+        Ok(SampleSpec {
+            texts,
+            negative: prompt.negative,
+            image,
+            model,
+            frames,
+            height,
+            width,
+            fps: if keys.fps > 0.0 { keys.fps } else { family_fps },
+            seed: prompt.seed.unwrap_or(keys.seed),
+            steps,
+            guidance: prompt.guidance.unwrap_or(keys.guidance),
+            dynamic_guidance,
+            scheduler,
+        })
+    }
+
+    /// Checks that the model takes an image if and only if there is one.
+    fn check_image(&self, image: Option<&Utf8Path>) -> Result<(), (String, String)> {
+        let (input, output) = (self.model.in_channels, self.model.out_channels);
+        match image {
+            Some(image) if input == output => Err((
+                format!("{image} is the first image, and the model is text-to-video: it takes no image"),
+                "remove the image, or sample an image-to-video model".into(),
+            )),
+            None if input == 2 * output => Err((
+                "the model is image-to-video, and there is no first image".into(),
+                "give one with --i IMAGE in the prompt, sample.image, or --image".into(),
+            )),
+            Some(image) if !image.is_absolute() => Err((
+                format!("the path {image} is relative, and ranks run in other folders"),
+                "write the absolute path of the image".into(),
+            )),
+            _ if input != output && input != 2 * output => Err((
+                format!(
+                    "the model has {input} input channels for {output} latent channels, as models for inpainting have"
+                ),
+                "sample a text-to-video or an image-to-video model".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Model {
+    /// Returns the model for latents of another size. A model with TTT layers gets the segments that so many frames have.
+    pub fn resized(&self, latent_frames: usize, latent_height: usize, latent_width: usize) -> Model {
+        let has_segments = self.layer != Layer::None || self.segments > 1;
+        let segments = if has_segments { ((latent_frames - 1) / SEGMENT_FRAMES).max(1) } else { 1 };
+        Model { latent_frames, latent_height, latent_width, segments, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{RecipeErrorKind, Task, load};
+
+    fn minimal(sets: &[&str]) -> Recipe {
+        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
+        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
+    }
+
+    fn with_prompts(prompts: &[&str]) -> Recipe {
+        let mut recipe = minimal(&[]);
+        recipe.sample.prompts = prompts.iter().map(|prompt| prompt.to_string()).collect();
+        recipe
+    }
+
+    #[test]
+    fn the_values_of_a_recipe_without_sampling_are_the_defaults_of_the_table() {
+        assert_eq!(minimal(&[]).sample, Sampling::default());
+    }
+
+    #[test]
+    fn flags_of_a_prompt_override_the_section() {
+        let mut recipe = with_prompts(&["a rabbit", "a rabbit --w 32 --h 48 --f 9 --d 7 --s 12 --g 1.5 --n blurry"]);
+        recipe.sample.steps = 20;
+        let samples = recipe.samples().unwrap();
+        let model = &recipe.model;
+        assert_eq!(samples[0].height, model.latent_height * 8);
+        assert_eq!((samples[0].steps, samples[0].seed, samples[0].guidance), (20, 42, 6.0));
+        let other = &samples[1];
+        assert_eq!((other.frames, other.height, other.width), (9, 48, 32));
+        assert_eq!((other.model.latent_frames, other.model.latent_height, other.model.latent_width), (3, 6, 4));
+        assert_eq!((other.seed, other.steps, other.guidance, other.negative.as_str()), (7, 12, 1.5, "blurry"));
+    }
+
+    #[test]
+    fn sizes_and_images_that_the_model_does_not_allow_name_the_flag() {
+        let flag = |line: &str| {
+            let bad = with_prompts(&["a rabbit", line]).samples().unwrap_err();
+            assert_eq!(bad.index, 1);
+            bad.flag
+        };
+        assert_eq!(flag("a --f 8").as_deref(), Some("--f"));
+        assert_eq!(flag("a --w 33").as_deref(), Some("--w"));
+        assert_eq!(flag("a --h 0").as_deref(), Some("--h"));
+        assert_eq!(flag("a --s 0").as_deref(), Some("--s"));
+        assert_eq!(flag("a --i /a.png").as_deref(), Some("--i"));
+        assert_eq!(flag("a --w many").as_deref(), Some("--w"));
+        assert_eq!(flag("a || b || c"), None);
+        let mut image = with_prompts(&["a rabbit"]);
+        image.model.in_channels = 2 * image.model.out_channels;
+        assert_eq!(image.samples().unwrap_err().flag.as_deref(), Some("--i"));
+        image.sample.image = "/a.png".into();
+        assert_eq!(image.samples().unwrap()[0].image.as_deref(), Some(Utf8Path::new("/a.png")));
+    }
+
+    #[test]
+    fn samples_while_training_need_encoders_and_prompts_or_held_out_clips() {
+        let check = |change: fn(&mut Recipe)| {
+            let mut recipe = minimal(&[]);
+            recipe.sample.every = 10;
+            change(&mut recipe);
+            recipe.check().map_err(|error| (error.kind, error.keys))
+        };
+        let rule = |keys: &[&str]| Err((RecipeErrorKind::BrokenRule, keys.iter().map(|k| k.to_string()).collect()));
+        let all = ["sample.every", "sample.prompts", "sample.validation_index"];
+        assert_eq!(check(|_| ()), rule(&all));
+        assert_eq!(check(|r| r.sample.validation_index = "/held-out.jsonl".into()), Ok(()));
+        assert_eq!(check(|r| r.sample.prompts = vec!["a".into()]), rule(&["sample.prompts", "encoders.folder"]));
+        let both = |r: &mut Recipe| {
+            r.sample.prompts = vec!["a".into()];
+            r.encoders.folder = "/weights".into();
+        };
+        assert_eq!(check(both), Ok(()));
+    }
+
+    #[test]
+    fn a_recipe_that_samples_needs_a_model_encoders_and_prompts_alone() {
+        let mut recipe = with_prompts(&["a rabbit"]);
+        recipe.task = Task::Sample;
+        recipe.encoders.folder = "/weights".into();
+        let table = recipe.to_table();
+        assert!(!table.contains_key("optimizer") && !table.contains_key("data"), "{table}");
+        let again = Recipe::from_table(&table).unwrap();
+        assert_eq!((again.samples().unwrap(), again.task), (recipe.samples().unwrap(), Task::Sample));
+        recipe.sample.prompts.clear();
+        assert!(recipe.check().is_err());
+    }
+}
