@@ -1,0 +1,128 @@
+//! What can be wrong with a clip, a picture or a program, as failures.
+//!
+//! Programs tell the reasons apart by the code: `Malformed` is a damaged or suspect file, `InvalidDataset` a file that is intact and
+//! cannot be used, `NoAnswer` a program that made no progress, `CommandFailed` one that was killed from outside.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use camino::Utf8Path;
+use rundir::{Error, ErrorCode, Failure};
+
+use crate::child::Stop;
+use crate::programs::install_hint;
+
+/// Lines of a program's errors that a failure shows.
+pub(crate) const SHOWN_LINES: usize = 5;
+
+/// Error lines of a program: the first ones, and how many there were.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Complaints {
+    pub lines: Vec<String>,
+    pub count: usize,
+}
+
+impl Complaints {
+    pub fn add(&mut self, line: &str) {
+        self.count += 1;
+        if self.lines.len() < SHOWN_LINES {
+            self.lines.push(line.to_owned());
+        }
+    }
+
+    pub fn shown(&self) -> String {
+        let more = match self.count - self.lines.len() {
+            0 => String::new(),
+            more => format!(" (and {more} more lines)"),
+        };
+        self.lines.join("; ") + &more
+    }
+}
+
+/// The failure of a program that did not end by itself.
+pub(crate) fn stopped(program: &Utf8Path, stop: Stop) -> Failure {
+    let name = program.file_name().unwrap_or(program.as_str());
+    match stop {
+        Stop::NotStarted(error) if error.kind() == ErrorKind::NotFound => Failure::new(
+            ErrorCode::ProgramMissing,
+            format!("cannot start {name}"),
+            format!("{program} is not installed or not on PATH"),
+            install_hint(),
+        ),
+        Stop::NotStarted(error) => Failure::new(
+            ErrorCode::ProgramMissing,
+            format!("cannot start {name}"),
+            format!("{program}: {error}"),
+            install_hint(),
+        ),
+        Stop::Silent(limit) => Failure::new(
+            ErrorCode::NoAnswer,
+            format!("{name} was killed"),
+            format!("it made no progress for {:.1} s", limit.as_secs_f64()),
+            "check that the disk that holds the clip responds; if it does, remove the clip from the data set",
+        ),
+        Stop::Cancelled => {
+            Failure::new(ErrorCode::Cancelled, format!("{name} was killed"), "the work was cancelled", "start it again")
+        }
+        Stop::TooMuch(bytes) => Failure::new(
+            ErrorCode::Malformed,
+            format!("{name} was killed"),
+            format!("it wrote more than {}", units::bytes(bytes as u64)),
+            "remove the clip from the data set",
+        ),
+        Stop::Io(error) => Failure::new(
+            ErrorCode::Io,
+            format!("cannot read from {name}"),
+            error.to_string(),
+            "try again; check the limits on open files and memory (`ulimit -a`)",
+        ),
+    }
+}
+
+/// Adds the clip to a failure of a program.
+pub(crate) fn about(path: &Utf8Path, failure: Failure) -> Failure {
+    if failure.code == ErrorCode::ProgramMissing {
+        return failure;
+    }
+    Failure { what: format!("cannot read {path}"), why: format!("{}: {}", failure.what, failure.why), ..failure }
+}
+
+/// The failure of a program that a signal ended.
+pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Option<Failure> {
+    let signal = status.signal()?;
+    let why = format!("{program} was ended by signal {signal}");
+    let fix = "look for `Out of memory` in the kernel's log (dmesg); use fewer decoders, or more memory";
+    Some(Failure::new(ErrorCode::CommandFailed, format!("cannot read {path}"), why, fix))
+}
+
+/// The failure of a file that is damaged, or that a program logged errors about.
+pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> Failure {
+    let fix = format!(
+        "copy the file again, re-encode it with `ffmpeg -i {path} NEW.mp4` and look at it, or remove it from the data set"
+    );
+    Failure::new(ErrorCode::Malformed, format!("{path} is damaged"), why, fix)
+}
+
+/// The failure of a file that is intact and cannot be used.
+pub(crate) fn unusable(path: &Utf8Path, why: impl Into<String>, fix: impl Into<String>) -> Failure {
+    Failure::new(ErrorCode::InvalidDataset, format!("cannot use {path}"), why, fix)
+}
+
+/// Checks that a file can be read and is not empty, because ffprobe's messages about it are worse. Returns its bytes.
+pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, Failure> {
+    let about = fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
+    if about.is_dir() {
+        return Err(unusable(path, "it is a folder", "name a video file"));
+    }
+    // A pipe or a device would make a program wait.
+    if !about.is_file() {
+        return Err(unusable(path, "it is not a regular file", "name a video file"));
+    }
+    fs::File::open(path).map_err(|error| Error::io("read", path, error))?;
+    if about.len() == 0 {
+        return Err(damaged(path, "it has 0 bytes"));
+    }
+    Ok(about.len())
+}

@@ -1,0 +1,48 @@
+//! Decoded frames.
+
+use std::fmt;
+
+/// Pixels of some frames, all of one size.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Frames {
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// The number of frames.
+    pub count: usize,
+    /// `[F, H, W, 3]`: red, green and blue, BT.709 with the full range 0 to 255.
+    pub rgb: Vec<u8>,
+}
+
+impl Frames {
+    /// Returns the bytes of one frame.
+    pub fn frame_bytes(&self) -> usize {
+        self.width * self.height * 3
+    }
+
+    /// Returns the pixels `[H, W, 3]` of a frame.
+    ///
+    /// # Panics
+    /// If there is no frame `index`.
+    pub fn frame(&self, index: usize) -> &[u8] {
+        let size = self.frame_bytes();
+        &self.rgb[index * size..(index + 1) * size]
+    }
+
+    /// Returns why the sizes and the bytes disagree, if they do.
+    pub(crate) fn mismatch(&self) -> Option<String> {
+        let wanted = self.frame_bytes() * self.count;
+        let (Self { width, height, count, .. }, have) = (self, self.rgb.len());
+        (wanted == 0 || have != wanted)
+            .then(|| format!("{count} frames of {width} × {height} take {wanted} bytes, and there are {have}"))
+    }
+}
+
+impl fmt::Debug for Frames {
+    /// Shows the sizes; the pixels would fill screens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { width, height, count, rgb } = self;
+        write!(f, "Frames({count} × {width} × {height}, {} bytes)", rgb.len())
+    }
+}

@@ -1,0 +1,43 @@
+//! Video files: which frames they have, which of them to take, and their pixels.
+//!
+//! FFmpeg is not linked. The programs `ffprobe` and `ffmpeg` run as child processes, so that a damaged clip that crashes, hangs or
+//! fills the memory ends one process and not the trainer. They run without a shell, with a limit on the time without progress, and
+//! are killed when the caller drops or cancels its work.
+//!
+//! Frames are chosen by time: [`Programs::open`] lists the presentation time of every frame, [`choose`] takes some of them, and
+//! [`Programs::decode`] returns exactly those. The free functions do the same with the programs on `PATH`.
+//!
+//! The rules of decoding are fixed, and [`COLOUR_RULE`] names them for the keys of caches:
+//! * Every frame is passed through: none is repeated or dropped to reach a constant rate.
+//! * The rotation that the file states is applied, and pixels are made square. Sizes are those after it.
+//! * Colours are converted by the file's tags; without tags by BT.709 if the video has 720 lines or more, else by BT.601.
+//! * HDR (PQ and HLG) is tone-mapped to BT.709, or refused if this ffmpeg cannot do it.
+//! * A file is suspect if ffprobe or ffmpeg logs an error about it. A suspect file is a failure, never silently used.
+
+mod child;
+mod choose;
+mod colour;
+mod decode;
+mod failures;
+mod frames;
+mod geometry;
+mod pictures;
+mod pool;
+mod probe;
+mod programs;
+mod resample;
+mod source;
+mod write;
+
+pub use choose::{FrameChoice, FrameMode, NotEnough, choose, repeated};
+pub use colour::{COLOUR_RULE, Colour, Hdr, Matrix};
+pub use decode::decode;
+pub use frames::Frames;
+pub use geometry::{Crop, Picture};
+pub use pictures::{read_image, read_png, write_png};
+pub use pool::{Order, Pool, PoolOptions};
+pub use probe::{Probe, probe};
+pub use programs::{Cancel, Programs, check_installed};
+pub use resample::lanczos;
+pub use source::{Scan, Source, frame_times, is_variable};
+pub use write::write_mp4;

@@ -1,0 +1,119 @@
+//! Single pictures: frames to PNG, and the picture that conditions a video.
+
+use std::io::{BufWriter, Write};
+
+use camino::Utf8Path;
+use image::codecs::png::PngEncoder;
+use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageFormat, ImageReader};
+use rundir::{Error, ErrorCode, Failure};
+
+use crate::frames::Frames;
+use crate::write::Part;
+
+/// Writes one frame as a PNG, under a temporary name that is renamed at the end. A file of that name is replaced.
+///
+/// # Errors
+/// `InvalidArgument` if there is no such frame; `DiskFull`, `Io` and other codes of the file system.
+pub fn write_png(path: &Utf8Path, frames: &Frames, index: usize) -> Result<(), Failure> {
+    let none = || format!("there are {} frames, and frame {index} is wanted", frames.count);
+    if let Some(why) = frames.mismatch().or_else(|| (index >= frames.count).then(none)) {
+        let what = format!("cannot write {path}");
+        return Err(Failure::new(ErrorCode::InvalidArgument, what, why, "give a frame that exists"));
+    }
+    let part = Part::beside(path);
+    let write = || -> Result<(), ImageError> {
+        let mut file = BufWriter::new(std::fs::File::create(&part.0)?);
+        let (width, height) = (frames.width as u32, frames.height as u32);
+        PngEncoder::new(&mut file).write_image(frames.frame(index), width, height, ExtendedColorType::Rgb8)?;
+        Ok(file.flush()?)
+    };
+    write().map_err(|error| failure("write", path, error))?;
+    part.rename(path)
+}
+
+/// Reads a PNG as one frame; see [`read_image`].
+///
+/// # Errors
+/// As [`read_image`].
+pub fn read_png(path: &Utf8Path) -> Result<Frames, Failure> {
+    read(path, Some(ImageFormat::Png))
+}
+
+/// Reads a PNG, JPEG or WebP as one frame.
+///
+/// The picture is turned as its EXIF data states. An alpha channel is dropped, as Pillow's `convert("RGB")` does.
+///
+/// # Errors
+/// `NotFound` and other codes of the file system; `Malformed`, if it is no such picture.
+pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
+    read(path, None)
+}
+
+fn read(path: &Utf8Path, format: Option<ImageFormat>) -> Result<Frames, Failure> {
+    let load = || -> Result<DynamicImage, ImageError> {
+        let mut reader = ImageReader::open(path)?;
+        match format {
+            Some(format) => reader.set_format(format),
+            None => reader = reader.with_guessed_format()?,
+        }
+        let mut decoder = reader.into_decoder()?;
+        let orientation = decoder.orientation()?;
+        let mut picture = DynamicImage::from_decoder(decoder)?;
+        picture.apply_orientation(orientation);
+        Ok(picture)
+    };
+    let picture = load().map_err(|error| failure("read", path, error))?.into_rgb8();
+    let (width, height) = (picture.width() as usize, picture.height() as usize);
+    Ok(Frames { width, height, count: 1, rgb: picture.into_raw() })
+}
+
+fn failure(action: &'static str, path: &Utf8Path, error: ImageError) -> Failure {
+    match error {
+        ImageError::IoError(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => {
+            Error::io(action, path, error).into()
+        }
+        error => {
+            let fix = "give a PNG, JPEG or WebP; `ffmpeg -i IN OUT.png` converts other formats";
+            Failure::new(ErrorCode::Malformed, format!("cannot {action} {path}"), error.to_string(), fix)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, camino::Utf8PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = camino::Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_frame_written_as_png_is_read_back() {
+        let (_keep, folder) = folder();
+        let rgb: Vec<u8> = (0..2 * 5 * 3 * 3).map(|i| i as u8 * 2).collect();
+        let frames = Frames { width: 5, height: 3, count: 2, rgb };
+        write_png(&folder.join("b.png"), &frames, 1).unwrap();
+        assert_eq!(read_png(&folder.join("b.png")).unwrap().rgb, frames.frame(1));
+        assert_eq!(write_png(&folder.join("c.png"), &frames, 2).unwrap_err().code, ErrorCode::InvalidArgument);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn files_that_are_no_pictures_are_refused() {
+        let (_keep, folder) = folder();
+        let code = |name: &str, bytes: &[u8]| {
+            let path = folder.join(name);
+            std::fs::write(&path, bytes).unwrap();
+            read_image(&path).unwrap_err().code
+        };
+        assert_eq!(code("empty.png", b""), ErrorCode::Malformed);
+        assert_eq!(code("text.jpg", b"not a picture"), ErrorCode::Malformed);
+        assert_eq!(code("cut.png", b"\x89PNG\r\n\x1a\n\0\0"), ErrorCode::Malformed);
+        assert_eq!(read_image(&folder.join("none.png")).unwrap_err().code, ErrorCode::NotFound);
+        let frames = Frames { width: 1, height: 1, count: 1, rgb: vec![0; 3] };
+        let missing = folder.join("no-folder/a.png");
+        assert_eq!(write_png(&missing, &frames, 0).unwrap_err().code, ErrorCode::NotFound);
+    }
+}

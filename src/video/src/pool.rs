@@ -1,0 +1,317 @@
+//! Decodes clips in threads ahead of a consumer.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rundir::{ErrorCode, Failure};
+
+use crate::programs::{Cancel, Programs};
+
+/// The order of results.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Order {
+    /// That of the items.
+    #[default]
+    AsGiven,
+    /// That in which they are ready. The consumer never waits for a slow clip while another is ready.
+    AsReady,
+}
+
+/// The size of a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolOptions {
+    /// Threads. Each holds at most one result that the consumer has not taken, so this bounds the memory too.
+    pub workers: usize,
+    /// The order of results.
+    pub order: Order,
+}
+
+impl Default for PoolOptions {
+    /// Returns a worker for each core.
+    fn default() -> Self {
+        Self { workers: thread::available_parallelism().map_or(1, usize::from), order: Order::AsGiven }
+    }
+}
+
+/// Work on items in threads. Iterate over it to get each item with its result; a failure does not end the pool.
+///
+/// Dropping it ends the work: running programs are killed.
+pub struct Pool<I, T> {
+    shared: Arc<Shared<I, T>>,
+    order: Order,
+    /// The item that is returned next, in the order given.
+    next: usize,
+    wait: Duration,
+    cancel: Cancel,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared<I, T> {
+    state: Mutex<State<I, T>>,
+    changed: Condvar,
+}
+
+struct State<I, T> {
+    /// Results that were not taken, by the number of their item.
+    ready: BTreeMap<usize, (I, Result<T, Failure>)>,
+    /// Workers that have not ended.
+    alive: usize,
+    /// Seconds of work of all workers.
+    busy: Duration,
+}
+
+impl<I, T> Shared<I, T> {
+    fn lock(&self) -> MutexGuard<'_, State<I, T>> {
+        // Work runs outside of the lock, so that no panic leaves it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<I: Send + 'static, T: Send + 'static> Pool<I, T> {
+    /// Starts to work on items. `work` decodes one clip with the programs it is given, which this pool can cancel.
+    ///
+    /// Items are taken from the iterator one at a time, when a worker is free. If `programs` leaves the number of threads to ffmpeg,
+    /// each ffmpeg gets its share of the cores.
+    pub fn start<Items, Work>(programs: &Programs, options: PoolOptions, items: Items, work: Work) -> Self
+    where
+        Items: IntoIterator<Item = I>,
+        Items::IntoIter: Send + 'static,
+        Work: Fn(&Programs, &I) -> Result<T, Failure> + Send + Sync + 'static,
+    {
+        let count = options.workers.max(1);
+        let mut programs = programs.clone();
+        programs.cancel = programs.cancel.part();
+        if programs.threads == 0 {
+            programs.threads = (thread::available_parallelism().map_or(1, usize::from) / count).max(1);
+        }
+        let state = State { ready: BTreeMap::new(), alive: count, busy: Duration::ZERO };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let (items, work) = (Arc::new(Mutex::new(items.into_iter().enumerate())), Arc::new(work));
+        let cancel = programs.cancel.clone();
+        let workers = (0..count)
+            .map(|_| {
+                let (shared, items, work, programs) = (shared.clone(), items.clone(), work.clone(), programs.clone());
+                thread::spawn(move || {
+                    let _end = End(&shared);
+                    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    while !programs.cancel.is_cancelled()
+                        && let Some((number, item)) = next()
+                    {
+                        let began = Instant::now();
+                        let result = catch_unwind(AssertUnwindSafe(|| work(&programs, &item))).unwrap_or_else(|_| {
+                            let fix = "see the message above, and report it";
+                            Err(Failure::new(ErrorCode::Internal, "cannot decode a clip", "the decoder panicked", fix))
+                        });
+                        shared.hand_over(number, item, result, began.elapsed(), &programs.cancel);
+                    }
+                })
+            })
+            .collect();
+        Self { shared, order: options.order, next: 0, wait: Duration::ZERO, cancel, workers }
+    }
+}
+
+impl<I, T> Shared<I, T> {
+    /// Puts a result where the consumer takes it, and waits until it is taken.
+    fn hand_over(&self, number: usize, item: I, result: Result<T, Failure>, took: Duration, cancel: &Cancel) {
+        let mut state = self.lock();
+        state.busy += took;
+        state.ready.insert(number, (item, result));
+        self.changed.notify_all();
+        while state.ready.contains_key(&number) && !cancel.is_cancelled() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Counts a worker as ended, also when taking an item panics.
+struct End<'a, I, T>(&'a Shared<I, T>);
+
+impl<I, T> Drop for End<'_, I, T> {
+    fn drop(&mut self) {
+        self.0.lock().alive -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl<I, T> Pool<I, T> {
+    /// Returns how many seconds the consumer has waited for results.
+    pub fn decode_wait_s(&self) -> f64 {
+        self.wait.as_secs_f64()
+    }
+
+    /// Returns how many seconds all workers have worked on results that are ready or taken.
+    pub fn busy_s(&self) -> f64 {
+        self.shared.lock().busy.as_secs_f64()
+    }
+
+    /// Returns how many results are ready and not taken: the depth of the queue.
+    pub fn ready(&self) -> usize {
+        self.shared.lock().ready.len()
+    }
+
+    /// Ends the work: running programs are killed, and the pool returns no more results.
+    pub fn cancel(&self) {
+        // The lock orders this before or after a worker's check, so that none misses the notification.
+        let _state = self.shared.lock();
+        self.cancel.cancel();
+        self.shared.changed.notify_all();
+    }
+}
+
+impl<I, T> Iterator for Pool<I, T> {
+    type Item = (I, Result<T, Failure>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let began = Instant::now();
+        let mut state = self.shared.lock();
+        let taken = loop {
+            if self.cancel.is_cancelled() {
+                break None;
+            }
+            let number = match self.order {
+                Order::AsGiven => Some(self.next),
+                Order::AsReady => state.ready.keys().next().copied(),
+            };
+            if let Some(result) = number.and_then(|number| state.ready.remove(&number)) {
+                break Some(result);
+            }
+            if state.alive == 0 {
+                break state.ready.pop_first().map(|(_, result)| result);
+            }
+            // The whole work may be cancelled without a notification.
+            let slice = Duration::from_millis(100);
+            state = self.shared.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        drop(state);
+        self.shared.changed.notify_all();
+        self.wait += began.elapsed();
+        self.next += 1;
+        taken
+    }
+}
+
+impl<I, T> Drop for Pool<I, T> {
+    fn drop(&mut self) {
+        self.cancel();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has printed why.
+            let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn programs() -> Programs {
+        Programs::at("no-ffmpeg", "no-ffprobe")
+    }
+
+    fn options(workers: usize, order: Order) -> PoolOptions {
+        PoolOptions { workers, order }
+    }
+
+    fn failed(number: usize) -> Failure {
+        Failure::new(ErrorCode::Malformed, format!("item {number}"), "", "")
+    }
+
+    #[test]
+    fn results_come_in_the_order_given_and_failures_do_not_end_the_pool() {
+        let work = |_: &Programs, &i: &usize| {
+            thread::sleep(Duration::from_millis(if i.is_multiple_of(3) { 20 } else { 1 }));
+            if i == 5 { Err(failed(i)) } else { Ok(i * 10) }
+        };
+        let got: Vec<_> = Pool::start(&programs(), options(4, Order::AsGiven), 0..20, work).collect();
+        let wanted: Vec<_> = (0..20).map(|i| (i, if i == 5 { Err(failed(i)) } else { Ok(i * 10) })).collect();
+        assert_eq!(got, wanted);
+    }
+
+    #[test]
+    fn a_slow_item_does_not_hold_up_others_when_results_come_as_they_are_ready() {
+        let work = |_: &Programs, &i: &usize| {
+            thread::sleep(Duration::from_millis(if i == 0 { 300 } else { 5 }));
+            Ok::<_, Failure>(())
+        };
+        let pool = Pool::start(&programs(), options(2, Order::AsReady), 0..8, work);
+        let mut order: Vec<usize> = pool.map(|(i, _)| i).collect();
+        assert_eq!(order.last(), Some(&0));
+        order.sort_unstable();
+        assert_eq!(order, (0..8).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_worker_holds_one_result_at_most() {
+        static ALIVE: AtomicUsize = AtomicUsize::new(0);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        struct Clip;
+        impl Drop for Clip {
+            fn drop(&mut self) {
+                ALIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let work = |_: &Programs, _: &usize| {
+            MOST.fetch_max(ALIVE.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            Ok(Clip)
+        };
+        let pool = Pool::start(&programs(), options(3, Order::AsGiven), 0..30, work);
+        for (_, clip) in pool {
+            thread::sleep(Duration::from_millis(2));
+            drop(clip);
+        }
+        // The consumer holds one more.
+        assert!(MOST.load(Ordering::SeqCst) <= 4, "{} clips at once", MOST.load(Ordering::SeqCst));
+        assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn waiting_is_counted() {
+        let work = |_: &Programs, _: &usize| {
+            thread::sleep(Duration::from_millis(60));
+            Ok::<_, Failure>(())
+        };
+        let mut pool = Pool::start(&programs(), options(1, Order::AsGiven), 0..2, work);
+        pool.next().unwrap().1.unwrap();
+        thread::sleep(Duration::from_millis(120));
+        pool.next().unwrap().1.unwrap();
+        assert!(pool.next().is_none());
+        let wait = pool.decode_wait_s();
+        assert!((0.05..0.115).contains(&wait), "the second result was ready; waited {wait} s");
+        assert!(pool.busy_s() > 0.11);
+    }
+
+    #[test]
+    fn cancelling_and_dropping_end_running_work() {
+        let work = |programs: &Programs, _: &usize| {
+            while !programs.cancel.is_cancelled() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err::<(), _>(failed(0))
+        };
+        let whole = programs();
+        let began = Instant::now();
+        drop(Pool::start(&whole, options(2, Order::AsGiven), 0..100, work));
+        assert!(!whole.cancel.is_cancelled(), "other work goes on");
+        let mut pool = Pool::start(&whole, options(2, Order::AsGiven), 0..100, work);
+        pool.cancel();
+        assert!(pool.next().is_none());
+        let mut pool = Pool::start(&whole, options(2, Order::AsGiven), 0..100, work);
+        whole.cancel.cancel();
+        assert!(pool.next().is_none());
+        drop(pool);
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_panic_is_the_failure_of_its_item() {
+        let work = |_: &Programs, &i: &usize| if i == 1 { panic!("a test's panic") } else { Ok(i) };
+        let got: Vec<_> = Pool::start(&programs(), options(2, Order::AsGiven), 0..3, work).collect();
+        assert_eq!(got.len(), 3);
+        assert_eq!(got[1].1.as_ref().unwrap_err().code, ErrorCode::Internal);
+    }
+}

@@ -1,0 +1,323 @@
+//! What ffprobe reports about a file, reduced to what decides how it is decoded.
+
+use camino::Utf8Path;
+use rundir::Failure;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::child::{self, Run};
+use crate::colour::{Colour, Hdr, Matrix};
+use crate::failures::{self, Complaints, about, check_file, damaged, killed, unusable};
+use crate::programs::Programs;
+
+/// Bytes of JSON: 64 MiB are a million packets.
+const MAX_JSON: usize = 64 << 20;
+
+/// The video stream of a file that is used, and the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The container: `mov,mp4,m4a,3gp,3g2,mj2`, `matroska,webm`…
+    pub container: String,
+    /// The codec: `h264`, `hevc`, `vp9`…
+    pub codec: String,
+    /// The number of the stream in the file: the default video stream, else the first. Cover art does not count.
+    pub stream: usize,
+    /// Video streams of the file without cover art.
+    pub video_streams: usize,
+    /// Width in square pixels, after rotation.
+    pub width: usize,
+    /// Height in square pixels, after rotation.
+    pub height: usize,
+    /// Width as stored, before rotation.
+    pub stored_width: usize,
+    /// Height as stored, before rotation.
+    pub stored_height: usize,
+    /// Degrees that the picture is turned clockwise to show it: 0, 90, 180 or 270.
+    pub rotation: u32,
+    /// Width to height of a stored pixel.
+    pub sample_aspect: [u32; 2],
+    /// Average frames per second; 0 if unknown.
+    pub fps: f64,
+    /// The number of frames that the container states. [`crate::frame_times`] counts them.
+    pub frames: Option<u64>,
+    /// Seconds; 0 if unknown.
+    pub duration_s: f64,
+    /// The time of the first frame in seconds, as the container states it.
+    pub start_s: f64,
+    /// The unit of time stamps in seconds: numerator and denominator.
+    pub time_base: [u64; 2],
+    /// `yuv420p`, `yuv420p10le`…
+    pub pixel_format: String,
+    /// Bits of a colour component.
+    pub bit_depth: u32,
+    /// The colour tags.
+    pub colour: Colour,
+    /// The matrix that decoding uses.
+    pub matrix: Matrix,
+    /// The range that decoding uses.
+    pub full_range: bool,
+    /// High dynamic range.
+    pub hdr: Option<Hdr>,
+    /// The container or codec states that frames consist of two fields.
+    pub interlaced: bool,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Errors that ffprobe logged about the file, the first ones. A file with any is suspect.
+    pub errors: Vec<String>,
+}
+
+impl Probe {
+    /// Returns the seconds of a time stamp.
+    pub(crate) fn seconds(&self, pts: i64) -> f64 {
+        let [num, den] = self.time_base;
+        pts as f64 * num as f64 / den as f64
+    }
+
+    /// Returns the failure of a suspect file.
+    pub(crate) fn check_not_suspect(&self, path: &Utf8Path) -> Result<(), Failure> {
+        if self.errors.is_empty() { Ok(()) } else { Err(damaged(path, format!("ffprobe: {}", self.errors.join("; ")))) }
+    }
+}
+
+/// Probes a file with the ffprobe on `PATH`; see [`Programs::probe`].
+///
+/// # Errors
+/// As [`Programs::probe`].
+pub fn probe(path: &Utf8Path) -> Result<Probe, Failure> {
+    Programs::default().probe(path)
+}
+
+impl Programs {
+    /// Probes a file: one process, which reads the header and the first frames.
+    ///
+    /// # Errors
+    /// `NotFound` and other codes of the file system; `Malformed`, if ffprobe cannot read it; `InvalidDataset`, if it has no video or
+    /// one that cannot be decoded by the rules; `NoAnswer`; `ProgramMissing`.
+    pub fn probe(&self, path: &Utf8Path) -> Result<Probe, Failure> {
+        let asked = Asked::run(self, path, &["-select_streams", "v", "-show_streams", "-show_format"])?;
+        read(path, asked.bytes, &asked.json, asked.complaints)
+    }
+}
+
+/// The answer of an ffprobe that succeeded.
+pub(crate) struct Asked {
+    /// Size of the file.
+    pub bytes: u64,
+    pub json: Value,
+    pub complaints: Complaints,
+}
+
+impl Asked {
+    /// Asks ffprobe for JSON about a file.
+    pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, Failure> {
+        let bytes = check_file(path)?;
+        let mut command = programs.ffprobe_command();
+        // Playlists and references inside files may name other files, never the network.
+        command.args(["-protocol_whitelist", "file"]).args(what).args(["-of", "json=compact=1"]);
+        command.arg("-i").arg(format!("file:{path}"));
+        let run = Run { limit: programs.silent_limit, cancel: &programs.cancel, max_bytes: MAX_JSON, capacity: 0 };
+        let mut complaints = Complaints::default();
+        let done = child::run(command, &run, None, &mut |line| complaints.add(line))
+            .map_err(|stop| about(path, failures::stopped(&programs.ffprobe, stop)))?;
+        if let Some(failure) = killed(path, "ffprobe", done.status) {
+            return Err(failure);
+        }
+        if !done.status.success() {
+            return Err(damaged(path, format!("ffprobe cannot read it: {}", complaints.shown())));
+        }
+        let json = serde_json::from_slice(&done.bytes)
+            .map_err(|error| damaged(path, format!("ffprobe returned no JSON: {error}")))?;
+        Ok(Self { bytes, json, complaints })
+    }
+}
+
+/// Reads the answer of ffprobe.
+pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Complaints) -> Result<Probe, Failure> {
+    let container = json["format"]["format_name"].as_str().unwrap_or_default();
+    let empty = Vec::new();
+    let streams = json["streams"].as_array().unwrap_or(&empty);
+    let is_picture = |stream: &Value| stream["disposition"]["attached_pic"] == 1;
+    let videos: Vec<&Value> = streams.iter().filter(|s| s["codec_type"] == "video" && !is_picture(s)).collect();
+    let chosen = videos.iter().find(|s| s["disposition"]["default"] == 1).or(videos.first());
+    let Some(&stream) = chosen else {
+        let why = match streams.len() {
+            0 => "it has no video stream",
+            _ => "its only picture is cover art",
+        };
+        return Err(unusable(path, why, "remove it from the data set"));
+    };
+    // ffmpeg reads a PNG or a JPEG as a video of one frame.
+    if container == "image2" || container.ends_with("_pipe") {
+        return Err(unusable(path, "it is a picture, not a video", "remove it from the data set"));
+    }
+    let text = |key: &str| stream[key].as_str().unwrap_or_default();
+    let size = |key: &str| stream[key].as_u64().filter(|size| *size > 0).map(|size| size as usize);
+    let (Some(stored_width), Some(stored_height)) = (size("width"), size("height")) else {
+        return Err(damaged(path, format!("the size of its frames is unknown. {}", complaints.shown())));
+    };
+    let pixel_format = text("pix_fmt").to_owned();
+    if pixel_format.is_empty() {
+        if complaints.count > 0 {
+            return Err(damaged(path, format!("ffprobe finds no picture in it: {}", complaints.shown())));
+        }
+        let why = format!("this ffprobe cannot decode its codec {}", text("codec_name"));
+        return Err(unusable(path, why, "install an ffmpeg with that decoder, or re-encode the clip"));
+    }
+    let rotation = rotation(stream).map_err(|degrees| {
+        unusable(path, format!("it is rotated by {degrees}°"), "turn it upright and re-encode it")
+    })?;
+    let sample_aspect = ratio(text("sample_aspect_ratio"), ':').filter(|r| r[0] > 0 && r[1] > 0).unwrap_or([1, 1]);
+    let colour = colour(stream);
+    let matrix = colour.matrix(&pixel_format, stored_height).map_err(|tag| {
+        let fix = "re-encode it, for example with `ffmpeg -i IN -vf zscale=matrix=709 OUT`";
+        unusable(path, format!("its colour matrix {tag} is not supported"), fix)
+    })?;
+    if dolby_vision_profile(stream) == Some(5) {
+        let fix = "convert it to HDR10 or SDR with another program";
+        return Err(unusable(path, "its colours are those of Dolby Vision profile 5", fix));
+    }
+    let (width, height) = shown_size(stored_width, stored_height, rotation, sample_aspect);
+    let number = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok()).filter(|n| n.is_finite());
+    let fps = [text("avg_frame_rate"), text("r_frame_rate")].into_iter().filter_map(|text| ratio(text, '/'));
+    let fps = fps.filter(|r| r[0] > 0 && r[1] > 0).map(|r| f64::from(r[0]) / f64::from(r[1])).next();
+    let time_base = text("time_base").split_once('/').and_then(|(n, d)| Some([n.parse().ok()?, d.parse().ok()?]));
+    let Some(time_base) = time_base.filter(|[num, den]: &[u64; 2]| *num > 0 && *den > 0) else {
+        return Err(damaged(path, format!("its time base is {:?}", text("time_base"))));
+    };
+    Ok(Probe {
+        container: container.to_owned(),
+        codec: text("codec_name").to_owned(),
+        stream: stream["index"].as_u64().unwrap_or_default() as usize,
+        video_streams: videos.len(),
+        width,
+        height,
+        stored_width,
+        stored_height,
+        rotation,
+        sample_aspect,
+        fps: fps.unwrap_or_default(),
+        frames: stream["nb_frames"].as_str().and_then(|n| n.parse().ok()),
+        duration_s: number(&stream["duration"]).or_else(|| number(&json["format"]["duration"])).unwrap_or_default(),
+        start_s: number(&stream["start_time"]).unwrap_or_default(),
+        time_base,
+        bit_depth: bit_depth(stream, &pixel_format),
+        hdr: colour.hdr(),
+        full_range: colour.is_full_range(&pixel_format),
+        matrix,
+        colour,
+        pixel_format,
+        interlaced: !matches!(text("field_order"), "" | "progressive" | "unknown"),
+        bytes,
+        errors: complaints.lines,
+    })
+}
+
+/// Returns the size after rotation, in pixels of the stored height made square.
+fn shown_size(width: usize, height: usize, rotation: u32, aspect: [u32; 2]) -> (usize, usize) {
+    let width = (width as f64 * f64::from(aspect[0]) / f64::from(aspect[1])).round().max(1.0) as usize;
+    if rotation % 180 == 90 { (height, width) } else { (width, height) }
+}
+
+/// Returns the clockwise rotation by the display matrix, or by the tag of older versions of ffprobe.
+fn rotation(stream: &Value) -> Result<u32, f64> {
+    let empty = Vec::new();
+    let data = stream["side_data_list"].as_array().unwrap_or(&empty);
+    let by_matrix = data.iter().find_map(|data| data["rotation"].as_f64()).map(|counter| -counter);
+    let by_tag = || stream["tags"]["rotate"].as_str().and_then(|tag| tag.parse::<f64>().ok());
+    let degrees = by_matrix.or_else(by_tag).unwrap_or(0.0).rem_euclid(360.0);
+    let quarter = (degrees / 90.0).round();
+    if (degrees - quarter * 90.0).abs() < 1.0 { Ok(quarter as u32 % 4 * 90) } else { Err(degrees) }
+}
+
+fn dolby_vision_profile(stream: &Value) -> Option<u64> {
+    stream["side_data_list"].as_array()?.iter().find_map(|data| data["dv_profile"].as_u64())
+}
+
+fn colour(stream: &Value) -> Colour {
+    let tag = |key: &str| {
+        let known = |tag: &&str| !matches!(*tag, "" | "unknown" | "unspecified" | "reserved");
+        stream[key].as_str().filter(known).map(str::to_owned)
+    };
+    Colour {
+        space: tag("color_space"),
+        primaries: tag("color_primaries"),
+        transfer: tag("color_transfer"),
+        range: tag("color_range"),
+    }
+}
+
+/// Returns the bits of a component: of the codec, or by the name of the pixel format (`yuv420p10le`, `rgb48be`).
+fn bit_depth(stream: &Value, pixel_format: &str) -> u32 {
+    const ENDS: [(&str, u32); 9] =
+        [("16", 16), ("48", 16), ("64", 16), ("14", 14), ("12", 12), ("10", 10), ("9", 9), ("f32", 32), ("f16", 16)];
+    let stated = stream["bits_per_raw_sample"].as_str().and_then(|bits| bits.parse().ok());
+    // Formats of more than a byte state their byte order; `nv12` has 8 bits.
+    let name = pixel_format.strip_suffix("le").or_else(|| pixel_format.strip_suffix("be"));
+    let by_name =
+        || ENDS.iter().find(|(end, _)| name.is_some_and(|name| name.ends_with(end))).map_or(8, |(_, bits)| *bits);
+    stated.filter(|bits| *bits > 0).unwrap_or_else(by_name)
+}
+
+fn ratio(text: &str, separator: char) -> Option<[u32; 2]> {
+    let (a, b) = text.split_once(separator)?;
+    Some([a.parse().ok()?, b.parse().ok()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn stream(more: &Value) -> Value {
+        let mut stream = json!({
+            "index": 0, "codec_type": "video", "codec_name": "h264", "width": 640, "height": 480, "pix_fmt": "yuv420p",
+            "time_base": "1/12800", "avg_frame_rate": "25/1",
+        });
+        for (key, value) in more.as_object().unwrap() {
+            stream[key] = value.clone();
+        }
+        stream
+    }
+
+    fn probed(streams: &[Value]) -> Result<Probe, Failure> {
+        let json = json!({ "streams": streams, "format": { "format_name": "mov,mp4", "duration": "2.5" } });
+        read(Utf8Path::new("a.mp4"), 1, &json, Complaints::default())
+    }
+
+    #[test]
+    fn pixels_are_made_square_and_then_turned() {
+        let wide = json!({ "sample_aspect_ratio": "4:3", "side_data_list": [{ "rotation": -90 }] });
+        let probe = probed(&[stream(&wide)]).unwrap();
+        assert_eq!((probe.width, probe.height, probe.rotation), (480, 853, 90));
+        let old = probed(&[stream(&json!({ "tags": { "rotate": "270" } }))]).unwrap();
+        assert_eq!((old.width, old.height, old.rotation), (480, 640, 270));
+        assert!(probed(&[stream(&json!({ "side_data_list": [{ "rotation": 30 }] }))]).is_err());
+    }
+
+    #[test]
+    fn the_default_stream_is_taken_and_cover_art_is_not() {
+        let cover = stream(&json!({ "disposition": { "attached_pic": 1, "default": 1 } }));
+        let other = stream(&json!({ "index": 1, "disposition": { "default": 0 } }));
+        let default = stream(&json!({ "index": 2, "disposition": { "default": 1 } }));
+        let probe = probed(&[cover.clone(), other.clone(), default]).unwrap();
+        assert_eq!((probe.stream, probe.video_streams), (2, 2));
+        assert_eq!(probed(&[cover.clone(), other]).unwrap().stream, 1);
+        assert_eq!(probed(&[cover]).unwrap_err().code, rundir::ErrorCode::InvalidDataset);
+    }
+
+    #[test]
+    fn the_bit_depth_is_that_of_the_codec_or_the_pixel_format() {
+        let depth = |more: Value| probed(&[stream(&more)]).unwrap().bit_depth;
+        assert_eq!(depth(json!({ "pix_fmt": "yuv420p10le" })), 10);
+        assert_eq!(depth(json!({ "pix_fmt": "p010le" })), 10);
+        assert_eq!(depth(json!({ "pix_fmt": "yuv420p" })), 8);
+        assert_eq!(depth(json!({ "pix_fmt": "nv12" })), 8);
+        assert_eq!(depth(json!({ "pix_fmt": "yuv420p12le", "bits_per_raw_sample": "12" })), 12);
+    }
+
+    #[test]
+    fn colours_that_are_not_supported_are_refused() {
+        assert!(probed(&[stream(&json!({ "color_space": "ictcp" }))]).is_err());
+        assert!(probed(&[stream(&json!({ "side_data_list": [{ "dv_profile": 5 }] }))]).is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! The programs ffmpeg and ffprobe: where they are, what they can do, and how long they may be silent.
+
+use std::ffi::OsStr;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+
+use crate::child::{self, Run};
+use crate::failures;
+
+/// The variables that name other programs than those on `PATH`.
+const VARIABLES: [&str; 2] = ["VIDTUI_FFMPEG", "VIDTUI_FFPROBE"];
+
+/// How long a program may make no progress. A network file system may take that long to recover.
+const SILENT_LIMIT: Duration = Duration::from_secs(60);
+
+/// The output of `-version` and `-filters` is short; more is not ffmpeg.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// The programs, and the limits on them. Clones share what is known of the programs, and the cancellation.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The path or name of ffmpeg.
+    pub ffmpeg: Utf8PathBuf,
+    /// The path or name of ffprobe.
+    pub ffprobe: Utf8PathBuf,
+    /// A program that neither reads a frame nor writes a byte for this long is killed.
+    pub silent_limit: Duration,
+    /// Threads of each ffmpeg; 0 lets ffmpeg choose.
+    pub threads: usize,
+    /// Ends all work of these programs.
+    pub cancel: Cancel,
+    abilities: Arc<OnceLock<Abilities>>,
+}
+
+/// A request to end work. Clones are the same request.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel {
+    own: Arc<AtomicBool>,
+    outer: Vec<Arc<AtomicBool>>,
+}
+
+impl Cancel {
+    /// Kills the programs that run, and starts no more of them.
+    pub fn cancel(&self) {
+        self.own.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether work must end.
+    pub fn is_cancelled(&self) -> bool {
+        std::iter::once(&self.own).chain(&self.outer).any(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// Returns a request to end a part of the work. It is cancelled with the whole, and not the other way round.
+    pub(crate) fn part(&self) -> Self {
+        let outer = self.outer.iter().chain([&self.own]).map(Arc::clone).collect();
+        Self { own: Arc::default(), outer }
+    }
+}
+
+/// What an ffmpeg can do.
+#[derive(Debug, Clone)]
+struct Abilities {
+    /// The first line of `ffmpeg -version`.
+    version: String,
+    /// The names of the filters for high dynamic range that exist.
+    filters: Vec<String>,
+}
+
+impl Default for Programs {
+    /// Returns the programs that `VIDTUI_FFMPEG` and `VIDTUI_FFPROBE` name, or those on `PATH`.
+    fn default() -> Self {
+        let named = |variable: &str, name: &str| std::env::var(variable).unwrap_or_else(|_| name.to_owned());
+        Self::at(named(VARIABLES[0], "ffmpeg"), named(VARIABLES[1], "ffprobe"))
+    }
+}
+
+impl Programs {
+    /// Returns the programs at these paths.
+    pub fn at(ffmpeg: impl Into<Utf8PathBuf>, ffprobe: impl Into<Utf8PathBuf>) -> Self {
+        Self {
+            ffmpeg: ffmpeg.into(),
+            ffprobe: ffprobe.into(),
+            silent_limit: SILENT_LIMIT,
+            threads: 0,
+            cancel: Cancel::default(),
+            abilities: Arc::default(),
+        }
+    }
+
+    /// Returns the first line of `ffmpeg -version` after checking that both programs start.
+    ///
+    /// # Errors
+    /// `ProgramMissing` with the command that installs them.
+    pub fn check(&self) -> Result<String, Failure> {
+        self.answer(&self.ffprobe, &["-version"])?;
+        Ok(self.abilities()?.version.clone())
+    }
+
+    /// Returns whether ffmpeg can convert high dynamic range.
+    pub(crate) fn can_tone_map(&self) -> Result<bool, Failure> {
+        let filters = &self.abilities()?.filters;
+        Ok(["zscale", "tonemap"].iter().all(|wanted| filters.iter().any(|have| have == wanted)))
+    }
+
+    /// Returns the options that pass every frame through. `-fps_mode` exists from ffmpeg 5.1 on.
+    pub(crate) fn passthrough(&self) -> Result<[&'static str; 2], Failure> {
+        let is_old = release(&self.abilities()?.version).is_some_and(|release| release < (5, 1));
+        Ok(if is_old { ["-vsync", "0"] } else { ["-fps_mode", "passthrough"] })
+    }
+
+    /// Makes a command of ffmpeg that logs errors only.
+    pub(crate) fn ffmpeg_command(&self) -> Command {
+        let mut command = command(&self.ffmpeg);
+        command.args(["-nostdin", "-hide_banner", "-v", "error"]);
+        command
+    }
+
+    /// Makes a command of ffprobe that logs errors only.
+    pub(crate) fn ffprobe_command(&self) -> Command {
+        let mut command = command(&self.ffprobe);
+        command.args(["-hide_banner", "-v", "error"]);
+        command
+    }
+
+    fn abilities(&self) -> Result<&Abilities, Failure> {
+        if let Some(known) = self.abilities.get() {
+            return Ok(known);
+        }
+        let version = self.answer(&self.ffmpeg, &["-version"])?;
+        let version = version.lines().next().unwrap_or_default().to_owned();
+        let filters = self.answer(&self.ffmpeg, &["-hide_banner", "-filters"])?;
+        // Each line has flags, a name, inputs and outputs, and a description.
+        let names = filters.lines().filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned);
+        let filters = names.filter(|name| matches!(name.as_str(), "zscale" | "tonemap")).collect();
+        Ok(self.abilities.get_or_init(|| Abilities { version, filters }))
+    }
+
+    fn answer(&self, program: &Utf8Path, args: &[&str]) -> Result<String, Failure> {
+        let mut command = command(program);
+        command.args(args);
+        let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: MAX_ANSWER, capacity: 0 };
+        let done = child::run(command, &run, None, &mut |_| ()).map_err(|stop| failures::stopped(program, stop))?;
+        if done.status.success() {
+            return Ok(String::from_utf8_lossy(&done.bytes).into_owned());
+        }
+        let why = format!("`{program} {}` ended with {}", args.join(" "), done.status);
+        Err(Failure::new(ErrorCode::ProgramMissing, format!("cannot use {program}"), why, install_hint()))
+    }
+}
+
+/// Checks that ffmpeg and ffprobe are installed, and returns the version.
+///
+/// # Errors
+/// `ProgramMissing` with the command that installs them.
+pub fn check_installed() -> Result<String, Failure> {
+    Programs::default().check()
+}
+
+fn command(program: &Utf8Path) -> Command {
+    let mut command = Command::new(program);
+    // Its messages are parsed.
+    command.env("LC_ALL", "C").env_remove("FFREPORT").env("AV_LOG_FORCE_NOCOLOR", "1");
+    command
+}
+
+/// Returns the release of the line `ffmpeg version 5.1.9-0+deb12u1 …`; nothing for builds from git, which are new.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let number = version.strip_prefix("ffmpeg version ")?.trim_start_matches('n');
+    let mut parts = number.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next().and_then(|part| part.parse().ok()).unwrap_or(0)))
+}
+
+/// Returns the hint with the command that installs ffmpeg on this machine.
+pub(crate) fn install_hint() -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let has = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file());
+    hint(&has)
+}
+
+fn hint(has: &dyn Fn(&str) -> bool) -> String {
+    const COMMANDS: [(&str, &str); 5] = [
+        ("apt-get", "sudo apt-get install ffmpeg"),
+        ("dnf", "sudo dnf install ffmpeg"),
+        ("pacman", "sudo pacman -S ffmpeg"),
+        ("brew", "brew install ffmpeg"),
+        ("zypper", "sudo zypper install ffmpeg"),
+    ];
+    const CONDA: &str = "conda install -c conda-forge ffmpeg";
+    let [ffmpeg, ffprobe] = VARIABLES;
+    let install = COMMANDS.iter().find(|(manager, _)| has(manager)).map_or(CONDA, |(_, install)| *install);
+    let or = if install == CONDA { String::new() } else { format!(" (without root: `{CONDA}`)") };
+    format!("install ffmpeg: `{install}`{or}, or set {ffmpeg} and {ffprobe} to the programs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_from_the_first_line() {
+        assert_eq!(release("ffmpeg version 5.1.9-0+deb12u1 Copyright (c) 2000-2026"), Some((5, 1)));
+        assert_eq!(release("ffmpeg version n6.0 Copyright"), Some((6, 0)));
+        assert_eq!(release("ffmpeg version 8 Copyright"), Some((8, 0)));
+        assert_eq!(release("ffmpeg version N-112-gabc Copyright"), None);
+    }
+
+    #[test]
+    fn the_hint_names_a_command_of_this_machine() {
+        assert!(hint(&|name| name == "dnf").contains("sudo dnf install ffmpeg"));
+        assert!(hint(&|name| name == "apt-get").contains("sudo apt-get install ffmpeg"));
+        assert!(hint(&|_| false).contains("conda install"));
+    }
+}

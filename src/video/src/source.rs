@@ -1,0 +1,230 @@
+//! A file that is ready to be decoded: what it is, and the time of every frame.
+
+use std::collections::BTreeSet;
+use std::process::ExitStatus;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use serde_json::Value;
+
+use crate::child::{self, Run};
+use crate::failures::{self, Complaints, about, damaged, killed};
+use crate::probe::{self, Asked, Probe};
+use crate::programs::Programs;
+
+/// The key of the line that ffmpeg writes for each frame.
+pub(crate) const FRAME_KEY: &str = "vidtui";
+
+/// Gives frames times that are far apart, after their own were written.
+///
+/// A muxer counts in periods of the average rate, in one of which two frames of a variable rate may lie.
+pub(crate) const APART: &str = "settb=1,setpts=N*1000";
+
+/// A video file with the times of its frames.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Source {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// What it is.
+    pub probe: Probe,
+    /// The time stamps of its frames in units of the time base, ascending.
+    pub(crate) pts: Vec<i64>,
+    /// Those at which decoding can start, ascending; empty if unknown.
+    pub(crate) keys: Vec<i64>,
+}
+
+impl Source {
+    /// Returns the presentation time of every frame in seconds, ascending. The first one need not be 0.
+    pub fn times(&self) -> Vec<f64> {
+        self.pts.iter().map(|&pts| self.probe.seconds(pts)).collect()
+    }
+
+    /// Returns the index of the frame at a time, within half a microsecond or half a unit of the time base.
+    pub(crate) fn index_at(&self, time: f64) -> Option<usize> {
+        let [num, den] = self.probe.time_base;
+        let unit = num as f64 / den as f64;
+        let near = (time / unit).round() as i64;
+        let slack_s = (unit / 2.0).max(5e-7);
+        let first = self.pts.partition_point(|&pts| pts < near);
+        let around = first.saturating_sub(1)..(first + 2).min(self.pts.len());
+        let away = |&i: &usize| (self.probe.seconds(self.pts[i]) - time).abs();
+        around.min_by(|a, b| away(a).total_cmp(&away(b))).filter(|i| away(i) <= slack_s)
+    }
+}
+
+/// Returns the presentation time of every frame in seconds, with the ffprobe on `PATH`; see [`Programs::open`].
+///
+/// # Errors
+/// As [`Programs::open`].
+pub fn frame_times(path: &Utf8Path) -> Result<Vec<f64>, Failure> {
+    Programs::default().open(path).map(|source| source.times())
+}
+
+/// Returns whether the distances of frames differ by more than rounding: more than a millisecond and a tenth of the median.
+pub fn is_variable(times: &[f64]) -> bool {
+    let mut gaps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    gaps.sort_by(f64::total_cmp);
+    let Some(&median) = gaps.get(gaps.len() / 2) else { return false };
+    let slack = (median * 0.1).max(1.5e-3);
+    gaps[0] < median - slack || gaps[gaps.len() - 1] > median + slack
+}
+
+impl Programs {
+    /// Probes a file and lists its frames: one process, which reads the whole file and decodes nothing but the first frames.
+    ///
+    /// Files whose packets have no time stamps, and interlaced ones, whose packets may be fields, are decoded once to list them.
+    ///
+    /// # Errors
+    /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (it is cut off, for example) or it has no frame.
+    pub fn open(&self, path: &Utf8Path) -> Result<Source, Failure> {
+        let what =
+            ["-select_streams", "v", "-show_streams", "-show_format", "-show_entries", "packet=stream_index,pts,flags"];
+        let asked = Asked::run(self, path, &what)?;
+        let probe = probe::read(path, asked.bytes, &asked.json, asked.complaints)?;
+        probe.check_not_suspect(path)?;
+        let listed = if probe.interlaced { None } else { packets(path, &asked.json, probe.stream)? };
+        let (pts, keys) = match listed {
+            Some(listed) => listed,
+            None => (self.frames(path, &probe)?, BTreeSet::new()),
+        };
+        if pts.is_empty() {
+            return Err(damaged(path, "it has no frame"));
+        }
+        Ok(Source { path: path.to_owned(), probe, pts: pts.into_iter().collect(), keys: keys.into_iter().collect() })
+    }
+
+    /// Lists the frames by decoding them. ffmpeg gives each the time stamp that it gives it in [`Programs::decode`].
+    fn frames(&self, path: &Utf8Path, probe: &Probe) -> Result<BTreeSet<i64>, Failure> {
+        let mut pts = BTreeSet::new();
+        self.walk(path, probe, &frame_filters(probe), &mut |line| {
+            pts.extend(frame_pts(line));
+            line.starts_with("frame:") || line.starts_with(FRAME_KEY)
+        })?;
+        Ok(pts)
+    }
+
+    /// Decodes a whole file and returns what it has: the check that finds damage anywhere in it.
+    ///
+    /// # Errors
+    /// `Malformed`, if ffmpeg logs an error about the file; otherwise as [`Programs::open`].
+    pub fn scan(&self, source: &Source) -> Result<Scan, Failure> {
+        const KEY: &str = "lavfi.idet.multiple.current_frame";
+        let filters = format!("idet,metadata=mode=print:key={KEY}:file='pipe\\:2':direct=1");
+        let mut scan = Scan::default();
+        self.walk(&source.path, &source.probe, &filters, &mut |line| {
+            let kind = line.strip_prefix(KEY);
+            scan.frames += usize::from(kind.is_some());
+            scan.interlaced += usize::from(matches!(kind, Some("=tff" | "=bff")));
+            kind.is_some() || line.starts_with("frame:")
+        })?;
+        Ok(scan)
+    }
+
+    /// Decodes a whole file through filters that write lines. A line that `expected` does not expect is an error of ffmpeg.
+    fn walk(
+        &self,
+        path: &Utf8Path,
+        probe: &Probe,
+        filters: &str,
+        expected: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<(), Failure> {
+        let mut command = self.ffmpeg_command();
+        command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
+        if self.threads > 0 {
+            command.args(["-threads", &self.threads.to_string()]);
+        }
+        command.args(["-copyts", "-i"]).arg(format!("file:{path}"));
+        command.args(["-map", &format!("0:{}", probe.stream), "-vf"]).arg(format!("{filters},{APART}"));
+        command.args(self.passthrough()?).args(["-f", "null", "-"]);
+        let mut complaints = Complaints::default();
+        let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: 1 << 16, capacity: 0 };
+        let done = child::run(command, &run, None, &mut |line| {
+            if !expected(line) {
+                complaints.add(line);
+            }
+        })
+        .map_err(|stop| about(path, failures::stopped(&self.ffmpeg, stop)))?;
+        ended_well(path, done.status, &complaints)
+    }
+}
+
+/// Checks that ffmpeg succeeded and logged no error.
+pub(crate) fn ended_well(path: &Utf8Path, status: ExitStatus, complaints: &Complaints) -> Result<(), Failure> {
+    if let Some(failure) = killed(path, "ffmpeg", status) {
+        return Err(failure);
+    }
+    if complaints.count == 0 && status.success() {
+        return Ok(());
+    }
+    let shown = if complaints.count == 0 { status.to_string() } else { complaints.shown() };
+    Err(damaged(path, format!("ffmpeg: {shown}")))
+}
+
+/// Returns the filters that write a line with the time stamp of each frame, in units of the stream's time base.
+pub(crate) fn frame_filters(probe: &Probe) -> String {
+    let [num, den] = probe.time_base;
+    format!(
+        "settb={num}/{den},metadata=mode=add:key={FRAME_KEY}:value=1,\
+         metadata=mode=print:key={FRAME_KEY}:file='pipe\\:2':direct=1"
+    )
+}
+
+/// What a whole file has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Frames that were decoded.
+    pub frames: usize,
+    /// Those that look as if they consisted of two fields (ffmpeg's filter `idet`).
+    pub interlaced: usize,
+}
+
+/// Returns the time stamp of a line that ffmpeg writes for a frame: `frame:3    pts:1536    pts_time:0.12`.
+pub(crate) fn frame_pts(line: &str) -> Option<i64> {
+    let (_, rest) = line.strip_prefix("frame:")?.split_once(" pts:")?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// Time stamps of frames, and those at which decoding can start.
+type Listed = (BTreeSet<i64>, BTreeSet<i64>);
+
+/// Lists the packets that are shown; nothing if one has no time stamp.
+fn packets(path: &Utf8Path, json: &Value, stream: usize) -> Result<Option<Listed>, Failure> {
+    let (mut pts, mut keys) = Listed::default();
+    let all = json["packets"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for packet in all.iter().filter(|packet| packet["stream_index"].as_u64() == Some(stream as u64)) {
+        let flags = packet["flags"].as_str().unwrap_or_default();
+        if flags.contains('C') {
+            return Err(damaged(path, "the container marks a packet as corrupt"));
+        }
+        // An edit list hides packets that others need.
+        if flags.contains('D') {
+            continue;
+        }
+        let Some(time) = packet["pts"].as_i64() else { return Ok(None) };
+        pts.insert(time);
+        if flags.contains('K') {
+            keys.insert(time);
+        }
+    }
+    Ok(Some((pts, keys)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_frames_are_told_from_errors() {
+        assert_eq!(frame_pts("frame:3    pts:1536    pts_time:0.12"), Some(1536));
+        assert_eq!(frame_pts("frame:0    pts:-40 pts_time:-0.04"), Some(-40));
+        assert_eq!(frame_pts("[h264 @ 0x55] error while decoding MB 3 4"), None);
+    }
+
+    #[test]
+    fn a_rate_is_variable_when_distances_differ_by_more_than_rounding() {
+        let ntsc: Vec<f64> = (0..100).map(|i| (f64::from(i) * 1001.0 / 30.0).round() / 1000.0).collect();
+        assert!(!is_variable(&ntsc), "Matroska rounds to milliseconds");
+        assert!(is_variable(&[0.0, 0.04, 0.08, 0.2, 0.24]));
+        assert!(!is_variable(&[]) && !is_variable(&[1.0]));
+    }
+}
