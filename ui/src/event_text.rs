@@ -63,6 +63,9 @@ pub fn describe(event: &Event) -> (String, Severity) {
             let severity = if cause.is_peer() { Severity::Plain } else { Severity::Bad };
             (sentence(&how, message), severity)
         }
+        EventKind::NodeLost { node, failure } => {
+            (sentence(&format!("node {node} is lost, and the others work on"), &failure.why), Severity::Bad)
+        }
         EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
     }

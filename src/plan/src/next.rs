@@ -204,6 +204,7 @@ mod tests {
                 steps_total: 60,
                 last: None,
                 eta_s: None,
+                items_per_s: None,
                 checkpoint: past.latest,
                 job: None,
             }

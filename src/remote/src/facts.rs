@@ -100,10 +100,12 @@ pub(crate) fn read(
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
     let steps_total = steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0);
+    let is_independent = run.is_independent();
     let mut facts = RunFacts {
         attempt: attempt.clone(),
         steps_total,
         is_command: run.is_command(),
+        is_independent,
         is_stepless: run.is_stepless(),
         ..RunFacts::default()
     };

@@ -146,6 +146,14 @@ pub enum EventKind {
         #[serde(default, skip_serializing_if = "Cause::is_root")]
         cause: Cause,
     },
+    /// Another node is gone. The supervisor of a node that works on without it records it.
+    NodeLost {
+        /// The node.
+        #[serde(rename = "lost_node")]
+        node: NodeId,
+        /// How that was noticed.
+        failure: Failure,
+    },
     /// A process received a signal.
     SignalReceived {
         /// The signal's number.
@@ -286,6 +294,10 @@ mod tests {
                 failure: Failure::new(crate::ErrorCode::DiskFull, "cannot save", "the disk is full", "free some space"),
             },
             EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: "killed".into(), cause: Cause::Root },
+            EventKind::NodeLost {
+                node: node("ml-2"),
+                failure: Failure::new(crate::ErrorCode::NodeLost, "node ml-2 was lost", "no heartbeat", "check it"),
+            },
             EventKind::SignalReceived { signal: 15 },
             EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },
         ]

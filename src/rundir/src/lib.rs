@@ -23,6 +23,7 @@ mod files;
 pub mod fixtures;
 mod history;
 mod id;
+mod items;
 mod layout;
 mod lines;
 mod listing;
@@ -53,6 +54,7 @@ pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
 pub use history::{History, median_step_s};
 pub use id::RunId;
+pub use items::{ItemCounts, ItemsSample, QueueReady, RankProgress, StageCount, Stages};
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{

@@ -3,7 +3,7 @@
 //! The console draws this table, and `vidtui export` writes it. A new metric is a field of [`MetricSample`], which the trainer
 //! fills, and a row here.
 
-use crate::{MetricSample, NodePoint, Spread};
+use crate::{ItemsSample, MetricSample, NodePoint, Spread};
 use units::Unit;
 
 /// A quantity that is measured over time.
@@ -48,6 +48,8 @@ pub enum Reduction {
     Same,
     /// The value of rank 0.
     RankZero,
+    /// The sum over all ranks.
+    Sum,
 }
 
 /// A line of a chart.
@@ -82,6 +84,10 @@ pub enum Chart {
     Mfu,
     /// Power of the GPUs; CPU utilisation where no node reports power.
     Power,
+    /// Items per second of each stage of an encode.
+    ItemRate,
+    /// Items that wait for a stage of an encode.
+    Queue,
     /// Memory in use on the GPUs, or on the nodes where there are none.
     NodeMemory,
 }
@@ -108,6 +114,8 @@ impl Chart {
             Self::Memory => ("memory", "Memory", Unit::Gib),
             Self::WeightNorm => ("weight-norm", "Weight norm", Unit::Plain),
             Self::Mfu => ("mfu", "MFU", Unit::Share),
+            Self::ItemRate => ("items", "Items per second", Unit::Plain),
+            Self::Queue => ("queue", "Waiting items", Unit::Plain),
             Self::Power if has_gpu_power => ("power", "GPU power", Unit::Watts),
             Self::Power => ("power", "CPU", Unit::Share),
             Self::NodeMemory if has_gpu_power => ("node-memory", "GPU memory", Unit::Gib),
@@ -125,12 +133,12 @@ impl Chart {
 
 /// Every metric, in the order of the columns of a table.
 pub const METRICS: &[Metric] = &[
-    step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s.loss))
+    step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss))
         .drawn(Chart::Loss, 'l', "loss")
         .smoothed(),
     step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.adapted {
         true => s.grad_norm,
-        false => finite_or_nan(s.grad_norm),
+        false => finite_or_nan(s, s.grad_norm),
     })
     .drawn(Chart::GradNorm, 'n', "before clipping")
     .smoothed(),
@@ -166,6 +174,30 @@ pub const METRICS: &[Metric] = &[
     step("tokens_per_s", "tokens per second", Unit::Plain, Reduction::Same, |s| measured(s, s.tokens_per_s)),
     step("tflops", "TFLOP/s per rank", Unit::Plain, Reduction::Same, |s| measured(s, s.tflops)),
     step("mfu", "MFU", Unit::Share, Reduction::Same, |s| s.mfu).drawn(Chart::Mfu, 'u', "MFU"),
+    step("clips_per_s", "clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.vae))
+        .drawn(Chart::ItemRate, 'v', "VAE")
+        .smoothed(),
+    step("texts_per_s", "captions per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.text)).drawn(
+        Chart::ItemRate,
+        't',
+        "text",
+    ),
+    step("probed_per_s", "probed clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.probe)),
+    step("decoded_per_s", "decoded clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.decode))
+        .drawn(Chart::ItemRate, 'd', "decode"),
+    step("waiting_for_decode", "clips that wait for decoding", Unit::Plain, Reduction::Sum, |s| {
+        of_items(s, |i| i.stages.decode.waiting as f64)
+    }),
+    step("waiting_for_vae", "clips that wait for the VAE", Unit::Plain, Reduction::Sum, |s| {
+        of_items(s, |i| i.stages.vae.waiting as f64)
+    })
+    .drawn(Chart::Queue, 'v', "for the VAE"),
+    step("failed_items", "failed items", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.counts.failed as f64)),
+    step("decoded_gib", "decoded frames", Unit::Gib, Reduction::Sum, |s| {
+        of_items(s, |i| i.stages.decode.bytes as f64 / GIB)
+    }),
+    step("latents_gib", "latents", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.vae.bytes as f64 / GIB)),
+    step("texts_gib", "texts", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.text.bytes as f64 / GIB)),
     per_rank("mem_gib", "memory per rank", Unit::Gib, |s| &s.mem_gib_by_rank).drawn(Chart::Memory, 'r', "rank"),
     per_rank("mem_peak_gib", "peak memory per rank", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),
@@ -219,15 +251,23 @@ impl Metric {
     }
 }
 
-/// On disk, a value that is not finite is `null`.
-fn finite_or_nan(value: Option<f64>) -> Option<f64> {
-    value.or(Some(f64::NAN))
+/// On disk, a value that is not finite is `null`. A run that does not train has none.
+fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
+    value.or(Some(f64::NAN)).filter(|_| sample.items.is_none())
 }
 
-/// A zero in a sample that was read from another trainer's log means that the log lacks the value.
+/// A zero in a sample that was read from another trainer's log means that the log lacks the value, and in one of a run
+/// that does not train, that there is none.
 fn measured(sample: &MetricSample, value: f64) -> Option<f64> {
-    Some(value).filter(|value| !sample.adapted || *value != 0.0)
+    Some(value).filter(|value| (!sample.adapted && sample.items.is_none()) || *value != 0.0)
 }
+
+/// Returns a value of a run whose steps are items.
+fn of_items(sample: &MetricSample, value: fn(&ItemsSample) -> f64) -> Option<f64> {
+    sample.items.as_ref().map(value)
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
 
 fn share(pct: Spread) -> Spread {
     Spread { mean: pct.mean / 100.0, min: pct.min / 100.0, max: pct.max / 100.0, ..pct }

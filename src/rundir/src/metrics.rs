@@ -1,7 +1,7 @@
 //! One line of `metrics.jsonl`: the metrics of a logged step.
 
-use crate::SCHEMA;
 use crate::lines::{LogLine, json_line};
+use crate::{ItemsSample, SCHEMA};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// The metrics of a logged step. Names end in their unit.
@@ -81,6 +81,9 @@ pub struct MetricSample {
     /// `tflops` as a share of the device's peak (model FLOPs utilization); none where the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// The items of a run whose steps are items. Fields about training are then zero or `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items: Option<ItemsSample>,
     /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adapted: bool,
@@ -113,6 +116,7 @@ impl Default for MetricSample {
             weight_norm: None,
             tflops: 0.0,
             mfu: None,
+            items: None,
             adapted: false,
         }
     }
@@ -199,6 +203,7 @@ mod tests {
                 weight_norm: finite.then_some(single(numbers[4])),
                 tflops: if finite { usual[6].abs() } else { 0.0 },
                 mfu: ttt.then_some(single(numbers[5])),
+                items: None,
                 adapted: !finite,
             };
             let line = serde_json::to_string(&sample).unwrap();

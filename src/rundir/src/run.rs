@@ -3,7 +3,7 @@
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir, RunId, SCHEMA};
 use camino::Utf8PathBuf;
-use recipe::Recipe;
+use recipe::{Recipe, Task};
 use serde::{Deserialize, Serialize};
 
 /// `run.toml`: everything that stays the same over all attempts of a run.
@@ -91,6 +91,17 @@ impl Run {
     pub fn is_command(&self) -> bool {
         // Called for each run of a list, so the recipe is not parsed.
         self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
+    }
+
+    /// Returns what its ranks do. A command trains.
+    pub fn task(&self) -> Task {
+        let word = self.recipe.get("task").and_then(toml::Value::as_str);
+        Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
+    }
+
+    /// Returns whether each rank works by itself, so that the end of one is not the end of the run.
+    pub fn is_independent(&self) -> bool {
+        !self.task().ranks_depend_on_each_other()
     }
 
     /// Returns whether its steps are not logged: a command trains, and no adapter reads the command's log.

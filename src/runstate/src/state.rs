@@ -110,6 +110,13 @@ pub struct RunFacts {
     pub steps_total: u64,
     /// Whether a command of the user's own trains.
     pub is_command: bool,
+    /// Whether each rank works by itself (`recipe::Task::ranks_depend_on_each_other`): the end of a rank or a node is not the end of
+    /// the run. Its steps are items.
+    pub is_independent: bool,
+    /// Whether the newest attempt has logged that all its steps are done.
+    pub has_finished: bool,
+    /// The nodes that others recorded as lost, where the run works on without them.
+    pub lost: Vec<NodeId>,
     /// Whether its steps are not logged ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
     /// When the save began that has not ended.
@@ -168,7 +175,9 @@ impl RunFacts {
         if self.attempt.as_ref().is_some_and(|a| a.number != event.attempt) {
             return;
         }
-        match event.kind {
+        self.has_finished |= event.kind == EventKind::Finished;
+        match &event.kind {
+            EventKind::NodeLost { node, .. } if !self.lost.contains(node) => self.lost.push(node.clone()),
             EventKind::CheckpointStarted => self.checkpointing_since = Some(event.t),
             EventKind::CheckpointSaved { .. }
             | EventKind::Stopped { .. }
@@ -179,7 +188,7 @@ impl RunFacts {
             EventKind::EvaluationStarted => self.evaluating_since = Some(event.t),
             EventKind::EvaluationEnded => self.evaluating_since = None,
             EventKind::Stopping { .. } => self.stopping = true,
-            EventKind::Resumed { from_step, .. } => self.resumed_from = Some(from_step),
+            EventKind::Resumed { from_step, .. } => self.resumed_from = Some(*from_step),
             _ => {}
         }
         if self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
@@ -194,6 +203,9 @@ impl RunFacts {
         }
         self.last_metric = Some((sample.step, sample.t));
         self.first_metric_s.get_or_insert(sample.t);
+        if let Some(items) = &sample.items {
+            self.steps_total = items.counts.total();
+        }
         if self.checkpointing_since.is_some_and(|since| since < sample.t) {
             self.checkpointing_since = None;
         }
@@ -245,6 +257,9 @@ impl RunFacts {
     pub fn lost_nodes(&self, now: f64) -> Vec<NodeId> {
         let Some(attempt) = &self.attempt else { return Vec::new() };
         let exits = || self.exits.iter().filter(|exit| exit.attempt == attempt.number);
+        if self.is_independent {
+            return self.lost.iter().filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect();
+        }
         let has_failed = exits().any(|exit| exit.reason == ExitReason::Failed);
         let last_s = exits().map(|exit| exit.ended_s).fold(f64::MIN, f64::max);
         if !has_failed || now - last_s <= CUT_OFF_S {
@@ -301,6 +316,9 @@ fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
 /// Derives how the attempt ended from its exit files. One failed node fails the run at once; any other end needs all nodes.
 fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
+    if facts.is_independent {
+        return independent_end(facts, attempt);
+    }
     // The other nodes fail because of the first: the earliest failure that is not a consequence is the reason.
     let failed = exits().filter(|e| e.reason == ExitReason::Failed);
     let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(Failure::is_consequence);
@@ -313,6 +331,25 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
     }
     let finished = exits().all(|exit| exit.reason == ExitReason::Finished);
     Some(if finished { RunState::Finished } else { RunState::Stopped })
+}
+
+/// Derives how an attempt ended whose ranks work by themselves: all nodes have ended, but for those that are lost. The work that
+/// was done counts, not by whom.
+fn independent_end(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
+    let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
+    let has_ended = |node: &NodeId| exits().any(|exit| exit.node == *node) || facts.lost.contains(node);
+    if exits().next().is_none() || !attempt.placement.ranks.iter().all(|place| has_ended(&place.node)) {
+        return None;
+    }
+    if facts.has_finished {
+        return Some(RunState::Finished);
+    }
+    let failed = exits().filter(|e| e.reason == ExitReason::Failed);
+    let first = failed.min_by(|a, b| a.ended_s.total_cmp(&b.ended_s));
+    Some(match first {
+        Some(exit) => RunState::Failed(exit.failure.clone().unwrap_or_else(|| unexplained(exit))),
+        None => RunState::Stopped,
+    })
 }
 
 /// Makes a failure of an exit file that has none.
@@ -341,6 +378,10 @@ fn unexplained(exit: &ExitFile) -> Failure {
 }
 
 fn ended_by_event(facts: &RunFacts) -> Option<RunState> {
+    if facts.is_independent {
+        // The end of one rank is not that of the run.
+        return facts.has_finished.then_some(RunState::Finished);
+    }
     match &facts.last_event.as_ref()?.kind {
         EventKind::Finished => Some(RunState::Finished),
         EventKind::Stopped { .. } => Some(RunState::Stopped),
@@ -443,6 +484,34 @@ mod tests {
         let dead = RunFacts { alive: Liveness::Dead, ..silent.clone() };
         assert!(matches!(derive(&dead, 100_000.0), RunState::Crashed(_)));
         assert_eq!(derive(&RunFacts { is_stepless: false, ..silent }, 100_000.0), RunState::Starting);
+    }
+
+    #[test]
+    fn ranks_that_work_by_themselves_finish_the_run_whoever_is_lost() {
+        let mut facts = RunFacts { is_independent: true, ..running() };
+        facts.exits = vec![failed("ml-1", 1105.0, "killed")];
+        assert_eq!(derive(&facts, 1106.0), RunState::Running, "the other node works on");
+        assert!(facts.lost_nodes(2000.0).is_empty());
+        // The other node has done the rest.
+        facts.see_event(&event(1110.0, EventKind::Finished));
+        facts.exits.push(exit("ml-2", ExitReason::Finished));
+        assert_eq!(derive(&facts, 1111.0), RunState::Finished);
+    }
+
+    #[test]
+    fn ranks_that_work_by_themselves_fail_the_run_only_where_none_is_left() {
+        let mut facts = RunFacts { is_independent: true, ..running() };
+        let failure = Failure::new(ErrorCode::NodeLost, "node ml-2 was lost", "no heartbeat", "check it");
+        facts.see_event(&event(1101.0, EventKind::NodeLost { node: node("ml-2"), failure }));
+        assert_eq!(derive(&facts, 1106.0), RunState::Running);
+        assert_eq!(facts.lost_nodes(1106.0), [node("ml-2")]);
+        // A node that is lost cannot be reached, and writes no exit file.
+        facts.alive = Liveness::Unknown;
+        facts.exits = vec![failed("ml-1", 1105.0, "killed")];
+        let RunState::Failed(failure) = derive(&facts, 1106.0) else { panic!("{:?}", derive(&facts, 1106.0)) };
+        assert_eq!(failure.why, "killed");
+        facts.exits = vec![exit("ml-1", ExitReason::Stopped)];
+        assert_eq!(derive(&facts, 1106.0), RunState::Stopped);
     }
 
     #[test]

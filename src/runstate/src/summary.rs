@@ -10,6 +10,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
+/// Over how many seconds the rate of items is measured.
+const RATE_OVER_S: f64 = 60.0;
+
 /// The summary of a run: one line of a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunSummary {
@@ -31,6 +34,8 @@ pub struct RunSummary {
     pub last: Option<MetricSample>,
     /// Seconds until it is finished at the median of its last steps; only while it trains.
     pub eta_s: Option<f64>,
+    /// Items per second over the last minute, if its steps are items and it works.
+    pub items_per_s: Option<f64>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
     /// The state of its Slurm job, if it has one.
@@ -51,8 +56,11 @@ impl RunSummary {
             None => facts.start_step(),
         };
         let working = matches!(state, RunState::Running | RunState::Saving);
-        let eta_s =
-            median_step_s(recent).filter(|_| working).map(|s| s * facts.steps_total.saturating_sub(step) as f64);
+        let left = facts.steps_total.saturating_sub(step) as f64;
+        let eta_s = match item_rate(recent) {
+            Some(per_s) => working.then_some(left / per_s),
+            None => median_step_s(recent).filter(|_| working).map(|s| s * left),
+        };
         let checkpoint = adapters::latest(&dir);
         let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);
         let followed = facts.exits.iter().filter(of_it).filter(|exit| exit.is_consequence());
@@ -66,6 +74,7 @@ impl RunSummary {
             steps_total: facts.steps_total,
             last,
             eta_s,
+            items_per_s: item_rate(recent).filter(|_| working),
             checkpoint,
             job: facts.job.clone(),
             dir,
@@ -79,6 +88,14 @@ impl RunSummary {
             _ => None,
         }
     }
+}
+
+/// Returns the items per second over the newest lines, if the steps are items.
+fn item_rate(recent: &[MetricSample]) -> Option<f64> {
+    let last = recent.last().filter(|last| last.items.is_some())?;
+    let first = recent.iter().find(|line| line.attempt == last.attempt && last.t - line.t <= RATE_OVER_S)?;
+    let (items, seconds) = (last.step.saturating_sub(first.step) as f64, last.t - first.t);
+    (items > 0.0 && seconds > 0.0).then(|| items / seconds)
 }
 
 /// Lists the runs in a folder, oldest first.
@@ -173,6 +190,23 @@ mod tests {
         let listed = list_runs(&file);
         let [Err(failure)] = &listed[..] else { panic!("{listed:?}") };
         assert!(failure.what.contains(file.as_str()), "{failure}");
+    }
+
+    #[test]
+    fn the_time_that_is_left_of_items_follows_from_their_rate_in_the_last_minute() {
+        let (_keep, dir) = temp();
+        let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
+        for (t, step) in [(0.0, 1), (1000.0, 100), (1050.0, 200)] {
+            let counts = rundir::ItemCounts { clips: 1200, ..Default::default() };
+            let items = Some(rundir::ItemsSample { counts, ..Default::default() });
+            metrics.append(&MetricSample { step, t, step_s: 9.0, items, ..MetricSample::default() }).unwrap();
+        }
+        let newest = NewestCache::default().newest(&dir, []).unwrap();
+        let mut facts =
+            RunFacts { attempt: Some(attempt(1, 0, &["ml-1"])), alive: Liveness::Alive, ..RunFacts::default() };
+        newest.metrics.iter().for_each(|sample| facts.see_metric(sample));
+        let summary = RunSummary::new(run(), dir, &RunFacts { newest, ..facts }, 1051.0);
+        assert_eq!((summary.steps_total, summary.items_per_s, summary.eta_s), (1200, Some(2.0), Some(500.0)));
     }
 
     #[test]

@@ -20,6 +20,15 @@ use self::peers::PeerLoss;
 pub use self::peers::{HEARTBEAT, PeerExit, Peers, Rendezvous};
 use crate::message::Message;
 
+/// Whether the ranks of an attempt need each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dependence {
+    /// They exchange tensors in every step: where one ends, the others cannot continue.
+    Mutual,
+    /// Each works by itself, and takes over what another one leaves: only a stop ends those that can work.
+    None,
+}
+
 /// How long a supervisor waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Waits {
@@ -136,10 +145,13 @@ pub struct State {
     node: NodeId,
     /// Whether the ranks are a command of the user and not the embedded trainer.
     is_command: bool,
+    dependence: Dependence,
     waits: Waits,
     /// How many ranks were started.
     ranks: usize,
     ended: Vec<RankEnd>,
+    /// How many of them have been judged, where ranks do not need each other.
+    judged: usize,
     is_run_finished: bool,
     stop_requested: bool,
     /// Whether a stop file was the request, so that the TERM that may come with it is not a second one.
@@ -197,13 +209,22 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
 
 impl State {
     /// Makes the state of a node with so many ranks; `peers` where the attempt spans nodes.
-    pub fn new(node: NodeId, is_command: bool, ranks: usize, peers: Option<Peers>, waits: Waits) -> Self {
+    pub fn new(
+        node: NodeId,
+        is_command: bool,
+        dependence: Dependence,
+        ranks: usize,
+        peers: Option<Peers>,
+        waits: Waits,
+    ) -> Self {
         Self {
             node,
             is_command,
+            dependence,
             waits,
             ranks,
             ended: Vec::new(),
+            judged: 0,
             is_run_finished: false,
             stop_requested: false,
             by_file: false,
@@ -265,6 +286,9 @@ impl State {
 
     /// Decides whether the ranks can continue, and ends when all have ended.
     fn judge(&mut self, at: Duration, actions: &mut Vec<Action>) {
+        if self.dependence == Dependence::None {
+            return self.judge_independent(actions);
+        }
         if self.can_continue() {
             self.judge_loss(at, actions);
         }
@@ -279,6 +303,34 @@ impl State {
         if !self.any_alive() {
             self.finish(at, actions);
         }
+    }
+
+    /// Records ranks that failed and nodes that are gone. The other ranks take over their work.
+    fn judge_independent(&mut self, actions: &mut Vec<Action>) {
+        let losses = self.peers.as_mut().map(Peers::take_losses).unwrap_or_default();
+        actions.extend(losses.into_iter().map(|(node, failure)| Action::Record(EventKind::NodeLost { node, failure })));
+        let failed = self.ended[self.judged..].iter().filter(|rank| self.is_failure(rank));
+        actions.extend(failed.map(|rank| Action::Record(died(rank))));
+        self.judged = self.ended.len();
+        if !self.any_alive() {
+            self.finish_independent(actions);
+        }
+    }
+
+    /// All ranks of this node have ended. Other nodes may work on, and are not concerned.
+    fn finish_independent(&mut self, actions: &mut Vec<Action>) {
+        let first = self.ended.iter().find(|rank| self.is_failure(rank)).cloned();
+        let is_stopped = self.ended.iter().any(|rank| rank.code == Some(0));
+        let (reason, failure) = match &first {
+            _ if self.is_run_finished => (ExitReason::Finished, None),
+            // The ranks that were left have stopped as requested; a resume needs no other node.
+            Some(first) if !(self.stop_requested && is_stopped) => (ExitReason::Failed, Some(first.failure.clone())),
+            None if !is_stopped => (ExitReason::Killed, None),
+            _ => (ExitReason::Stopped, None),
+        };
+        self.send(Message::Done, actions);
+        actions.push(Action::Leave);
+        self.exit(reason, first.map(|first| first.rank), failure, actions);
     }
 
     fn can_continue(&self) -> bool {
@@ -307,13 +359,12 @@ impl State {
 
     fn judge_ranks(&mut self, at: Duration, actions: &mut Vec<Action>) {
         self.first = self.first_failure().cloned();
-        let Some(RankEnd { rank, code, signal, failure }) = self.first.clone() else { return };
-        if !failure.is_consequence() {
+        let Some(first) = self.first.clone() else { return };
+        if !first.failure.is_consequence() {
             self.is_reported = true;
-            self.send(Message::Failed(failure.clone()), actions);
+            self.send(Message::Failed(first.failure.clone()), actions);
         }
-        let (message, cause) = (format!("{}: {}", failure.what, failure.why), failure.cause);
-        actions.push(Action::Record(EventKind::RankDied { rank, code, signal, message, cause }));
+        actions.push(Action::Record(died(&first)));
         self.end_ranks(at + self.waits.grace, actions);
     }
 
@@ -393,6 +444,13 @@ impl State {
         self.has_ended = true;
         actions.push(Action::Exit(Verdict { reason, first_failure, failure }));
     }
+}
+
+/// Returns the event of a rank that failed.
+fn died(rank: &RankEnd) -> EventKind {
+    let RankEnd { rank, code, signal, failure } = rank.clone();
+    let (message, cause) = (format!("{}: {}", failure.what, failure.why), failure.cause);
+    EventKind::RankDied { rank, code, signal, message, cause }
 }
 
 /// Returns the failure of a node whose ranks a user ended.

@@ -12,6 +12,7 @@ use crate::decide::{Action, Event, State, Verdict, decide};
 use crate::follow::Follower;
 use crate::job::Job;
 use crate::network::Network;
+use crate::progress::ProgressWriter;
 use crate::ranks::Ranks;
 use crate::{orphans, rank_end};
 
@@ -115,6 +116,8 @@ pub fn run(
         Err(failure) => (Ranks::default(), Event::StartFailed(failure)),
     };
     let follower = (job.is_command() && job.has_first_rank() && event == Event::Started).then(|| Follower::start(job));
+    let is_independent = !job.recipe.task.ranks_depend_on_each_other();
+    let progress = (is_independent && event == Event::Started).then(|| ProgressWriter::start(job));
     let events = NodeEvents::open(job);
     let mut node = Node { job, state, ranks, events, follower, outside, ooms_before, verdict: None };
     node.handle(inputs.started.elapsed(), event);
@@ -136,6 +139,9 @@ pub fn run(
     let exit = rank_end::exit_file(job, &node.ranks.ended(), verdict);
     if let Some(follower) = node.follower.take() {
         follower.end(exit.reason == rundir::ExitReason::Finished);
+    }
+    if let Some(progress) = progress {
+        progress.end();
     }
     if let Some(store) = &job.store {
         // Normally gone with the last rank; one that was killed leaves it.

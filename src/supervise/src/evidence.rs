@@ -14,7 +14,8 @@ use crate::job::Job;
 /// Starts the thread that looks, since a file server may take its time, and returns where to request it.
 pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     let (requests, requested) = mpsc::channel();
-    let (run, attempt, steps_take_all) = (job.run.clone(), job.attempt.number, !job.is_command());
+    let steps_take_all = !job.is_command() && job.recipe.task.ranks_depend_on_each_other();
+    let (run, attempt) = (job.run.clone(), job.attempt.number);
     thread::spawn(move || {
         for node in requested {
             let evidence = look(&run, attempt, &node, steps_take_all);
@@ -24,7 +25,8 @@ pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     requests
 }
 
-/// Reads the exit file, the process file and the logged steps. Steps of a command prove nothing of other nodes.
+/// Reads the exit file, the process file and the logged steps. Steps of a command, and of ranks that do not need
+/// each other, prove nothing of other nodes.
 fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evidence {
     let exit = run.read_exit(node, attempt).ok().flatten().map(|exit| match exit.reason {
         ExitReason::Finished | ExitReason::Stopped => PeerExit::Done,

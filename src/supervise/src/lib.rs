@@ -1,8 +1,8 @@
 //! The supervisor: starts the ranks of one node, watches them and the other nodes' supervisors, and records how they ended.
 //!
 //! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
-//! reaches all of them. When one fails, the others cannot continue, and the supervisor ends them too. What it decides is in
-//! `decide`; the other modules produce events for it and execute its actions.
+//! reaches all of them. When one fails that the others need, the supervisor ends them too; where ranks do not need each other, they
+//! work on. What it decides is in `decide`; the other modules produce events for it and execute its actions.
 
 /// Writes a line to the supervisor's log. `eprintln!` would panic where that cannot be written, as on a full disk.
 macro_rules! log {
@@ -20,6 +20,7 @@ mod job;
 mod message;
 mod network;
 mod orphans;
+mod progress;
 mod rank_end;
 mod ranks;
 mod samples;
@@ -39,7 +40,7 @@ use rundir::{Attempt, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, S
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use self::decide::{Event, Peers, Rendezvous, State, Waits, killed};
+use self::decide::{Dependence, Event, Peers, Rendezvous, State, Waits, killed};
 use self::event_loop::{Events, Outside, start_ranks};
 use self::handshake::Secret;
 use self::job::Job;
@@ -103,7 +104,12 @@ fn run_attempt(job: &Job, trainer: &dyn Fn() -> Result<Utf8PathBuf, Failure>) ->
 fn state(job: &Job, waits: Waits) -> State {
     let spans_nodes = job.attempt.placement.by_node().len() > 1;
     let peers = spans_nodes.then(|| Peers::new(rendezvous(job)));
-    State::new(job.node.clone(), job.is_command(), job.places.len(), peers, waits)
+    State::new(job.node.clone(), job.is_command(), dependence(job), job.places.len(), peers, waits)
+}
+
+/// Returns whether the ranks of an attempt need each other. It is assumed of a command.
+fn dependence(job: &Job) -> Dependence {
+    if job.recipe.task.ranks_depend_on_each_other() { Dependence::Mutual } else { Dependence::None }
 }
 
 /// Returns which supervisors of an attempt connect, and where.
@@ -118,6 +124,7 @@ fn rendezvous(job: &Job) -> Rendezvous {
         address: job.master.0.clone(),
         port: job.master.1.saturating_add(1),
         is_job: job.attempt.slurm.is_some(),
+        dependence: dependence(job),
     }
 }
 

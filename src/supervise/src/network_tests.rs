@@ -38,6 +38,7 @@ impl End {
             address: "127.0.0.1".into(),
             port,
             is_job: false,
+            dependence: crate::decide::Dependence::Mutual,
         };
         let secret = Secret { token: token.clone(), subject: "run 1".into() };
         let (events, inputs) = event_loop::events();

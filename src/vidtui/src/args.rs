@@ -510,6 +510,10 @@ pub enum ChartArg {
     StepTime,
     /// Memory of each rank
     Memory,
+    /// Items per second of an encode, by stage
+    Items,
+    /// Clips of an encode that wait for the VAE
+    Queue,
     /// GPU power, or CPU use on nodes without GPUs
     Power,
     /// GPU memory, or memory of nodes without GPUs
@@ -526,6 +530,8 @@ impl From<ChartArg> for rundir::Chart {
             ChartArg::Mfu => Self::Mfu,
             ChartArg::StepTime => Self::StepTime,
             ChartArg::Memory => Self::Memory,
+            ChartArg::Items => Self::ItemRate,
+            ChartArg::Queue => Self::Queue,
             ChartArg::Power => Self::Power,
             ChartArg::NodeMemory => Self::NodeMemory,
         }

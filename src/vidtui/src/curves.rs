@@ -4,7 +4,7 @@ use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::refusal::Refusal;
 use rundir::{
     ChartInfo, Error, ErrorCode, Failure, History, METRICS, Metric, MetricSample, MetricSource, NodePoint, NodeSeries,
-    RunDir, Spread, Tail,
+    Reduction, RunDir, Spread, Tail,
 };
 use runstate::RunSummary;
 use std::fmt::Write;
@@ -153,8 +153,12 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     let points = &measured.node_points;
     let is_measured = |value: fn(&NodePoint) -> Option<Spread>| points.iter().any(|point| value(point).is_some());
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
+    // Only runs whose steps are items have those columns.
+    let has_items = samples.iter().any(|sample| sample.items.is_some());
+    let is_shown = |metric: &&&Metric| has_items || !matches!(metric.source, MetricSource::Step(_, Reduction::Sum));
+    let metrics: Vec<&Metric> = metrics.iter().filter(is_shown).copied().collect();
     let mut text = String::from("attempt,step,t");
-    for metric in metrics {
+    for metric in &metrics {
         match metric.source {
             MetricSource::Step(..) => text.extend([",", metric.name]),
             MetricSource::Nodes { column, value } if is_measured(value) => {
@@ -170,7 +174,7 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     for sample in &samples {
         // Writing to a String cannot fail.
         let _ = write!(text, "{},{},{:.3}", sample.attempt, sample.step, sample.t);
-        for metric in metrics {
+        for metric in &metrics {
             match metric.source {
                 MetricSource::Step(value, _) => cell(&mut text, value(sample)),
                 MetricSource::Nodes { value, .. } if is_measured(value) => {

@@ -17,7 +17,7 @@ use cluster::NodeId;
 use rundir::{Cause, ErrorCode, Failure, RunDir};
 use runstate::START_GRACE;
 
-use super::{Action, Disconnect, Event, Evidence, killed};
+use super::{Action, Dependence, Disconnect, Event, Evidence, killed};
 use crate::message::Message;
 
 /// How often a supervisor sends a heartbeat.
@@ -42,6 +42,8 @@ pub struct Rendezvous {
     pub port: u16,
     /// Whether it is a Slurm job, whose nodes Slurm chooses.
     pub is_job: bool,
+    /// Whether a node that is lost ends the others.
+    pub dependence: Dependence,
 }
 
 impl Rendezvous {
@@ -102,6 +104,8 @@ pub struct Peers {
     /// The messages that matter also to a node that connects later.
     sent: Vec<Message>,
     loss: Option<PeerLoss>,
+    /// The nodes that are gone and have not been recorded, where ranks do not need each other.
+    losses: Vec<(NodeId, Failure)>,
     /// Whether this node has ended in order: then no other is a loss to it.
     is_done: bool,
 }
@@ -147,6 +151,7 @@ impl Peers {
             looks: BTreeMap::new(),
             sent: Vec::new(),
             loss: None,
+            losses: Vec::new(),
             is_done: false,
         }
     }
@@ -154,6 +159,11 @@ impl Peers {
     /// Returns why the run cannot continue, if another node is the reason.
     pub fn loss(&self) -> Option<PeerLoss> {
         self.loss.clone()
+    }
+
+    /// Returns the nodes that are gone since the last call, where ranks do not need each other.
+    pub fn take_losses(&mut self) -> Vec<(NodeId, Failure)> {
+        std::mem::take(&mut self.losses)
     }
 
     /// Sends a message to all others, those that connect later included.
@@ -218,7 +228,7 @@ impl Peers {
         match message {
             Message::Done => self.conclude(at, node, PeerExit::Done, actions),
             Message::Failed(failure) => self.conclude(at, node, PeerExit::Failed(failure.clone()), actions),
-            Message::Stopped(stopped) => self.lose(PeerLoss::Stopped(stopped.clone()), actions),
+            Message::Stopped(stopped) => self.lose(stopped, PeerLoss::Stopped(stopped.clone()), actions),
             // The node's own state takes in the stop.
             Message::Heartbeat | Message::Stop => {}
         }
@@ -350,7 +360,7 @@ impl Peers {
             self.heard.remove(node);
         }
         if let Some(loss) = loss {
-            self.lose(loss, actions);
+            self.lose(node, loss, actions);
         }
     }
 
@@ -408,9 +418,14 @@ impl Peers {
         )
     }
 
-    /// Keeps why the run cannot continue, and from the first node informs the others. The first reason counts, and a stop, which
+    /// Keeps why the run cannot continue, and from the first node informs the others. Where ranks do not need each other, the loss is
+    /// recorded and ends nothing. The first reason counts, and a stop, which
     /// may be no loss, only where there is no other.
-    fn lose(&mut self, loss: PeerLoss, actions: &mut Vec<Action>) {
+    fn lose(&mut self, node: &NodeId, loss: PeerLoss, actions: &mut Vec<Action>) {
+        if self.rendezvous.dependence == Dependence::None {
+            self.losses.push((node.clone(), loss.failure()));
+            return;
+        }
         let is_news = match &self.loss {
             None => true,
             Some(PeerLoss::Stopped(_)) => matches!(loss, PeerLoss::Failed(_)),

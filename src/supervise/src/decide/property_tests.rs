@@ -83,6 +83,9 @@ struct Wire {
 
 struct World {
     is_command: bool,
+    dependence: Dependence,
+    /// Whether all work is done, where ranks do not need each other.
+    is_done: bool,
     now: Duration,
     flushed: Duration,
     beaten: Duration,
@@ -101,13 +104,14 @@ struct World {
 }
 
 impl World {
-    fn new(nodes: usize, is_command: bool, stubborn: u16) -> Self {
+    fn new(nodes: usize, is_command: bool, dependence: Dependence, stubborn: u16) -> Self {
         let sims = (0..nodes).map(|number| Sim {
             state: State::new(
                 node(number + 1),
                 is_command,
+                dependence,
                 RANKS,
-                Some(Peers::new(rendezvous(number + 1, nodes))),
+                Some(Peers::new(Rendezvous { dependence, ..rendezvous(number + 1, nodes) })),
                 WAITS,
             ),
             alive: (0..RANKS).collect(),
@@ -119,6 +123,8 @@ impl World {
         });
         Self {
             is_command,
+            dependence,
+            is_done: false,
             now: Duration::ZERO,
             flushed: Duration::ZERO,
             beaten: Duration::ZERO,
@@ -165,7 +171,8 @@ impl World {
             ExitReason::Killed => PeerExit::Stopped,
             ExitReason::Failed => PeerExit::Failed(verdict.failure.clone().unwrap()),
         });
-        let steps_bytes = if self.is_command { 0 } else { self.steps_bytes };
+        let proves = !self.is_command && self.dependence == Dependence::Mutual;
+        let steps_bytes = if proves { self.steps_bytes } else { 0 };
         Evidence { exit, has_started: true, steps_bytes }
     }
 
@@ -194,6 +201,13 @@ impl World {
 
     fn signal(&mut self, number: usize, signal: i32) {
         let sim = &self.nodes[number];
+        if self.dependence == Dependence::None {
+            assert!(signal == SIGTERM && self.stops > 0, "node {} ends ranks that could work", number + 1);
+            // A rank that is requested to stop finishes its item.
+            let stopped: Vec<usize> = sim.alive.difference(&sim.stubborn).copied().collect();
+            stopped.into_iter().for_each(|rank| self.end_rank(number, rank, Some(0), None, rank_failure(rank)));
+            return;
+        }
         let ends = |rank: &usize| match signal {
             SIGKILL => true,
             // A command that gets TERM ends by it; a rank of the trainer that is to save waits for all others.
@@ -212,7 +226,8 @@ impl World {
         let sim = &mut self.nodes[number];
         if sim.has_power && sim.alive.remove(&rank) {
             let ranks = vec![RankEnd { rank: number * RANKS + rank, code, signal, failure }];
-            sim.inbox.push_back(Event::RanksExited { ranks, is_run_finished: true });
+            let is_run_finished = self.dependence == Dependence::Mutual || self.is_done;
+            sim.inbox.push_back(Event::RanksExited { ranks, is_run_finished });
         }
     }
 
@@ -297,7 +312,10 @@ impl World {
     }
 
     fn notice(&mut self, index: &Index) {
-        if self.nodes.iter().all(|sim| sim.alive.len() == RANKS && sim.has_power) || self.is_command {
+        if self.nodes.iter().all(|sim| sim.alive.len() == RANKS && sim.has_power)
+            || self.is_command
+            || self.dependence == Dependence::None
+        {
             return;
         }
         let number = index.index(self.nodes.len());
@@ -364,6 +382,8 @@ impl World {
         self.pass(Duration::from_secs(60), pick);
         // What can finish does. The failure of a command that was requested to stop does not end the others, which save.
         let can_finish = self.rank_failures.is_empty() || (self.is_command && self.stops > 0);
+        let can_finish = can_finish || self.dependence == Dependence::None;
+        self.is_done = self.dependence == Dependence::None && self.nodes.iter().any(|sim| !sim.alive.is_empty());
         for number in 0..self.nodes.len() {
             for rank in self.nodes[number].alive.clone() {
                 if can_finish {
@@ -372,6 +392,28 @@ impl World {
             }
         }
         self.pass(Duration::from_secs(30), pick);
+    }
+
+    /// Takes the steps, then lets everything come to its end. What is on its way arrives in an order that `random` chooses.
+    fn play(&mut self, steps: &[Step], random: &mut u64) {
+        let mut pick = |choices: usize| {
+            *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (*random >> 33) as usize % choices
+        };
+        for step in steps {
+            match step {
+                Step::Arrive(index) => {
+                    let arrivals = self.arrivals();
+                    if !arrivals.is_empty() {
+                        self.arrive(arrivals[index.index(arrivals.len())]);
+                    }
+                }
+                Step::Pass(millis) => self.pass(Duration::from_millis(*millis), &mut pick),
+                Step::Notice(index) => self.notice(index),
+                Step::Fault(fault) => self.fault(fault),
+            }
+        }
+        self.settle(&mut pick);
     }
 
     fn verdict(&self, number: usize) -> &Verdict {
@@ -388,25 +430,8 @@ proptest! {
         steps in steps(),
         mut random in any::<u64>(),
     ) {
-        let mut world = World::new(nodes, is_command, stubborn);
-        let mut pick = |choices: usize| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) as usize % choices
-        };
-        for step in &steps {
-            match step {
-                Step::Arrive(index) => {
-                    let arrivals = world.arrivals();
-                    if !arrivals.is_empty() {
-                        world.arrive(arrivals[index.index(arrivals.len())]);
-                    }
-                }
-                Step::Pass(millis) => world.pass(Duration::from_millis(*millis), &mut pick),
-                Step::Notice(index) => world.notice(index),
-                Step::Fault(fault) => world.fault(fault),
-            }
-        }
-        world.settle(&mut pick);
+        let mut world = World::new(nodes, is_command, Dependence::Mutual, stubborn);
+        world.play(&steps, &mut random);
 
         let faults = world.rank_failures.len() + world.other_faults;
         for number in (0..nodes).filter(|number| world.nodes[*number].has_power) {
@@ -442,6 +467,29 @@ proptest! {
                 } else {
                     prop_assert_eq!(&own.cause, &Cause::Peer(Some(node(failed + 1))), "node {}: {}", number + 1, own);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_not_need_each_other_end_only_by_themselves_or_by_a_stop(
+        (nodes, stubborn) in (2..5usize, any::<u16>()),
+        steps in steps(),
+        mut random in any::<u64>(),
+    ) {
+        let mut world = World::new(nodes, false, Dependence::None, stubborn);
+        // It asserts that no rank is signalled without a stop.
+        world.play(&steps, &mut random);
+        for number in (0..nodes).filter(|number| world.nodes[*number].has_power) {
+            let verdict = world.verdict(number);
+            prop_assert!(world.nodes[number].alive.is_empty(), "a rank of node {} is alive", number + 1);
+            let own: Vec<&Failure> = world.rank_failures.iter().filter(|(failed, _)| *failed == number).map(|(_, f)| f).collect();
+            prop_assert_eq!(verdict.first_failure.is_some(), !own.is_empty(), "node {}", number + 1);
+            if let Some(failure) = &verdict.failure {
+                prop_assert!(own.contains(&failure), "node {} fails by another node: {failure}", number + 1);
+            }
+            if own.is_empty() {
+                prop_assert!([ExitReason::Finished, ExitReason::Stopped].contains(&verdict.reason), "{:?}", verdict);
             }
         }
     }

@@ -49,6 +49,7 @@ pub(super) fn rendezvous(this: usize, nodes: usize) -> Rendezvous {
         address: "10.0.0.1".into(),
         port: 29501,
         is_job: false,
+        dependence: Dependence::Mutual,
     }
 }
 
@@ -68,17 +69,27 @@ impl Supervisor {
     }
 
     fn alone(is_command: bool, ranks: usize) -> Self {
-        Self::new(State::new(node(1), is_command, ranks, None, WAITS))
+        Self::new(State::new(node(1), is_command, Dependence::Mutual, ranks, None, WAITS))
     }
 
     /// One of several nodes with two ranks each of the embedded trainer.
     fn of(this: usize, nodes: usize) -> Self {
-        Self::new(State::new(node(this), false, 2, Some(Peers::new(rendezvous(this, nodes))), WAITS))
+        Self::with(this, nodes, false, Dependence::Mutual)
     }
 
     /// The same with a command per rank.
     fn command(this: usize, nodes: usize) -> Self {
-        Self::new(State::new(node(this), true, 2, Some(Peers::new(rendezvous(this, nodes))), WAITS))
+        Self::with(this, nodes, true, Dependence::Mutual)
+    }
+
+    /// One of several nodes with two ranks each that do not need each other.
+    fn independent(this: usize, nodes: usize) -> Self {
+        Self::with(this, nodes, false, Dependence::None)
+    }
+
+    fn with(this: usize, nodes: usize, is_command: bool, dependence: Dependence) -> Self {
+        let peers = Peers::new(Rendezvous { dependence, ..rendezvous(this, nodes) });
+        Self::new(State::new(node(this), is_command, dependence, 2, Some(peers), WAITS))
     }
 
     /// Connects all that it watches.
@@ -612,4 +623,58 @@ fn a_node_that_ends_in_order_reports_that_and_takes_no_loss_after_it() {
     assert!(first.has_sent(&Message::Done) && first.done.contains(&Action::Leave));
     assert_eq!(first.disconnected(2, Disconnect::Closed), []);
     assert_eq!(first.reason(), ExitReason::Finished);
+}
+
+#[test]
+fn a_rank_that_dies_does_not_end_ranks_that_do_not_need_it() {
+    let mut first = Supervisor::independent(1, 2).connected();
+    let ranks = vec![signaled(0, SIGKILL)];
+    let actions = first.event(Event::RanksExited { ranks, is_run_finished: false });
+    let [Action::Record(EventKind::RankDied { rank: 0, .. })] = &actions[..] else { panic!("{actions:?}") };
+    let actions = first.event(Event::RanksExited { ranks: vec![exited(1, 0)], is_run_finished: true });
+    let verdict = Verdict { reason: ExitReason::Finished, first_failure: Some(0), failure: None };
+    assert_eq!(actions, [Action::Send(None, Message::Done), Action::Leave, Action::Exit(verdict)]);
+}
+
+#[test]
+fn a_node_without_ranks_has_failed_only_if_the_work_is_not_done() {
+    let end = |ranks: Vec<RankEnd>, is_run_finished, stop: bool| {
+        let mut alone = Supervisor::independent(1, 2).connected();
+        if stop {
+            alone.event(Event::Signal(SIGTERM));
+        }
+        let actions = alone.event(Event::RanksExited { ranks, is_run_finished });
+        let Some(Action::Exit(verdict)) = actions.last() else { panic!("{actions:?}") };
+        (verdict.reason, verdict.first_failure)
+    };
+    let both = |first, second| vec![first, second];
+    assert_eq!(end(both(exited(0, 1), exited(1, 9)), false, false), (ExitReason::Failed, Some(0)));
+    assert_eq!(end(both(exited(0, 1), exited(1, 9)), true, false), (ExitReason::Finished, Some(0)));
+    assert_eq!(end(both(exited(0, 0), exited(1, 9)), false, false), (ExitReason::Failed, Some(1)));
+    assert_eq!(end(both(exited(0, 0), exited(1, 9)), false, true), (ExitReason::Stopped, Some(1)));
+    assert_eq!(end(both(exited(0, 0), exited(1, 0)), false, true), (ExitReason::Stopped, None));
+    assert_eq!(end(both(signaled(0, SIGTERM), signaled(1, SIGTERM)), false, true), (ExitReason::Killed, None));
+}
+
+#[test]
+fn a_lost_node_is_recorded_once_and_ends_no_rank_that_does_not_need_it() {
+    let mut first = Supervisor::independent(1, 3).connected();
+    let lost = node(2);
+    let actions = first.event(Event::Disconnected { node: lost.clone(), connection: 1, how: Disconnect::Closed });
+    let recorded: Vec<_> = actions.iter().filter(|action| matches!(action, Action::Record(_))).collect();
+    let [Action::Record(EventKind::NodeLost { node, failure })] = &recorded[..] else { panic!("{actions:?}") };
+    assert_eq!((node, failure.code), (&lost, ErrorCode::NodeLost));
+    let is_end = |action: &Action| matches!(action, Action::SignalRanks(_) | Action::Exit(_) | Action::Send(..));
+    assert!(!first.done.iter().any(is_end), "{:?}", first.done);
+    // The same where the first node is gone: its ranks are not needed either.
+    let mut other = Supervisor::independent(2, 3).connected();
+    let gone = super::tests::node(1);
+    other.event(Event::Disconnected { node: gone.clone(), connection: 1, how: Disconnect::Closed });
+    assert!(!other.done.iter().any(is_end), "{:?}", other.done);
+    assert!(
+        other
+            .done
+            .iter()
+            .any(|action| matches!(action, Action::Record(EventKind::NodeLost { node, .. }) if *node == gone))
+    );
 }

@@ -1,0 +1,248 @@
+//! The progress of a run whose steps are items: what each rank reports, and their sum in a line of `metrics.jsonl`.
+
+use crate::{Error, RunDir, SCHEMA, write_atomic};
+use camino::Utf8PathBuf;
+use cluster::NodeId;
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// The stages of an encode, in the order in which a clip passes them; captions pass only the last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stages<T> {
+    /// Reads the times of the frames of a video.
+    pub probe: T,
+    /// Decodes the chosen frames.
+    pub decode: T,
+    /// Encodes frames to latents.
+    pub vae: T,
+    /// Encodes captions.
+    pub text: T,
+}
+
+impl<T> Stages<T> {
+    /// Applies a function to the stages of two values.
+    pub fn zip<U, V>(self, other: Stages<U>, mut with: impl FnMut(T, U) -> V) -> Stages<V> {
+        Stages {
+            probe: with(self.probe, other.probe),
+            decode: with(self.decode, other.decode),
+            vae: with(self.vae, other.vae),
+            text: with(self.text, other.text),
+        }
+    }
+}
+
+/// What a stage has done since the attempt began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StageCount {
+    /// Items that passed it.
+    pub items: u64,
+    /// Items that failed in it.
+    pub failed: u64,
+    /// Bytes that it made.
+    pub bytes: u64,
+    /// Items that wait for it now.
+    pub waiting: u64,
+    /// Seconds that it worked, over all threads.
+    pub busy_s: f64,
+}
+
+impl std::ops::Add for StageCount {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            items: self.items + other.items,
+            failed: self.failed + other.failed,
+            bytes: self.bytes + other.bytes,
+            waiting: self.waiting + other.waiting,
+            busy_s: self.busy_s + other.busy_s,
+        }
+    }
+}
+
+/// Items that are done, of those of the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ItemCounts {
+    /// Clips that are stored.
+    pub clips_done: u64,
+    /// Clips of the run.
+    pub clips: u64,
+    /// Captions that are stored.
+    pub texts_done: u64,
+    /// Captions of the run.
+    pub texts: u64,
+    /// Items that failed.
+    pub failed: u64,
+}
+
+impl ItemCounts {
+    /// Returns the items that need no more work: the step of the run.
+    pub fn done(&self) -> u64 {
+        self.clips_done + self.texts_done + self.failed
+    }
+
+    /// Returns the items of the run.
+    pub fn total(&self) -> u64 {
+        self.clips + self.texts
+    }
+}
+
+/// The items in a line of `metrics.jsonl`, summed over all ranks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ItemsSample {
+    /// What is done, by all attempts.
+    #[serde(flatten)]
+    pub counts: ItemCounts,
+    /// What each stage has done in this attempt.
+    pub stages: Stages<StageCount>,
+    /// Items per second of each stage since the line before.
+    pub per_s: Stages<f64>,
+    /// Ranks that report.
+    pub ranks: usize,
+}
+
+/// Written once per attempt, when its queue exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QueueReady {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// The rank that made the queue.
+    pub rank: usize,
+    /// The folder of the data set.
+    pub data: Utf8PathBuf,
+    /// What earlier attempts have done.
+    pub counts: ItemCounts,
+}
+
+/// What one rank has done in an attempt. The rank replaces the file about once a second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankProgress {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// The rank.
+    pub rank: usize,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// Clips that it stored.
+    pub clips_done: u64,
+    /// Captions that it stored.
+    pub texts_done: u64,
+    /// Items that failed.
+    pub failed: u64,
+    /// What its stages have done.
+    pub stages: Stages<StageCount>,
+    /// Memory in use, GiB.
+    pub mem_gib: f64,
+    /// Peak of memory in use, GiB.
+    pub mem_peak_gib: f64,
+    /// The counts of the queue itself, once the rank has seen that all items are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exact: Option<ItemCounts>,
+}
+
+impl RunDir {
+    /// Returns the file that shows that the queue of an attempt exists ([`QueueReady`]).
+    pub fn queue_ready(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("queue.json")
+    }
+
+    /// Returns the file in which a rank reports its progress ([`RankProgress`]).
+    pub fn rank_progress(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.progress.json"))
+    }
+
+    /// Returns the file that names the supervisor which writes `metrics.jsonl`, where no rank does.
+    pub fn metrics_writer(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("metrics-writer")
+    }
+
+    /// Reads whether the queue of an attempt exists; none before.
+    pub fn read_queue_ready(&self, attempt: u32) -> Option<QueueReady> {
+        let ready: QueueReady = serde_json::from_slice(&fs::read(self.queue_ready(attempt)).ok()?).ok()?;
+        (ready.v <= SCHEMA).then_some(ready)
+    }
+
+    /// Writes that the queue of an attempt exists.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_queue_ready(&self, attempt: u32, ready: &QueueReady) -> Result<(), Error> {
+        write_json(&self.queue_ready(attempt), ready)
+    }
+
+    /// Reads the progress of a rank; none before it reports.
+    pub fn read_rank_progress(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<RankProgress> {
+        let progress: RankProgress =
+            serde_json::from_slice(&fs::read(self.rank_progress(node, attempt, rank)).ok()?).ok()?;
+        (progress.v <= SCHEMA).then_some(progress)
+    }
+
+    /// Writes the progress of a rank.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_rank_progress(&self, node: &NodeId, attempt: u32, progress: &RankProgress) -> Result<(), Error> {
+        write_json(&self.rank_progress(node, attempt, progress.rank), progress)
+    }
+}
+
+fn write_json<T: Serialize>(path: &Utf8PathBuf, value: &T) -> Result<(), Error> {
+    let text =
+        serde_json::to_vec(value).map_err(|e| Error::malformed(path, format!("the value has no JSON form: {e}")))?;
+    write_atomic(path, &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MetricSample;
+    use crate::fixtures::{node, temp};
+
+    #[test]
+    fn progress_is_read_as_it_was_written_and_a_newer_one_is_ignored() {
+        let (_keep, run) = temp();
+        let node = node("ml-1");
+        fs::create_dir_all(run.node_dir(&node)).unwrap();
+        fs::create_dir_all(run.attempt_dir(1)).unwrap();
+        assert_eq!((run.read_rank_progress(&node, 1, 0), run.read_queue_ready(1)), (None, None));
+        let stages = Stages { vae: StageCount { items: 3, busy_s: 1.5, ..StageCount::default() }, ..Stages::default() };
+        let (clips_done, texts_done, failed) = (3, 2, 1);
+        let mut progress = RankProgress {
+            v: SCHEMA,
+            rank: 0,
+            t: 5.0,
+            clips_done,
+            texts_done,
+            failed,
+            stages,
+            mem_gib: 1.0,
+            mem_peak_gib: 2.0,
+            exact: None,
+        };
+        run.write_rank_progress(&node, 1, &progress).unwrap();
+        assert_eq!(run.read_rank_progress(&node, 1, 0), Some(progress.clone()));
+        progress.v = SCHEMA + 1;
+        run.write_rank_progress(&node, 1, &progress).unwrap();
+        assert_eq!(run.read_rank_progress(&node, 1, 0), None);
+        let ready = QueueReady { v: SCHEMA, rank: 0, data: "/data".into(), counts: ItemCounts::default() };
+        run.write_queue_ready(1, &ready).unwrap();
+        assert_eq!(run.read_queue_ready(1), Some(ready));
+    }
+
+    #[test]
+    fn items_are_part_of_a_line_of_metrics_only_where_steps_are_items() {
+        let line = |items| serde_json::to_string(&MetricSample { items, ..MetricSample::default() }).unwrap();
+        assert!(!line(None).contains("items"));
+        let items = ItemsSample {
+            ranks: 2,
+            counts: ItemCounts { clips: 9, ..ItemCounts::default() },
+            ..ItemsSample::default()
+        };
+        let read: MetricSample = serde_json::from_str(&line(Some(items.clone()))).unwrap();
+        assert_eq!(read.items, Some(items));
+    }
+}
