@@ -8,7 +8,6 @@
 
 mod check;
 mod command;
-mod condition;
 mod cost;
 mod curriculum;
 mod encode;
@@ -37,7 +36,6 @@ mod train;
 mod value;
 
 pub use command::{Adapter, Command, Per, TrainerKind, fill};
-pub use condition::{Condition, ConditionKind, MaskKind};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, Task, Tiling};
@@ -47,7 +45,7 @@ pub use fit::Fit;
 pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use mesh::Mesh;
-pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing};
+pub use model::{Layer, LrAlignment, Model, Positions, SEGMENT_FRAMES};
 pub use optim::{Optimizer, Schedule};
 pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
@@ -55,6 +53,4 @@ pub use recipe::Recipe;
 pub use sample::{BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES};
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
-pub use train::{
-    CheckpointPolicy, Data, Device, Dtype, Log, Loss, LossWeighting, Pattern, Remat, RematMode, Train, Trainable,
-};
+pub use train::{CheckpointPolicy, Data, Device, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};
