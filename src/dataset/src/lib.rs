@@ -3,6 +3,7 @@
 //! A [`Manifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`Reason`]. The
 //! [`store`] holds their latents and texts.
 
+pub mod check;
 mod clip;
 mod layouts;
 mod manifest;

@@ -144,8 +144,8 @@ impl Manifest {
         if self.excluded_share() <= most {
             return Ok(());
         }
-        let percent = |share: f64| units::number(share * 100.0);
-        let why = format!("{}; at most {} % may be", self.reasons(), percent(most));
+        let percent = format!("{:.1}", most * 100.0);
+        let why = format!("{}; at most {} % may be", self.reasons(), percent.trim_end_matches(".0"));
         let enough = (self.excluded_share() * 100.0).ceil();
         let fix = format!("correct the data, or accept the loss with --max-dropped {enough}%");
         refuse(why, fix)
@@ -232,7 +232,7 @@ mod tests {
         let mut written = manifest(&folder, 1, 3);
         written.clips[1].path = "/elsewhere/1.mp4".into();
         written.clips[0].excluded =
-            Some(Reason::TooShort { frames: 3, needed: 49, duration_s: 0.1, needed_s: Some(6.125) });
+            Some(Reason::TooShort { frames: 3, needed: 49, span_s: 0.1, needed_s: Some(6.125) });
         let path = folder.join("manifest.jsonl");
         written.write(&path).unwrap();
         assert_eq!(Manifest::read(&path).unwrap(), written);

@@ -42,9 +42,9 @@ pub enum Reason {
         frames: usize,
         /// Frames that are needed.
         needed: usize,
-        /// Length of the video.
-        duration_s: f64,
-        /// Length that is needed, if the frames are chosen at a frame rate.
+        /// Seconds from the first to the last frame.
+        span_s: f64,
+        /// Seconds that are needed, if the frames are chosen at a frame rate.
         needed_s: Option<f64>,
     },
     /// There is no caption.
@@ -106,9 +106,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAVideo { what: why } | Self::Unreadable { why } | Self::Truncated { why } => write!(f, "{why}"),
-            Self::TooShort { frames, needed, duration_s, needed_s } => {
-                write!(f, "{} of {needed}", units::counted(*frames, "frame"))?;
-                needed_s.map_or(Ok(()), |needed_s| write!(f, ", {duration_s:.2} s of {needed_s:.2} s"))
+            Self::TooShort { frames, needed, span_s, needed_s } => {
+                write!(f, "{frames} of {needed} frames")?;
+                needed_s.map_or(Ok(()), |needed_s| write!(f, ", {span_s:.2} of {needed_s:.2} s"))
             }
             Self::CaptionTooLong { characters, most } => write!(f, "{characters} characters, at most {most}"),
             Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),

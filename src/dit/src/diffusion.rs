@@ -1,27 +1,26 @@
-//! Diffusion: the noise schedule with zero terminal SNR, noising, and the velocity target.
+//! Diffusion: the noise schedule, noising, the velocity target and the weighted loss. All of it is computed in fp32.
 
+use recipe::{BetaSchedule, Loss, LossWeighting, Model};
 use tch::{Device, Kind, Tensor};
 
-/// The number of timesteps in the training schedule.
+/// The number of timesteps in CogVideoX's schedule.
 pub const TIMESTEPS: i64 = 1000;
 
 /// The signal and noise levels of every timestep.
 #[derive(Debug)]
 pub struct Schedule {
-    /// `√ᾱ`, `[1000]`, fp32; index 0 is the cleanest, the last is exactly 0.
+    /// `ᾱ`, `[N]`, fp64; index 0 is the cleanest.
+    alphas_cumprod: Tensor,
+    /// `√ᾱ`, `[N]`, fp32; with zero terminal SNR the last is exactly 0.
     signal: Tensor,
-    /// `√(1-ᾱ)`, `[1000]`, fp32.
+    /// `√(1-ᾱ)`, `[N]`, fp32.
     noise: Tensor,
 }
 
 impl Default for Schedule {
-    /// Returns CogVideoX's schedule: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
-    ///
-    /// Source: Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1.
+    /// Returns the schedule of CogVideoX-5B: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
     fn default() -> Self {
-        let signal = Tensor::from_slice(&Self::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>())).flip([0]);
-        let noise: Tensor = 1.0 - signal.square();
-        Schedule { signal: signal.to_kind(Kind::Float), noise: noise.sqrt().to_kind(Kind::Float) }
+        Self::of_signal(&Tensor::from_slice(&Self::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>())).flip([0]))
     }
 }
 
@@ -35,28 +34,187 @@ pub struct Noised {
 }
 
 impl Schedule {
+    /// Returns the noise schedule that a model was made for.
+    ///
+    /// β grows as `model.beta_schedule` says, `A = Π(1 - β)`. The shift of the signal-to-noise ratio divides it:
+    /// `A / (s + (1 - s)·A)`. Zero terminal SNR then moves and scales `√A`, so that the last is 0 and the first unchanged.
+    ///
+    /// Source: diffusers `CogVideoXDDIMScheduler`; Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are
+    /// Flawed", algorithm 1.
+    pub fn new(model: &Model) -> Self {
+        let (count, options) = (model.timesteps as i64, (Kind::Double, Device::Cpu));
+        let beta = match model.beta_schedule {
+            BetaSchedule::ScaledLinear => {
+                Tensor::linspace(model.beta_start.sqrt(), model.beta_end.sqrt(), count, options).square()
+            }
+            BetaSchedule::Linear => Tensor::linspace(model.beta_start, model.beta_end, count, options),
+        };
+        let one_minus: Tensor = 1.0 - beta;
+        let product = one_minus.cumprod(0, Kind::Double);
+        let shift = model.snr_shift_scale;
+        let shifted = &product / (&product * (1.0 - shift) + shift);
+        let root: Vec<f64> = Vec::try_from(shifted.sqrt()).expect("the levels are numbers");
+        let root = if model.zero_terminal_snr { rescaled(&root, root[root.len() - 1], root[0]) } else { root };
+        Self::of_signal(&Tensor::from_slice(&root))
+    }
+
+    /// Returns the schedule with these values of `√ᾱ`, fp64.
+    fn of_signal(signal: &Tensor) -> Self {
+        let alphas_cumprod = signal.square();
+        let noise: Tensor = 1.0 - &alphas_cumprod;
+        Schedule { signal: signal.to_kind(Kind::Float), noise: noise.sqrt().to_kind(Kind::Float), alphas_cumprod }
+    }
+
     /// Returns `√ᾱ` at the given timesteps, noisiest first, rescaled so that the first has no signal and the last is unchanged.
     pub(crate) fn signal_at(timesteps: &[i64]) -> Vec<f64> {
         let options = (Kind::Double, Device::Cpu);
         let alpha: Tensor = 1.0 - Tensor::linspace(0.00085f64.sqrt(), 0.012f64.sqrt(), TIMESTEPS, options).square();
         let root = alpha.cumprod(0, Kind::Double).sqrt();
         let at: Vec<f64> = timesteps.iter().map(|timestep| root.double_value(&[*timestep])).collect();
-        let (noisiest, cleanest) = (at[0], at[at.len() - 1]);
-        at.into_iter().map(|signal| (signal - noisiest) * (cleanest / (cleanest - noisiest))).collect()
+        rescaled(&at, at[0], at[at.len() - 1])
     }
 
-    /// Returns ᾱ of every timestep, `[1000]`.
-    pub fn alphas_cumprod(&self) -> Tensor {
-        self.signal.square()
+    /// Returns the number of timesteps.
+    pub fn timesteps(&self) -> i64 {
+        self.alphas_cumprod.size()[0]
+    }
+
+    /// Returns ᾱ of every timestep, `[N]`, fp64.
+    pub fn alphas_cumprod(&self) -> &Tensor {
+        &self.alphas_cumprod
     }
 
     /// Mixes clean latents `[B, …]` with noise of the same shape at timesteps `[B]`.
     pub fn noise(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor) -> Noised {
-        let mut shape = vec![1i64; clean.dim()];
+        let (signal, level) = self.levels(timestep, clean.dim());
+        Noised { latent: &signal * clean + &level * noise, velocity: &signal * noise - &level * clean }
+    }
+
+    /// Returns the clean latents `[B, …]` that a velocity implies: `√ᾱ·x_t - √(1-ᾱ)·v`, fp32.
+    pub fn clean(&self, noisy: &Tensor, velocity: &Tensor, timestep: &Tensor) -> Tensor {
+        let (signal, level) = self.levels(timestep, noisy.dim());
+        signal * noisy.to_kind(Kind::Float) - level * velocity.to_kind(Kind::Float)
+    }
+
+    /// Returns the signal-to-noise ratio `ᾱ / (1 - ᾱ)` at timesteps `[B]`, fp64.
+    pub fn snr(&self, timestep: &Tensor) -> Tensor {
+        let signal = self.alphas_cumprod.index_select(0, timestep);
+        let noise: Tensor = 1.0 - &signal;
+        signal / noise
+    }
+
+    /// Returns `√ᾱ` and `√(1-ᾱ)` at timesteps `[B]`, each in a shape that is broadcast over the other `dims - 1` dimensions.
+    fn levels(&self, timestep: &Tensor, dims: usize) -> (Tensor, Tensor) {
+        let mut shape = vec![1i64; dims];
         shape[0] = -1;
         let at = |table: &Tensor| table.index_select(0, timestep).view(shape.as_slice());
-        let (signal, level) = (at(&self.signal), at(&self.noise));
-        Noised { latent: &signal * clean + &level * noise, velocity: &signal * noise - &level * clean }
+        (at(&self.signal), at(&self.noise))
+    }
+}
+
+/// Moves and scales `√ᾱ` so that the noisiest level is 0 and the cleanest is unchanged.
+fn rescaled(signal: &[f64], noisiest: f64, cleanest: f64) -> Vec<f64> {
+    signal.iter().map(|level| (level - noisiest) * (cleanest / (cleanest - noisiest))).collect()
+}
+
+/// What the network's output is compared with, and the weight of each sample. All tensors are fp32.
+#[derive(Debug)]
+pub struct Target {
+    /// The velocity, `[B, T, C, height, width]`.
+    velocity: Tensor,
+    /// The weights of samples, `[B]`; none for 1.
+    weight: Option<Tensor>,
+    /// Compares the clean latents that output and velocity imply instead of the velocities.
+    clean: Option<Clean>,
+    /// The share of the error of differences between adjacent frames.
+    motion: f64,
+}
+
+/// The constants of the clean latent that a velocity implies: `level·x_t - noise·v`.
+#[derive(Debug)]
+struct Clean {
+    /// `√ᾱ·x_t - x_0`
+    offset: Tensor,
+    /// `√(1-ᾱ)`
+    noise: Tensor,
+}
+
+impl From<Noised> for Target {
+    /// Returns the target whose loss is the plain mean squared error of the velocity.
+    fn from(noised: Noised) -> Self {
+        Target { velocity: noised.velocity, weight: None, clean: None, motion: 0.0 }
+    }
+}
+
+impl Schedule {
+    /// Returns the target of latents `clean` that were noised at timesteps `[B]`.
+    ///
+    /// * `none`: the mean squared error of the velocity.
+    /// * `snr`: cogvideox-factory's and zai-org's form, the error of the clean latent times `1 / (1 - ᾱ)`. The factors cancel: it
+    ///   is the same loss up to rounding.
+    /// * `min_snr`: the error of the velocity times `min(SNR, γ) / (SNR + 1)`. At zero terminal SNR the weight is 0.
+    ///   Source: Hang et al. 2023, "Efficient Diffusion Training via Min-SNR Weighting Strategy", for v-prediction.
+    pub fn target(&self, noised: Noised, clean: &Tensor, timestep: &Tensor, loss: &Loss) -> Target {
+        let (weight, of_clean) = match loss.weighting {
+            LossWeighting::None => (None, None),
+            LossWeighting::Snr => {
+                let mut shape = vec![1i64; clean.dim()];
+                shape[0] = -1;
+                // The factory rounds ᾱ to fp32 first. The weight and both levels have to agree on it, or the factors do not cancel.
+                let power = self.alphas_cumprod.to_kind(Kind::Float).index_select(0, timestep).view(shape.as_slice());
+                let offset = power.sqrt() * &noised.latent - clean;
+                let noise: Tensor = 1.0 - power;
+                (Some(self.clean_weight(timestep)), Some(Clean { offset, noise: noise.sqrt() }))
+            }
+            LossWeighting::MinSnr => {
+                let snr = self.snr(timestep);
+                let weight = snr.clamp_max(loss.min_snr_gamma) / (snr + 1.0);
+                (Some(weight.to_kind(Kind::Float)), None)
+            }
+        };
+        Target { velocity: noised.velocity, weight, clean: of_clean, motion: loss.motion }
+    }
+
+    /// Returns cogvideox-factory's weight `1 / (1 - ᾱ)` at timesteps `[B]`, computed in fp32 as there.
+    pub fn clean_weight(&self, timestep: &Tensor) -> Tensor {
+        let noise: Tensor = 1.0 - self.alphas_cumprod.index_select(0, timestep).to_kind(Kind::Float);
+        noise.reciprocal()
+    }
+}
+
+impl Target {
+    /// Returns the loss of each sample, `[B]`, fp32.
+    pub fn loss(&self, output: &Tensor) -> Tensor {
+        let output = output.to_kind(Kind::Float);
+        let error = match &self.clean {
+            None => output - &self.velocity,
+            Some(Clean { offset, noise }) => offset - noise * output,
+        };
+        let mean = |error: &Tensor| error.square().flatten(1, -1).mean_dim(1, false, Kind::Float);
+        let frames = error.size()[1];
+        let mut loss = mean(&error);
+        // With two latent frames the difference is that of a still image and its video (VideoX-Fun leaves it out too).
+        if self.motion > 0.0 && frames > 2 {
+            let difference = error.narrow(1, 1, frames - 1) - error.narrow(1, 0, frames - 1);
+            loss = loss * (1.0 - self.motion) + mean(&difference) * self.motion;
+        }
+        match &self.weight {
+            Some(weight) => loss * weight,
+            None => loss,
+        }
+    }
+
+    /// Returns the target with every tensor replaced by `change` of it, such as a copy on another device.
+    pub fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Target {
+        Target {
+            velocity: change(&self.velocity),
+            weight: self.weight.as_ref().map(&change),
+            clean: self
+                .clean
+                .as_ref()
+                .map(|Clean { offset, noise }| Clean { offset: change(offset), noise: change(noise) }),
+            motion: self.motion,
+        }
     }
 }
 
@@ -69,6 +227,39 @@ pub fn velocity_loss(output: &Tensor, velocity: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn model(sets: &[&str]) -> Model {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        recipe::load(file.into(), &sets).expect("a valid recipe").recipe.model
+    }
+
+    #[test]
+    fn the_default_keys_give_the_schedule_of_earlier_runs_bit_for_bit() {
+        let (keys, fixed) = (Schedule::new(&model(&[])), Schedule::default());
+        assert_eq!((keys.signal, keys.noise), (fixed.signal, fixed.noise));
+    }
+
+    #[test]
+    fn min_snr_weighs_samples_by_their_level_and_snr_not_at_all() {
+        let schedule = Schedule::default();
+        let timestep = Tensor::from_slice(&[0i64, 300, 999]);
+        let clean = Tensor::randn([3, 4, 2, 2, 2], (Kind::Float, Device::Cpu));
+        let (noise, output) = (clean.randn_like(), clean.randn_like());
+        let loss = |weighting| {
+            let loss = Loss { weighting, min_snr_gamma: 5.0, motion: 0.0 };
+            let noised = schedule.noise(&clean, &noise, &timestep);
+            Vec::<f64>::try_from(schedule.target(noised, &clean, &timestep, &loss).loss(&output).to_kind(Kind::Double))
+                .expect("numbers")
+        };
+        let [plain, snr, min_snr] = [LossWeighting::None, LossWeighting::Snr, LossWeighting::MinSnr].map(loss);
+        for i in 0..3 {
+            assert!((plain[i] - snr[i]).abs() < 1e-4 * plain[i], "{plain:?} {snr:?}");
+            let ratio = schedule.snr(&timestep).double_value(&[i as i64]);
+            assert!((min_snr[i] - plain[i] * ratio.min(5.0) / (ratio + 1.0)).abs() < 1e-6, "{plain:?} {min_snr:?}");
+        }
+        assert_eq!(min_snr[2], 0.0);
+    }
 
     #[test]
     fn the_last_timestep_is_pure_noise_and_the_first_almost_clean() {

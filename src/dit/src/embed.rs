@@ -49,6 +49,9 @@ impl Embedder {
     /// Finds the root's parameters by name and prepares the position table.
     pub fn new(model: &Model) -> Self {
         let slots = Slots::of(model, Unit::Root);
+        // At another number of frames than that of its learned table, diffusers adds the sine and cosine table instead.
+        let learned = model.positions == Positions::Learned && !model.ignore_learned_positions;
+        let same_frames = model.base()[0] == model.latent_frames;
         Embedder {
             patch: model.patch_size as i64,
             patch_t: model.patch_size_t as i64,
@@ -59,9 +62,10 @@ impl Embedder {
             time2: slots.affine("time_embed.linear2"),
             ofs: model.ofs_embedding.then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
             offset: Tensor::full([1], OFS, (Kind::Float, Device::Cpu)),
-            learned: (model.positions == Positions::Learned)
+            learned: (learned && same_frames)
                 .then(|| slots.find("patch_embed.positions").expect("learned positions are in the parameter table")),
-            fixed: (model.positions == Positions::SinCos).then(|| crate::positions::sin_cos(model)),
+            fixed: (model.positions == Positions::SinCos || (learned && !same_frames))
+                .then(|| crate::positions::sin_cos(model)),
         }
     }
 

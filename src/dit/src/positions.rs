@@ -1,6 +1,6 @@
 //! Position embeddings: rotary tables and the sine-cosine embedding of the 2B model.
 
-use recipe::Model;
+use recipe::{Model, Rotary};
 use tch::{Device, Kind, Tensor};
 
 const THETA: f64 = 10_000.0;
@@ -10,14 +10,15 @@ const THETA: f64 = 10_000.0;
 /// The `F` channels of a head are split F/4 for time, 3F/8 for the row and 3F/8 for the column, and rotated in adjacent pairs.
 /// Source: CogVideoX's 3-D rotary embedding (diffusers `get_3d_rotary_pos_embed`).
 pub fn rotary(model: &Model) -> Tensor {
-    let (frames, rows, columns) = grid(model);
+    let positions = rotary_positions(model);
+    let [frames, rows, columns] = [0, 1, 2].map(|axis| positions[axis].len() as i64);
     let head = model.head_dim as i64;
-    let axis = |len: i64, width: i64| {
+    let axis = |positions: &[f64], width: i64| {
         let exponent = Tensor::arange_start_step(0, width, 2, (Kind::Double, Device::Cpu)) / width as f64;
         let frequency = (exponent * -THETA.ln()).exp();
-        Tensor::arange(len, (Kind::Double, Device::Cpu)).outer(&frequency)
+        Tensor::from_slice(positions).outer(&frequency)
     };
-    let (t, h, w) = (axis(frames, head / 4), axis(rows, head / 8 * 3), axis(columns, head / 8 * 3));
+    let [t, h, w] = [(0, head / 4), (1, head / 8 * 3), (2, head / 8 * 3)].map(|(i, width)| axis(&positions[i], width));
     let spread = |angles: &Tensor, shape: [i64; 3]| {
         let width = angles.size()[1];
         angles.view([shape[0], shape[1], shape[2], width]).expand([frames, rows, columns, width], false)
@@ -25,6 +26,62 @@ pub fn rotary(model: &Model) -> Tensor {
     let angles = Tensor::cat(&[spread(&t, [frames, 1, 1]), spread(&h, [1, rows, 1]), spread(&w, [1, 1, columns])], -1)
         .reshape([frames * rows * columns, head / 2]);
     rotary_from(&angles.cos(), &angles.sin(), model.text_tokens() as i64)
+}
+
+/// Returns the rotary positions of the frames, rows and columns of tokens.
+///
+/// At the base size they are plain indices. At another size the base grid is resized to the aspect ratio of the grid and cropped
+/// at its centre, unless `model.rotary` is `slice` or the model has patches of several frames (CogVideoX 1.5).
+/// Sources: diffusers `get_3d_rotary_pos_embed` after and before its pull request 10161; VideoX-Fun's copy of the latter.
+pub fn rotary_positions(model: &Model) -> [Vec<f64>; 3] {
+    let (frames, rows, columns) = grid(model);
+    let plain = |count: i64| (0..count).map(|i| i as f64).collect::<Vec<_>>();
+    let [_, height, width] = model.base();
+    let base = ((height / model.patch_size) as i64, (width / model.patch_size) as i64);
+    if base == (rows, columns) || model.patch_size_t > 1 || model.rotary == Rotary::Slice {
+        return [plain(frames), plain(rows), plain(columns)];
+    }
+    let Crop { top, left, height, width } = Crop::of((rows, columns), base);
+    let spaced = |start: i64, len: i64, count: i64| {
+        let (start, len, n) = (start as f64, len as f64, count as f64);
+        let step = match model.rotary {
+            // Only the end point is scaled, by (n - 1) / n.
+            Rotary::Diffusers if count > 1 => ((start + len) * (n - 1.0) / n - start) / (n - 1.0),
+            _ => len / n,
+        };
+        (0..count).map(|i| start + i as f64 * step).collect::<Vec<_>>()
+    };
+    [plain(frames), spaced(top, height, rows), spaced(left, width, columns)]
+}
+
+/// The part of the base grid that a grid of another size covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Crop {
+    /// The first row.
+    pub top: i64,
+    /// The first column.
+    pub left: i64,
+    /// The number of rows.
+    pub height: i64,
+    /// The number of columns.
+    pub width: i64,
+}
+
+impl Crop {
+    /// Returns the crop of a grid of `(rows, columns)` in a base grid. Halves are rounded to the even number, as in Python.
+    ///
+    /// Source: diffusers `get_resize_crop_region_for_grid`.
+    pub fn of((rows, columns): (i64, i64), (base_rows, base_columns): (i64, i64)) -> Crop {
+        let (h, w, base_h, base_w) = (rows as f64, columns as f64, base_rows as f64, base_columns as f64);
+        let round = |x: f64| x.round_ties_even() as i64;
+        let (height, width) = if h / w > base_h / base_w {
+            (base_rows, round(base_h / h * w))
+        } else {
+            (round(base_w / w * h), base_columns)
+        };
+        let middle = |base: i64, len: i64| round((base - len) as f64 / 2.0);
+        Crop { top: middle(base_rows, height), left: middle(base_columns, width), height, width }
+    }
 }
 
 /// Returns rotary factors from tables of the video tokens' cosines and sines, `[T·P, F/2]` each.

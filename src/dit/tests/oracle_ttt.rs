@@ -138,6 +138,7 @@ fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
         latent_scale: 1.0,
         spatial_interpolation: 1.0,
         temporal_interpolation: 1.0,
+        ..any_model()
     }
 }
 

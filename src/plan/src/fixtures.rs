@@ -51,6 +51,12 @@ pub fn recipe() -> Recipe {
             latent_scale: 1.0,
             spatial_interpolation: 1.875,
             temporal_interpolation: 1.0,
+            ..Model::from_table(
+                &"num_layers=1\nnum_heads=1\ntext_len=1\nlatent_frames=1\nlatent_height=2\nlatent_width=2"
+                    .parse()
+                    .unwrap(),
+            )
+            .unwrap()
         },
         data: Data { index: "/data/demo/2s.jsonl".into(), null_text: "".into() },
         train: Train {
@@ -65,6 +71,8 @@ pub fn recipe() -> Recipe {
             threads: 0,
             max_bad_steps: 10,
         },
+        condition: recipe::Condition::default(),
+        loss: recipe::Loss::default(),
         optimizer: Optimizer {
             lr: 1e-3,
             lr_ttt: 1e-3,

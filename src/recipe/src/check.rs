@@ -3,8 +3,8 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, FrameMode, Key, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable,
-    TrainerKind, param_specs,
+    Adapter, ConditionKind, FrameMode, Key, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task,
+    Trainable, TrainerKind, param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -20,9 +20,20 @@ pub(crate) struct Broken {
 const RULES: &[(&[&str], Rule)] = &[
     (&["model.latent_height", "model.patch_size"], |r| whole_patches("latent_height", r.model.latent_height, r)),
     (&["model.latent_width", "model.patch_size"], |r| whole_patches("latent_width", r.model.latent_width, r)),
-    (&["model.latent_frames", "model.patch_size_t"], whole_patches_in_time),
+    (&["model.base_height", "model.base_width", "model.patch_size"], whole_base_patches),
     (&["model.patch_size_t", "model.positions"], patches_in_time_have_rope),
     (&["model.head_dim", "model.num_heads", "model.positions"], positions_fit),
+    (
+        &["model.latent_height", "model.latent_width", "model.base_height", "model.base_width", "model.patch_size_t"],
+        within_the_position_table,
+    ),
+    (
+        &["model.positions", "model.latent_height", "model.latent_width", "model.base_height", "model.base_width"],
+        learned_positions_have_one_size,
+    ),
+    (&["model.beta_start", "model.beta_end"], noise_grows),
+    (&["condition.kind", "model.in_channels", "model.out_channels"], channels_fit_the_condition),
+    (&["condition.masks"], masks_have_probabilities),
     (&["model.segments", "model.patch_size_t"], segments_share_a_frame),
     (&["model.segments", "model.latent_frames"], whole_segments),
     (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
@@ -45,6 +56,7 @@ const ENCODE_RULES: &[(&[&str], Rule)] = &[
     (&["encode.width"], |r| whole_latent_pixels("width", r.encode.width)),
     (&["encode.mode", "encode.fps"], rate_fits_mode),
     (&["encode.mode", "encode.stride"], stride_fits_mode),
+    (&["condition.masks"], masks_have_probabilities),
 ];
 
 /// The rules of a recipe for a command.
@@ -97,8 +109,9 @@ fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> 
     multiple(key, size, "patch_size", recipe.model.patch_size)
 }
 
-fn whole_patches_in_time(recipe: &Recipe) -> Result<(), Advice> {
-    multiple("latent_frames", recipe.model.latent_frames, "patch_size_t", recipe.model.patch_size_t)
+fn whole_base_patches(recipe: &Recipe) -> Result<(), Advice> {
+    multiple("base_height", recipe.model.base_height, "patch_size", recipe.model.patch_size)?;
+    multiple("base_width", recipe.model.base_width, "patch_size", recipe.model.patch_size)
 }
 
 fn multiple(key: &str, size: usize, of: &str, patch: usize) -> Result<(), Advice> {
@@ -161,6 +174,84 @@ fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
             part(3.0)
         ),
         fix: format!("set model.head_dim = {}", around(model.head_dim, 16)),
+    })
+}
+
+/// The positions of CogVideoX 1.5 are plain indices into a table of the base size.
+fn within_the_position_table(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    let [_, rows, columns] = model.base();
+    let (height, width) = (model.latent_height, model.latent_width);
+    if model.patch_size_t == 1 || (height <= rows && width <= columns) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "a latent of {height} × {width} is larger than {rows} × {columns}, the largest that the positions of CogVideoX 1.5 support"
+        ),
+        fix: format!(
+            "set model.latent_height and model.latent_width to {rows} and {columns} or less, or model.base_height and model.base_width as in the config.json of the weights"
+        ),
+    })
+}
+
+/// A learned table has one entry per token. At another number of frames the sine and cosine table replaces it, as in diffusers.
+fn learned_positions_have_one_size(recipe: &Recipe) -> Result<(), Advice> {
+    let model = &recipe.model;
+    let [_, rows, columns] = model.base();
+    let (height, width) = (model.latent_height, model.latent_width);
+    if model.positions != Positions::Learned || model.ignore_learned_positions || (height, width) == (rows, columns) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("the learned positions are for a latent of {rows} × {columns}, not {height} × {width}"),
+        fix: format!(
+            "set model.latent_height = {rows} and model.latent_width = {columns}, or model.ignore_learned_positions = true to train with rotary positions alone"
+        ),
+    })
+}
+
+fn noise_grows(recipe: &Recipe) -> Result<(), Advice> {
+    let (start, end) = (recipe.model.beta_start, recipe.model.beta_end);
+    if start < end {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("model.beta_start {start} is not below model.beta_end {end}: later timesteps add more noise"),
+        fix: "set model.beta_start = 0.00085 and model.beta_end = 0.012, as in CogVideoX".into(),
+    })
+}
+
+/// The condition and the noised latent, which has the channels of the prediction, are the input of the network.
+fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> {
+    let (kind, input, output) = (recipe.condition.kind, recipe.model.in_channels, recipe.model.out_channels);
+    let wanted = kind.in_channels(output);
+    if input == wanted {
+        return Ok(());
+    }
+    let (word, sum) = match kind {
+        ConditionKind::None => ("none", "the noised latent".to_owned()),
+        ConditionKind::Image => ("image", format!("{output} noised latent + {output} image latent")),
+        ConditionKind::Inpaint => ("inpaint", format!("{output} noised latent + 1 mask + {output} masked latent")),
+    };
+    let kinds = [("none", ConditionKind::None), ("image", ConditionKind::Image), ("inpaint", ConditionKind::Inpaint)];
+    let other = kinds.iter().find(|(_, other)| other.in_channels(output) == input);
+    Err(Advice {
+        why: format!(
+            "condition.kind \"{word}\" needs {wanted} input channels ({sum}), and model.in_channels is {input}"
+        ),
+        fix: match other {
+            Some((other, _)) => format!("set condition.kind = \"{other}\", or model.in_channels = {wanted}"),
+            None => format!("set model.in_channels = {wanted}"),
+        },
+    })
+}
+
+fn masks_have_probabilities(recipe: &Recipe) -> Result<(), Advice> {
+    let Err(why) = recipe.condition.mask_kinds() else { return Ok(()) };
+    Err(Advice {
+        why: format!("condition.masks cannot be used: {why}"),
+        fix: "write masks = [\"all=0.5\", \"tail=0.5\"], or omit it for VideoX-Fun's kinds".into(),
     })
 }
 

@@ -200,7 +200,10 @@ mod tests {
         let Resolved { recipe, table, .. } = encode(&[]).unwrap();
         assert_eq!(recipe.task, Task::Encode);
         let sections: Vec<_> = table.keys().collect();
-        assert_eq!(sections, ["encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]);
+        assert_eq!(
+            sections,
+            ["condition", "encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]
+        );
         assert_eq!(table["train"].as_table().unwrap().keys().collect::<Vec<_>>(), ["device", "threads"]);
         assert_eq!(Recipe::from_table(&table), Ok(recipe));
     }

@@ -8,6 +8,7 @@
 
 mod check;
 mod command;
+mod condition;
 mod cost;
 mod curriculum;
 mod encode;
@@ -36,6 +37,7 @@ mod train;
 mod value;
 
 pub use command::{Adapter, Command, Per, TrainerKind, fill};
+pub use condition::{Condition, ConditionKind, MaskKind};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, Task, Tiling};
@@ -45,7 +47,7 @@ pub use fit::Fit;
 pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use mesh::Mesh;
-pub use model::{Layer, LrAlignment, Model, Positions, SEGMENT_FRAMES};
+pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing};
 pub use optim::{Optimizer, Schedule};
 pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
@@ -53,4 +55,6 @@ pub use recipe::Recipe;
 pub use sample::{BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES};
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
-pub use train::{CheckpointPolicy, Data, Device, Dtype, Log, Pattern, Remat, RematMode, Train, Trainable};
+pub use train::{
+    CheckpointPolicy, Data, Device, Dtype, Log, Loss, LossWeighting, Pattern, Remat, RematMode, Train, Trainable,
+};

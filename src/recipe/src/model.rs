@@ -57,6 +57,32 @@ pub struct Model {
     pub spatial_interpolation: f64,
     /// The divisor of frame positions; only for `positions = "sincos"`.
     pub temporal_interpolation: f64,
+    /// The rotary positions of sizes other than the base size.
+    pub rotary: Rotary,
+    /// Latent frames that the weights were made for; 0: `latent_frames`.
+    pub base_frames: usize,
+    /// Rows of a latent frame that the weights were made for; 0: `latent_height`.
+    pub base_height: usize,
+    /// Columns of a latent frame that the weights were made for; 0: `latent_width`.
+    pub base_width: usize,
+    /// Whether a learned position table is left out.
+    pub ignore_learned_positions: bool,
+    /// Timesteps of the noise schedule.
+    pub timesteps: usize,
+    /// Variance of the noise that the first timestep adds.
+    pub beta_start: f64,
+    /// Variance of the noise that the last timestep adds.
+    pub beta_end: f64,
+    /// What grows linearly between the two.
+    pub beta_schedule: BetaSchedule,
+    /// The divisor of the signal-to-noise ratio of all timesteps.
+    pub snr_shift_scale: f64,
+    /// Whether the noise schedule is rescaled so that the last timestep has no signal.
+    pub zero_terminal_snr: bool,
+    /// The choice of the timesteps of sampling.
+    pub timestep_spacing: TimestepSpacing,
+    /// Whether image latents are divided by `latent_scale`.
+    pub invert_image_scale: bool,
 }
 
 /// The position encoding.
@@ -69,6 +95,40 @@ pub enum Positions {
     SinCos,
     /// A stored table that is added to all tokens, besides the rotary embedding (CogVideoX-5B image-to-video).
     Learned,
+}
+
+/// The rotary positions of sizes other than the base size. At the base size all three are the plain indices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rotary {
+    /// As diffusers since its pull request 10161: the base grid is resized and cropped, and its end point is scaled alone.
+    Diffusers,
+    /// As VideoX-Fun and earlier versions of diffusers: the base grid is resized and cropped, and positions are spaced evenly.
+    ResizeCrop,
+    /// Plain indices at every size, as zai-org's trainer has them.
+    Slice,
+}
+
+/// What grows linearly from `beta_start` to `beta_end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BetaSchedule {
+    /// The standard deviation of the added noise.
+    ScaledLinear,
+    /// Its variance.
+    Linear,
+}
+
+/// The choice of the timesteps of sampling, with the names of diffusers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimestepSpacing {
+    /// Equal steps back from the last timestep.
+    Trailing,
+    /// Equal steps from the first timestep.
+    Leading,
+    /// Equal steps that include both ends.
+    Linspace,
 }
 
 /// The layer over the whole sequence besides attention.
@@ -108,9 +168,36 @@ impl Model {
         (self.latent_height / self.patch_size) * (self.latent_width / self.patch_size)
     }
 
-    /// Returns the frames of tokens of one sample: `latent_frames / patch_size_t`.
+    /// Returns the frames of tokens of one sample: `latent_frames / patch_size_t`, rounded up.
     pub fn token_frames(&self) -> usize {
-        self.latent_frames / self.patch_size_t
+        self.latent_frames.div_ceil(self.patch_size_t)
+    }
+
+    /// Returns the latent frames that the network receives: `latent_frames`, made a multiple of `patch_size_t`.
+    pub fn padded_frames(&self) -> usize {
+        self.token_frames() * self.patch_size_t
+    }
+
+    /// Returns the latent frames, rows and columns that the weights were made for.
+    pub fn base(&self) -> [usize; 3] {
+        let or = |base: usize, own: usize| if base == 0 { own } else { base };
+        [
+            or(self.base_frames, self.latent_frames),
+            or(self.base_height, self.latent_height),
+            or(self.base_width, self.latent_width),
+        ]
+    }
+
+    /// Returns the model at the size that its weights were made for.
+    pub fn at_base(&self) -> Model {
+        let [latent_frames, latent_height, latent_width] = self.base();
+        Model { latent_frames, latent_height, latent_width, ..self.clone() }
+    }
+
+    /// Returns the rows of the learned position table: the text tokens, then the video tokens of the base size.
+    pub fn learned_positions(&self) -> usize {
+        let [frames, height, width] = self.base();
+        self.text_tokens() + frames.div_ceil(self.patch_size_t) * (height / self.patch_size) * (width / self.patch_size)
     }
 
     /// Returns the video tokens of one sample.
@@ -135,6 +222,6 @@ impl Model {
 
     /// Returns the tokens in one segment's attention.
     pub fn attention_len(&self) -> usize {
-        self.text_len + self.attention_frames() / self.patch_size_t * self.tokens_per_frame()
+        self.text_len + self.attention_frames().div_ceil(self.patch_size_t) * self.tokens_per_frame()
     }
 }

@@ -34,6 +34,29 @@ impl Model {
         Ok(Value::Table(complete).try_into().expect("SCHEMA and the type agree: a test in load.rs compares them"))
     }
 
+    /// Returns the keys of the noise schedule and of positions in which the model differs from the `[model]` section of its
+    /// weights: `snr_shift_scale from 3.0 to 1.0`. Training with such a difference works: the weights learn the new ones.
+    pub fn contradictions(&self, weights: &Table) -> Vec<String> {
+        const KEYS: [&str; 10] = [
+            "rotary",
+            "base_frames",
+            "base_height",
+            "base_width",
+            "timesteps",
+            "beta_start",
+            "beta_end",
+            "beta_schedule",
+            "snr_shift_scale",
+            "zero_terminal_snr",
+        ];
+        let Ok(weights) = Model::from_table(weights) else { return Vec::new() };
+        let (was, is) = (weights.to_table(), self.to_table());
+        // Only a base that the weights name can be contradicted.
+        let known = |key: &&str| !key.starts_with("base_") || was[*key].as_integer() != Some(0);
+        let changed = KEYS.into_iter().filter(known).filter(|key| was[*key] != is[*key]);
+        changed.map(|key| format!("{key} from {} to {}", was[key], is[key])).collect()
+    }
+
     /// Returns the `[model]` section with every key, as [`Model::from_table`] reads it.
     pub fn to_table(&self) -> Table {
         Table::try_from(self).expect("every field of a model can be written as TOML: checked numbers fit 64 bits")
@@ -52,6 +75,17 @@ mod tests {
         newer.insert("mood".into(), "good".into());
         newer.remove("norm_eps");
         assert_eq!(Model::from_table(&newer), Ok(model));
+    }
+
+    #[test]
+    fn a_schedule_that_contradicts_the_weights_is_named() {
+        let weights = load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe.model;
+        let table = Model { snr_shift_scale: 3.0, ..weights.clone() }.to_table();
+        assert_eq!(weights.contradictions(&weights.to_table()), [""; 0]);
+        assert_eq!(weights.contradictions(&table), ["snr_shift_scale from 3.0 to 1.0"]);
+        let base = Model { base_height: 60, ..weights.clone() };
+        assert_eq!(weights.contradictions(&base.to_table()), ["base_height from 60 to 0"]);
+        assert_eq!(base.contradictions(&weights.to_table()), [""; 0]);
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
     root.layer("patch_embed.video", "patch_embed.proj", video, Init::Xavier);
     root.layer("patch_embed.text", "patch_embed.text_proj", &[dim, m.text_dim], Init::Xavier);
     if m.positions == Positions::Learned {
-        root.buffer("patch_embed.positions", "patch_embed.pos_embedding", &[1, m.seq_len(), dim]);
+        root.buffer("patch_embed.positions", "patch_embed.pos_embedding", &[1, m.learned_positions(), dim]);
     }
     root.layer("time_embed.linear1", "time_embedding.linear_1", &[time, dim], Init::Xavier);
     root.layer("time_embed.linear2", "time_embedding.linear_2", &[time, time], Init::Xavier);
@@ -353,6 +353,12 @@ mod tests {
             latent_scale: 0.7,
             spatial_interpolation: 1.875,
             temporal_interpolation: 1.0,
+            ..Model::from_table(
+                &"num_layers=1\nnum_heads=1\ntext_len=1\nlatent_frames=1\nlatent_height=2\nlatent_width=2"
+                    .parse()
+                    .unwrap(),
+            )
+            .unwrap()
         }
     }
 

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Data, Encode, Encoders, Env, Log, Mesh, Model, Optimizer, RecipeError, Remat,
-    RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind, load,
+    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Loss, Mesh, Model, Optimizer, RecipeError,
+    Remat, RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind, load,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -35,6 +35,10 @@ pub struct Recipe {
     pub sample: Sampling,
     /// Steps, batch and trained parameters.
     pub train: Train,
+    /// What the network receives besides the noised latent and the text.
+    pub condition: Condition,
+    /// The loss of a sample.
+    pub loss: Loss,
     /// The optimizer and its schedules.
     pub optimizer: Optimizer,
     /// How the ranks are arranged.

@@ -114,7 +114,7 @@ impl Key {
     pub fn tasks(&self) -> &'static [Task] {
         match self.parts().0 {
             "command" => &[],
-            "" | "env" | "run" => &Task::ALL,
+            "" | "env" | "run" | "condition" => &Task::ALL,
             "encode" => &[Task::Encode],
             "encoders" => &Task::ALL,
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
@@ -201,6 +201,19 @@ pub static SCHEMA: &[Key] = &[
     preset("model.latent_scale", POSITIVE, Preset::Float(1.0), "factor that multiplies latents when they are read"),
     preset("model.spatial_interpolation", POSITIVE, Preset::Float(1.875), "divisor of row and column positions (sincos only)"),
     preset("model.temporal_interpolation", POSITIVE, Preset::Float(1.0), "divisor of frame positions (sincos only)"),
+    preset("model.rotary", Kind::OneOf(&["diffusers", "resize_crop", "slice"]), Preset::Str("diffusers"), "rotary positions at other sizes than the base size; diffusers: as today's pipelines; resize_crop: as VideoX-Fun and diffusers before 0.32; slice: plain indices, as zai-org's trainer"),
+    preset("model.base_frames", int(0, 10_000), Preset::Int(0), "latent frames that the weights were made for, which a learned position table has; 0: model.latent_frames"),
+    preset("model.base_height", int(0, 4096), Preset::Int(0), "rows of a latent frame that the weights were made for (sample_height in config.json): rotary positions are relative to it; 0: model.latent_height"),
+    preset("model.base_width", int(0, 4096), Preset::Int(0), "columns of a latent frame that the weights were made for (sample_width in config.json); 0: model.latent_width"),
+    preset("model.ignore_learned_positions", Kind::Bool, Preset::Bool(false), "leaves the learned position table out, to train such a model at another height or width (learned only)"),
+    preset("model.timesteps", int(2, 1_000_000), Preset::Int(1000), "timesteps of the noise schedule"),
+    preset("model.beta_start", POSITIVE, Preset::Float(0.00085), "variance of the noise that the first timestep adds"),
+    preset("model.beta_end", FRACTION, Preset::Float(0.012), "variance of the noise that the last timestep adds"),
+    preset("model.beta_schedule", Kind::OneOf(&["scaled_linear", "linear"]), Preset::Str("scaled_linear"), "what grows linearly from beta_start to beta_end; scaled_linear: the standard deviation; linear: the variance"),
+    preset("model.snr_shift_scale", POSITIVE, Preset::Float(1.0), "divisor of the signal-to-noise ratio of all timesteps: 3.0 for CogVideoX-2B, 1.0 for 5B"),
+    preset("model.zero_terminal_snr", Kind::Bool, Preset::Bool(true), "rescales the noise schedule so that the last timestep has no signal"),
+    preset("model.timestep_spacing", Kind::OneOf(&["trailing", "leading", "linspace"]), Preset::Str("trailing"), "choice of the timesteps of sampling: trailing, leading or linspace, as in diffusers; training uses all timesteps"),
+    preset("model.invert_image_scale", Kind::Bool, Preset::Bool(false), "divides image latents by model.latent_scale instead of multiplying them, as the CogVideoX 1.5 image-to-video pipeline does; false: as cogvideox-factory and zai-org's trainer"),
 
     needed("data.index", Kind::Path, "index of latents and text embeddings, one JSON object per line"),
     preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the text embedding of the empty prompt, as in sampling; default: zeros"),
@@ -235,6 +248,16 @@ pub static SCHEMA: &[Key] = &[
     preset("train.device", Kind::OneOf(&["auto", "cpu", "cuda"]), Preset::Str("auto"), "device of the ranks; auto: one GPU per rank if the trainer finds GPUs, else the CPU"),
     preset("train.threads", int(0, 4096), Preset::Int(0), "CPU threads per rank; 0: the node's cores divided by its ranks"),
     preset("train.max_bad_steps", int(1, MANY), Preset::Int(10), "consecutive steps with a non-finite loss or gradient after which the run stops; each one is skipped"),
+
+    preset("condition.kind", Kind::OneOf(&["none", "image", "inpaint"]), Preset::Str("none"), "input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)"),
+    preset("condition.image_dropout", FRACTION, Preset::Float(0.05), "probability that a step trains without its images, one draw for the global batch (image only); 0: never"),
+    preset("condition.image_noise", Kind::Bool, Preset::Bool(false), "adds noise to the image and to the known pixels of a masked video before they are encoded, log sigma from N(-3, 0.5) per clip; used by encode, never on latents"),
+    preset("condition.masks", Kind::Words, Preset::Nothing, "kinds of masks that encode draws, as \"KIND=PROBABILITY\" (rectangle, all, tail, middle, window, pixels, boxes, ellipse, circle, frames); default: VideoX-Fun's probabilities"),
+    preset("condition.mask_dropout", FRACTION, Preset::Float(0.9), "probability that a wholly masked sample is trained without its mask and masked latent, as text to video (inpaint only); 0: never"),
+
+    preset("loss.weighting", Kind::OneOf(&["none", "snr", "min_snr"]), Preset::Str("none"), "weight of each sample in the loss; none: mean squared error of the velocity; snr: cogvideox-factory's form, the same loss up to rounding; min_snr: min(SNR, gamma) / (SNR + 1)"),
+    preset("loss.min_snr_gamma", POSITIVE, Preset::Float(5.0), "largest signal-to-noise ratio that counts with loss.weighting = \"min_snr\""),
+    preset("loss.motion", FRACTION, Preset::Float(0.0), "share of the error of differences between adjacent latent frames, for more than 2 (VideoX-Fun: 0.25); 0: none"),
 
     preset("optimizer.lr", POSITIVE, Preset::Float(1e-4), "peak learning rate of all parameters outside TTT layers"),
     preset("optimizer.lr_ttt", POSITIVE, Preset::Float(1e-4), "peak learning rate of TTT layers and their gates"),

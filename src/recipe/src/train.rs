@@ -1,4 +1,4 @@
-//! The sections `[data]`, `[train]`, `[remat]`, `[checkpoint]` and `[log]`.
+//! The sections `[data]`, `[train]`, `[loss]`, `[remat]`, `[checkpoint]` and `[log]`.
 
 use std::fmt;
 
@@ -61,6 +61,37 @@ impl Train {
                 Trainable::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(&spec.name)),
             }
     }
+}
+
+/// The loss of a sample.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Loss {
+    /// The weight of each sample.
+    pub weighting: LossWeighting,
+    /// The largest signal-to-noise ratio that counts with [`LossWeighting::MinSnr`].
+    pub min_snr_gamma: f64,
+    /// The share of the error of differences between adjacent latent frames; 0: none.
+    pub motion: f64,
+}
+
+impl Default for Loss {
+    /// Returns the plain mean squared error.
+    fn default() -> Self {
+        Loss { weighting: LossWeighting::None, min_snr_gamma: 5.0, motion: 0.0 }
+    }
+}
+
+/// The weight of each sample in the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossWeighting {
+    /// 1, of the velocity's error.
+    None,
+    /// `1 / (1 - ᾱ)`, of the clean latent's error.
+    Snr,
+    /// `min(SNR, γ) / (SNR + 1)`, of the velocity's error.
+    MinSnr,
 }
 
 /// Returns whether a parameter is a projection of attention or a norm of its queries or keys.

@@ -20,11 +20,11 @@ fn oracle_folders_are_found_from_the_crate_and_the_workspace_and_others_are_refu
     let refused = |named: &str| find(named).unwrap_err().replace(place.as_str(), "");
     assert_eq!(
         refused("mime"),
-        "VIDTUI_ORACLE is mime, and no folder with cogvideox or ttt in it is there: /here/mime, /workspace/mime"
+        "VIDTUI_ORACLE is mime, and no folder with cogvideox or t5 or ttt or vae in it is there: /here/mime, /workspace/mime"
     );
     assert_eq!(
         refused(place.join("nowhere").as_str()),
-        "VIDTUI_ORACLE is /nowhere, and no folder with cogvideox or ttt in it is there: /nowhere"
+        "VIDTUI_ORACLE is /nowhere, and no folder with cogvideox or t5 or ttt or vae in it is there: /nowhere"
     );
     assert_eq!(refused(""), "VIDTUI_ORACLE is set to nothing: name a folder, or unset it");
 }

@@ -242,6 +242,15 @@ pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
     places.into_iter().flatten().find(|path| path.is_file())
 }
 
+/// Returns the `[model]` section of the weights in a checkpoint: of the `model.toml` beside them, or of the run that contains them.
+pub fn model_section(dir: &Utf8Path) -> Option<toml::Table> {
+    let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
+    let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
+    let section = |table: toml::Table| table.get("model")?.as_table().cloned();
+    let beside = fs::read_to_string(dir.join("model.toml")).ok().and_then(|text| section(text.parse().ok()?));
+    beside.or_else(|| section(run?.read_run().ok()?.recipe))
+}
+
 /// Formats a box as the range of each dimension: `0..4 × 8..16`.
 fn shown(within: &TensorBox) -> String {
     let ranges = within.offset.iter().zip(&within.size).map(|(at, size)| format!("{at}..{}", at.saturating_add(*size)));

@@ -9,7 +9,7 @@ use crate::optim::{AdamState, LearningRates};
 use crate::parallelize::Sharded;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
-use dit::diffusion::{Schedule, TIMESTEPS, velocity_loss};
+use dit::diffusion::{Schedule, Target};
 use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{Dtype, Recipe};
@@ -99,14 +99,14 @@ impl Step<'_> {
     }
 
     /// As [`Step::run`], on micro-batches that `read` returns: given a range of samples of the global batch, the inputs and the
-    /// target velocity.
+    /// target.
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
         moments: &mut AdamState,
         step: u64,
         requests: SaveStopRequests,
-        mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Tensor), Failure>,
+        mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Target), Failure>,
     ) -> Result<Outcome, Failure> {
         let start = Instant::now();
         let device = fsdp.groups().device;
@@ -123,18 +123,18 @@ impl Step<'_> {
             });
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
-            let (inputs, velocity) = read(place..place + micro)?;
+            let (inputs, target) = read(place..place + micro)?;
             let inputs = Inputs {
                 latent: upload(&inputs.latent, device),
                 text: upload(&inputs.text, device),
                 timestep: upload(&inputs.timestep, device),
             };
-            let velocity = upload(&velocity, device);
+            let target = target.map(|tensor| upload(tensor, device));
             data_s += reading.elapsed().as_secs_f64();
             let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
             self.network
                 .forward_backward(&mut Sharded(fsdp), &inputs, |output| {
-                    let loss = velocity_loss(output, &velocity).sum(Kind::Float) / train.global_batch as f64;
+                    let loss = target.loss(output).sum(Kind::Float) / train.global_batch as f64;
                     losses.push(loss.detach());
                     ahead = Some(Mark::now(device));
                     loss
@@ -200,17 +200,18 @@ impl Step<'_> {
     }
 
     /// Adds noise to a batch whose first sample is at `place` of the global batch. Returns the inputs and the target.
-    fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Tensor) {
+    fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Target) {
         let size = batch.latent.size();
         let numbers = first + place..first + place + size[0] as u64;
         let noise = numbers.map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
         let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let timesteps = timesteps(self.seed, first, self.recipe.train.global_batch);
+        let timesteps = timesteps(self.seed, first, self.recipe.train.global_batch, self.schedule.timesteps());
         let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
         let noised = self.schedule.noise(&batch.latent, &noise, &timestep);
         let compute = compute_kind(self.recipe.train.dtype);
-        let inputs = Inputs { latent: noised.latent.to_kind(compute), text: batch.text.to_kind(compute), timestep };
-        (inputs, noised.velocity)
+        let latent = noised.latent.to_kind(compute);
+        let target = self.schedule.target(noised, &batch.latent, &timestep, &self.recipe.loss);
+        (Inputs { latent, text: batch.text.to_kind(compute), timestep }, target)
     }
 }
 
@@ -225,11 +226,11 @@ pub fn compute_kind(dtype: Dtype) -> Kind {
 /// Returns the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
 ///
 /// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
-fn timesteps(seed: u64, first: u64, batch: usize) -> Vec<i64> {
+fn timesteps(seed: u64, first: u64, batch: usize, count: i64) -> Vec<i64> {
     let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
     let draw = |(i, band): (usize, usize)| {
         let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
-        (((band as f64 + within) / batch as f64 * TIMESTEPS as f64) as i64).min(TIMESTEPS - 1)
+        (((band as f64 + within) / batch as f64 * count as f64) as i64).min(count - 1)
     };
     bands.into_iter().enumerate().map(draw).collect()
 }
@@ -253,8 +254,8 @@ mod tests {
     fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
         let mut orders = std::collections::BTreeSet::new();
         for first in (0..80).step_by(8) {
-            let drawn = timesteps(42, first, 8);
-            let bands: Vec<i64> = drawn.iter().map(|t| t * 8 / TIMESTEPS).collect();
+            let drawn = timesteps(42, first, 8, 1000);
+            let bands: Vec<i64> = drawn.iter().map(|t| t * 8 / 1000).collect();
             let mut sorted = bands.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..8), "{drawn:?}");

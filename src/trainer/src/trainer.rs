@@ -134,7 +134,7 @@ impl Trainer {
         let mut trainer = Trainer {
             moments,
             network: network(&recipe).on(fsdp.groups().device),
-            schedule: Schedule::default(),
+            schedule: Schedule::new(&recipe.model),
             id: meta.id.clone(),
             run,
             attempt,

@@ -140,6 +140,7 @@ impl Command {
             Self::Logs(args) => args.json,
             Self::Stop(args) => args.output.json,
             Self::Kill(args) => args.output.json,
+            Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
@@ -181,6 +182,8 @@ pub enum RecipeCommand {
 /// `vidtui data …`.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
+    /// Checks a folder or table of videos with captions: what can be used, what is dropped and why. Writes a manifest
+    Check(DataCheckArgs),
     /// Converts a data set of torch pickles, as ttt-video-dit writes them, to safetensors. Runs no code of the pickles
     Import(DataImportArgs),
 }
@@ -632,6 +635,91 @@ pub struct ConvertArgs {
     pub output: JsonArgs,
 }
 
+/// `vidtui data check`.
+#[derive(Debug, Arguments)]
+pub struct DataCheckArgs {
+    /// A folder of videos, or a table: .csv, .tsv, .json, .jsonl or .parquet
+    pub source: Utf8PathBuf,
+    /// Writes the manifest, which `data encode` reads, to this file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<Utf8PathBuf>,
+    /// How videos and captions are listed [default: detected]
+    #[arg(long, value_enum)]
+    pub layout: Option<LayoutArg>,
+    /// Column of a table that names the video [default: detected]
+    #[arg(long, value_name = "COLUMN")]
+    pub video_column: Option<String>,
+    /// Column of a table that holds the caption [default: detected]
+    #[arg(long, value_name = "COLUMN")]
+    pub caption_column: Option<String>,
+    /// Folder that relative paths of a table start from [default: the folder of the table]
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<Utf8PathBuf>,
+    /// Frames that each clip must have, for example 49 for CogVideoX
+    #[arg(long, value_name = "N")]
+    pub frames: Option<usize>,
+    /// Frames per second at which they are taken, for example 8 for CogVideoX [default: the rate of each clip]
+    #[arg(long, value_name = "FPS")]
+    pub fps: Option<f64>,
+    /// Which frames are taken: head, middle, random, stride, linspace or time@fps
+    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>)]
+    pub mode: video::FrameMode,
+    /// Frames from one taken frame to the next, if there is no rate
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub stride: usize,
+    /// Height that pictures are scaled to. Smaller videos are counted
+    #[arg(long, value_name = "PIXELS", requires = "width")]
+    pub height: Option<usize>,
+    /// Width that pictures are scaled to
+    #[arg(long, value_name = "PIXELS", requires = "height")]
+    pub width: Option<usize>,
+    /// Drops captions with more characters
+    #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_CHARACTERS)]
+    pub max_characters: usize,
+    /// Counts captions with more tokens, which the text encoder cuts; needs --tokenizer
+    #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_TOKENS, requires = "tokenizer")]
+    pub max_tokens: usize,
+    /// Folder with spiece.model, to count tokens: tokenizer/ of a diffusers model
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<Utf8PathBuf>,
+    /// Accepts that this share of the clips is dropped; more is a failure
+    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
+    pub max_dropped: f64,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Reads a share: `5%` or `0.05`.
+fn share(text: &str) -> Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let share = match text.strip_suffix('%') {
+        Some(percent) => number(percent).map(|percent| percent / 100.0),
+        None => number(text),
+    };
+    share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "a share is from 0% to 100%, for example 5%".into())
+}
+
+/// The layouts of videos with captions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LayoutArg {
+    /// Videos with .txt files of the same name beside them
+    Pairs,
+    /// prompts.txt or captions.txt, and videos.txt, line by line
+    Lists,
+    /// A table: metadata.csv, .json, .jsonl or .parquet
+    Table,
+}
+
+impl From<LayoutArg> for dataset::Layout {
+    fn from(arg: LayoutArg) -> Self {
+        match arg {
+            LayoutArg::Pairs => Self::Pairs,
+            LayoutArg::Lists => Self::Lists,
+            LayoutArg::Table => Self::Table,
+        }
+    }
+}
+
 /// `vidtui data import`.
 #[derive(Debug, Arguments)]
 pub struct DataImportArgs {
@@ -715,6 +803,12 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_share_is_a_percentage_or_a_fraction() {
+        assert_eq!((share("5%"), share("0.05"), share("100 %"), share("1")), (Ok(0.05), Ok(0.05), Ok(1.0), Ok(1.0)));
+        assert!(["5", "-1%", "101%", "", "%", "NaN", "some"].iter().all(|text| share(text).is_err()));
     }
 
     #[test]

@@ -14,7 +14,6 @@ mod effects;
 mod listings;
 mod node_samples;
 mod output;
-mod pictures;
 mod queue;
 mod record;
 mod refusal;

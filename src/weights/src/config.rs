@@ -233,7 +233,8 @@ fn json_of(path: &Utf8Path, text: &str) -> Result<Value, Failure> {
 /// Reads a small file of text.
 pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
     let what = || format!("cannot read {path}");
-    let meta = fs::metadata(path).map_err(|e| Failure::new(ErrorCode::Io, what(), e.to_string(), "check the path"))?;
+    let meta =
+        fs::metadata(path).map_err(|e| Failure::new(ErrorCode::of_io(&e), what(), e.to_string(), "check the path"))?;
     if meta.len() > MAX_CONFIG {
         return Err(Failure::new(
             ErrorCode::Malformed,
@@ -318,17 +319,21 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let patch_t = config.patch_size_t.unwrap_or(1);
     set("patch_size_t", patch_t.into());
     set("ofs_embedding", ofs.is_some().into());
-    // Patches are whole: the 21 latent frames of CogVideoX 1.5's 81 become 22, as diffusers makes them too.
+    // The trainer pads them to whole patches: the 21 latent frames of CogVideoX 1.5's 81 become 22, as in diffusers.
     let frames = (config.sample_frames - 1) / ratio + 1;
-    let over = frames.checked_rem(patch_t).unwrap_or(0);
-    let more = if over > 0 { patch_t.saturating_sub(over) } else { 0 };
-    set("latent_frames", frames.saturating_add(more).into());
+    set("latent_frames", frames.into());
+    set("base_frames", frames.into());
+    set("base_height", config.sample_height.into());
+    set("base_width", config.sample_width.into());
     set("latent_height", config.sample_height.into());
     set("latent_width", config.sample_width.into());
     set("norm_eps", config.norm_eps.into());
     set("qk_norm_eps", QK_NORM_EPS.into());
     set("spatial_interpolation", config.spatial_interpolation_scale.into());
     set("temporal_interpolation", config.temporal_interpolation_scale.into());
+    // CogVideoX-2B has the default of diffusers' scheduler; all later models have no shift.
+    let shift = if config.positions() == Positions::SinCos { 3.0 } else { 1.0 };
+    set("snr_shift_scale", shift.into());
     Model::from_table(&table).map_err(|e| {
         Failure::new(
             ErrorCode::UnsupportedModel,
@@ -373,6 +378,7 @@ pub(crate) fn pretty(value: &Value) -> String {
 /// The `config.json` of a model, and what of the model has no place in it.
 pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
     let in_time = model.patch_size_t > 1;
+    let [frames, height, width] = model.base();
     let config = json!({
         "_class_name": CLASS,
         "activation_fn": "gelu-approximate",
@@ -392,9 +398,9 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         "patch_bias": !in_time,
         "patch_size": model.patch_size,
         "patch_size_t": in_time.then_some(model.patch_size_t),
-        "sample_frames": (model.latent_frames - 1) * FRAMES_PER_LATENT + 1,
-        "sample_height": model.latent_height,
-        "sample_width": model.latent_width,
+        "sample_frames": (frames - 1) * FRAMES_PER_LATENT + 1,
+        "sample_height": height,
+        "sample_width": width,
         "spatial_interpolation_scale": model.spatial_interpolation,
         "temporal_compression_ratio": FRAMES_PER_LATENT,
         "temporal_interpolation_scale": model.temporal_interpolation,
@@ -456,9 +462,10 @@ mod tests {
     }
 
     #[test]
-    fn latent_frames_are_made_a_multiple_of_a_patch() {
+    fn latent_frames_are_padded_to_whole_patches() {
         let published = r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"sample_frames":81}"#;
-        assert_eq!(model_from_diffusers(&config(published)).unwrap().latent_frames, 22);
+        let model = model_from_diffusers(&config(published)).unwrap();
+        assert_eq!((model.latent_frames, model.padded_frames(), model.token_frames()), (21, 22, 11));
     }
 
     #[test]
@@ -483,14 +490,15 @@ mod tests {
             "use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":true,"sample_frames":81}"#;
         let model = model_from_diffusers(&config(published)).unwrap();
         let of = |model: &Model| config_text(model, Some(published)).0;
-        // Neither TTT layers nor the scale of latents have a place in it.
-        let ttt = Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, ..model.clone() };
+        // Neither TTT layers nor the scale of latents have a place in it, and the size of the data is not the base size.
+        let ttt =
+            Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, latent_frames: 4, ..model.clone() };
         assert_eq!((of(&model).as_str(), of(&ttt).as_str()), (published, published));
         let grown: Value = serde_json::from_str(&of(&Model { in_channels: 32, ..model.clone() })).unwrap();
         let mut wanted: Value = serde_json::from_str(published).unwrap();
         wanted["in_channels"] = 32.into();
         assert_eq!(grown, wanted);
-        let shorter: Value = serde_json::from_str(&of(&Model { latent_frames: 4, ..model.clone() })).unwrap();
+        let shorter: Value = serde_json::from_str(&of(&Model { base_frames: 4, ..model.clone() })).unwrap();
         assert_eq!((&shorter["sample_frames"], &shorter["dropout"]), (&13.into(), &0.1.into()));
         // Whose frames are others than ours cannot be put right by their number alone; text that is no JSON at all neither.
         for other in [published.replace("\"dropout\":0.1", "\"temporal_compression_ratio\":8"), "{".into()] {

@@ -139,9 +139,9 @@ impl Importing<'_> {
         if let Some(known) = self.names.get(&key) {
             return Ok(known.clone());
         }
-        let bad = |why: String, fix: String| {
-            Failure::new(ErrorCode::Malformed, self.source.what(sample, "cannot be imported"), why, fix)
-        };
+        let code = if path.exists() { ErrorCode::Malformed } else { ErrorCode::NotFound };
+        let bad =
+            |why: String, fix: String| Failure::new(code, self.source.what(sample, "cannot be imported"), why, fix);
         let stored = only_tensor(&mut self.disk, path).map_err(|(why, fix)| bad(format!("{path}: {why}"), fix))?;
         if !DTYPES.contains(&stored.dtype) {
             let why = format!("{path} has dtype {}, expected F32, F16 or BF16", stored.dtype);

@@ -3,6 +3,7 @@
 use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
 use crate::lora::{self, Lora, is_lora};
 use crate::naming::{self, Recognized};
+use crate::scheduler::SchedulerConfig;
 use crate::shards::{self, Shards};
 use crate::tensor_spans::{Span, StoredTensor, Tensors};
 use crate::{Dtype, Header, dcp, torch_file};
@@ -10,6 +11,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec};
 use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, RunDir, TensorBox};
 use serde::Serialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +24,8 @@ pub(crate) const TTT_MODEL: &str = "model";
 pub(crate) const MODEL_FILE: &str = "model.toml";
 /// The configuration file of a diffusers model.
 pub(crate) const CONFIG_FILE: &str = "config.json";
+/// The configuration file of the scheduler of a diffusers pipeline.
+const SCHEDULER_FILE: &str = "scheduler_config.json";
 
 /// The file name suffixes of `torch.save` files.
 const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
@@ -109,6 +113,8 @@ pub struct Source {
     pub config: Option<String>,
     /// Whether the latent scale is known. Otherwise it is the default.
     pub latent_scale_known: bool,
+    /// Whether the noise schedule is known. Otherwise it is that of the published model of the family.
+    pub schedule_known: bool,
     /// The parameters.
     pub tensors: Tensors,
     /// The optimizer tensors.
@@ -288,6 +294,7 @@ impl Source {
             model: None,
             config: None,
             latent_scale_known: false,
+            schedule_known: false,
             tensors: shards.tensors,
             optimizer: Tensors::new(),
             checkpoint: None,
@@ -306,9 +313,20 @@ impl Source {
         let mut source = Self::new(location.clone(), Names::Diffusers, shards::open(&location.weights)?);
         source.family = Some(config.family());
         let mut model = model_from_diffusers(&config);
-        if let Some(scale) = vae_scale(&folder)? {
+        if let Some(vae) = beside(&folder, "vae", CONFIG_FILE) {
+            let (latent_scale, invert_image_scale) = vae_scale(&vae)?;
             source.latent_scale_known = true;
-            model = model.map(|model| Model { latent_scale: scale, ..model });
+            model = model.map(|model| Model { latent_scale, invert_image_scale, ..model });
+        }
+        if let Some(path) = beside(&folder, "scheduler", SCHEDULER_FILE) {
+            source.schedule_known = true;
+            let scheduler = SchedulerConfig::read(&path)?;
+            model = model.and_then(|model| scheduler.apply(&path, &model));
+        }
+        if let Some(table) = model_table(&folder)? {
+            source.schedule_known = true;
+            source.latent_scale_known |= table.contains_key("latent_scale");
+            model = model.and_then(|model| with_keys(&model, &table, &folder.join(MODEL_FILE)));
         }
         let ttt = folder.join(TTT_FILE);
         if ttt.is_file() && ttt != location.weights {
@@ -332,6 +350,7 @@ impl Source {
             names: Names::Internal,
             family: model.as_ref().map(|(model, _)| Family::of(model)),
             latent_scale_known: model.as_ref().is_some_and(|(_, known)| *known),
+            schedule_known: true,
             model: model.map(|(model, _)| Ok(model)),
             config: rundir::model_config(dir).as_deref().map(read_text).transpose()?,
             tensors,
@@ -342,24 +361,76 @@ impl Source {
     }
 }
 
-/// Returns the scaling factor of the VAE beside the transformer of a pipeline. The pipeline and the transformer may be
+/// Returns a file of another folder of the pipeline that a transformer belongs to. The pipeline and the transformer may be
 /// symbolic links.
-fn vae_scale(folder: &Utf8Path) -> Result<Option<f64>, Failure> {
-    let places = [camino::absolute_utf8(folder).ok(), folder.canonicalize_utf8().ok()].into_iter().flatten();
+fn beside(transformer: &Utf8Path, folder: &str, file: &str) -> Option<Utf8PathBuf> {
+    let places = [camino::absolute_utf8(transformer).ok(), transformer.canonicalize_utf8().ok()].into_iter().flatten();
     let pipelines = places.filter(|place| place.file_name() == Some("transformer"));
-    let vae = |place: Utf8PathBuf| Some(place.parent()?.join("vae").join(CONFIG_FILE));
-    let Some(vae) = pipelines.filter_map(vae).find(|vae| vae.is_file()) else { return Ok(None) };
-    match read_json(&vae)?["scaling_factor"].as_f64() {
-        Some(scale) if scale > 0.0 && scale.is_finite() => Ok(Some(scale)),
-        found => {
-            let why = format!("its scaling_factor is {found:?}, expected a number above 0");
-            Err(Failure::new(
-                ErrorCode::Malformed,
-                format!("cannot use {vae}"),
-                why,
-                "copy it again from the source of the weights",
-            ))
-        }
+    pipelines.filter_map(|place| Some(place.parent()?.join(folder).join(file))).find(|path| path.is_file())
+}
+
+/// Returns the scaling factor of a VAE, and whether image latents are divided by it.
+fn vae_scale(vae: &Utf8Path) -> Result<(f64, bool), Failure> {
+    let config = read_json(vae)?;
+    let bad = |why: String| {
+        let fix = "copy it again from the source of the weights";
+        Failure::new(ErrorCode::Malformed, format!("cannot use {vae}"), why, fix)
+    };
+    let scale = match &config["scaling_factor"] {
+        Value::Null => return Err(bad("it has no scaling_factor".into())),
+        given => given
+            .as_f64()
+            .filter(|scale| *scale > 0.0 && scale.is_finite())
+            .ok_or_else(|| bad(format!("its scaling_factor is {given}, expected a number above 0")))?,
+    };
+    let invert = match &config["invert_scale_latents"] {
+        Value::Null => false,
+        given => given
+            .as_bool()
+            .ok_or_else(|| bad(format!("its invert_scale_latents is {given}, expected true or false")))?,
+    };
+    Ok((scale, invert))
+}
+
+/// The keys of `[model]` that a diffusers `config.json` has no place for, besides those of TTT layers.
+pub(crate) const OWN_KEYS: [&str; 11] = [
+    "latent_scale",
+    "rotary",
+    "ignore_learned_positions",
+    "timesteps",
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "snr_shift_scale",
+    "zero_terminal_snr",
+    "timestep_spacing",
+    "invert_image_scale",
+];
+
+/// Returns a model with those [`OWN_KEYS`] that the table of the file at `path` has.
+fn with_keys(model: &Model, table: &toml::Table, path: &Utf8Path) -> Result<Model, Failure> {
+    let mut keys = model.to_table();
+    keys.extend(OWN_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), table.get(*key)?.clone()))));
+    Model::from_table(&keys).map_err(|e| {
+        let fix = "convert the model again, or move the file away";
+        Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), e.why, fix)
+    })
+}
+
+/// Returns the `[model]` section of a folder's [`MODEL_FILE`]; none without the file.
+fn model_table(folder: &Utf8Path) -> Result<Option<toml::Table>, Failure> {
+    let path = folder.join(MODEL_FILE);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bad = |why: String| {
+        Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), why, "convert the weights again")
+    };
+    let text = std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))?;
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
+    match table.get("model") {
+        Some(toml::Value::Table(section)) => Ok(Some(section.clone())),
+        _ => Err(bad("it has no [model] section".into())),
     }
 }
 
@@ -376,6 +447,7 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     let text = header.metadata.get(TTT_MODEL).ok_or_else(|| bad("its header has no model".into()))?;
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
     let ttt = Model::from_table(&table).map_err(|e| bad(e.why))?;
+    let model = &with_keys(model, &table, &header.path)?;
     let same = Model {
         layer: ttt.layer,
         segments: ttt.segments,
@@ -398,19 +470,13 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
 
 /// Returns the model of a checkpoint from its model file or its run, and whether the latent scale is known.
 fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
-    let beside = dir.join(MODEL_FILE);
-    if beside.is_file() {
-        let bad = |why: String| {
-            Failure::new(ErrorCode::Malformed, format!("cannot use {beside}"), why, "convert the weights again")
-        };
-        let text = std::fs::read_to_string(&beside).map_err(|e| bad(e.to_string()))?;
-        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
-        let section = table
-            .get("model")
-            .and_then(toml::Value::as_table)
-            .ok_or_else(|| bad("it has no [model] section".into()))?;
+    if let Some(section) = model_table(dir)? {
         let known = section.contains_key("latent_scale");
-        return Model::from_table(section).map(|model| Some((model, known))).map_err(|e| bad(e.why));
+        let path = dir.join(MODEL_FILE);
+        let bad = |e: recipe::RecipeError| {
+            Failure::new(ErrorCode::Malformed, format!("cannot use {path}"), e.why, "convert the weights again")
+        };
+        return Model::from_table(&section).map(|model| Some((model, known))).map_err(bad);
     }
     let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
     let Some(run) = real.parent().and_then(Utf8Path::parent).map(RunDir::new) else { return Ok(None) };

@@ -39,7 +39,10 @@ pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
         Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), why, fix)
     };
-    let len = fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
+    let missing = |e: std::io::Error| {
+        Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check the path")
+    };
+    let len = fs::metadata(path).map_err(missing)?.len();
     let (mut files, file) = (Files::default(), Arc::<Utf8Path>::from(path));
     let archive = Archive::open(&mut files, &file, 0, len).map_err(bad)?;
     let pickle = archive.read(&mut files, "data.pkl").and_then(|bytes| Pickle::read(&bytes)).map_err(bad)?;

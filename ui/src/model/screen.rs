@@ -12,7 +12,6 @@ pub enum Screen {
     Run,
     Stages,
     Logs,
-    Samples,
     Nodes,
     Node,
     Convert,

@@ -8,5 +8,4 @@ pub mod nodes;
 pub mod run;
 pub mod run_panels;
 pub mod runs;
-pub mod samples;
 pub mod stages;

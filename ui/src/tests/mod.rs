@@ -6,6 +6,5 @@ mod convert;
 mod keys;
 mod logs;
 mod nodes;
-mod samples;
 mod screens;
 mod updates;

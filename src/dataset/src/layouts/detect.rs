@@ -2,7 +2,7 @@
 
 use super::pairs::{Files, is_of, no_videos};
 use super::table::Columns;
-use super::{Row, Source, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet};
+use super::{CaptionFault, Row, Source, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,9 @@ fn of_pairs(folder: &Utf8Path) -> Result<Source, Failure> {
     }
     let videos = units::counted(files.videos.len() + files.unnamed.len(), "video");
     let (rows, notes) = pairs::read(folder, files)?;
-    let why = format!("{videos} below the folder, each with a .txt file of the same name");
+    let with_text = rows.iter().filter(|row| row.caption != Err(CaptionFault::Missing)).count();
+    let each = if with_text == rows.len() { "each".into() } else { with_text.to_string() };
+    let why = format!("{videos} below the folder, {each} with a .txt file of the same name");
     Ok(Source { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
 }
 

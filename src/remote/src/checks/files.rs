@@ -65,7 +65,12 @@ fn weights(what: &str, plan: &LaunchPlan) -> CheckResult {
         Failure::new(Failure::from(error).code, what, why, fix)
     })?;
     check_weights(what, &checkpoint.manifest, &recipe)?;
-    Ok(format!("{dir}, {}", size(checkpoint.bytes)))
+    let found = format!("{dir}, {}", size(checkpoint.bytes));
+    // A different schedule or different positions can be intended, so this does not fail.
+    match rundir::model_section(&dir).map(|section| recipe.model.contradictions(&section)) {
+        Some(keys) if !keys.is_empty() => Ok(format!("{found}; warning: the recipe changes {}", keys.join(", "))),
+        _ => Ok(found),
+    }
 }
 
 /// Checks that the checkpoint that a command resumes from is still complete.

@@ -6,7 +6,7 @@ use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
 use c10d::Store;
-use dit::diffusion::Schedule;
+use dit::diffusion::{Noised, Schedule};
 use dit::embed::Inputs;
 use recipe::{Mesh, Recipe, Traffic};
 use sharding::fsdp::Fsdp;
@@ -63,7 +63,8 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
         let latent = ones(&[samples, m.latent_frames, m.in_channels, m.latent_height, m.latent_width]);
         let text = ones(&[samples, m.text_tokens(), m.text_dim]);
         let timestep = Tensor::full([samples as i64], 500, (Kind::Int64, Device::Cpu));
-        Ok((Inputs { latent: latent.shallow_clone(), text, timestep }, latent))
+        let target = Noised { latent: latent.shallow_clone(), velocity: latent.shallow_clone() };
+        Ok((Inputs { latent, text, timestep }, target.into()))
     })
     .unwrap();
     let groups = fsdp.groups();

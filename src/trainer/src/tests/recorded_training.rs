@@ -45,6 +45,12 @@ const BLOCK: Remat =
 const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
 const LEAST: Remat = Remat { group: 2, keep_attention: false, scan_group: 1, ..BLOCK };
 
+/// Returns a model whose values fill the fields that a recorded run does not set.
+fn any_model() -> Model {
+    let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    recipe::load(minimal.into(), &[]).unwrap().recipe.model
+}
+
 /// A recorded run, and the settings with which it is repeated.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Again {
@@ -165,6 +171,7 @@ impl Trace {
                 latent_scale: 1.0,
                 spatial_interpolation: 1.0,
                 temporal_interpolation: 1.0,
+                ..any_model()
             },
             data: Data { index: "none.jsonl".into(), null_text: Utf8PathBuf::new() },
             train: Train {
@@ -179,6 +186,8 @@ impl Trace {
                 threads: 1,
                 max_bad_steps: 1,
             },
+            condition: recipe::Condition::default(),
+            loss: recipe::Loss::default(),
             optimizer: Optimizer {
                 lr: self.about("lr"),
                 lr_ttt: self.about("lr_ttt"),
@@ -236,8 +245,12 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
             let part =
                 |t: &Tensor| t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64);
             let noised = schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
-            let inputs = Inputs { latent: noised.latent, text: part(&text).flatten(1, 2), timestep: part(&timestep) };
-            Ok((inputs, noised.velocity))
+            let inputs = Inputs {
+                latent: noised.latent.shallow_clone(),
+                text: part(&text).flatten(1, 2),
+                timestep: part(&timestep),
+            };
+            Ok((inputs, noised.into()))
         });
         outcomes.push(outcome.unwrap());
     }

@@ -5,6 +5,7 @@ mod checkpoints;
 mod completions;
 mod convert;
 mod data;
+mod data_check;
 mod export;
 mod inspect;
 mod job;
@@ -57,6 +58,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
+        Command::Data(DataCommand::Check(args)) => data_check::run(args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Convert(args) => convert::run(&workspace, args),
         Command::Inspect(args) => inspect::run(&workspace, args),

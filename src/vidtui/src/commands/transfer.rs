@@ -1,4 +1,4 @@
-//! Commands on large weights: finding the source, progress on standard error, and interruption by a signal.
+//! Commands that take long: finding weights, progress on standard error, and interruption by a signal.
 
 use crate::refusal::Refusal;
 use crate::signals;
@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use weights::{Doing, Progress};
+use weights::Progress;
 
 /// How often the bar is drawn on a terminal.
 const DRAW: Duration = Duration::from_millis(100);
@@ -38,9 +38,39 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
     })
 }
 
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Bytes.
+    Bytes,
+    /// Things with this name: `video`.
+    Items(&'static str),
+}
+
+/// How far a phase is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step<'a> {
+    /// The name of the phase: `writing`.
+    pub phase: &'a str,
+    /// What is done.
+    pub done: u64,
+    /// All there is.
+    pub total: u64,
+    /// What is counted.
+    pub measure: Measure,
+}
+
+impl From<Progress> for Step<'static> {
+    fn from(Progress { doing, done, total }: Progress) -> Self {
+        Self { phase: doing.word(), done, total, measure: Measure::Bytes }
+    }
+}
+
 /// The progress of one transfer, shown on standard error.
 pub struct Transfer {
-    doing: Option<Doing>,
+    phase: Option<String>,
+    /// What was done when the phase began.
+    from: u64,
     signal: Arc<AtomicUsize>,
     began: Instant,
     shown: Option<Instant>,
@@ -55,19 +85,21 @@ impl Transfer {
             // Without the handler the process ends at once, and the next transfer removes its files.
             let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
         }
-        Self { doing: None, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
+        Self { phase: None, from: 0, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
     }
 
     /// Shows the progress. Breaks when a signal has arrived.
-    pub fn step(&mut self, progress: Progress) -> ControlFlow<()> {
-        if self.doing.replace(progress.doing) != Some(progress.doing) {
+    pub fn step<'a>(&mut self, step: impl Into<Step<'a>>) -> ControlFlow<()> {
+        let step = step.into();
+        if self.phase.as_deref() != Some(step.phase) {
             // Each phase has its own rate.
-            self.began = Instant::now();
+            self.phase = Some(step.phase.to_owned());
+            (self.began, self.from) = (Instant::now(), step.done);
         }
         let pause = if self.bar { DRAW } else { LOG };
         if self.shown.unwrap_or(self.began).elapsed() >= pause {
             self.shown = Some(Instant::now());
-            let line = line(progress, self.began.elapsed());
+            let line = line(step, self.from, self.began.elapsed());
             // Standard error may be closed.
             let _ = if self.bar { write!(io::stderr(), "\r{line}\x1b[K") } else { writeln!(io::stderr(), "{line}") };
         }
@@ -86,31 +118,33 @@ impl Transfer {
     }
 }
 
-fn line(progress: Progress, since: Duration) -> String {
-    let Progress { doing, done, total } = progress;
+fn line(step: Step<'_>, from: u64, since: Duration) -> String {
+    let Step { phase, done, total, measure } = step;
     let full = (done * WIDTH).checked_div(total).unwrap_or(WIDTH);
     let bar: String = (0..WIDTH).map(|n| if n < full { '#' } else { '.' }).collect();
-    let rate = done as f64 / since.as_secs_f64().max(1e-3);
-    let left = total.saturating_sub(done) as f64 / rate.max(1.0);
-    format!(
-        "{} [{bar}] {:>3} %  {} of {}  {}/s  {} left",
-        doing.word(),
-        (done * 100).checked_div(total).unwrap_or(100),
-        units::bytes(done),
-        units::bytes(total),
-        units::bytes(rate as u64),
-        units::duration(left)
-    )
+    let rate = done.saturating_sub(from) as f64 / since.as_secs_f64().max(1e-3);
+    let left = match total.saturating_sub(done) {
+        0 => "0 s left".to_owned(),
+        _ if rate <= 0.0 => String::new(),
+        left => format!("{} left", units::duration(left as f64 / rate)),
+    };
+    let (progress, rate) = match measure {
+        Measure::Bytes => (format!("{} of {}", units::bytes(done), units::bytes(total)), units::bytes(rate as u64)),
+        Measure::Items(noun) => (format!("{done} of {}", units::counted(total as usize, noun)), units::number(rate)),
+    };
+    let percent = (done * 100).checked_div(total).unwrap_or(100);
+    format!("{phase} [{bar}] {percent:>3} %  {progress}  {rate}/s  {left}").trim_end().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weights::Doing;
 
     #[test]
     fn the_line_shows_rate_and_time_left() {
         let half = Progress { doing: Doing::Writing, done: 2_000_000_000, total: 4_000_000_000 };
-        let line = line(half, Duration::from_secs(2));
+        let line = line(half.into(), 0, Duration::from_secs(2));
         assert_eq!(
             line,
             format!(
@@ -121,6 +155,14 @@ mod tests {
                 units::duration(2.0)
             )
         );
-        assert!(super::line(Progress { doing: Doing::Reading, done: 0, total: 0 }, Duration::ZERO).contains("100 %"));
+        let none = Progress { doing: Doing::Reading, done: 0, total: 0 };
+        assert!(super::line(none.into(), 0, Duration::ZERO).contains("100 %"));
+    }
+
+    #[test]
+    fn what_was_done_before_does_not_count_for_the_rate() {
+        let step = Step { phase: "checking", done: 60, total: 100, measure: Measure::Items("video") };
+        let line = line(step, 40, Duration::from_secs(2));
+        assert_eq!(line, "checking [##############..........]  60 %  60 of 100 videos  10.00/s  4 s left");
     }
 }

@@ -1,16 +1,16 @@
 //! Plans the conversion of a model.
 
 use super::{ConvertPlan, ConvertRequest, Form, link};
-use crate::config::{config_text, pretty};
+use crate::config::{Config, config_text, model_from_diffusers, pretty};
 use crate::initial_values::InitialValues;
 use crate::lora::Lora;
 use crate::report::{Initialized, Mapped, Report};
-use crate::source::{CONFIG_FILE, MODEL_FILE, Names, Source, TTT_FILE, TTT_MODEL};
+use crate::source::{CONFIG_FILE, MODEL_FILE, Names, OWN_KEYS, Source, TTT_FILE, TTT_MODEL};
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::{NewTensorFile, pack};
 use crate::{Dtype, cast};
-use recipe::{Layer, Model, ParamSpec, param_specs};
+use recipe::{ConditionKind, Layer, Model, ParamSpec, param_specs};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,6 +95,13 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         let why = "the source has no vae/config.json: set model.latent_scale to the VAE's scaling_factor";
         report.notes.push(format!("{why} (CogVideoX-2B 1.15258426, 5B 0.7)"));
     }
+    if request.to == Form::Internal && source.names == Names::Diffusers && !source.schedule_known {
+        report.notes.push(format!(
+            "the source has no scheduler/scheduler_config.json: the noise schedule is assumed, model.snr_shift_scale = {} \
+             (CogVideoX-2B 3.0, later models 1.0)",
+            model.snr_shift_scale
+        ));
+    }
     let mut links = Vec::new();
     if request.link {
         let keys = report.mapped.iter().map(|row| (row.target.clone(), row.source.clone())).collect();
@@ -117,8 +124,16 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         _ => {
             let (config, notes) = config_text(&model, source.config.as_deref());
             report.notes.extend(notes);
+            let own = (own_keys(&model, &config)?).map(|keys| {
+                report.notes.push(format!(
+                    "{MODEL_FILE} holds what config.json has no place for: {}. Samples need the same: set it in the scheduler \
+                     and the pipeline",
+                    keys.join(", ")
+                ));
+                (MODEL_FILE.into(), model_toml(&source, &model))
+            });
             let index = index(&files).map(|index| (format!("{DIFFUSERS_STEM}.safetensors.index.json"), pretty(&index)));
-            [(CONFIG_FILE.into(), config)].into_iter().chain(index).collect()
+            [(CONFIG_FILE.into(), config)].into_iter().chain(index).chain(own).collect()
         }
     };
     let (target, merge) = (request.target.clone(), request.merge.clone());
@@ -282,13 +297,31 @@ fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
     (shards.len() > 1).then(|| serde_json::json!({ "metadata": { "total_size": size }, "weight_map": map }))
 }
 
-/// Returns the `[model]` section of a recipe for the weights.
+/// Returns the keys of a model, with their values, that its `config.json` does not imply; none if there are none.
+fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure> {
+    let implied = model_from_diffusers(&Config::parse(CONFIG_FILE.into(), config)?)?.to_table();
+    let table = model.to_table();
+    // A note of its own is about the scale of latents.
+    let own = OWN_KEYS.into_iter().filter(|key| *key != "latent_scale" && table.get(*key) != implied.get(*key));
+    let own: Vec<String> = own.map(|key| format!("{key} = {}", table[key])).collect();
+    Ok(Some(own).filter(|own| !own.is_empty()))
+}
+
+/// Returns the `[model]` section of a recipe for the weights, and the condition that their channels imply.
 fn model_toml(source: &Source, model: &Model) -> String {
+    let condition = [("image", ConditionKind::Image), ("inpaint", ConditionKind::Inpaint)]
+        .into_iter()
+        .find(|(_, kind)| kind.in_channels(model.out_channels) == model.in_channels)
+        .map(|(name, _)| name);
     let mut model = model.to_table();
     if !source.latent_scale_known {
         model.remove("latent_scale");
     }
-    let table = toml::Table::from_iter([("model".to_owned(), toml::Value::Table(model))]);
+    let mut table = toml::Table::from_iter([("model".to_owned(), toml::Value::Table(model))]);
+    if let Some(kind) = condition {
+        let section = toml::Table::from_iter([("kind".to_owned(), kind.into())]);
+        table.insert("condition".to_owned(), toml::Value::Table(section));
+    }
     format!(
         "# The model of these weights. A recipe that begins with `base = \"…/{MODEL_FILE}\"` inherits it.\n\n{table}"
     )

@@ -62,7 +62,7 @@ fn paths_may_start_elsewhere_than_at_the_index() {
     fs::copy(fixture("train.jsonl"), &moved).unwrap();
     let mut asked = request(moved, &folder.join("new"));
     let failure = plan_import(&asked).unwrap_err();
-    assert_eq!(failure.code, ErrorCode::Malformed);
+    assert_eq!(failure.code, ErrorCode::NotFound);
     insta::assert_snapshot!(shown(&failure, &folder));
     asked.root = Some(fixture(""));
     assert_eq!(import(&asked, false).unwrap().samples, 2);

@@ -5,7 +5,7 @@ use crate::fixtures::{shown, temp};
 use std::fs;
 
 #[test]
-fn the_vae_scale_and_the_text_length_are_kept() {
+fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
     let (_keep, folder) = temp();
     let pipeline = folder.join("pipeline");
     copy_folder(&small(), &pipeline.join("transformer"));
@@ -19,7 +19,11 @@ fn the_vae_scale_and_the_text_length_are_kept() {
     assert!(notes.contains("set model.latent_scale to the VAE's scaling_factor"), "{notes}");
     assert!(!toml.contains("latent_scale"), "{toml}");
     fs::create_dir_all(pipeline.join("vae")).unwrap();
-    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
+    fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": 0.7, "invert_scale_latents": true}"#).unwrap();
+    assert!(notes.contains("model.snr_shift_scale = 1 "), "{notes}");
+    fs::create_dir_all(pipeline.join("scheduler")).unwrap();
+    let scheduler = "../../tests/fixtures/oracle/schedules/noise_2b/scheduler_ddim/scheduler_config.json";
+    fs::copy(scheduler, pipeline.join("scheduler/scheduler_config.json")).unwrap();
     for (source, target) in [(pipeline.clone(), "whole"), (pipeline.join("transformer"), "part")] {
         let (notes, toml) = convert(&source, target);
         assert_eq!(notes, "");
@@ -28,7 +32,14 @@ fn the_vae_scale_and_the_text_length_are_kept() {
         let recipe = folder.join("recipe.toml");
         let rest = "[data]\nindex = \"i.jsonl\"\n[train]\nsteps = 1\nglobal_batch = 1\n";
         fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
-        assert_eq!(recipe::load(&recipe, &[]).unwrap().recipe.model.latent_scale, 0.7);
+        let model = recipe::load(&recipe, &[]).unwrap().recipe.model;
+        assert_eq!((model.latent_scale, model.snr_shift_scale, model.invert_image_scale), (0.7, 3.0, true));
+        // An exported folder stands alone, and keeps what its config.json has no place for.
+        let (outer, back) = (folder.join(format!("{target}-outer")), folder.join(format!("{target}-back")));
+        go(&ConvertRequest::new(folder.join(target), &outer, Form::Diffusers)).unwrap();
+        go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
+        let again: toml::Table = fs::read_to_string(back.join("model.toml")).unwrap().parse().unwrap();
+        assert_eq!(recipe::Model::from_table(again["model"].as_table().unwrap()), Ok(model));
     }
     fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": "big"}"#).unwrap();
     let failure = plan_conversion(&ConvertRequest::new(&pipeline, folder.join("x"), Form::Internal)).unwrap_err();

@@ -1,0 +1,114 @@
+//! Makes clips of rows and probes.
+
+use super::CheckRequest;
+use super::facts::Found;
+use super::probing::{Outcome, Results};
+use crate::layouts::{Row, Source};
+use crate::{Clip, Manifest, Reason};
+use std::collections::{HashMap, HashSet};
+use video::{FrameChoice, FrameMode, NotEnough, choose};
+
+/// Makes a clip of each row, in their order.
+pub(super) fn clips(source: &Source, probed: &Results, request: &CheckRequest<'_>) -> Vec<Clip> {
+    let mut ids = HashSet::new();
+    source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), request, &mut ids)).collect()
+}
+
+fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &mut HashSet<String>) -> Clip {
+    let mut clip = Clip {
+        id: unique(&row.name, ids),
+        path: row.path.clone(),
+        caption: row.caption.clone().unwrap_or_default(),
+        origin: row.origin.clone(),
+        ..Clip::default()
+    };
+    let mut of_video = row.excluded.clone();
+    if let Some(Outcome { bytes, content, found }) = outcome {
+        clip.bytes = *bytes;
+        clip.content.clone_from(content);
+        match found {
+            Found::Excluded(reason) => of_video = of_video.or_else(|| Some(reason.clone())),
+            Found::Video(facts) => {
+                (clip.width, clip.height) = (facts.width, facts.height);
+                (clip.fps, clip.duration_s, clip.frames) = (facts.fps, facts.duration_s, facts.frames);
+                clip.codec.clone_from(&facts.codec);
+                (clip.hdr, clip.variable_rate) = (facts.hdr, facts.variable_rate);
+                of_video = of_video.or_else(|| (facts.frames < 2).then_some(Reason::OneFrame));
+            }
+        }
+    }
+    let characters = clip.caption.chars().count();
+    let most = request.most_characters;
+    let of_caption = match row.caption {
+        Err(fault) => Some(fault.into()),
+        Ok(_) if characters > most => Some(Reason::CaptionTooLong { characters, most }),
+        Ok(_) => None,
+    };
+    clip.excluded = of_video.or(of_caption);
+    if clip.is_usable() {
+        clip.tokens = request.count_tokens.map(|count| count(&clip.caption));
+    }
+    clip
+}
+
+/// Returns an id that no clip has: the name, then the name with `#2`…
+fn unique(name: &str, ids: &mut HashSet<String>) -> String {
+    let name = if name.is_empty() { "?" } else { name };
+    let numbered = (2..).map(|n| format!("{name}#{n}"));
+    let id = std::iter::once(name.to_owned()).chain(numbered).find(|id| !ids.contains(id)).unwrap_or_default();
+    ids.insert(id.clone());
+    id
+}
+
+/// Excludes clips with the same content and the same caption as a clip before.
+pub(super) fn exclude_repeated(clips: &mut [Clip]) {
+    let mut seen: HashMap<(String, String), (String, camino::Utf8PathBuf)> = HashMap::new();
+    for clip in clips.iter_mut().filter(|clip| clip.is_usable()) {
+        let key = (clip.content.clone(), clip.caption.clone());
+        match seen.get(&key) {
+            Some((first, path)) if *path == clip.path => {
+                clip.excluded = Some(Reason::ListedTwice { first: first.clone() });
+            }
+            Some((first, _)) => clip.excluded = Some(Reason::DoubledFile { first: first.clone() }),
+            None => _ = seen.insert(key, (clip.id.clone(), clip.path.clone())),
+        }
+    }
+}
+
+impl Manifest {
+    /// Excludes the clips that have too few frames for a choice, and includes those that were too short for another one.
+    pub fn exclude_short(&mut self, choice: &FrameChoice) {
+        for clip in &mut self.clips {
+            if matches!(clip.excluded, Some(Reason::TooShort { .. })) {
+                clip.excluded = None;
+            }
+            if clip.is_usable() {
+                clip.excluded = too_short(clip, choice);
+            }
+        }
+    }
+}
+
+/// Returns why a clip has too few frames. Only the first and the last time and the number of frames decide.
+fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<Reason> {
+    if clip.fps <= 0.0 {
+        return None;
+    }
+    if choice.frames == 0 {
+        return None;
+    }
+    let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / clip.fps).collect();
+    let needs_rate = !matches!(choice.mode, FrameMode::Stride | FrameMode::Linspace);
+    let needed_s = choice.fps.filter(|_| needs_rate).map(|fps| (choice.frames - 1) as f64 / fps);
+    let span_s = clip.frames.saturating_sub(1) as f64 / clip.fps;
+    let reason = |frames, needed| Reason::TooShort { frames, needed, span_s, needed_s };
+    match choose(&times, choice) {
+        Ok(_) | Err(NotEnough::Invalid(_)) => None,
+        Err(NotEnough::Frames { need, have }) => Some(reason(have, need)),
+        Err(NotEnough::Seconds { .. }) => {
+            // As `choose` does: the last wanted time may lie behind the last frame by half a period.
+            let fps = choice.fps.unwrap_or(clip.fps);
+            Some(reason((span_s * fps + 0.5) as usize + 1, choice.frames))
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What a probe finds out about one file.
+
+use crate::Reason;
+use camino::Utf8Path;
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use video::{Programs, is_variable};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes that are hashed at once.
+const CHUNK: usize = 1 << 20;
+/// What ffprobe logs about a file that ends too early.
+const CUT_OFF: [&str; 5] =
+    ["moov atom not found", "partial file", "ended prematurely", "Truncating packet", "end of file"];
+
+/// A file that has not changed since: its size and the time of its last change.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stamp {
+    pub bytes: u64,
+    pub modified_ns: i64,
+}
+
+impl Stamp {
+    /// Reads the stamp of a file, or why it cannot be a video.
+    pub(super) fn of(path: &Utf8Path) -> Result<Self, Reason> {
+        let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Reason::VideoMissing,
+            _ => Reason::Unreadable { why: error.to_string() },
+        })?;
+        match metadata.len() {
+            _ if metadata.is_dir() => Err(Reason::NotAVideo { what: "it is a folder".into() }),
+            0 => Err(Reason::VideoEmpty),
+            bytes => {
+                use std::os::unix::fs::MetadataExt;
+                let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+                Ok(Self { bytes, modified_ns })
+            }
+        }
+    }
+}
+
+/// A video that can be read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Facts {
+    pub width: usize,
+    pub height: usize,
+    pub fps: f64,
+    pub duration_s: f64,
+    pub frames: usize,
+    pub codec: String,
+    pub hdr: bool,
+    pub variable_rate: bool,
+}
+
+/// The result of a probe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Found {
+    /// A video.
+    Video(Facts),
+    /// No video that can be used.
+    Excluded(Reason),
+}
+
+/// A result, and whether it holds as long as the file does not change.
+pub(super) struct Probed {
+    pub found: Found,
+    pub lasts: bool,
+}
+
+/// Probes a file.
+///
+/// # Errors
+/// If no file can be probed: ffprobe is missing, or the check is cancelled.
+pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
+    match programs.open(path) {
+        Ok(source) => Ok(Probed { found: Found::Video(facts(&source.probe, &source.times())), lasts: true }),
+        Err(failure) if matches!(failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => Err(failure),
+        Err(failure) => {
+            let lasts = failure.code == ErrorCode::Malformed;
+            Ok(Probed { found: Found::Excluded(reason(path, failure)), lasts })
+        }
+    }
+}
+
+fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
+    let frames = times.len();
+    let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
+    let measured = if span_s > 0.0 { (frames - 1) as f64 / span_s } else { probe.fps };
+    // The stated rate is the exact one, where both agree: 23.976.
+    let fps = if (measured - probe.fps).abs() < 0.002 * probe.fps { probe.fps } else { measured };
+    Facts {
+        width: probe.width,
+        height: probe.height,
+        fps,
+        duration_s: if fps > 0.0 { frames as f64 / fps } else { probe.duration_s },
+        frames,
+        codec: probe.codec.clone(),
+        hdr: probe.hdr.is_some(),
+        variable_rate: is_variable(times),
+    }
+}
+
+fn reason(path: &Utf8Path, failure: Failure) -> Reason {
+    let is_without_picture = ["no video stream", "cover art"].iter().any(|words| failure.why.contains(words));
+    match failure.code {
+        ErrorCode::NotFound => Reason::VideoMissing,
+        ErrorCode::InvalidDataset if is_without_picture => Reason::AudioOnly,
+        ErrorCode::InvalidDataset => Reason::NotAVideo { what: failure.why },
+        ErrorCode::Malformed if CUT_OFF.iter().any(|words| failure.why.contains(words)) && is_begun(path) => {
+            Reason::Truncated { why: short(path, &failure.why) }
+        }
+        _ => Reason::Unreadable { why: short(path, &failure.why) },
+    }
+}
+
+/// Returns whether a file begins as a video does. ffprobe reads anything named `.mp4` as one.
+fn is_begun(path: &Utf8Path) -> bool {
+    let mut start = [0; 12];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && (&start[4..8] == b"ftyp" || !start.is_ascii())
+}
+
+/// Removes what a table of clips shows elsewhere: the path, and the parts of ffprobe that logged.
+fn short(path: &Utf8Path, why: &str) -> String {
+    let why = why.strip_prefix("ffprobe cannot read it: ").or_else(|| why.strip_prefix("ffprobe: ")).unwrap_or(why);
+    let mut why = why.replace(&format!("file:{path}: "), "").replace(path.as_str(), "it");
+    // `[mov,mp4,m4a @ 0x55d0c8] `: a part, and its address in memory.
+    while let Some(start) = why.find('[')
+        && let Some(end) = why[start..].find("] ")
+        && why[start..start + end].contains(" @ 0x")
+    {
+        why.replace_range(start..start + end + 2, "");
+    }
+    why
+}
+
+/// Hashes the bytes of a file.
+pub(super) fn content(path: &Utf8Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut hash = Xxh3::new();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(format!("{:032x}", hash.digest128())),
+            n => hash.update(&chunk[..n]),
+        }
+    }
+}

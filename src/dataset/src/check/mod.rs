@@ -1,0 +1,111 @@
+//! The check of a data set: reads its layout, probes every video once, and reports what can be used.
+
+mod clips;
+mod facts;
+mod probing;
+mod report;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::layouts::{SourceRequest, read_source};
+use crate::{Manifest, ManifestHeader};
+use camino::Utf8PathBuf;
+use rundir::Failure;
+use std::ops::ControlFlow;
+use video::{FrameChoice, Programs};
+
+pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
+
+/// The tokens that CogVideoX's text encoder reads of a caption.
+pub const CAPTION_TOKENS: usize = 226;
+/// More characters than this are a mistake: a subtitle file or a log.
+pub const CAPTION_CHARACTERS: usize = 5000;
+
+/// What to check.
+pub struct CheckRequest<'a> {
+    /// The folder or table.
+    pub source: SourceRequest,
+    /// The frames that each clip must have. `None`: any clip with two frames is long enough.
+    pub frames: Option<FrameChoice>,
+    /// The size that pictures are scaled to: height, width. Smaller videos are counted, not dropped.
+    pub size: Option<[usize; 2]>,
+    /// The characters of a caption, at most.
+    pub most_characters: usize,
+    /// The tokens of a caption; more are cut by the encoder, and counted.
+    pub most_tokens: usize,
+    /// Counts the tokens of a caption.
+    pub count_tokens: Option<&'a (dyn Fn(&str) -> usize + Sync)>,
+    /// The folder that keeps the results of probes. `None`: they are not kept.
+    pub cache: Option<Utf8PathBuf>,
+    /// ffprobe.
+    pub programs: Programs,
+    /// Probes that run at the same time.
+    pub workers: usize,
+}
+
+impl CheckRequest<'_> {
+    /// Makes the request of a source with the defaults: all cores, the user's cache folder.
+    pub fn new(source: SourceRequest) -> Self {
+        Self {
+            source,
+            frames: None,
+            size: None,
+            most_characters: CAPTION_CHARACTERS,
+            most_tokens: CAPTION_TOKENS,
+            count_tokens: None,
+            cache: cache_folder(),
+            programs: Programs::default(),
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// How far a check is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CheckProgress {
+    /// Videos that are probed, those of earlier checks included.
+    pub done: usize,
+    /// All videos.
+    pub total: usize,
+    /// Videos that an earlier check has probed.
+    pub cached: usize,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checked {
+    /// All clips, excluded ones included.
+    pub manifest: Manifest,
+    /// The facts and counts.
+    pub report: Report,
+}
+
+/// Checks a data set. Probes run on all cores; each result is kept at once, so that an interrupted check continues.
+///
+/// # Errors
+/// If the source cannot be read, ffprobe is missing, or `on_progress` breaks (`Cancelled`). A video that cannot be used is
+/// not an error: its clip is excluded.
+pub fn check(
+    request: &CheckRequest<'_>,
+    on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+) -> Result<Checked, Failure> {
+    let source = read_source(&request.source)?;
+    let probed = probing::probe_all(&source, request, on_progress)?;
+    let mut clips = clips::clips(&source, &probed, request);
+    clips::exclude_repeated(&mut clips);
+    let header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
+    let mut manifest = Manifest { header, clips };
+    if let Some(choice) = &request.frames {
+        manifest.exclude_short(choice);
+    }
+    let report = Report::new(&manifest, &source, &probed, request);
+    Ok(Checked { manifest, report })
+}
+
+/// Returns the folder for results that may be lost.
+fn cache_folder() -> Option<Utf8PathBuf> {
+    let named = |name: &str| std::env::var(name).ok().filter(|path| path.starts_with('/')).map(Utf8PathBuf::from);
+    let folder = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+    Some(folder.join("vidtui/probes"))
+}

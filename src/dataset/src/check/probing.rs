@@ -1,0 +1,181 @@
+//! Probes all videos of a source on all cores, and keeps the results for the next check.
+
+use super::facts::{Found, Stamp, content, probe};
+use super::{CheckProgress, CheckRequest};
+use crate::Reason;
+use crate::layouts::Source;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure, LineAppender, xxh3_hex};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// The version of the rules of a probe. Results of other rules are not used.
+const RULES: u32 = 1;
+/// How often the progress is reported while all workers wait for ffprobe.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The result of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Outcome {
+    pub bytes: u64,
+    pub content: String,
+    pub found: Found,
+}
+
+/// The results of all files.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    /// By path.
+    pub by_path: HashMap<Utf8PathBuf, Outcome>,
+    /// Results of an earlier check.
+    pub cached: usize,
+    /// Why results were not kept, if so.
+    pub not_kept: Option<String>,
+}
+
+/// A line of the cache.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    rules: u32,
+    path: Utf8PathBuf,
+    #[serde(flatten)]
+    stamp: Stamp,
+    content: String,
+    found: Found,
+}
+
+/// Probes every video that is listed.
+pub(super) fn probe_all(
+    source: &Source,
+    request: &CheckRequest<'_>,
+    on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
+) -> Result<Results, Failure> {
+    let paths: BTreeSet<&Utf8Path> =
+        source.rows.iter().filter(|row| row.excluded.is_none()).map(|row| row.path.as_path()).collect();
+    let mut results = Results::default();
+    let cache = request
+        .cache
+        .as_ref()
+        .map(|folder| folder.join(format!("{}.jsonl", xxh3_hex(source.root.as_str().as_bytes()))));
+    let mut kept = cache.as_deref().map(read_kept).unwrap_or_default();
+    let mut keep = match &cache {
+        Some(path) => open_kept(path).map_err(|why| results.not_kept = Some(why)).ok(),
+        None => None,
+    };
+    let mut wanted: Vec<(&Utf8Path, Stamp)> = Vec::new();
+    for path in &paths {
+        match Stamp::of(path) {
+            Err(reason) => _ = results.by_path.insert((*path).to_owned(), Outcome::excluded(reason)),
+            Ok(stamp) => match kept.remove(*path).filter(|kept| kept.stamp == stamp) {
+                Some(Kept { content, found, .. }) => {
+                    results.cached += 1;
+                    results.by_path.insert((*path).to_owned(), Outcome { bytes: stamp.bytes, content, found });
+                }
+                None => wanted.push((path, stamp)),
+            },
+        }
+    }
+    let total = paths.len();
+    let mut progress = CheckProgress { done: total - wanted.len(), total, cached: results.cached };
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..request.workers.clamp(1, wanted.len().max(1)) {
+            let (sender, next, wanted) = (sender.clone(), &next, &wanted);
+            scope.spawn(move || {
+                while let Some(&(path, stamp)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if sender.send((path, stamp, work(request, path))).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let stop = |failure: Failure| {
+            next.store(wanted.len(), Ordering::Relaxed);
+            request.programs.cancel.cancel();
+            Err(failure)
+        };
+        loop {
+            if on_progress(progress).is_break() {
+                return stop(interrupted(progress));
+            }
+            let (path, stamp, worked) = match receiver.recv_timeout(TICK) {
+                Ok(done) => done,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
+            let Worked { content, found, lasts } = match worked {
+                Ok(worked) => worked,
+                Err(failure) => return stop(failure),
+            };
+            if let Some(file) = keep.as_mut().filter(|_| lasts) {
+                let line =
+                    Kept { rules: RULES, path: path.to_owned(), stamp, content: content.clone(), found: found.clone() };
+                if let Err(error) = file.append(&line) {
+                    results.not_kept = Some(error.to_string());
+                    keep = None;
+                }
+            }
+            results.by_path.insert(path.to_owned(), Outcome { bytes: stamp.bytes, content, found });
+            progress.done += 1;
+        }
+    })?;
+    Ok(results)
+}
+
+impl Outcome {
+    fn excluded(reason: Reason) -> Self {
+        Self { bytes: 0, content: String::new(), found: Found::Excluded(reason) }
+    }
+}
+
+struct Worked {
+    content: String,
+    found: Found,
+    lasts: bool,
+}
+
+fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> {
+    let content = match content(path) {
+        Ok(content) => content,
+        Err(error) => {
+            let found = Found::Excluded(Reason::Unreadable { why: error.to_string() });
+            return Ok(Worked { content: String::new(), found, lasts: false });
+        }
+    };
+    let probed = probe(&request.programs, path)?;
+    Ok(Worked { content, found: probed.found, lasts: probed.lasts })
+}
+
+fn interrupted(progress: CheckProgress) -> Failure {
+    Failure::new(
+        ErrorCode::Cancelled,
+        "the check was interrupted",
+        format!("{} of {} were checked", progress.done, units::counted(progress.total, "video")),
+        "run the command again: it continues with the rest",
+    )
+}
+
+/// Reads the results of earlier checks. Lines that cannot be read, for example a torn last one, are left out.
+fn read_kept(path: &Utf8Path) -> HashMap<Utf8PathBuf, Kept> {
+    let Ok(file) = File::open(path) else { return HashMap::new() };
+    let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
+    let kept = lines.filter_map(|line| serde_json::from_slice::<Kept>(&line).ok());
+    kept.filter(|kept| kept.rules == RULES).map(|kept| (kept.path.clone(), kept)).collect()
+}
+
+fn open_kept(path: &Utf8Path) -> Result<LineAppender, String> {
+    let open = || {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        LineAppender::open(path)
+    };
+    open().map_err(|error| format!("{path}: {error}"))
+}

@@ -1,0 +1,261 @@
+//! What a check found, in numbers.
+
+use super::CheckRequest;
+use super::probing::Results;
+use crate::layouts::{CaptionFault, Source};
+use crate::{Clip, Manifest, Reason};
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// The first frame count of each range of the histogram: the lengths that CogVideoX models have.
+const RANGES: [usize; 7] = [2, 9, 17, 33, 49, 81, 161];
+
+/// The facts and counts of a data set. Lengths, sizes and captions are those of usable clips.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The folder or table.
+    pub source: Utf8PathBuf,
+    /// `pairs`, `lists` or `table`.
+    pub layout: &'static str,
+    /// Why this layout.
+    pub layout_why: String,
+    /// Clips, excluded ones included.
+    pub clips: usize,
+    /// Clips that can be used.
+    pub usable: usize,
+    /// Hours of usable clips.
+    pub hours: f64,
+    /// Bytes of usable clips.
+    pub bytes: u64,
+    /// Lengths of usable clips. `None`: there are none.
+    pub lengths: Option<Lengths>,
+    /// Sizes such as `1280x720`, the most frequent first.
+    pub sizes: Vec<Count>,
+    /// Frame rates, the most frequent first.
+    pub rates: Vec<Count>,
+    /// Codecs, the most frequent first.
+    pub codecs: Vec<Count>,
+    /// Clips whose frames are not evenly spaced.
+    pub variable_rate: usize,
+    /// Clips with a high dynamic range.
+    pub hdr: usize,
+    /// Clips that are smaller than the size that was given.
+    pub enlarged: usize,
+    /// Clips whose rate is lower than the rate that was given: frames are repeated.
+    pub repeated_frames: usize,
+    /// Clips with another size or length than their table states.
+    pub stated_wrong: usize,
+    /// The captions.
+    pub captions: Captions,
+    /// Usable clips by size and frames.
+    pub histogram: Vec<Histogram>,
+    /// Every clip that would be dropped.
+    pub dropped: Vec<Dropped>,
+    /// Facts that may surprise.
+    pub notes: Vec<String>,
+    /// Videos.
+    pub videos: usize,
+    /// Videos that an earlier check has probed.
+    pub cached: usize,
+}
+
+/// Seconds of clips.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Lengths {
+    /// The shortest.
+    pub min_s: f64,
+    /// The median.
+    pub median_s: f64,
+    /// The longest.
+    pub max_s: f64,
+}
+
+/// A value, and the clips that have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Count {
+    /// The value.
+    pub value: String,
+    /// Clips.
+    pub clips: usize,
+}
+
+/// The captions of a data set.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Captions {
+    /// Clips without one.
+    pub missing: usize,
+    /// Clips with an empty one.
+    pub empty: usize,
+    /// Clips with one that is not UTF-8.
+    pub not_utf8: usize,
+    /// Clips that are dropped because the caption has too many characters.
+    pub too_long: usize,
+    /// Usable clips whose caption another usable clip has too.
+    pub doubled: usize,
+    /// Characters of the median caption.
+    pub median_characters: usize,
+    /// Characters of the longest caption.
+    pub most_characters: usize,
+    /// Tokens of the median caption, if a tokenizer was given.
+    pub median_tokens: Option<usize>,
+    /// Tokens of the longest caption, if a tokenizer was given.
+    pub most_tokens: Option<usize>,
+    /// Clips whose caption has more tokens than the encoder reads. It cuts them.
+    pub cut: Option<usize>,
+}
+
+/// Clips of one size in one range of lengths.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Histogram {
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+    /// The fewest frames.
+    pub from: usize,
+    /// The most frames. `None`: any number.
+    pub to: Option<usize>,
+    /// Clips.
+    pub clips: usize,
+}
+
+/// A clip that would be dropped.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Dropped {
+    /// The clip.
+    pub id: String,
+    /// Where the caption was read.
+    pub origin: String,
+    /// The reason in a few words.
+    pub title: &'static str,
+    /// The facts behind it.
+    pub detail: String,
+    /// The reason, for programs.
+    pub reason: Reason,
+}
+
+impl Report {
+    pub(super) fn new(manifest: &Manifest, source: &Source, probed: &Results, request: &CheckRequest<'_>) -> Self {
+        let usable: Vec<&Clip> = manifest.usable().collect();
+        let count = |is: &dyn Fn(&Clip) -> bool| usable.iter().filter(|clip| is(clip)).count();
+        let by_path: HashMap<&Utf8Path, &Clip> = usable.iter().map(|clip| (clip.path.as_path(), *clip)).collect();
+        let mut notes = source.notes.clone();
+        notes
+            .extend(probed.not_kept.as_ref().map(|why| format!("the results were not kept for the next check: {why}")));
+        let target_fps = request.frames.as_ref().and_then(|choice| choice.fps);
+        Self {
+            source: manifest.header.source.clone(),
+            layout: source.layout.name(),
+            layout_why: source.why.clone(),
+            clips: manifest.clips.len(),
+            usable: usable.len(),
+            hours: usable.iter().map(|clip| clip.duration_s).sum::<f64>() / 3600.0,
+            bytes: by_path.values().map(|clip| clip.bytes).sum(),
+            lengths: lengths(&usable),
+            sizes: counts(usable.iter().map(|clip| format!("{}x{}", clip.width, clip.height))),
+            rates: counts(usable.iter().map(|clip| rate(clip.fps))),
+            codecs: counts(usable.iter().map(|clip| clip.codec.clone())),
+            variable_rate: count(&|clip| clip.variable_rate),
+            hdr: count(&|clip| clip.hdr),
+            enlarged: request
+                .size
+                .map_or(0, |[height, width]| count(&|clip| clip.height < height || clip.width < width)),
+            // A hundredth of tolerance: 23.976 is 24.
+            repeated_frames: target_fps.map_or(0, |fps| count(&|clip| clip.fps < fps * 0.99)),
+            stated_wrong: source.rows.iter().filter(|row| states_otherwise(row, &by_path)).count(),
+            captions: captions(manifest, source, &usable, request),
+            histogram: histogram(&usable),
+            dropped: manifest.excluded().map(|(clip, reason)| dropped(clip, reason)).collect(),
+            notes,
+            videos: probed.by_path.len(),
+            cached: probed.cached,
+        }
+    }
+
+    /// Returns the share of clips that would be dropped: 0 to 1.
+    pub fn dropped_share(&self) -> f64 {
+        if self.clips == 0 { 0.0 } else { self.dropped.len() as f64 / self.clips as f64 }
+    }
+}
+
+fn states_otherwise(row: &crate::Row, by_path: &HashMap<&Utf8Path, &Clip>) -> bool {
+    let Some(clip) = by_path.get(row.path.as_path()) else { return false };
+    let differs = |stated: usize, is: usize| stated != 0 && stated != is;
+    let stated = row.stated;
+    differs(stated.width, clip.width) || differs(stated.height, clip.height) || differs(stated.frames, clip.frames)
+}
+
+fn dropped(clip: &Clip, reason: &Reason) -> Dropped {
+    Dropped {
+        id: clip.id.clone(),
+        origin: clip.origin.clone(),
+        title: reason.title(),
+        detail: reason.to_string(),
+        reason: reason.clone(),
+    }
+}
+
+fn lengths(usable: &[&Clip]) -> Option<Lengths> {
+    let mut seconds: Vec<f64> = usable.iter().map(|clip| clip.duration_s).collect();
+    seconds.sort_by(f64::total_cmp);
+    let (min_s, max_s) = (*seconds.first()?, *seconds.last()?);
+    Some(Lengths { min_s, median_s: seconds[seconds.len() / 2], max_s })
+}
+
+/// Counts values, the most frequent first.
+fn counts(values: impl Iterator<Item = String>) -> Vec<Count> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    values.for_each(|value| *counts.entry(value).or_default() += 1);
+    let mut counts: Vec<Count> = counts.into_iter().map(|(value, clips)| Count { value, clips }).collect();
+    counts.sort_by_key(|count| std::cmp::Reverse(count.clips));
+    counts
+}
+
+/// Formats a frame rate: `24`, `29.97`.
+fn rate(fps: f64) -> String {
+    let text = format!("{fps:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn captions(manifest: &Manifest, source: &Source, usable: &[&Clip], request: &CheckRequest<'_>) -> Captions {
+    let faults = |fault| source.rows.iter().filter(|row| row.caption == Err(fault)).count();
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    usable.iter().for_each(|clip| *seen.entry(&clip.caption).or_default() += 1);
+    let sorted = |mut numbers: Vec<usize>| {
+        numbers.sort_unstable();
+        numbers
+    };
+    let characters = sorted(usable.iter().map(|clip| clip.caption.chars().count()).collect());
+    let tokens = sorted(usable.iter().filter_map(|clip| clip.tokens).collect());
+    let is_counted = request.count_tokens.is_some() && !tokens.is_empty();
+    let too_long = |(_, reason): &(&Clip, &Reason)| matches!(reason, Reason::CaptionTooLong { .. });
+    Captions {
+        missing: faults(CaptionFault::Missing),
+        empty: faults(CaptionFault::Empty),
+        not_utf8: faults(CaptionFault::NotUtf8),
+        too_long: manifest.excluded().filter(too_long).count(),
+        doubled: seen.values().filter(|clips| **clips > 1).sum(),
+        median_characters: characters.get(characters.len() / 2).copied().unwrap_or(0),
+        most_characters: characters.last().copied().unwrap_or(0),
+        median_tokens: is_counted.then(|| tokens[tokens.len() / 2]),
+        most_tokens: is_counted.then(|| tokens[tokens.len() - 1]),
+        cut: is_counted.then(|| tokens.iter().filter(|tokens| **tokens > request.most_tokens).count()),
+    }
+}
+
+fn histogram(usable: &[&Clip]) -> Vec<Histogram> {
+    let mut counts: BTreeMap<(usize, usize, usize), usize> = BTreeMap::new();
+    for clip in usable {
+        let range = RANGES.partition_point(|from| *from <= clip.frames).saturating_sub(1);
+        *counts.entry((clip.width, clip.height, range)).or_default() += 1;
+    }
+    let bars = counts.into_iter().map(|((width, height, range), clips)| Histogram {
+        width,
+        height,
+        from: RANGES[range],
+        to: RANGES.get(range + 1).map(|next| next - 1),
+        clips,
+    });
+    bars.collect()
+}

@@ -1,0 +1,318 @@
+//! Data sets with videos that ffmpeg makes, and everything that can be wrong with them.
+
+use super::*;
+use crate::{Clip, Reason};
+use camino::Utf8Path;
+use rundir::ErrorCode;
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::sync::OnceLock;
+use video::FrameMode;
+
+/// Videos that tests copy: name and the arguments of ffmpeg.
+const MATERIAL: [(&str, &str); 6] = [
+    ("long.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 50 -movflags +faststart"),
+    ("short.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 10"),
+    ("tall.mkv", "-f lavfi -i testsrc2=size=48x64:rate=12 -frames:v 50"),
+    ("one.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 1"),
+    ("audio.mp4", "-f lavfi -i sine=duration=1"),
+    ("picture.png", "-f lavfi -i testsrc2=size=64x48 -frames:v 1"),
+];
+
+fn material() -> &'static Utf8Path {
+    static FOLDER: OnceLock<Site> = OnceLock::new();
+    let site = FOLDER.get_or_init(|| {
+        let site = Site::new();
+        for (name, args) in MATERIAL {
+            let mut ffmpeg = Command::new("ffmpeg");
+            ffmpeg.args(["-v", "error"]).args(args.split(' ')).arg(site.path.join(name));
+            assert!(ffmpeg.status().expect("ffmpeg is installed").success(), "{name}");
+        }
+        site
+    });
+    &site.path
+}
+
+/// A data set that a test fills.
+struct Site {
+    keep: tempfile::TempDir,
+    path: Utf8PathBuf,
+}
+
+impl Site {
+    fn new() -> Self {
+        let keep = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(keep.path()).unwrap().canonicalize_utf8().unwrap().join("data");
+        fs::create_dir(&path).unwrap();
+        Self { keep, path }
+    }
+
+    fn with(self, name: &str, bytes: impl AsRef<[u8]>) -> Self {
+        fs::write(self.path.join(name), bytes).unwrap();
+        self
+    }
+
+    /// Adds a video and its caption.
+    fn video(self, name: &str, of: &str, caption: &str) -> Self {
+        let bytes = fs::read(material().join(of)).unwrap();
+        let text = Utf8Path::new(name).with_extension("txt");
+        self.with(name, bytes).with(text.as_str(), caption)
+    }
+
+    fn cache(&self) -> Utf8PathBuf {
+        Utf8Path::from_path(self.keep.path()).unwrap().join("cache")
+    }
+
+    fn request(&self) -> CheckRequest<'static> {
+        let source = SourceRequest { source: self.path.clone(), ..SourceRequest::default() };
+        CheckRequest { cache: Some(self.cache()), ..CheckRequest::new(source) }
+    }
+
+    fn check(&self) -> Checked {
+        checked(&self.request())
+    }
+}
+
+fn checked(request: &CheckRequest<'_>) -> Checked {
+    check(request, &mut |_| ControlFlow::Continue(())).unwrap()
+}
+
+fn reasons(checked: &Checked) -> BTreeMap<&str, Option<&Reason>> {
+    checked.manifest.clips.iter().map(|clip| (clip.id.as_str(), clip.excluded.as_ref())).collect()
+}
+
+#[test]
+fn a_good_clip_has_its_size_rate_length_and_hash() {
+    let checked = Site::new().video("a.mp4", "long.mp4", "a test").video("b.mkv", "tall.mkv", "a tall one").check();
+    let [a, b] = &checked.manifest.clips[..] else { panic!("{:?}", checked.manifest) };
+    assert_eq!((a.width, a.height, a.fps, a.frames, a.codec.as_str()), (64, 48, 25.0, 50, "h264"));
+    assert_eq!((b.width, b.height, b.frames), (48, 64, 50));
+    assert!((a.duration_s - 2.0).abs() < 1e-9 && (b.fps - 12.0).abs() < 0.05, "{a:?} {b:?}");
+    assert!(a.content.len() == 32 && a.content != b.content);
+    assert!(checked.manifest.refuse_if_dropped(0.0).is_ok());
+    assert_eq!(
+        checked.report.histogram.iter().map(|bar| (bar.from, bar.clips)).collect::<Vec<_>>(),
+        [(49, 1), (49, 1)]
+    );
+}
+
+#[test]
+fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
+    let long = fs::read(material().join("long.mp4")).unwrap();
+    let short = fs::read(material().join("short.mp4")).unwrap();
+    let mut site = Site::new()
+        .video("good.mp4", "long.mp4", "good")
+        .video("one.mp4", "one.mp4", "one")
+        .video("audio.mp4", "audio.mp4", "audio")
+        .video("picture.mp4", "picture.png", "picture")
+        .with("empty.mp4", "")
+        .with("text.mp4", "this is not a video")
+        // The table of frames comes first in the one, and is lost with the end of the other.
+        .with("cut.mp4", &long[..long.len() * 2 / 3])
+        .with("headless.mp4", &short[..short.len() / 2]);
+    for name in ["empty.txt", "text.txt", "cut.txt", "headless.txt"] {
+        site = site.with(name, "caption");
+    }
+    let checked = site.check();
+    let reasons = reasons(&checked);
+    let reason = |name: &str| reasons[name].unwrap_or_else(|| panic!("{name} is not excluded"));
+    assert_eq!(reasons["good.mp4"], None);
+    assert_eq!(reason("one.mp4"), &Reason::OneFrame);
+    assert_eq!(reason("audio.mp4"), &Reason::AudioOnly);
+    assert!(matches!(reason("picture.mp4"), Reason::NotAVideo { .. }), "{:?}", reason("picture.mp4"));
+    assert_eq!(reason("empty.mp4"), &Reason::VideoEmpty);
+    assert!(matches!(reason("text.mp4"), Reason::Unreadable { .. }), "{:?}", reason("text.mp4"));
+    for name in ["cut.mp4", "headless.mp4"] {
+        assert!(matches!(reason(name), Reason::Truncated { .. }), "{:?}", reason(name));
+    }
+    assert_eq!(checked.report.dropped.len(), 7);
+    assert_eq!(checked.manifest.refuse_if_dropped(0.05).unwrap_err().code, ErrorCode::TooManyDropped);
+}
+
+#[test]
+fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new().video("a.mp4", "long.mp4", "a");
+    fs::set_permissions(site.path.join("a.mp4"), fs::Permissions::from_mode(0)).unwrap();
+    if fs::File::open(site.path.join("a.mp4")).is_ok() {
+        eprintln!("skipped: this user may read every file");
+        return;
+    }
+    assert!(matches!(site.check().manifest.clips[0].excluded, Some(Reason::Unreadable { .. })));
+    fs::set_permissions(site.path.join("a.mp4"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(site.check().manifest.clips[0].excluded, None);
+}
+
+#[test]
+fn captions_that_cannot_be_used_are_counted() {
+    let site = Site::new()
+        .video("empty.mp4", "long.mp4", " \n")
+        .video("long.mp4", "long.mp4", &"word ".repeat(2000))
+        .video("bytes.mp4", "long.mp4", "")
+        .with("bytes.txt", b"caf\xe9")
+        .video("missing.mp4", "long.mp4", "")
+        .video("same-a.mp4", "long.mp4", "the same")
+        .video("same-b.mp4", "short.mp4", "the same");
+    fs::remove_file(site.path.join("missing.txt")).unwrap();
+    let checked = site.check();
+    let reasons = reasons(&checked);
+    assert_eq!(reasons["empty.mp4"], Some(&Reason::CaptionEmpty));
+    assert_eq!(reasons["long.mp4"], Some(&Reason::CaptionTooLong { characters: 9999, most: CAPTION_CHARACTERS }));
+    assert_eq!(reasons["bytes.mp4"], Some(&Reason::CaptionNotUtf8));
+    assert_eq!(reasons["missing.mp4"], Some(&Reason::CaptionMissing));
+    let captions = &checked.report.captions;
+    assert_eq!((captions.empty, captions.missing, captions.not_utf8, captions.too_long), (1, 1, 1, 1));
+    assert_eq!((captions.doubled, checked.report.usable), (2, 2));
+}
+
+#[test]
+fn tokens_are_counted_and_longer_captions_are_cut_and_not_dropped() {
+    let site = Site::new().video("a.mp4", "long.mp4", "one two three").video("b.mp4", "short.mp4", "one");
+    let words = |text: &str| text.split(' ').count();
+    let checked = checked(&CheckRequest { count_tokens: Some(&words), most_tokens: 2, ..site.request() });
+    let captions = &checked.report.captions;
+    assert_eq!((captions.median_tokens, captions.most_tokens, captions.cut), (Some(3), Some(3), Some(1)));
+    assert_eq!(checked.manifest.clips.iter().map(|clip| clip.tokens).collect::<Vec<_>>(), [Some(3), Some(1)]);
+}
+
+#[test]
+fn clips_that_repeat_another_one_are_excluded() {
+    let table = "video,caption\na.mp4,one\na.mp4,one\na.mp4,two\ncopy.mp4,one\ncopy.mp4,three\n";
+    let site = Site::new().video("a.mp4", "long.mp4", "").video("copy.mp4", "long.mp4", "").with("metadata.csv", table);
+    let checked = site.check();
+    let first = || "a.mp4".to_owned();
+    let reasons = reasons(&checked);
+    assert_eq!(reasons["a.mp4"], None);
+    assert_eq!(reasons["a.mp4#2"], Some(&Reason::ListedTwice { first: first() }));
+    // Another caption of a video is another clip.
+    assert_eq!((reasons["a.mp4#3"], reasons["copy.mp4#2"]), (None, None));
+    assert_eq!(reasons["copy.mp4"], Some(&Reason::DoubledFile { first: first() }));
+}
+
+#[test]
+fn paths_that_lead_nowhere_or_outside_are_excluded() {
+    let table = "video,caption\nnone.mp4,one\n../a.mp4,two\n,three\n.,four\n";
+    let checked = Site::new().with("metadata.csv", table).check();
+    let kinds: Vec<&str> = checked.report.dropped.iter().map(|dropped| dropped.title).collect();
+    assert_eq!(kinds, ["video missing", "outside the folder", "video missing", "not a video"]);
+    let ids: std::collections::BTreeSet<&str> = checked.manifest.clips.iter().map(|clip| clip.id.as_str()).collect();
+    assert_eq!(ids.len(), 4);
+}
+
+#[test]
+fn clips_that_are_too_short_are_excluded_and_included_again_for_a_shorter_choice() {
+    let site = Site::new().video("a.mp4", "long.mp4", "two seconds").video("b.mp4", "short.mp4", "0.4 seconds");
+    let choice = |frames, fps| FrameChoice { mode: FrameMode::Head, frames, fps, stride: 1, seed: 0 };
+    let request = CheckRequest { frames: Some(choice(9, Some(8.0))), size: Some([96, 64]), ..site.request() };
+    let mut checked = checked(&request);
+    let reason = Reason::TooShort { frames: 4, needed: 9, span_s: 9.0 / 25.0, needed_s: Some(1.0) };
+    assert_eq!(reasons(&checked)["b.mp4"], Some(&reason));
+    assert_eq!((checked.report.usable, checked.report.enlarged), (1, 1));
+    checked.manifest.exclude_short(&choice(49, None));
+    let reason = Reason::TooShort { frames: 10, needed: 49, span_s: 9.0 / 25.0, needed_s: None };
+    assert_eq!(reasons(&checked)["b.mp4"], Some(&reason));
+    checked.manifest.exclude_short(&choice(10, None));
+    assert_eq!(checked.manifest.usable().count(), 2);
+}
+
+#[test]
+fn the_manifest_says_too_short_exactly_where_choosing_frames_fails() {
+    let clip = |frames, fps| Clip { frames, fps, ..Clip::default() };
+    for frames in [2, 9, 10, 16, 17, 48, 49, 50] {
+        for fps in [8.0, 12.5, 23.976, 30.0] {
+            let times: Vec<f64> = (0..frames).map(|at| at as f64 / fps).collect();
+            for (wanted, rate) in [(1, None), (9, None), (49, None), (9, Some(8.0)), (17, Some(8.0)), (49, Some(24.0))]
+            {
+                for mode in [FrameMode::Head, FrameMode::Linspace, FrameMode::Stride, FrameMode::Random] {
+                    let choice = FrameChoice { mode, frames: wanted, fps: rate, stride: 2, seed: 1 };
+                    let mut manifest = Manifest { clips: vec![clip(frames, fps)], ..Manifest::default() };
+                    manifest.exclude_short(&choice);
+                    let is_enough = video::choose(&times, &choice).is_ok();
+                    assert_eq!(manifest.clips[0].is_usable(), is_enough, "{frames} frames at {fps}, {choice:?}");
+                    if let Some(Reason::TooShort { frames, needed, .. }) = manifest.clips[0].excluded {
+                        assert!(frames < needed, "{frames} of {needed}, {choice:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_check_probes_only_what_changed() {
+    let site =
+        Site::new().video("a.mp4", "long.mp4", "a").video("b.mp4", "short.mp4", "b").video("c.mp4", "one.mp4", "c");
+    let first = site.check();
+    assert_eq!(first.report.cached, 0);
+    let second = site.check();
+    assert_eq!((second.report.cached, &second.manifest), (3, &first.manifest));
+    // Another content, and a caption, which is never cached.
+    let site = site.video("b.mp4", "tall.mkv", "another caption");
+    let third = site.check();
+    assert_eq!(third.report.cached, 2);
+    assert_eq!((third.manifest.clips[1].width, third.manifest.clips[1].caption.as_str()), (48, "another caption"));
+}
+
+#[test]
+fn an_interrupted_check_goes_on_with_the_rest() {
+    let mut site = Site::new();
+    for n in 0..6 {
+        site = site.video(&format!("{n}.mp4"), "short.mp4", &n.to_string());
+    }
+    let request = CheckRequest { workers: 1, ..site.request() };
+    let stopped = check(&request, &mut |progress| match progress.done {
+        0..3 => ControlFlow::Continue(()),
+        _ => ControlFlow::Break(()),
+    });
+    assert_eq!(stopped.unwrap_err().code, ErrorCode::Cancelled);
+    assert_eq!(site.check().report.cached, 3);
+    // A torn line and lines of other versions are left out.
+    let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":1", "\"rules\":0", 1)).unwrap();
+    assert_eq!(site.check().report.cached, 4);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_noted() {
+    let site = Site::new().video("a.mp4", "long.mp4", "a");
+    let request = CheckRequest { cache: Some(site.path.join("a.mp4/cache")), ..site.request() };
+    let checked = checked(&request);
+    assert_eq!((checked.report.usable, checked.report.notes.len()), (1, 1));
+}
+
+#[test]
+fn without_ffprobe_the_check_names_the_program() {
+    let site = Site::new().video("a.mp4", "long.mp4", "a");
+    let request = CheckRequest { programs: Programs::at("/nonesuch/ffmpeg", "/nonesuch/ffprobe"), ..site.request() };
+    let failure = check(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::ProgramMissing);
+    assert!(!failure.fix.is_empty());
+}
+
+#[test]
+fn the_report_fits_80_columns_and_is_whole_in_a_pipe() {
+    let name = "a-name-that-is-much-longer-than-any-column-of-a-terminal-\u{1b}[31mred.mp4";
+    let site = Site::new()
+        .video("clip-1.mp4", "long.mp4", "a ball rolls")
+        .video("clip-2.mp4", "tall.mkv", "a tower of bricks")
+        .video("clip-3.mp4", "short.mp4", "a blink")
+        .video(name, "one.mp4", "still")
+        .with("headless.mp4", &fs::read(material().join("short.mp4")).unwrap()[..900])
+        .with("headless.txt", "lost")
+        .with("alone.txt", "no video");
+    let choice = FrameChoice { mode: FrameMode::Head, frames: 9, fps: Some(8.0), stride: 1, seed: 0 };
+    let report = checked(&CheckRequest { frames: Some(choice), size: Some([48, 64]), ..site.request() }).report;
+    let narrow = report.text(Some(80));
+    assert!(narrow.lines().all(|line| unicode_width::UnicodeWidthStr::width(line) <= 80), "{narrow}");
+    assert!(!narrow.contains('\u{1b}'));
+    let shown = without_bytes(&narrow, &units::bytes(report.bytes));
+    insta::assert_snapshot!(shown);
+    assert!(report.text(None).contains("any-column-of-a-terminal"));
+}
+
+/// Replaces the size of the videos, which depends on the version of ffmpeg.
+fn without_bytes(text: &str, bytes: &str) -> String {
+    text.replace(bytes, "BYTES")
+}

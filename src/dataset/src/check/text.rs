@@ -1,0 +1,182 @@
+//! The report as text for a terminal.
+
+use super::report::{Count, Report};
+use std::fmt::Write;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Sizes, rates and codecs that a line lists.
+const LISTED: usize = 4;
+/// Bars of the histogram.
+const BARS: usize = 24;
+/// The widest column of ids of dropped clips.
+const ID_WIDTH: usize = 28;
+
+impl Report {
+    /// Draws the report. `width` cuts lines of clips to this many columns; without it they are whole.
+    pub fn text(&self, width: Option<usize>) -> String {
+        let mut text = format!("{}: {}\n\n", self.layout, one_line(&self.layout_why));
+        if !self.histogram.is_empty() {
+            text += &self.bars(width.unwrap_or(80));
+            text.push('\n');
+        }
+        if !self.dropped.is_empty() {
+            text += &self.dropped_table(width);
+            text.push('\n');
+        }
+        for (name, value) in self.facts() {
+            let _ = writeln!(text, "{name:<9} {}", one_line(&value));
+        }
+        text
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let share = format!("{:.1}", self.dropped_share() * 100.0);
+        let share = share.trim_end_matches(".0");
+        let dropped = match self.dropped.len() {
+            0 => "all usable".into(),
+            dropped => format!("{} usable, {dropped} dropped ({share} %)", self.usable),
+        };
+        let mut facts = vec![("clips", format!("{}: {dropped}", self.clips))];
+        if let Some(lengths) = self.lengths {
+            let each = format!("{:.1} to {:.1} s each, median {:.1} s", lengths.min_s, lengths.max_s, lengths.median_s);
+            facts.push(("length", format!("{}, {each}", hours(self.hours))));
+            facts.push(("size", with(list(&self.sizes, ""), &[(self.enlarged, "smaller than wanted, enlarged")])));
+            let rate =
+                [(self.variable_rate, "variable"), (self.repeated_frames, "slower than wanted, frames repeated")];
+            facts.push(("rate", with(list(&self.rates, " fps"), &rate)));
+            facts.push(("codec", with(list(&self.codecs, ""), &[(self.hdr, "HDR, tone-mapped")])));
+        }
+        facts.push(("captions", self.caption_text()));
+        if let (Some(median), Some(most), Some(cut)) =
+            (self.captions.median_tokens, self.captions.most_tokens, self.captions.cut)
+        {
+            let cut = if cut == 0 { "none is cut".into() } else { format!("{cut} too long and cut") };
+            facts.push(("tokens", format!("median {median}, longest {most}; {cut}")));
+        }
+        let known =
+            if self.cached == 0 { String::new() } else { format!(", {} known from an earlier check", self.cached) };
+        facts.push(("videos", format!("{}, {}{known}", self.videos, units::bytes(self.bytes))));
+        if self.stated_wrong > 0 {
+            let differ =
+                format!("{} differ in size or length from the table", units::counted(self.stated_wrong, "clip"));
+            facts.push(("note", differ));
+        }
+        facts.extend(self.notes.iter().map(|note| ("note", note.clone())));
+        facts
+    }
+
+    fn caption_text(&self) -> String {
+        let captions = &self.captions;
+        let measured = match captions.most_characters {
+            0 => "none usable".into(),
+            most => format!("median {} characters, longest {most}", captions.median_characters),
+        };
+        let counts = [
+            (captions.missing, "missing"),
+            (captions.empty, "empty"),
+            (captions.not_utf8, "not UTF-8"),
+            (captions.too_long, "too long"),
+            (captions.doubled, "doubled"),
+        ];
+        with(measured, &counts)
+    }
+
+    /// Draws a bar per size and range of frames.
+    fn bars(&self, width: usize) -> String {
+        let mut bars: Vec<_> = self.histogram.iter().collect();
+        bars.sort_by_key(|bar| std::cmp::Reverse(bar.clips));
+        let rest: usize = bars.iter().skip(BARS).map(|bar| bar.clips).sum();
+        bars.truncate(BARS);
+        bars.sort();
+        let label = |bar: &super::Histogram| {
+            let frames = bar.to.map_or_else(|| format!("{}+", bar.from), |to| format!("{}-{to}", bar.from));
+            format!("{:<12}{frames:>8}{:>8}  ", format!("{}x{}", bar.width, bar.height), bar.clips)
+        };
+        let most = bars.iter().map(|bar| bar.clips).max().unwrap_or(1).max(1);
+        let room = width.saturating_sub(32).max(8);
+        let mut text = format!("{:<12}{:>8}{:>8}\n", "size", "frames", "clips");
+        for bar in bars {
+            let length = (bar.clips * room).div_ceil(most);
+            let _ = writeln!(text, "{}{}", label(bar), "#".repeat(length));
+        }
+        if rest > 0 {
+            let _ = writeln!(text, "{:<20}{rest:>8}", "other sizes");
+        }
+        text
+    }
+
+    fn dropped_table(&self, width: Option<usize>) -> String {
+        let cells = |text: &str| UnicodeWidthStr::width(text);
+        let widest = |of: &dyn Fn(&super::Dropped) -> usize| self.dropped.iter().map(of).max().unwrap_or(0);
+        let id_width = widest(&|dropped| cells(&dropped.id)).max("dropped clip".len());
+        let id_width = if width.is_some() { id_width.min(ID_WIDTH) } else { id_width };
+        let title_width = widest(&|dropped| dropped.title.len()).max("reason".len());
+        let line = |id: &str, title: &str, detail: &str| {
+            let id = cut(&one_line(id), id_width, End::Start);
+            let pad = " ".repeat(id_width.saturating_sub(cells(&id)));
+            let line = format!("{id}{pad}  {title:<title_width$}  {}", one_line(detail));
+            let line = width.map_or_else(|| line.clone(), |width| cut(&line, width, End::End));
+            line.trim_end().to_owned() + "\n"
+        };
+        let lines = self.dropped.iter().map(|dropped| line(&dropped.id, dropped.title, &dropped.detail));
+        std::iter::once(line("dropped clip", "reason", "")).chain(lines).collect()
+    }
+}
+
+/// Appends the counts that are not zero.
+fn with(mut text: String, counts: &[(usize, &str)]) -> String {
+    for (at, (count, what)) in counts.iter().filter(|(count, _)| *count > 0).enumerate() {
+        let _ = write!(text, "{} {count} {what}", if at == 0 { ";" } else { "," });
+    }
+    text
+}
+
+/// Lists the most frequent values: `1280x720 (150), 640x360 (8)`.
+fn list(counts: &[Count], unit: &str) -> String {
+    if let [only] = counts {
+        return format!("{}{unit}", only.value);
+    }
+    let listed = counts.iter().take(LISTED).map(|count| format!("{}{unit} ({})", count.value, count.clips));
+    let mut listed: Vec<String> = listed.collect();
+    if counts.len() > LISTED {
+        listed.push(format!("{} more", counts.len() - LISTED));
+    }
+    listed.join(", ")
+}
+
+fn hours(hours: f64) -> String {
+    if hours < 0.1 { units::duration(hours * 3600.0) } else { format!("{} h", units::number(hours)) }
+}
+
+/// The end of a text that is cut off.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Start,
+    End,
+}
+
+/// Cuts a text to a number of columns, with `…` where it is cut.
+fn cut(text: &str, width: usize, end: End) -> String {
+    if UnicodeWidthStr::width(text) <= width {
+        return text.to_owned();
+    }
+    let mut room = width.saturating_sub(1);
+    let fits = |c: &char| {
+        let cells = c.width().unwrap_or(0);
+        let fits = cells <= room;
+        room = if fits { room - cells } else { 0 };
+        fits
+    };
+    match end {
+        End::End => text.chars().take_while(fits).collect::<String>() + "…",
+        End::Start => {
+            let kept: Vec<char> = text.chars().rev().take_while(fits).collect();
+            std::iter::once('…').chain(kept.into_iter().rev()).collect()
+        }
+    }
+}
+
+/// Replaces newlines and other control characters, which would break the table or the terminal.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,183 @@
+//! The section `[condition]`: what the network receives besides the noised latent and the text.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What is concatenated with the noised latent, on the channels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    /// The kind of condition.
+    pub kind: ConditionKind,
+    /// The probability that a step trains without its images; one draw for the global batch. 0: never.
+    pub image_dropout: f64,
+    /// Whether `encode` adds noise to images and to the known pixels of masked videos before the VAE.
+    pub image_noise: bool,
+    /// The kinds of masks that `encode` draws, with their probabilities; empty for VideoX-Fun's.
+    pub masks: Vec<String>,
+    /// The probability that a wholly masked sample is trained without its mask and its masked latent. 0: never.
+    pub mask_dropout: f64,
+}
+
+impl Default for Condition {
+    /// Returns the defaults of the keys: no condition.
+    fn default() -> Self {
+        Condition {
+            kind: ConditionKind::None,
+            image_dropout: 0.05,
+            image_noise: false,
+            masks: Vec::new(),
+            mask_dropout: 0.9,
+        }
+    }
+}
+
+/// The kind of condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConditionKind {
+    /// Text alone.
+    None,
+    /// The latent of the first image, followed by zero frames (CogVideoX image-to-video).
+    Image,
+    /// A mask and the latent of the masked video (CogVideoX-Fun inpainting).
+    Inpaint,
+}
+
+impl ConditionKind {
+    /// Returns the input channels of a network that predicts latents with `out_channels`.
+    pub fn in_channels(self, out_channels: usize) -> usize {
+        match self {
+            ConditionKind::None => out_channels,
+            ConditionKind::Image => 2 * out_channels,
+            ConditionKind::Inpaint => 2 * out_channels + 1,
+        }
+    }
+}
+
+/// A kind of mask over the frames and pixels of a video.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MaskKind {
+    /// A rectangle through all frames.
+    Rectangle,
+    /// Everything: text to video.
+    All,
+    /// All frames from one of the frames 1 to 4 on: image to video.
+    Tail,
+    /// All frames but the first and the last few: start and end image to video.
+    Middle,
+    /// A rectangle in a window of frames.
+    Window,
+    /// Each pixel by itself.
+    Pixels,
+    /// Small boxes in random frames.
+    Boxes,
+    /// An ellipse in the first frame.
+    Ellipse,
+    /// A circle in the first frame.
+    Circle,
+    /// Each frame by itself.
+    Frames,
+}
+
+impl MaskKind {
+    /// All kinds with VideoX-Fun's probabilities for videos, in its order.
+    ///
+    /// Source: VideoX-Fun `get_random_mask`.
+    pub const VIDEO: [(MaskKind, f64); 10] = [
+        (MaskKind::Rectangle, 0.05),
+        (MaskKind::All, 0.2),
+        (MaskKind::Tail, 0.2),
+        (MaskKind::Middle, 0.2),
+        (MaskKind::Window, 0.05),
+        (MaskKind::Pixels, 0.05),
+        (MaskKind::Boxes, 0.05),
+        (MaskKind::Ellipse, 0.1),
+        (MaskKind::Circle, 0.05),
+        (MaskKind::Frames, 0.05),
+    ];
+
+    /// The kinds of a single image, with VideoX-Fun's probabilities.
+    pub const IMAGE: [(MaskKind, f64); 4] =
+        [(MaskKind::Rectangle, 0.2), (MaskKind::All, 0.7), (MaskKind::Ellipse, 0.05), (MaskKind::Circle, 0.05)];
+
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            MaskKind::Rectangle => "rectangle",
+            MaskKind::All => "all",
+            MaskKind::Tail => "tail",
+            MaskKind::Middle => "middle",
+            MaskKind::Window => "window",
+            MaskKind::Pixels => "pixels",
+            MaskKind::Boxes => "boxes",
+            MaskKind::Ellipse => "ellipse",
+            MaskKind::Circle => "circle",
+            MaskKind::Frames => "frames",
+        }
+    }
+}
+
+impl fmt::Display for MaskKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl Condition {
+    /// Returns the kinds of masks with their probabilities, which sum to 1.
+    ///
+    /// # Errors
+    /// The reason why `masks` is not such a list.
+    pub fn mask_kinds(&self) -> Result<Vec<(MaskKind, f64)>, String> {
+        if self.masks.is_empty() {
+            return Ok(MaskKind::VIDEO.to_vec());
+        }
+        let kinds = self.masks.iter().map(|text| {
+            let (name, share) = text.split_once('=').ok_or_else(|| format!("'{text}' is not KIND=PROBABILITY"))?;
+            let kind = MaskKind::VIDEO.into_iter().map(|(kind, _)| kind).find(|kind| kind.name() == name.trim());
+            let kind = kind.ok_or_else(|| {
+                let names: Vec<_> = MaskKind::VIDEO.iter().map(|(kind, _)| kind.name()).collect();
+                format!("'{}' is no kind of mask; the kinds are {}", name.trim(), names.join(", "))
+            })?;
+            let share: f64 = share.trim().parse().map_err(|_| format!("'{text}' has no number after ="))?;
+            if share.is_finite() && share >= 0.0 {
+                Ok((kind, share))
+            } else {
+                Err(format!("'{text}' has no probability from 0 to 1"))
+            }
+        });
+        let kinds = kinds.collect::<Result<Vec<_>, String>>()?;
+        let sum: f64 = kinds.iter().map(|(_, share)| share).sum();
+        if (sum - 1.0).abs() > 1e-6 {
+            return Err(format!("the probabilities sum to {sum}, not to 1"));
+        }
+        Ok(kinds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probabilities_of_masks_sum_to_one() {
+        for kinds in [&MaskKind::VIDEO[..], &MaskKind::IMAGE] {
+            assert!((kinds.iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9);
+        }
+        let of = |masks: &[&str]| {
+            Condition { masks: masks.iter().map(|m| (*m).to_owned()).collect(), ..Condition::default() }.mask_kinds()
+        };
+        assert_eq!(of(&[]), Ok(MaskKind::VIDEO.to_vec()));
+        assert_eq!(of(&["all=0.25", "tail = 0.75"]), Ok(vec![(MaskKind::All, 0.25), (MaskKind::Tail, 0.75)]));
+        for wrong in [&["all=0.5"][..], &["all"], &["most=1"], &["all=much"], &["all=2", "tail=-1"]] {
+            assert!(of(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_published_models_have_the_channels_of_their_conditions() {
+        use ConditionKind::{Image, Inpaint, None};
+        assert_eq!([None, Image, Inpaint].map(|kind| kind.in_channels(16)), [16, 32, 33]);
+    }
+}

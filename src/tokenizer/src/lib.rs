@@ -1,0 +1,134 @@
+//! T5's tokens, exactly as Google's SentencePiece gives them. No libtorch.
+//!
+//! [`Tokenizer`] is `T5Tokenizer` of transformers up to version 4, with `legacy` as the pipelines of CogVideoX have it: text is split at
+//! special tokens, and SentencePiece encodes each part. [`SentencePiece`] reads unigram models (`spiece.model`) alone.
+
+mod charsmap;
+mod normalizer;
+mod proto;
+mod special;
+mod unigram;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use special::{Part, Specials};
+use xxhash_rust::xxh3::xxh3_128;
+
+pub use unigram::SentencePiece;
+
+/// The file with the SentencePiece model.
+const MODEL: &str = "spiece.model";
+/// The id of padding and the id that ends a text, if the model does not name them; those of every T5.
+const PAD: i64 = 0;
+const END: i64 = 1;
+
+/// A T5 tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    model: SentencePiece,
+    specials: Specials,
+    identity: String,
+    pad: i64,
+    end: i64,
+}
+
+impl Tokenizer {
+    /// Opens a `tokenizer/` folder: `spiece.model`, and the special tokens of `tokenizer_config.json` if it exists.
+    ///
+    /// # Errors
+    /// A file is missing, is not a SentencePiece model, or is a model of another kind than unigram.
+    pub fn open(folder: &Utf8Path) -> Result<Self, Failure> {
+        let path = folder.join(MODEL);
+        let bytes = read(&path)?;
+        let model = SentencePiece::parse(&bytes).map_err(|error| error.into_failure(&path))?;
+        let specials = Specials::read(folder, model.len())?;
+        let identity = format!("{:032x}", xxh3_128(&[&bytes, specials.text().as_bytes()].concat()));
+        let id = |name: &str, or: i64| specials.id(name).or_else(|| model.id(name)).unwrap_or(or);
+        Ok(Tokenizer { pad: id("<pad>", PAD), end: id("</s>", END), model, specials, identity })
+    }
+
+    /// Returns the ids of a text: at most `len - 1` tokens and `</s>`, padded to `len`.
+    pub fn encode(&self, text: &str, len: usize) -> Vec<i64> {
+        let mut ids = self.tokens(text);
+        ids.truncate(len.saturating_sub(1));
+        self.finish(&mut ids);
+        ids.truncate(len);
+        ids.resize(len, self.pad);
+        ids
+    }
+
+    /// Returns the number of ids of a text with `</s>`, without truncation and padding.
+    pub fn count(&self, text: &str) -> usize {
+        self.ids(text).len()
+    }
+
+    /// Returns all ids of a text with `</s>`, without truncation and padding.
+    pub fn ids(&self, text: &str) -> Vec<i64> {
+        let mut ids = self.tokens(text);
+        self.finish(&mut ids);
+        ids
+    }
+
+    /// Returns a hash of the model and the special tokens.
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Returns the number of ids, special tokens included: an encoder needs at least as many embeddings.
+    pub fn vocabulary(&self) -> usize {
+        self.model.len().max(self.specials.most() + 1)
+    }
+
+    fn tokens(&self, text: &str) -> Vec<i64> {
+        let mut ids = Vec::new();
+        for part in self.specials.split(text) {
+            match part {
+                Part::Text(text) => self.model.encode_into(text, &mut ids),
+                Part::Token(id) => ids.push(id),
+            }
+        }
+        ids
+    }
+
+    /// Ends a text, unless it ends in `</s>` already.
+    fn finish(&self, ids: &mut Vec<i64>) {
+        if ids.last() != Some(&self.end) {
+            ids.push(self.end);
+        }
+    }
+}
+
+/// Why a file is not a model that can be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// It is not a SentencePiece model, or it is damaged.
+    Malformed(String),
+    /// It is a model of another kind, such as BPE.
+    Kind(String),
+}
+
+impl Error {
+    fn into_failure(self, path: &Utf8Path) -> Failure {
+        match self {
+            Error::Malformed(why) => Failure::new(
+                ErrorCode::Malformed,
+                format!("{path} is not a valid SentencePiece model"),
+                why,
+                "copy the tokenizer/ folder again from where the model came",
+            ),
+            Error::Kind(why) => Failure::new(
+                ErrorCode::UnsupportedModel,
+                format!("cannot use {path}"),
+                why,
+                "give the tokenizer/ folder of a CogVideoX model, which is that of T5",
+            ),
+        }
+    }
+}
+
+fn read(path: &Utf8PathBuf) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|e| {
+        let fix = "give the tokenizer/ folder of a CogVideoX model";
+        Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), fix)
+    })
+}

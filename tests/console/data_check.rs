@@ -1,0 +1,66 @@
+//! `vidtui data check`: from a folder of videos to a manifest.
+
+use crate::test_site::TestSite;
+use std::process::Command;
+
+/// Makes a site with a folder `clips` of two good videos and a caption too many.
+fn site() -> TestSite {
+    let site = TestSite::new();
+    let cache = site.root.join("cache");
+    let site = site.with("XDG_CACHE_HOME", cache.as_str());
+    site.write("clips/a.txt", "a ball rolls to the left");
+    site.write("clips/b.txt", "a ball rolls to the right");
+    for (name, frames) in [("a", "50"), ("b", "12")] {
+        let mut ffmpeg = Command::new("ffmpeg");
+        ffmpeg.args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=64x48:rate=25", "-frames:v", frames]);
+        assert!(ffmpeg.arg(site.root.join(format!("clips/{name}.mp4"))).status().unwrap().success());
+    }
+    site
+}
+
+#[test]
+fn a_folder_of_videos_becomes_a_manifest() {
+    let site = site();
+    let report = site.json(&["data", "check", "clips", "--out", "clips.jsonl", "--json"]);
+    assert_eq!((&report["report"]["layout"], &report["accepted"]), (&"pairs".into(), &true.into()));
+    assert_eq!((report["report"]["usable"].as_u64(), report["report"]["cached"].as_u64()), (Some(2), Some(0)));
+    let manifest = dataset::Manifest::read(&site.root.join("clips.jsonl")).unwrap();
+    assert_eq!(manifest.clips[1].caption, "a ball rolls to the right");
+    assert_eq!(manifest.clips[1].path, site.root.join("clips/b.mp4"));
+    // The second check asks ffprobe for nothing.
+    let none = site.with("VIDTUI_FFPROBE", "/nonesuch/ffprobe");
+    assert_eq!(none.json(&["data", "check", "clips", "--json"])["report"]["cached"].as_u64(), Some(2));
+}
+
+#[test]
+fn more_dropped_clips_than_accepted_fail_and_the_manifest_lists_them() {
+    let site = site();
+    let short = ["data", "check", "clips", "--frames", "49", "--fps", "25", "--out", "clips.jsonl"];
+    assert_eq!(site.error(&short), (1, "too-many-dropped".into()));
+    let manifest = dataset::Manifest::read(&site.root.join("clips.jsonl")).unwrap();
+    assert!(matches!(manifest.clips[1].excluded, Some(dataset::Reason::TooShort { frames: 12, needed: 49, .. })));
+    site.succeeds(&[&short[..], &["--max-dropped", "50%"]].concat());
+    let shown = site.fails(&["data", "check", "clips", "--frames", "49", "--fps", "25"]);
+    assert!(shown.contains("12 of 49 frames") && shown.contains("--max-dropped 50%"), "{shown}");
+}
+
+#[test]
+fn invalid_checks_are_refused_before_any_video_is_read() {
+    let site = site();
+    for (args, expected) in [
+        (&["clips", "--fps", "8"][..], (2, "invalid-argument")),
+        (&["clips", "--frames", "0"], (2, "invalid-argument")),
+        (&["clips", "--frames", "9", "--mode", "time@fps"], (2, "invalid-argument")),
+        (&["clips", "--out", "clips"], (2, "invalid-argument")),
+        (&["clips", "--out", "none/clips.jsonl"], (2, "not-found")),
+        (&["nonesuch"], (1, "not-found")),
+        (&["clips", "--layout", "table"], (1, "invalid-dataset")),
+        (&["clips", "--tokenizer", "nonesuch"], (1, "not-found")),
+    ] {
+        let (code, error) = site.error(&[&["data", "check"], args].concat());
+        assert_eq!((code, error.as_str()), expected, "{args:?}");
+    }
+    assert_eq!(site.vidtui(&["data", "check", "clips", "--max-dropped", "5"]).code, 2);
+    let missing = site.with("VIDTUI_FFPROBE", "/nonesuch/ffprobe");
+    assert_eq!(missing.error(&["data", "check", "clips"]), (1, "program-missing".into()));
+}
