@@ -122,9 +122,9 @@ pub fn failure() -> Failure {
 
 /// A run with the Slurm job of a line of `squeue`.
 pub fn as_job(row: RunRow, line: &str) -> RunRow {
-    use cluster::slurm::{JobSeen, JobSight, read_queue};
-    let seen = JobSeen::Job(Box::new(read_queue(line).rows.remove(0)));
-    RunRow { job: Some(JobSight { seen, ..JobSight::unseen(42) }), ranks: 4, ..row }
+    use cluster::slurm::{JobReply, JobStatus, read_queue};
+    let reply = JobReply::Job(Box::new(read_queue(line).rows.remove(0)));
+    RunRow { job: Some(JobStatus { reply, ..JobStatus::unknown(42) }), ranks: 4, ..row }
 }
 
 /// A run that was requeued.

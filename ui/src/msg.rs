@@ -4,7 +4,7 @@ use crate::fleet::{FleetSource, ListedNode};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use health::Finding;
 use plan::{LaunchPlan, RunKill};
 use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, NodePoint, RunId, StartFrom};
@@ -184,7 +184,7 @@ pub struct RunRow {
     pub findings: Vec<Finding>,
     /// Its Slurm job, if it has one.
     #[serde(default)]
-    pub job: Option<JobSight>,
+    pub job: Option<JobStatus>,
     /// Whether a command of the user trains, instead of the embedded trainer.
     #[serde(default)]
     pub is_command: bool,

@@ -1,7 +1,7 @@
 //! The state of a Slurm job or node, as sentences.
 
 use crate::text;
-use cluster::slurm::{Job, JobSeen, JobSight, JobState, SlurmNode};
+use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode};
 
 /// Why a job is pending, by the beginning of Slurm's reason. The first match counts.
 const WAITS: [(&str, &str); 19] = [
@@ -27,19 +27,19 @@ const WAITS: [(&str, &str); 19] = [
 ];
 
 /// Returns the state of a job, in a sentence or two.
-pub fn sentence(sight: &JobSight, now: f64) -> String {
-    let id = sight.id;
-    let what = match (&sight.seen, &sight.silence) {
-        (JobSeen::NotYet, Some(_)) => format!("Slurm job {id}."),
-        (JobSeen::NotYet, None) => format!("Slurm has not reported job {id} yet."),
-        (JobSeen::Forgotten, _) => format!("Slurm no longer lists job {id}."),
-        (JobSeen::Job(job), _) => format!("{}.", of_job(id, job, sight.cancelled_by.as_deref(), now)),
+pub fn sentence(status: &JobStatus, now: f64) -> String {
+    let id = status.id;
+    let what = match (&status.reply, &status.no_reply) {
+        (JobReply::None, Some(_)) => format!("Slurm job {id}."),
+        (JobReply::None, None) => format!("Slurm has not reported job {id} yet."),
+        (JobReply::Purged, _) => format!("Slurm no longer lists job {id}."),
+        (JobReply::Job(job), _) => format!("{}.", of_job(id, job, status.cancelled_by.as_deref(), now)),
     };
-    match &sight.silence {
+    match &status.no_reply {
         None => what,
-        Some(silence) => {
-            let since = units::duration((now - silence.since_s).max(0.0));
-            format!("{what} Slurm has not answered for {since}: {}.", silence.why)
+        Some(no_reply) => {
+            let since = units::duration((now - no_reply.since_s).max(0.0));
+            format!("{what} Slurm has not answered for {since}: {}.", no_reply.why)
         }
     }
 }
@@ -121,26 +121,26 @@ pub fn of_node(node: &SlurmNode, now: f64) -> String {
 }
 
 /// Returns a job's state in a few words: `job 42 pending`.
-pub fn short(sight: &JobSight) -> String {
-    let state = match &sight.seen {
-        JobSeen::NotYet => String::new(),
-        JobSeen::Forgotten => " forgotten".to_owned(),
-        JobSeen::Job(job) => format!(" {}", job.state.to_string().to_lowercase().replace('_', " ")),
+pub fn short(status: &JobStatus) -> String {
+    let state = match &status.reply {
+        JobReply::None => String::new(),
+        JobReply::Purged => " forgotten".to_owned(),
+        JobReply::Job(job) => format!(" {}", job.state.to_string().to_lowercase().replace('_', " ")),
     };
-    let silent = if sight.silence.is_some() { ", Slurm not responding" } else { "" };
-    format!("job {}{state}{silent}", sight.id)
+    let silent = if status.no_reply.is_some() { ", Slurm not responding" } else { "" };
+    format!("job {}{state}{silent}", status.id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cluster::slurm::{Silence, read_queue};
+    use cluster::slurm::{NoReply, read_queue};
 
     const NOW: f64 = 1_795_147_200.0;
 
-    fn seen(line: &str) -> JobSight {
+    fn seen(line: &str) -> JobStatus {
         let job = read_queue(line).rows.remove(0);
-        JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }
+        JobStatus { reply: JobReply::Job(Box::new(job)), ..JobStatus::unknown(42) }
     }
 
     #[test]
@@ -165,13 +165,13 @@ mod tests {
         ]
         .map(|cells: String| sentence(&seen(&format!("42|{cells}|N/A|ada|train|gres:gpu:1|demo")), NOW))
         .to_vec();
-        let silence = Some(Silence { since_s: NOW - 40.0, why: "its controller does not answer".into() });
+        let no_reply = Some(NoReply { since_s: NOW - 40.0, why: "its controller does not answer".into() });
         let running = seen("42|RUNNING|None|0:05|10:00|4|node[01-04]|N/A|N/A|ada|train|gres:gpu:1|demo");
         let cancelled = seen("42|CANCELLED|None|0:05|10:00|4||N/A|N/A|ada|train|gres:gpu:1|demo");
-        text.push(sentence(&JobSight { cancelled_by: Some("grace".into()), ..cancelled }, NOW));
-        text.push(sentence(&JobSight { silence: silence.clone(), ..running }, NOW));
-        text.push(sentence(&JobSight { silence, ..JobSight::unseen(42) }, NOW));
-        text.push(sentence(&JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(42) }, NOW));
+        text.push(sentence(&JobStatus { cancelled_by: Some("grace".into()), ..cancelled }, NOW));
+        text.push(sentence(&JobStatus { no_reply: no_reply.clone(), ..running }, NOW));
+        text.push(sentence(&JobStatus { no_reply, ..JobStatus::unknown(42) }, NOW));
+        text.push(sentence(&JobStatus { reply: JobReply::Purged, ..JobStatus::unknown(42) }, NOW));
         insta::assert_snapshot!(text.join("\n"));
     }
 

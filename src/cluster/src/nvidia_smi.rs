@@ -101,8 +101,8 @@ impl GpuQuery {
     /// Reads the output of both streams as one text, and the exit status if known.
     ///
     /// A last line without a line end is incomplete and is not read.
-    pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Answer<GpuSample> {
-        Answer::read(text, status, |line, place| {
+    pub fn read(&self, text: &str, status: Option<i32>, t: f64) -> Output<GpuSample> {
+        Output::read(text, status, |line, place| {
             let cells = cells(line, self.fields.len(), self.fields.iter().position(|f| f.cell == Cell::Name))?;
             // A message may have as many commas as a row, but no index in front.
             let numbered = cells[0].bytes().all(|b| b.is_ascii_digit()) || cells[0].starts_with('[');
@@ -146,14 +146,14 @@ impl fmt::Display for GpuQuery {
 
 /// The output of a query: rows and errors.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer<T> {
+pub struct Output<T> {
     /// The rows.
     pub rows: Vec<T>,
     /// Lines that are not rows, and errors of nvidia-smi.
     pub troubles: Vec<SmiTrouble>,
 }
 
-impl<T> Answer<T> {
+impl<T> Output<T> {
     fn read(text: &str, status: Option<i32>, mut row: impl FnMut(&str, usize) -> Option<T>) -> Self {
         let (mut rows, mut others) = (Vec::new(), Vec::new());
         for line in text.split_inclusive('\n') {
@@ -166,7 +166,7 @@ impl<T> Answer<T> {
                 None => others.push(line),
             }
         }
-        Answer { rows, troubles: trouble::all(&others, status) }
+        Output { rows, troubles: trouble::all(&others, status) }
     }
 }
 
@@ -182,8 +182,8 @@ pub struct ComputeApp {
 /// Reads the output of [`COMPUTE_APPS`] like [`GpuQuery::read`].
 ///
 /// A program's name may contain commas, so the memory is read from the right.
-pub fn read_compute_apps(text: &str, status: Option<i32>) -> Answer<ComputeApp> {
-    Answer::read(text, status, |line, _| {
+pub fn read_compute_apps(text: &str, status: Option<i32>) -> Output<ComputeApp> {
+    Output::read(text, status, |line, _| {
         let cells = cells(line, 4, Some(2))?;
         let listed = cells[0].starts_with("GPU-") || cells[0].starts_with("MIG-") || cells[0].starts_with('[');
         listed.then(|| ComputeApp {

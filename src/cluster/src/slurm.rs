@@ -6,15 +6,15 @@
 mod job;
 mod node;
 mod reply;
-mod sight;
 mod spec;
+mod status;
 mod value;
 
 pub use job::{Accounted, Job, JobDetails, JobState, read_accounting, read_job, read_queue};
 pub use node::{NodeBase, NodeState, SlurmNode, read_nodes};
 pub use reply::{SlurmTrouble, read_submitted, trouble};
-pub use sight::{JobSeen, JobSight, Silence};
 pub use spec::{SlurmSpec, SlurmSpecError};
+pub use status::{JobReply, JobStatus, NoReply};
 pub use value::{ExitCode, SlurmTime, read_duration};
 
 /// Lists jobs, including finished ones that Slurm still has. `--jobs=ID` restricts it to one; an unknown id is an error.

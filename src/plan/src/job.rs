@@ -18,7 +18,7 @@ use units::counted;
 
 /// A job that Slurm has started.
 #[derive(Debug, Clone)]
-pub struct JobTurnRequest<'a> {
+pub struct JobStartRequest<'a> {
     /// The attempt that was submitted.
     pub submitted: u32,
     /// The run, its newest attempt and its checkpoints.
@@ -27,7 +27,7 @@ pub struct JobTurnRequest<'a> {
 
 /// What a job does after Slurm has started it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum JobTurn {
+pub enum JobStart {
     /// It starts the attempt that was submitted.
     SubmittedAttempt(Box<LaunchPlan>),
     /// It was requeued: it starts a new attempt from the newest checkpoint.
@@ -40,8 +40,8 @@ pub enum JobTurn {
 ///
 /// # Errors
 /// When another attempt of the run has been started elsewhere, or the run does not fit the allocation.
-pub fn job_turn(request: &JobTurnRequest<'_>, cx: &Context) -> Result<JobTurn, Failure> {
-    let JobTurnRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
+pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart, Failure> {
+    let JobStartRequest { submitted, resume: ResumeRequest { run, dir, facts, .. } } = request;
     let what = format!("cannot start {} in this job", run.id);
     let job = cx.target.slurm.as_ref().and_then(|slurm| slurm.job);
     let Some(newest) = &facts.attempt else {
@@ -52,14 +52,14 @@ pub fn job_turn(request: &JobTurnRequest<'_>, cx: &Context) -> Result<JobTurn, F
     let is_first = newest.number == *submitted && newest.placement.ranks.is_empty();
     // The stop request is newer than the newest attempt: a new attempt removes the file.
     if facts.stops_for_good {
-        return Ok(JobTurn::Nothing(format!("a stop was requested; to continue: `vidtui resume {}`", run.id)));
+        return Ok(JobStart::Nothing(format!("a stop was requested; to continue: `vidtui resume {}`", run.id)));
     }
     if is_first {
         let mut attempt = newest.clone();
         let fix = "submit the script unchanged, without other values of --nodes and --gres";
         attempt.placement = placed(&what, &cx.target.nodes, &attempt.mesh, fix.into())?;
         attempt.slurm = cx.target.slurm.clone();
-        return Ok(JobTurn::SubmittedAttempt(Box::new(plan_submitted(&request.resume, attempt, cx)?)));
+        return Ok(JobStart::SubmittedAttempt(Box::new(plan_submitted(&request.resume, attempt, cx)?)));
     }
     // Nothing of this job's earlier turns is running: Slurm ends a job completely before it starts it again.
     if of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
@@ -71,13 +71,13 @@ pub fn job_turn(request: &JobTurnRequest<'_>, cx: &Context) -> Result<JobTurn, F
         ));
     }
     if is_done(facts, newest) {
-        return Ok(JobTurn::Nothing(format!("all {} steps are done", facts.steps_total)));
+        return Ok(JobStart::Nothing(format!("all {} steps are done", facts.steps_total)));
     }
     // No user is present to choose again: the choices of the newest attempt apply.
     let options = StartOptions { waived: newest.waived.clone(), ..cx.options.clone() };
     let cx = Context { by: newest.by.clone(), options, ..cx.clone() };
     let plan = next_attempt(&what, &request.resume, &cx, AttemptWhy::Requeue, None)?;
-    Ok(JobTurn::NextAttempt(Box::new(plan)))
+    Ok(JobStart::NextAttempt(Box::new(plan)))
 }
 
 /// Plans the attempt that was submitted, on the nodes of the allocation.

@@ -1,7 +1,7 @@
 //! Plans of stops and kills: exactly which processes will be signalled, and how they are identified.
 
 use cluster::NodeId;
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use rundir::{ErrorCode, Failure, PidFile, RankPid, RunDir, RunId};
 use runstate::Liveness;
 use units::counted;
@@ -148,13 +148,13 @@ pub fn kill(
     dir: &RunDir,
     how: KillHow,
     owned: &[(PidFile, Liveness)],
-    job: Option<&JobSight>,
+    job: Option<&JobStatus>,
     lost: Vec<NodeId>,
 ) -> Result<RunKill, Failure> {
-    if let Some(sight) = job {
-        let job = Some(job_kill(run, how, sight, lost)?);
+    if let Some(status) = job {
+        let job = Some(job_kill(run, how, status, lost)?);
         // All processes that a pending job started before its requeue have ended.
-        let running = owned.iter().filter(|_| !sight.is_waiting());
+        let running = owned.iter().filter(|_| !status.is_waiting());
         let nodes = running.map(|(file, _)| node_kill(run, how, file)).collect();
         return Ok(RunKill { run: run.clone(), dir: dir.clone(), how, nodes, job });
     }
@@ -176,14 +176,14 @@ fn refusal(code: ErrorCode, run: &RunId, how: KillHow, why: impl Into<String>) -
 }
 
 /// Plans to end a job, unless it has ended.
-pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<NodeId>) -> Result<JobKill, Failure> {
-    let id = sight.id;
-    if sight.is_over() {
-        let state = sight.state().map_or("Slurm no longer lists it".into(), |state| format!("its state is {state}"));
+pub(crate) fn job_kill(run: &RunId, how: KillHow, status: &JobStatus, lost: Vec<NodeId>) -> Result<JobKill, Failure> {
+    let id = status.id;
+    if status.is_over() {
+        let state = status.state().map_or("Slurm no longer lists it".into(), |state| format!("its state is {state}"));
         return Err(refusal(ErrorCode::RunNotRunning, run, how, format!("its job {id} has ended: {state}")));
     }
-    let is_cancelled = how == KillHow::Kill || sight.is_waiting();
-    let action = match (how, sight.is_waiting()) {
+    let is_cancelled = how == KillHow::Kill || status.is_waiting();
+    let action = match (how, status.is_waiting()) {
         (_, true) => format!("scancel {id}: it is pending and is removed from the queue"),
         (KillHow::Stop, false) => format!("scancel --signal=TERM {id}: its ranks save at the same step and end"),
         (KillHow::Kill, false) => format!(
@@ -193,7 +193,7 @@ pub(crate) fn job_kill(run: &RunId, how: KillHow, sight: &JobSight, lost: Vec<No
     let lost_nodes =
         if lost.is_empty() { String::new() } else { format!("; not waiting for {}, which was lost", names(&lost)) };
     let why = format!("{action}{lost_nodes}; only if job {id} is yours and is named {run}");
-    Ok(JobKill { id, is_cancelled, is_waiting: sight.is_waiting(), lost, why })
+    Ok(JobKill { id, is_cancelled, is_waiting: status.is_waiting(), lost, why })
 }
 
 fn names(nodes: &[NodeId]) -> String {
@@ -277,8 +277,8 @@ mod tests {
         let plan = |how, state: &str| {
             let line = format!("42|{state}|None|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
             let job = Box::new(cluster::slurm::read_queue(&line).rows.remove(0));
-            let sight = JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) };
-            let plan = kill(&past.run.id, &past.dir, how, &[], Some(&sight), Vec::new());
+            let status = JobStatus { reply: cluster::slurm::JobReply::Job(job), ..JobStatus::unknown(42) };
+            let plan = kill(&past.run.id, &past.dir, how, &[], Some(&status), Vec::new());
             plan.map(|plan| plan.job.unwrap().why).unwrap_or_else(|refusal| refusal.to_string())
         };
         let states = ["PENDING", "RUNNING", "TIMEOUT"];
@@ -291,9 +291,9 @@ mod tests {
         let past = fixtures::past(10, &[]);
         let line = "42|COMPLETING|None|0:05|10:00|2|ml-2|1000|1600|ada|train|gres:gpu:1|demo";
         let job = Box::new(cluster::slurm::read_queue(line).rows.remove(0));
-        let sight = JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) };
+        let status = JobStatus { reply: cluster::slurm::JobReply::Job(job), ..JobStatus::unknown(42) };
         let lost = vec![NodeId::from_hostname("ml-2")];
-        let plan = kill(&past.run.id, &past.dir, KillHow::Kill, &[], Some(&sight), lost.clone()).unwrap();
+        let plan = kill(&past.run.id, &past.dir, KillHow::Kill, &[], Some(&status), lost.clone()).unwrap();
         let job = plan.job.unwrap();
         assert_eq!(job.lost, lost);
         insta::assert_snapshot!(job.why);

@@ -22,7 +22,7 @@ mod script;
 pub use context::{Context, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
-pub use job::{JobTurn, JobTurnRequest, job_turn, requeue};
+pub use job::{JobStart, JobStartRequest, job_start, requeue};
 pub use kill::{JobKill, KillHow, KillPlan, NodeKill, RunKill, kill, node_kill};
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use cluster::NodeId;
-use cluster::slurm::{JobSeen, JobSight};
+use cluster::slurm::{JobReply, JobStatus};
 use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
 use runstate::{Liveness, NewestCache, RunFacts};
 
@@ -21,7 +21,7 @@ const STOP_SIGNALS: [i32; 2] = [2, 15];
 pub fn read_facts(dir: &RunDir, run: &Run) -> Result<RunFacts, Failure> {
     let here = this_node().map_err(|error| error.failure(format!("cannot read the state of {}", run.id)))?;
     let liveness: FindLiveness<'_> = &|_, files| files.iter().map(|file| liveness(dir, &run.id, file, &here)).collect();
-    Ok(read(dir, run, liveness, &JobSight::unseen, &NewestCache::default())?)
+    Ok(read(dir, run, liveness, &JobStatus::unknown, &NewestCache::default())?)
 }
 
 /// Reads the process files of a run's newest attempt, each with the liveness of its processes as visible on this machine.
@@ -35,7 +35,7 @@ pub fn pid_files(dir: &RunDir) -> Result<Vec<(PidFile, Liveness)>, Failure> {
 }
 
 /// Returns the state of a Slurm job.
-pub(crate) type FindJob<'a> = &'a dyn Fn(u64) -> JobSight;
+pub(crate) type FindJob<'a> = &'a dyn Fn(u64) -> JobStatus;
 
 /// Returns the liveness of the processes in each process file of an attempt.
 pub(crate) type FindLiveness<'a> = &'a dyn Fn(&Attempt, &[PidFile]) -> Vec<Liveness>;
@@ -155,18 +155,18 @@ pub(crate) fn read(
 
 /// Returns the job as forgotten if it has another name than the run. Another cluster, or this one after a reset of its job ids,
 /// gives the same number to another job.
-fn job_of_run(sight: JobSight, run: &RunId) -> JobSight {
-    match sight.job() {
+fn job_of_run(status: JobStatus, run: &RunId) -> JobStatus {
+    match status.job() {
         Some(job) if !job.name.is_empty() && job.name != run.as_str() => {
-            JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(sight.id) }
+            JobStatus { reply: JobReply::Purged, ..JobStatus::unknown(status.id) }
         }
-        _ => sight,
+        _ => status,
     }
 }
 
 /// Returns whether a job that this Slurm does not list still makes steps: another cluster that shares the disk may run it.
 fn is_job_of_other_cluster(facts: &RunFacts, now_s: f64) -> bool {
-    let is_forgotten = facts.job.as_ref().is_some_and(|job| job.seen == JobSeen::Forgotten);
+    let is_forgotten = facts.job.as_ref().is_some_and(|job| job.reply == JobReply::Purged);
     let event = facts.last_event.as_ref().filter(|event| !ends(&event.kind)).map(|event| event.t);
     let last_s = facts.last_metric.map(|(_, t)| t).into_iter().chain(event).reduce(f64::max);
     is_forgotten && facts.exits.is_empty() && last_s.is_some_and(|last_s| now_s - last_s <= facts.stall_after_s())
@@ -204,7 +204,7 @@ fn attempt_liveness(dir: &RunDir, attempt: &Attempt, liveness: FindLiveness<'_>)
 
 /// Returns the liveness of an attempt in a Slurm job, from Slurm and the exit files. Its nodes may not allow logins, so
 /// processes are not listed.
-fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Result<Liveness, Error> {
+fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobStatus>) -> Result<Liveness, Error> {
     let mut is_over = !attempt.placement.ranks.is_empty();
     for node in nodes(attempt) {
         is_over &= dir.read_exit(node, attempt.number)?.is_some();
@@ -214,7 +214,7 @@ fn job_liveness(dir: &RunDir, attempt: &Attempt, job: Option<&JobSight>) -> Resu
         // The job was never submitted.
         None => Liveness::Dead,
         Some(job) if job.is_over() || job.is_waiting() => Liveness::Dead,
-        Some(job) if job.silence.is_none() && job.job().is_some() => Liveness::Alive,
+        Some(job) if job.no_reply.is_none() && job.job().is_some() => Liveness::Alive,
         Some(_) => Liveness::Unknown,
     })
 }
@@ -233,18 +233,18 @@ mod tests {
         let named = |name: &str| {
             let line = format!("42|RUNNING|None|0:05|10:00|2|node[01-02]|1000|1600|ada|train|gres:gpu:1|{name}");
             let job = cluster::slurm::read_queue(&line).rows.remove(0);
-            job_of_run(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) }, &run)
+            job_of_run(JobStatus { reply: JobReply::Job(Box::new(job)), ..JobStatus::unknown(42) }, &run)
         };
         assert!(named("2026-11-20T0340-demo-2s-k7f2").job().is_some());
-        assert_eq!(named("another-run").seen, JobSeen::Forgotten);
+        assert_eq!(named("another-run").reply, JobReply::Purged);
     }
 
     #[test]
     fn a_job_that_slurm_does_not_list_but_that_makes_steps_belongs_to_another_cluster() {
-        let forgotten = JobSight { seen: JobSeen::Forgotten, ..JobSight::unseen(42) };
-        let facts = |job: JobSight| RunFacts { job: Some(job), last_metric: Some((7, 1000.0)), ..RunFacts::default() };
+        let forgotten = JobStatus { reply: JobReply::Purged, ..JobStatus::unknown(42) };
+        let facts = |job: JobStatus| RunFacts { job: Some(job), last_metric: Some((7, 1000.0)), ..RunFacts::default() };
         assert!(is_job_of_other_cluster(&facts(forgotten.clone()), 1010.0));
         assert!(!is_job_of_other_cluster(&facts(forgotten), 2000.0), "its last step is too old");
-        assert!(!is_job_of_other_cluster(&facts(JobSight::unseen(42)), 1010.0));
+        assert!(!is_job_of_other_cluster(&facts(JobStatus::unknown(42)), 1010.0));
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::NodeId;
-use cluster::slurm::{JobSight, SlurmNode, SlurmSpec};
+use cluster::slurm::{JobStatus, SlurmNode, SlurmSpec};
 use plan::{KillHow, node_kill};
 use rundir::{Attempt, Failure, Login, PidFile, Run, RunDir, RunId, now_s};
 use runstate::{Liveness, Load, NewestCache, RunFacts};
@@ -179,7 +179,7 @@ impl Fleet {
     }
 
     /// Returns the state of an attempt's Slurm job; `None` if it is not a job.
-    pub fn job_sight(&self, attempt: &Attempt, timeout: Duration) -> Option<JobSight> {
+    pub fn job_status(&self, attempt: &Attempt, timeout: Duration) -> Option<JobStatus> {
         attempt.slurm.as_ref()?.job.map(|job| self.slurm.job(job, timeout))
     }
 

@@ -1,12 +1,12 @@
 //! How an attempt ended by the state of its Slurm job, where its processes recorded nothing.
 
 use crate::{RunFacts, RunState};
-use cluster::slurm::{JobSeen, JobSight, JobState};
+use cluster::slurm::{JobReply, JobState, JobStatus};
 use rundir::{Attempt, ErrorCode, Failure};
 
 /// Returns whether the job has begun after a requeue and its next attempt is not written yet.
 pub fn is_about_to_begin(facts: &RunFacts) -> bool {
-    let job = facts.job.as_ref().and_then(|sight| sight.job()).filter(|job| !job.state.is_over());
+    let job = facts.job.as_ref().and_then(|status| status.job()).filter(|job| !job.state.is_over());
     let began_s = job.and_then(|job| job.start.as_ref()?.unix_s());
     let ended_s = facts.exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
     // The clocks of two machines differ.
@@ -15,8 +15,8 @@ pub fn is_about_to_begin(facts: &RunFacts) -> bool {
 
 /// Returns how Slurm ended the job, if it did. The failures that its processes recorded are consequences.
 pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
-    let sight = facts.job.as_ref()?;
-    let (id, job) = (sight.id, sight.job()?);
+    let status = facts.job.as_ref()?;
+    let (id, job) = (status.id, status.job()?);
     let crashed = |code, what: &str, why: &str, fix: &str| {
         let reason = job.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
         Some(RunState::Crashed(Failure::new(code, format!("job {id} {what}{reason}"), why, fix)))
@@ -54,23 +54,23 @@ pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
 }
 
 /// Returns how a job ended whose processes recorded nothing; none if it has not.
-pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Attempt) -> Option<RunState> {
-    let (id, number) = (sight.id, attempt.number);
+pub fn ended_without_processes(facts: &RunFacts, status: &JobStatus, attempt: &Attempt) -> Option<RunState> {
+    let (id, number) = (status.id, attempt.number);
     let log = format!("read attempts/{number:04}/job.log in the run's folder");
     let crashed = |what: String, why: String, fix: &str| {
         Some(RunState::Crashed(Failure::new(ErrorCode::SlurmFailed, what, why, fix)))
     };
-    match &sight.seen {
+    match &status.reply {
         // It began after the stop request, and ended without starting ranks.
-        JobSeen::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
-        JobSeen::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
+        JobReply::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
+        JobReply::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
             crashed(
                 format!("Slurm could not start job {id}"),
                 "JobLaunchFailure: the most frequent cause is that its node has no access to the run's folder".into(),
                 "put the runs on a file system that all nodes share: --runs DIR",
             )
         }
-        JobSeen::Job(job) if job.state.is_over() => crashed(
+        JobReply::Job(job) if job.state.is_over() => crashed(
             format!("job {id} has ended"),
             format!(
                 "Slurm reports {}{}",
@@ -79,7 +79,7 @@ pub fn ended_without_processes(facts: &RunFacts, sight: &JobSight, attempt: &Att
             ),
             &format!("{log}, then resume"),
         ),
-        JobSeen::Forgotten if attempt.placement.ranks.is_empty() => crashed(
+        JobReply::Purged if attempt.placement.ranks.is_empty() => crashed(
             format!("job {id} never began"),
             "Slurm has no such job any more: it was cancelled in the queue, or could not start".into(),
             &format!("{log}, then resume"),
@@ -96,13 +96,13 @@ mod tests {
     use rundir::fixtures::{attempt, node};
     use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
 
-    fn job(state: &str, reason: &str) -> Option<JobSight> {
+    fn job(state: &str, reason: &str) -> Option<JobStatus> {
         let line = format!("42|{state}|{reason}|0:05|10:00|2|ml-[1-2]|1000|1600|ada|train|gres:gpu:1|demo");
         let job = read_queue(&line).rows.remove(0);
-        Some(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) })
+        Some(JobStatus { reply: JobReply::Job(Box::new(job)), ..JobStatus::unknown(42) })
     }
 
-    fn facts(job: Option<JobSight>) -> RunFacts {
+    fn facts(job: Option<JobStatus>) -> RunFacts {
         let attempt = Some(attempt(2, 20, &["ml-1", "ml-2"]));
         RunFacts { attempt, alive: Liveness::Dead, last_metric: Some((40, 1100.0)), job, ..RunFacts::default() }
     }
@@ -134,7 +134,7 @@ mod tests {
         let begun = |reason, start: f64| {
             let line = format!("42|RUNNING|None|0:05|10:00|2|ml-[1-2]|{start}|9000|ada|train|gres:gpu:1|demo");
             let job = read_queue(&line).rows.remove(0);
-            let job = Some(JobSight { seen: JobSeen::Job(Box::new(job)), ..JobSight::unseen(42) });
+            let job = Some(JobStatus { reply: JobReply::Job(Box::new(job)), ..JobStatus::unknown(42) });
             derive(&RunFacts { exits: exits(reason), ..facts(job) }, 1200.0)
         };
         assert_eq!(begun(ExitReason::Stopped, 1150.0), RunState::Starting);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_run_is_not_dead_while_slurm_does_not_answer() {
-        let silent = RunFacts { alive: Liveness::Unknown, ..facts(Some(JobSight::unseen(42))) };
+        let silent = RunFacts { alive: Liveness::Unknown, ..facts(Some(JobStatus::unknown(42))) };
         assert_eq!(derive(&silent, 1101.0), RunState::Running, "its files show steps");
         assert_eq!(derive(&silent, 9e9), RunState::Unknown);
     }

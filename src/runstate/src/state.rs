@@ -3,7 +3,7 @@
 use crate::Newest;
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
 use cluster::NodeId;
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use rundir::{Attempt, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -124,7 +124,7 @@ pub struct RunFacts {
     /// When the evaluation began that has not ended.
     pub evaluating_since: Option<f64>,
     /// The state of its Slurm job, if it has one.
-    pub job: Option<JobSight>,
+    pub job: Option<JobStatus>,
     /// The newest lines of all its attempts, from which most of this was read.
     pub newest: Arc<Newest>,
 }
@@ -286,7 +286,7 @@ impl RunFacts {
 /// An exit file of a supervisor counts most, then the trainer's events, then whether processes exist.
 pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     let Some(attempt) = &facts.attempt else { return RunState::New };
-    if facts.job.as_ref().is_some_and(JobSight::is_waiting) {
+    if facts.job.as_ref().is_some_and(JobStatus::is_waiting) {
         return RunState::Queued;
     }
     if is_about_to_begin(facts) {
@@ -396,7 +396,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     if let Some(ended) = outside.or(ended) {
         return ended;
     }
-    if let Some(ended) = facts.job.as_ref().and_then(|sight| ended_without_processes(facts, sight, attempt)) {
+    if let Some(ended) = facts.job.as_ref().and_then(|status| ended_without_processes(facts, status, attempt)) {
         return ended;
     }
     if facts.start_awaited_until_s().is_some_and(|until_s| now < until_s) {
@@ -432,7 +432,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
 
 /// Returns whether Slurm has suspended its job.
 fn is_suspended(facts: &RunFacts) -> bool {
-    let job = facts.job.as_ref().and_then(JobSight::job);
+    let job = facts.job.as_ref().and_then(JobStatus::job);
     job.is_some_and(|job| job.state.is_halted())
 }
 

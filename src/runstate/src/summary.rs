@@ -3,7 +3,7 @@
 use crate::{RunFacts, RunState, derive};
 use camino::Utf8Path;
 use cluster::NodeId;
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use rundir::median_step_s;
 use rundir::{Attempt, CheckpointSummary, Error, ErrorCode, ExitFile, Failure, MetricSample, Run, RunDir, RunId};
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ pub struct RunSummary {
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
     /// The state of its Slurm job, if it has one.
-    pub job: Option<JobSight>,
+    pub job: Option<JobStatus>,
 }
 
 impl RunSummary {

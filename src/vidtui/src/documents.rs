@@ -1,7 +1,7 @@
 //! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of inner types.
 
 use camino::Utf8PathBuf;
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use health::Finding;
 use rundir::{CheckpointEntry, Failure};
 use runstate::RunSummary;
@@ -155,17 +155,17 @@ impl FindingDocument {
 }
 
 impl JobDocument {
-    fn new(sight: &JobSight) -> Self {
-        let job = sight.job();
+    fn new(status: &JobStatus) -> Self {
+        let job = status.job();
         Self {
-            id: sight.id,
+            id: status.id,
             state: job.map(|job| job.state.to_string()),
             reason: job.and_then(|job| job.reason.clone()),
             start_s: job.and_then(|job| job.start.as_ref()?.unix_s()),
             nodes: job.and_then(|job| job.node_list.clone()),
-            cancelled_by: sight.cancelled_by.clone(),
-            silent_since_s: sight.silence.as_ref().map(|silence| silence.since_s),
-            text: ui::slurm::sentence(sight, rundir::now_s()),
+            cancelled_by: status.cancelled_by.clone(),
+            silent_since_s: status.no_reply.as_ref().map(|no_reply| no_reply.since_s),
+            text: ui::slurm::sentence(status, rundir::now_s()),
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use rundir::{Failure, RunDir};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
@@ -118,7 +118,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
 fn is_settled(status: &Result<RunStatus, Failure>) -> bool {
     let is_over = |status: &RunStatus| {
         // A job that is not over may start another attempt.
-        status.row.state.is_end() && status.row.job.as_ref().is_none_or(JobSight::is_over)
+        status.row.state.is_end() && status.row.job.as_ref().is_none_or(JobStatus::is_over)
     };
     status.as_ref().is_ok_and(is_over)
 }

@@ -195,7 +195,7 @@ fn run_as_a_job_while_slurm_is_not_responding() {
     let line = "42|RUNNING|None|1:12:05|1-00:00:00|4|node[01-04]|N/A|N/A|ada|train|gres:gpu:1|demo";
     let mut row = as_job(running(83), line);
     let why = "Slurm's controller does not answer; jobs go on without it".into();
-    row.job.as_mut().unwrap().silence = Some(cluster::slurm::Silence { since_s: NOW - 40.0, why });
+    row.job.as_mut().unwrap().no_reply = Some(cluster::slurm::NoReply { since_s: NOW - 40.0, why });
     picture("run_slurm_silent", Ui::on_run(row));
 }
 

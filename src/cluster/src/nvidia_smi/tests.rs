@@ -34,7 +34,7 @@ fn fixture(name: &str) -> Fixture {
     fixtures().into_iter().find(|fixture| fixture.name == name).unwrap()
 }
 
-fn samples(name: &str) -> Answer<GpuSample> {
+fn samples(name: &str) -> Output<GpuSample> {
     let Fixture { status, text, .. } = fixture(name);
     GpuQuery::default().read(&text, status, 1.0)
 }
@@ -63,10 +63,10 @@ fn shown(fixture: &Fixture) -> String {
         format!("{gpu}  pid {}  {} MiB  {}", process.pid, process.mem_used_mib, process.name)
     };
     let (rows, troubles) = if fixture.name.starts_with("apps") {
-        let Answer { rows, troubles } = read_compute_apps(&fixture.text, fixture.status);
+        let Output { rows, troubles } = read_compute_apps(&fixture.text, fixture.status);
         (rows.iter().map(app).collect::<Vec<_>>(), troubles)
     } else {
-        let Answer { rows, troubles } = GpuQuery::default().read(&fixture.text, fixture.status, 1.0);
+        let Output { rows, troubles } = GpuQuery::default().read(&fixture.text, fixture.status, 1.0);
         (rows.iter().map(sample).collect(), troubles)
     };
     let troubles = troubles.iter().map(|trouble| format!("! {trouble}\n  hint: {}", trouble.fix()));
@@ -90,7 +90,7 @@ fn every_output_matches_its_snapshot() {
 
 #[test]
 fn a_busy_node_has_eight_numbers_for_each_of_eight_gpus() {
-    let Answer { rows, troubles } = samples("busy");
+    let Output { rows, troubles } = samples("busy");
     assert_eq!((rows.len(), troubles.len()), (8, 0));
     assert_eq!(rows[3].power_w, Reading::Value(665.21));
     assert_eq!(rows[3].throttle_reasons, Reading::Value(ThrottleReasons(0)));
@@ -120,7 +120,7 @@ fn every_sample_survives_a_round_trip() {
 #[test]
 fn a_lost_gpu_removes_only_its_own_row() {
     for name in ["lost_row", "lost_device"] {
-        let Answer { rows, troubles } = samples(name);
+        let Output { rows, troubles } = samples(name);
         let powers: Vec<_> = rows.iter().filter_map(|row| row.power_w.value()).collect();
         assert_eq!(powers, [655.1, 661.84], "{name}");
         let lost = rows.iter().any(|row| row.index == 1 && row.power_w == Reading::Absent(Absent::GpuIsLost));
@@ -132,7 +132,7 @@ fn a_lost_gpu_removes_only_its_own_row() {
 
 #[test]
 fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
-    let Answer { troubles, .. } = samples("unknown_field");
+    let Output { troubles, .. } = samples("unknown_field");
     let [SmiTrouble::UnknownField(field)] = &troubles[..] else { panic!("{troubles:?}") };
     let former = GpuQuery::default().without(field).unwrap();
     assert!(former.to_string().ends_with(",clocks_throttle_reasons.active,mig.mode.current"));
@@ -140,7 +140,7 @@ fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
     assert_eq!(none.without("clocks_throttle_reasons.active"), None);
 
     let row = "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, Disabled\n";
-    let Answer { rows, troubles } = none.read(row, Some(0), 1.0);
+    let Output { rows, troubles } = none.read(row, Some(0), 1.0);
     assert_eq!(troubles, []);
     assert_eq!(rows[0].throttle_reasons, Reading::Absent(Absent::NotAsked));
     assert_eq!(rows[0].sm_clock_mhz, Reading::Value(345.0));

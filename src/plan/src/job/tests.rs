@@ -46,10 +46,10 @@ fn begun(job: Option<u64>, saved: &[i64]) -> Past {
     past
 }
 
-fn request(past: &Past) -> JobTurnRequest<'_> {
+fn request(past: &Past) -> JobStartRequest<'_> {
     let Past { run, dir, facts, checkpoints, latest } = past;
     let options = ResumeOptions::default();
-    JobTurnRequest {
+    JobStartRequest {
         submitted: 1,
         resume: ResumeRequest { run, dir, facts, checkpoints, latest: latest.as_ref(), options },
     }
@@ -90,7 +90,7 @@ fn a_slurm_request_must_fit_the_mesh() {
 #[test]
 fn the_first_turn_of_a_job_starts_the_submitted_attempt() {
     let past = begun(None, &[]);
-    let JobTurn::SubmittedAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
+    let JobStart::SubmittedAttempt(plan) = job_start(&request(&past), &allocated(42)).unwrap() else { panic!() };
     let LaunchPlan { attempt, nodes, .. } = *plan;
     assert_eq!(attempt.placement.ranks[3].node.as_str(), "node06");
     assert!(nodes[3].script.contains("--attempt 1 --node node06"), "{}", nodes[3].script);
@@ -104,7 +104,7 @@ fn the_next_turn_of_a_job_starts_from_the_newest_checkpoint() {
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
         past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];
-        let JobTurn::NextAttempt(plan) = job_turn(&request(&past), &allocated(42)).unwrap() else { panic!() };
+        let JobStart::NextAttempt(plan) = job_start(&request(&past), &allocated(42)).unwrap() else { panic!() };
         assert_eq!(plan.attempt.waived, ["clock"], "no user is present to choose again");
         assert_eq!((plan.attempt.number, plan.attempt.why, plan.attempt.start_step), (2, AttemptWhy::Requeue, 20));
         assert_eq!(plan.attempt.start, StartFrom::Checkpoint { run: past.run.id.clone(), step: 20 });
@@ -117,7 +117,7 @@ fn the_next_turn_of_a_job_starts_from_the_newest_checkpoint() {
 fn a_job_whose_run_is_finished_has_nothing_to_do() {
     let mut past = begun(Some(42), &[60]);
     ended(&mut past, ExitReason::Finished);
-    assert!(matches!(job_turn(&request(&past), &allocated(42)), Ok(JobTurn::Nothing(_))));
+    assert!(matches!(job_start(&request(&past), &allocated(42)), Ok(JobStart::Nothing(_))));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_job_with_a_stop_request_starts_no_attempt() {
         let mut past = begun(job, &[20]);
         let mut ends = |stopping, stops_for_good| {
             (past.facts.stopping, past.facts.stops_for_good) = (stopping, stops_for_good);
-            matches!(job_turn(&request(&past), &allocated(42)), Ok(JobTurn::Nothing(_)))
+            matches!(job_start(&request(&past), &allocated(42)), Ok(JobStart::Nothing(_)))
         };
         assert!(!ends(true, false), "the job's own script made the request");
         assert!(ends(true, true));
@@ -136,7 +136,7 @@ fn a_job_with_a_stop_request_starts_no_attempt() {
 #[test]
 fn a_job_does_not_start_a_run_that_may_be_alive_in_another_job() {
     let past = begun(Some(41), &[20]);
-    let refusal = job_turn(&request(&past), &allocated(42)).unwrap_err();
+    let refusal = job_start(&request(&past), &allocated(42)).unwrap_err();
     assert_eq!(refusal.code, ErrorCode::RunIsAlive, "{refusal}");
 }
 
@@ -168,10 +168,10 @@ fn a_run_whose_job_is_pending_or_unknown_is_not_resumed() {
     let mut refusals = Vec::new();
     let pending =
         cluster::slurm::read_queue("42|PENDING|Resources|0:00|10:00|4||||ada|train|gres:gpu:1|demo").rows.remove(0);
-    let seen = cluster::slurm::JobSeen::Job(Box::new(pending));
+    let reply = cluster::slurm::JobReply::Job(Box::new(pending));
     for job in [
-        cluster::slurm::JobSight { seen, ..cluster::slurm::JobSight::unseen(42) },
-        cluster::slurm::JobSight::unseen(42),
+        cluster::slurm::JobStatus { reply, ..cluster::slurm::JobStatus::unknown(42) },
+        cluster::slurm::JobStatus::unknown(42),
     ] {
         past.facts.job = Some(job);
         refusals.push(fixtures::coded(&resume(&request(&past).resume, &queued()).unwrap_err()));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixtures::{NOW, Past, coded, context, past, rows};
-use cluster::slurm::JobSight;
+use cluster::slurm::JobStatus;
 use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
 
 fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
@@ -94,7 +94,7 @@ fn lost_a_node(ago_s: f64) -> Past {
     let mut past = past(45, &[40]);
     let line = "42|RUNNING|None|0:05|10:00|2|vm,vm2|1000|1600|ada|train|gres:gpu:1|demo";
     let job = Box::new(cluster::slurm::read_queue(line).rows.remove(0));
-    past.facts.job = Some(JobSight { seen: cluster::slurm::JobSeen::Job(job), ..JobSight::unseen(42) });
+    past.facts.job = Some(JobStatus { reply: cluster::slurm::JobReply::Job(job), ..JobStatus::unknown(42) });
     past.facts.alive = Liveness::Alive;
     let spec = cluster::slurm::SlurmSpec::parse("nodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
     let attempt = past.facts.attempt.as_mut().unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::nvidia_smi::{Answer, COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
+use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiTrouble, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::LaunchPlan;
 use rundir::{ErrorCode, now_s};
@@ -28,7 +28,7 @@ pub(super) struct Gpus {
     troubles: Vec<SmiTrouble>,
     /// Whether a PCI device of NVIDIA is plugged in.
     is_device_plugged_in: bool,
-    apps: Answer<ComputeApp>,
+    apps: Output<ComputeApp>,
     owners: BTreeMap<u32, String>,
     xids: Vec<Xid>,
     /// Whether this user can read the kernel's log.
@@ -39,7 +39,7 @@ impl Gpus {
     pub(super) fn read(plan: &LaunchPlan, facts: &NodeFacts) -> Self {
         let text = |name| facts.all(name).map(|line| format!("{line}\n")).collect::<String>();
         let status = |name| facts.get(name).and_then(|status| status.parse().ok());
-        let Answer { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        let Output { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
         let mut apps = read_compute_apps(&text("app"), status("app_status"));
         let mut xids: Vec<Xid> = facts.all("xid").filter_map(Xid::read).collect();
         // A queue may have given some of the GPUs to other jobs, which use them.

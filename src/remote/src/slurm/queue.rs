@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::slurm::{self, Accounted, Job, JobSeen, JobSight, Silence};
+use cluster::slurm::{self, Accounted, Job, JobReply, JobStatus, NoReply};
 use nix::unistd::Uid;
 use rundir::now_s;
 
@@ -31,12 +31,12 @@ struct Known {
     querying_since_s: Option<f64>,
     /// When Slurm may be queried again.
     next: Option<Instant>,
-    silence: Option<Silence>,
+    no_reply: Option<NoReply>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    sight: JobSight,
+    status: JobStatus,
     /// Whether a query for it has completed or failed.
     is_queried: bool,
     /// Whether its state is final.
@@ -47,11 +47,11 @@ struct Entry {
 impl SlurmQueue {
     /// Returns the latest state of a job. Starts a query if that is old. Waits up to `timeout` for the first reply; a later
     /// call returns a reply that comes after that.
-    pub fn job(&self, job: u64, timeout: Duration) -> JobSight {
+    pub fn job(&self, job: u64, timeout: Duration) -> JobStatus {
         let deadline = Instant::now() + timeout;
         let mut known = self.lock();
         let entry = known.jobs.entry(job).or_insert_with(|| Entry {
-            sight: JobSight::unseen(job),
+            status: JobStatus::unknown(job),
             is_queried: false,
             is_final: false,
             last_read: Instant::now(),
@@ -71,24 +71,24 @@ impl SlurmQueue {
         let wait = deadline.saturating_duration_since(Instant::now());
         let waited = self.shared.1.wait_timeout_while(known, wait, is_pending);
         let known = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let Some(entry) = known.jobs.get(&job) else { return JobSight::unseen(job) };
-        let slow = |since_s| Silence { since_s, why: "the controller is slow to answer".into() };
-        let silence = match (entry.is_final, entry.is_queried) {
+        let Some(entry) = known.jobs.get(&job) else { return JobStatus::unknown(job) };
+        let slow = |since_s| NoReply { since_s, why: "the controller is slow to answer".into() };
+        let no_reply = match (entry.is_final, entry.is_queried) {
             (true, _) => None,
-            (false, true) => known.silence.clone(),
-            (false, false) => known.silence.clone().or_else(|| known.querying_since_s.map(slow)),
+            (false, true) => known.no_reply.clone(),
+            (false, false) => known.no_reply.clone().or_else(|| known.querying_since_s.map(slow)),
         };
-        JobSight { silence, ..entry.sight.clone() }
+        JobStatus { no_reply, ..entry.status.clone() }
     }
 
     /// Queries all jobs that are read, and repeats this for jobs that were added meanwhile.
     fn query(&self) {
         loop {
-            let before: BTreeMap<u64, JobSight> = {
+            let before: BTreeMap<u64, JobStatus> = {
                 let mut known = self.lock();
                 known.jobs.retain(|_, entry| entry.last_read.elapsed() < FORGET_AFTER);
                 let open = known.jobs.iter().filter(|(_, entry)| !entry.is_final);
-                open.map(|(id, entry)| (*id, entry.sight.clone())).collect()
+                open.map(|(id, entry)| (*id, entry.status.clone())).collect()
             };
             let began = Instant::now();
             let ids: Vec<u64> = before.keys().copied().collect();
@@ -99,17 +99,17 @@ impl SlurmQueue {
             let pause = if updated.is_ok() { EVERY.max(began.elapsed() * PAUSE_FACTOR) } else { EVERY };
             known.next = Some(Instant::now() + pause);
             match updated {
-                Ok(sights) => {
-                    known.silence = None;
-                    for (id, (sight, is_final)) in sights {
+                Ok(statuses) => {
+                    known.no_reply = None;
+                    for (id, (status, is_final)) in statuses {
                         if let Some(entry) = known.jobs.get_mut(&id) {
-                            (entry.sight, entry.is_final) = (sight, is_final);
+                            (entry.status, entry.is_final) = (status, is_final);
                         }
                     }
                 }
                 Err(trouble) => {
-                    let since_s = known.silence.as_ref().map_or_else(now_s, |silence| silence.since_s);
-                    known.silence = Some(Silence { since_s, why: trouble.to_string() });
+                    let since_s = known.no_reply.as_ref().map_or_else(now_s, |no_reply| no_reply.since_s);
+                    known.no_reply = Some(NoReply { since_s, why: trouble.to_string() });
                 }
             }
             for id in ids {
@@ -131,25 +131,25 @@ impl SlurmQueue {
 }
 
 /// Returns the states of jobs from the listed queue, and whether each is final.
-fn update(before: &BTreeMap<u64, JobSight>, listed: &[Job]) -> Vec<(u64, (JobSight, bool))> {
+fn update(before: &BTreeMap<u64, JobStatus>, listed: &[Job]) -> Vec<(u64, (JobStatus, bool))> {
     let find = |id: u64| listed.iter().find(|job| job.id == id.to_string());
     // Accounting has the user who cancelled a job, and the end of a job that is no longer in the queue.
-    let needs_accounting = |(id, before): &(&u64, &JobSight)| {
+    let needs_accounting = |(id, before): &(&u64, &JobStatus)| {
         find(**id).is_none_or(|job| job.state.is_over() && before.state() != Some(&job.state))
     };
     let ended: Vec<u64> = before.iter().filter(needs_accounting).map(|(id, _)| *id).collect();
     let records = if ended.is_empty() { Vec::new() } else { accounted(&ended) };
-    let update = |(id, before): (&u64, &JobSight)| {
+    let update = |(id, before): (&u64, &JobStatus)| {
         let record = records.iter().find(|row| row.id == id.to_string());
         let cancelled_by = record.and_then(|row| row.cancelled_by).map(|user| user_name(Uid::from_raw(user)));
-        let seen = match (find(*id), record) {
-            (Some(job), _) => JobSeen::Job(Box::new(job.clone())),
-            (None, Some(row)) => JobSeen::Job(Box::new(of_record(row.clone()))),
-            (None, None) => JobSeen::Forgotten,
+        let reply = match (find(*id), record) {
+            (Some(job), _) => JobReply::Job(Box::new(job.clone())),
+            (None, Some(row)) => JobReply::Job(Box::new(of_record(row.clone()))),
+            (None, None) => JobReply::Purged,
         };
         let cancelled_by = cancelled_by.or_else(|| before.cancelled_by.clone());
         // A job that Slurm still lists may be requeued, so it is not final.
-        (*id, (JobSight { seen, cancelled_by, ..JobSight::unseen(*id) }, find(*id).is_none()))
+        (*id, (JobStatus { reply, cancelled_by, ..JobStatus::unknown(*id) }, find(*id).is_none()))
     };
     before.iter().map(update).collect()
 }
@@ -192,8 +192,8 @@ mod tests {
         slurm::read_queue(&lines.join("\n")).rows
     }
 
-    fn unseen(ids: &[u64]) -> BTreeMap<u64, JobSight> {
-        ids.iter().map(|id| (*id, JobSight::unseen(*id))).collect()
+    fn unseen(ids: &[u64]) -> BTreeMap<u64, JobStatus> {
+        ids.iter().map(|id| (*id, JobStatus::unknown(*id))).collect()
     }
 
     #[test]
@@ -204,21 +204,21 @@ mod tests {
             "71|PENDING|Resources|0:00|10:00|2|||N/A|ada|train|gres:gpu:1|other",
         ]);
         let updated = update(&unseen(&[7, 8, 9]), &list);
-        let states: Vec<_> = updated.iter().map(|(id, (sight, is_final))| (*id, sight.state(), *is_final)).collect();
+        let states: Vec<_> = updated.iter().map(|(id, (status, is_final))| (*id, status.state(), *is_final)).collect();
         assert_eq!(states[0], (7, Some(&JobState::Running), false));
         assert_eq!(states[1], (8, Some(&JobState::Cancelled), false));
-        assert_eq!((states[2], &updated[2].1.0.seen), ((9, None, true), &JobSeen::Forgotten));
+        assert_eq!((states[2], &updated[2].1.0.reply), ((9, None, true), &JobReply::Purged));
     }
 
     #[test]
     fn without_slurm_the_last_known_state_stays_and_the_silence_is_reported() {
         let queue = SlurmQueue::default();
-        let entry = |sight| Entry { sight, is_queried: false, is_final: false, last_read: Instant::now() };
+        let entry = |status| Entry { status, is_queried: false, is_final: false, last_read: Instant::now() };
         let running = listed(&["7|RUNNING|None|0:05|10:00|2|node01|1000|1600|ada|train|gres:gpu:1|demo"]).remove(0);
-        let seen = JobSeen::Job(Box::new(running));
-        queue.lock().jobs.insert(7, entry(JobSight { seen: seen.clone(), ..JobSight::unseen(7) }));
-        let sight = queue.job(7, Duration::from_secs(60));
-        assert_eq!(sight.seen, seen);
-        assert!(sight.silence.is_some(), "this machine has a running Slurm");
+        let reply = JobReply::Job(Box::new(running));
+        queue.lock().jobs.insert(7, entry(JobStatus { reply: reply.clone(), ..JobStatus::unknown(7) }));
+        let status = queue.job(7, Duration::from_secs(60));
+        assert_eq!(status.reply, reply);
+        assert!(status.no_reply.is_some(), "this machine has a running Slurm");
     }
 }

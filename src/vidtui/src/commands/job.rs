@@ -8,7 +8,7 @@ use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::{JobTurn, JobTurnRequest, ResumeOptions, ResumeRequest, Target};
+use plan::{JobStart, JobStartRequest, ResumeOptions, ResumeRequest, Target};
 use rundir::{ErrorCode, Failure, RunDir, now_s};
 
 /// Runs a command of the script.
@@ -47,16 +47,16 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         latest: latest.as_ref(),
         options,
     };
-    let plan = match plan::job_turn(&JobTurnRequest { submitted, resume }, &context)? {
-        JobTurn::Nothing(why) => {
+    let plan = match plan::job_start(&JobStartRequest { submitted, resume }, &context)? {
+        JobStart::Nothing(why) => {
             eprintln!("nothing to do: {why}");
             return Ok(());
         }
-        JobTurn::SubmittedAttempt(plan) => {
+        JobStart::SubmittedAttempt(plan) => {
             remote::begin_first_attempt(&plan, job)?;
             plan
         }
-        JobTurn::NextAttempt(plan) => {
+        JobStart::NextAttempt(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next_attempt(&plan)?;
             eprintln!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);

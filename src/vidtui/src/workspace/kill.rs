@@ -22,7 +22,7 @@ impl Workspace {
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<RunKill, Failure> {
         let run = dir.read_run()?;
         let attempt = dir.latest_attempt()?;
-        let job = attempt.as_ref().and_then(|attempt| self.fleet.job_sight(attempt, self.patience));
+        let job = attempt.as_ref().and_then(|attempt| self.fleet.job_status(attempt, self.patience));
         // Slurm finds the processes of a job itself.
         let (files, lost) = match job {
             Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(rundir::now_s())),

@@ -6,48 +6,48 @@ use super::{Job, JobState};
 
 /// The latest known state of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobSight {
+pub struct JobStatus {
     /// The job id.
     pub id: u64,
     /// Slurm's last answer.
-    pub seen: JobSeen,
+    pub reply: JobReply,
     /// The user who cancelled the job, if Slurm's accounting has recorded one.
     pub cancelled_by: Option<String>,
     /// Set while Slurm does not answer.
-    pub silence: Option<Silence>,
+    pub no_reply: Option<NoReply>,
 }
 
 /// Slurm's answer about a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum JobSeen {
+pub enum JobReply {
     /// No answer yet.
-    NotYet,
+    None,
     /// The job, which may have ended.
     Job(Box<Job>),
     /// The job does not exist: it has ended, and Slurm no longer has it.
-    Forgotten,
+    Purged,
 }
 
 /// Slurm does not answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Silence {
+pub struct NoReply {
     /// The time of the first request without an answer, Unix seconds.
     pub since_s: f64,
     /// Why Slurm does not answer.
     pub why: String,
 }
 
-impl JobSight {
+impl JobStatus {
     /// Makes the state of a job about which Slurm has not answered yet.
-    pub fn unseen(id: u64) -> Self {
-        Self { id, seen: JobSeen::NotYet, cancelled_by: None, silence: None }
+    pub fn unknown(id: u64) -> Self {
+        Self { id, reply: JobReply::None, cancelled_by: None, no_reply: None }
     }
 
     /// Returns the job from the last answer.
     pub fn job(&self) -> Option<&Job> {
-        match &self.seen {
-            JobSeen::Job(job) => Some(job),
-            JobSeen::NotYet | JobSeen::Forgotten => None,
+        match &self.reply {
+            JobReply::Job(job) => Some(job),
+            JobReply::None | JobReply::Purged => None,
         }
     }
 
@@ -63,10 +63,10 @@ impl JobSight {
 
     /// Returns whether the job has ended, according to the last answer.
     pub fn is_over(&self) -> bool {
-        match &self.seen {
-            JobSeen::NotYet => false,
-            JobSeen::Job(job) => job.state.is_over(),
-            JobSeen::Forgotten => true,
+        match &self.reply {
+            JobReply::None => false,
+            JobReply::Job(job) => job.state.is_over(),
+            JobReply::Purged => true,
         }
     }
 }
