@@ -14,7 +14,7 @@ use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system, system::Need};
 use crate::process::{command, run as run_command};
 use crate::workspace::{release_dir, root};
-use jobs::Job;
+use jobs::{Job, Load};
 use report::Report;
 
 /// What the tests need besides libtorch.
@@ -30,13 +30,13 @@ pub fn run(args: &[String]) -> Result<()> {
     install_nodes();
     let mut jobs = jobs::plan(&jobs::build()?, args)?;
     let folder = release_dir().with_file_name("xtask-test");
-    let mut seconds = Seconds::read(folder.join("seconds.json"));
-    seconds.sort(&mut jobs);
+    let mut history = History::read(folder.join("history.json"));
+    history.apply(&mut jobs);
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let (mut report, began) = (Report::default(), Instant::now());
     schedule::run(jobs, 100 * cores, &folder, |job| println!("{}", report.add(job)))?;
     println!("{}", report.end(began.elapsed()));
-    seconds.write(&report);
+    history.write(&report);
     match report.failed {
         0 => Ok(()),
         failed => {
@@ -45,29 +45,38 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// How long each job took when it last ran, so that the longest start first and none of them runs alone at the end.
-struct Seconds {
+/// How long each job took and how much CPU it used, in earlier runs.
+struct History {
     file: Utf8PathBuf,
-    by_job: BTreeMap<String, f64>,
+    /// Seconds of the last run and the highest load of all runs. On a busy machine a job takes longer, and its load is too low.
+    by_job: BTreeMap<String, (f64, Load)>,
 }
 
-impl Seconds {
-    /// Reads the file; without one, no time is known.
+impl History {
+    /// Reads the file; without one, no job is known.
     fn read(file: Utf8PathBuf) -> Self {
         let text = fs::read_to_string(&file).unwrap_or_default();
         Self { file, by_job: serde_json::from_str(&text).unwrap_or_default() }
     }
 
-    /// Puts jobs of unknown length first, then the longest.
-    fn sort(&self, jobs: &mut [Job]) {
-        let seconds = |job: &Job| self.by_job.get(&job.name).copied().unwrap_or(f64::INFINITY);
+    /// Sets the measured loads and puts the longest jobs first, so that none of them runs alone at the end. Unknown jobs come
+    /// before them.
+    fn apply(&self, jobs: &mut [Job]) {
+        for job in jobs.iter_mut() {
+            job.load = self.by_job.get(&job.name).map_or(job.load, |(_, load)| *load);
+        }
+        let seconds = |job: &Job| self.by_job.get(&job.name).map_or(f64::INFINITY, |(seconds, _)| *seconds);
         jobs.sort_by(|a, b| seconds(b).total_cmp(&seconds(a)));
     }
 
     fn write(&mut self, report: &Report) {
-        self.by_job.extend(report.times().map(|(name, took)| (name.to_owned(), took.as_secs_f64())));
+        for time in report.times() {
+            let load = jobs::load(time.cpu, time.wall);
+            let known = self.by_job.entry(time.job.clone()).or_insert((0.0, load));
+            *known = (time.wall.as_secs_f64(), known.1.max(load));
+        }
         let text = serde_json::to_string_pretty(&self.by_job).expect("a map of names and numbers is JSON");
-        // The next run is only less well packed without it.
+        // Without the file, the next run only takes longer.
         let _ = fs::write(&self.file, text);
     }
 }
@@ -78,5 +87,33 @@ fn install_nodes() {
     let rig = root().join("tests/rig/rig");
     if let Err(failure) = run_command(&mut command(&rig, ["install", "--slurm"]), "see the message above") {
         println!("{failure}\ntests on real nodes will be skipped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::command;
+    use std::time::Duration;
+
+    #[test]
+    fn the_longest_jobs_come_first_with_the_highest_load_that_was_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Utf8PathBuf::from_path_buf(folder.path().join("history.json")).unwrap();
+        for (wall, cpu) in [(10, 9), (20, 2)] {
+            let mut report = Report::default();
+            for (job, times) in [("long", 2), ("short", 1)] {
+                let [took, cpu] = [wall, cpu].map(|seconds| Duration::from_secs(times * seconds));
+                report.add(schedule::Ended { name: job.into(), took, cpu, status: None, output: String::new() });
+            }
+            History::read(file.clone()).write(&report);
+        }
+        let mut jobs =
+            ["short", "new", "long"].map(|name| Job { name: name.into(), load: 50, command: command("true", [""; 0]) });
+        History::read(file).apply(&mut jobs);
+        assert_eq!(
+            jobs.map(|job| (job.name, job.load)),
+            [("new".into(), 50), ("long".into(), 90), ("short".into(), 90)]
+        );
     }
 }

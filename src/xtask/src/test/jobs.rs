@@ -1,6 +1,7 @@
 //! The processes that `cargo xtask test` starts: test binaries, whole or one process per test.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
@@ -14,11 +15,16 @@ pub type Load = u32;
 /// One core.
 const CORE: Load = 100;
 
-/// Marks a job that runs while no other does.
-pub const ALONE: Load = Load::MAX;
+/// The lowest load of a job. It bounds how many jobs run at the same time: each node of a rig takes memory.
+const LEAST: Load = 20;
+
+/// Returns the load of a job that used so much CPU in that time.
+pub fn load(cpu: Duration, wall: Duration) -> Load {
+    ((100.0 * cpu.as_secs_f64() / wall.as_secs_f64().max(1e-3)).ceil() as Load).max(LEAST)
+}
 
 /// Binaries with long tests: each test is a process of its own, so that tests that wait run beside tests that compute.
-/// A load is user plus system time over wall time.
+/// The loads are for the first run; later runs use the measured ones.
 const SPLIT: &[(&str, Load)] = &[
     ("vidtui/cluster", 40),
     ("trainer/trainer", CORE),
@@ -32,9 +38,6 @@ const SPLIT: &[(&str, Load)] = &[
     ("c10d/processes", 50),
     ("supervise", 30),
 ];
-
-/// Tests that need the machine to themselves, by a part of their name.
-const LONERS: &[&str] = &[];
 
 /// A process that runs one test, or all tests of a binary.
 pub struct Job {
@@ -123,9 +126,7 @@ impl Binary {
     fn one(&self, test: &str, load: Load) -> Job {
         let mut command = self.command();
         command.args(["--exact", test, "--show-output"]);
-        let name = format!("{} {test}", self.name);
-        let load = if LONERS.iter().any(|part| name.contains(part)) { ALONE } else { load };
-        Job { name, load, command }
+        Job { name: format!("{} {test}", self.name), load, command }
     }
 }
 

@@ -15,7 +15,15 @@ pub struct Report {
     pub skipped: u64,
     /// What failed jobs printed.
     failures: String,
-    times: Vec<(Duration, String)>,
+    times: Vec<Time>,
+}
+
+/// How long a job took.
+pub struct Time {
+    pub job: String,
+    pub wall: Duration,
+    /// User and system time.
+    pub cpu: Duration,
 }
 
 /// What the test harness prints, read line by line.
@@ -57,29 +65,30 @@ impl Report {
             let status = job.status.map_or("not started".into(), |status| status.to_string());
             self.failures += &format!("\n==== {} ({status})\n{}", job.name, read.shown);
         }
-        self.times.push((job.took, job.name));
+        self.times.push(Time { job: job.name, wall: job.took, cpu: job.cpu });
         line
     }
 
     /// Returns the end of the report.
     pub fn end(&mut self, took: Duration) -> String {
-        self.times.sort();
-        let sum: Duration = self.times.iter().map(|(took, _)| *took).sum();
+        self.times.sort_by_key(|time| std::cmp::Reverse(time.wall));
+        let sum = |of: fn(&Time) -> Duration| self.times.iter().map(of).sum::<Duration>().as_secs_f64();
         let mut text = self.failures.clone();
         text += &format!(
-            "\nthe longest of {:.0} s, which took {:.0} s side by side:\n",
-            sum.as_secs_f64(),
+            "\n{:.0} s of tests, {:.0} s of CPU, took {:.0} s side by side; the longest:\n",
+            sum(|time| time.wall),
+            sum(|time| time.cpu),
             took.as_secs_f64()
         );
-        for (took, name) in self.times.iter().rev().take(LONGEST) {
-            text += &format!("{:>7.1} s  {name}\n", took.as_secs_f64());
+        for Time { job, wall, cpu } in self.times.iter().take(LONGEST) {
+            text += &format!("{:>7.1} s {:>7.1} s CPU  {job}\n", wall.as_secs_f64(), cpu.as_secs_f64());
         }
         text + &format!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 
     /// Returns how long each job took.
-    pub fn times(&self) -> impl Iterator<Item = (&str, Duration)> {
-        self.times.iter().map(|(took, name)| (name.as_str(), *took))
+    pub fn times(&self) -> &[Time] {
+        &self.times
     }
 }
 
@@ -130,7 +139,13 @@ mod tests {
 
     fn ended(name: &str, seconds: u64, status: i32, output: &str) -> Ended {
         let status = Some(ExitStatus::from_raw(status));
-        Ended { name: name.into(), took: Duration::from_secs(seconds), status, output: output.into() }
+        Ended {
+            name: name.into(),
+            took: Duration::from_secs(seconds),
+            cpu: Duration::ZERO,
+            status,
+            output: output.into(),
+        }
     }
 
     #[test]
@@ -185,7 +200,7 @@ test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; fini
         }
         let end = report.end(Duration::from_secs(100));
         let listed: Vec<&str> =
-            end.lines().filter_map(|line| line.split_once("s  test-")).map(|(_, name)| name).collect();
+            end.lines().filter_map(|line| line.split_once("CPU  test-")).map(|(_, name)| name).collect();
         assert_eq!(listed, (6..=20).rev().map(|n| n.to_string()).collect::<Vec<_>>());
     }
 }

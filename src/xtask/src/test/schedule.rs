@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::jobs::{ALONE, Job, Load};
+use super::jobs::{Job, Load};
 use crate::failure::{Failure, Result};
 
 /// A job that takes longer is killed.
@@ -20,21 +20,22 @@ pub struct Ended {
     pub name: String,
     /// Wall time.
     pub took: Duration,
+    /// User and system time of the job and its descendants.
+    pub cpu: Duration,
     /// How it ended; nothing when it could not be started.
     pub status: Option<ExitStatus>,
     /// What it and its child processes printed.
     pub output: String,
 }
 
-/// Runs all jobs, in their order where there is room; `report` gets each as it ends. Jobs that need the machine to
-/// themselves run last. Outputs are written to files in `logs`.
+/// Runs all jobs, in their order where there is room; `report` gets each as it ends. Outputs are written to files in `logs`.
 pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
     fs::create_dir_all(logs)
         .map_err(|e| Failure::new(format!("cannot create {logs}"), e, "check the folder's permissions"))?;
     let (mut waiting, (send, ended)) = (jobs, channel());
     let (mut free, mut running) = (cores, 0);
     while !waiting.is_empty() || running > 0 {
-        while let Some(next) = next(&waiting, free, cores) {
+        while let Some(next) = waiting.iter().position(|job| job.load.min(cores) <= free) {
             let job = waiting.remove(next);
             let load = job.load.min(cores);
             (free, running) = (free - load, running + 1);
@@ -48,35 +49,31 @@ pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(
     Ok(())
 }
 
-/// Returns the first job that there is room for.
-fn next(waiting: &[Job], free: Load, cores: Load) -> Option<usize> {
-    let others = waiting.iter().any(|job| job.load != ALONE);
-    waiting.iter().position(|job| job.load.min(cores) <= free && (job.load != ALONE || !others))
-}
-
 /// Runs a job in a thread. Its output goes to a file and not through a pipe, which a process that outlives it would keep open.
 fn start(mut job: Job, load: Load, log: Utf8PathBuf, send: Sender<(Load, Ended)>) {
     thread::spawn(move || {
         let began = Instant::now();
-        let (status, error) = match wait(&mut job, &log) {
-            Ok(status) => (Some(status), String::new()),
-            Err(error) => (None, format!("cannot run it: {error}\n")),
+        let (status, cpu, error) = match wait(&mut job, &log) {
+            Ok((status, cpu)) => (Some(status), cpu, String::new()),
+            Err(error) => (None, Duration::ZERO, format!("cannot run it: {error}\n")),
         };
         let printed = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let output = printed.unwrap_or_default() + &error;
         // The receiver lives until all jobs have ended.
-        let _ = send.send((load, Ended { name: job.name, took: began.elapsed(), status, output }));
+        let _ = send.send((load, Ended { name: job.name, took: began.elapsed(), cpu, status, output }));
     });
 }
 
-fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<ExitStatus> {
+fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<(ExitStatus, Duration)> {
     let file = File::create(log)?;
     let errors = file.try_clone()?;
     let mut child = job.command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn()?;
     let deadline = Instant::now() + LIMIT;
     loop {
+        // Linux reports the CPU time of a process until its parent waits for it.
+        let cpu = cpu(child.id());
         if let Some(status) = child.try_wait()? {
-            return Ok(status);
+            return Ok((status, cpu));
         }
         if Instant::now() > deadline {
             child.kill()?;
@@ -85,6 +82,16 @@ fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<ExitStatus> {
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Returns the CPU time of a process and of its descendants that have ended; zero where there is no `/proc`.
+fn cpu(pid: u32) -> Duration {
+    // Ticks of 10 ms: utime, stime, cutime and cstime are fields 14 to 17. The program's name, field 2, may hold spaces.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+    Duration::from_millis(
+        10 * fields.split_whitespace().skip(11).take(4).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>(),
+    )
 }
 
 #[cfg(test)]
@@ -115,10 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_needs_the_machine_runs_after_all_others() {
-        let jobs = vec![job("alone", ALONE, "true"), job("first", 100, "sleep 0.1"), job("second", 300, "true")];
-        let names: Vec<String> = ended(jobs, 200).into_iter().map(|job| job.name).collect();
-        assert_eq!(names, ["first", "second", "alone"]);
+    fn the_cpu_time_of_child_processes_counts() {
+        let spins = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done'; sleep 0.05; true";
+        let ended = ended(vec![job("spins", 100, spins), job("sleeps", 100, "sleep 0.05")], 200);
+        let cpu = |name: &str| ended.iter().find(|job| job.name == name).unwrap().cpu;
+        assert!(cpu("spins") > cpu("sleeps"), "{:?}, {:?}", cpu("spins"), cpu("sleeps"));
     }
 
     #[test]
