@@ -101,6 +101,8 @@ pub struct Evidence {
     pub exit: Option<PeerExit>,
     /// Whether its process file exists.
     pub has_started: bool,
+    /// Whether the run's stop file exists.
+    pub has_stop_file: bool,
     /// How many bytes of steps are logged that take every rank. They grow only while every node is alive.
     pub steps_bytes: u64,
 }
@@ -193,6 +195,10 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
             state.stop_by_file(&mut actions);
         }
         Event::Message { message: Message::Stop, .. } => state.stop_by_file(&mut actions),
+        // The other node stopped by the file and ended before it could be connected to.
+        Event::Evidence { evidence, .. } if state.is_command && evidence.has_stop_file && evidence.exit.is_some() => {
+            state.stop_by_file(&mut actions);
+        }
         Event::RanksExited { ranks, is_run_finished } => {
             state.ended.extend(ranks);
             state.is_run_finished |= is_run_finished;

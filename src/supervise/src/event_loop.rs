@@ -180,6 +180,9 @@ struct Node<'a> {
 
 impl Node<'_> {
     fn handle(&mut self, at: Duration, event: Event) {
+        if let (Event::Connected { node, connection }, Some(outside)) = (&event, self.outside) {
+            outside.network.connected(node, *connection);
+        }
         for action in decide(&mut self.state, at, event) {
             self.execute(action);
         }

@@ -38,6 +38,7 @@ fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evid
     Evidence {
         exit,
         has_started: run.pid_toml(node, attempt).exists(),
+        has_stop_file: run.stop_file().exists(),
         steps_bytes: if steps_take_all { bytes() } else { 0 },
     }
 }

@@ -50,6 +50,8 @@ struct Connection {
     stream: TcpStream,
     sealer: Sealer,
     is_broken: Arc<AtomicBool>,
+    /// Whether the event loop has processed the connection.
+    is_known: bool,
 }
 
 /// The connections that did not prove that they belong to the attempt.
@@ -86,11 +88,20 @@ impl Network {
         Self { inner: Arc::new(Inner { rendezvous, secret, events, shared, has_left }) }
     }
 
+    /// Includes a connection in messages to all: its node has been sent all earlier messages.
+    pub fn connected(&self, node: &NodeId, number: u64) {
+        if let Some(connection) = self.lock().connections.get_mut(node).filter(|new| new.number == number) {
+            connection.is_known = true;
+        }
+    }
+
     /// Sends a message to one node, or to all that are connected.
     pub fn send(&self, to: Option<&NodeId>, message: &Message) {
         let line = message.line();
         let mut shared = self.lock();
-        for (_, connection) in shared.connections.iter_mut().filter(|(node, _)| to.is_none_or(|to| *node == to)) {
+        let is_addressed = |node: &NodeId, connection: &Connection| to.map_or(connection.is_known, |to| node == to);
+        for (_, connection) in shared.connections.iter_mut().filter(|(node, connection)| is_addressed(node, connection))
+        {
             let sealed = connection.sealer.seal(&line);
             if connection.stream.write_all(sealed.as_bytes()).is_err() {
                 // The writer may see a reset before the reader, which then sees only the end.
@@ -173,7 +184,7 @@ impl Network {
             let number = shared.numbers;
             // Before the end of an earlier connection is seen: the node is not gone.
             self.inner.events.send(Event::Connected { node: node.clone(), connection: number });
-            let new = Connection { number, stream, sealer, is_broken: is_broken.clone() };
+            let new = Connection { number, stream, sealer, is_broken: is_broken.clone(), is_known: false };
             if let Some(earlier) = shared.connections.insert(node.clone(), new) {
                 // The thread that reads it sees its end.
                 let _ = earlier.stream.shutdown(Shutdown::Both);

@@ -64,6 +64,10 @@ impl End {
         let until = self.inputs.elapsed() + time;
         while self.inputs.elapsed() < until {
             if let Some((_, event)) = self.inputs.wait_for_one(until) {
+                // As the event loop does.
+                if let Event::Connected { node, connection } = &event {
+                    self.network.connected(node, *connection);
+                }
                 return Some(event);
             }
         }

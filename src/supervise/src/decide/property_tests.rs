@@ -79,6 +79,8 @@ struct Wire {
     to_first: VecDeque<Message>,
     to_other: VecDeque<Message>,
     is_open: bool,
+    /// Whether the first node has taken in the connection, and whether the other one has.
+    known: (bool, bool),
 }
 
 struct World {
@@ -101,6 +103,7 @@ struct World {
     rank_failures: Vec<(usize, Failure)>,
     other_faults: usize,
     stops: usize,
+    has_stop_file: bool,
 }
 
 impl World {
@@ -137,6 +140,7 @@ impl World {
             rank_failures: Vec::new(),
             other_faults: 0,
             stops: 0,
+            has_stop_file: false,
         }
     }
 
@@ -147,6 +151,12 @@ impl World {
     fn handle(&mut self, number: usize, event: Event) {
         if !self.is_up(number) {
             return;
+        }
+        if let Event::Connected { node: to, connection } = &event {
+            for (other, wire) in self.wires.iter_mut().filter(|(_, wire)| wire.number == *connection) {
+                wire.known.0 |= number == 0 && *to == node(other + 1);
+                wire.known.1 |= number == *other;
+            }
         }
         let now = self.now;
         for action in decide(&mut self.nodes[number].state, now, event) {
@@ -173,7 +183,7 @@ impl World {
         });
         let proves = !self.is_command && self.dependence == Dependence::Mutual;
         let steps_bytes = if proves { self.steps_bytes } else { 0 };
-        Evidence { exit, has_started: true, steps_bytes }
+        Evidence { exit, has_started: true, has_stop_file: self.has_stop_file, steps_bytes }
     }
 
     fn dial(&mut self, number: usize) {
@@ -191,9 +201,9 @@ impl World {
 
     fn send(&mut self, from: usize, to: Option<NodeId>, message: Message) {
         for (number, wire) in self.wires.iter_mut().filter(|(_, wire)| wire.is_open) {
-            if from == 0 && to.as_ref().is_none_or(|to| *to == node(number + 1)) {
+            if from == 0 && to.as_ref().map_or(wire.known.0, |to| *to == node(number + 1)) {
                 wire.to_other.push_back(message.clone());
-            } else if from == *number {
+            } else if from == *number && (to.is_some() || wire.known.1) {
                 wire.to_first.push_back(message.clone());
             }
         }
@@ -373,6 +383,7 @@ impl World {
             }
             Fault::StopFile => {
                 self.stops += 1;
+                self.has_stop_file = true;
                 self.nodes[0].inbox.push_back(Event::StopFile);
             }
         }

@@ -299,6 +299,18 @@ fn a_stop_file_stops_all_nodes_those_that_connect_later_too() {
 }
 
 #[test]
+fn a_stop_file_stops_a_node_that_could_not_connect_before_the_first_node_ended() {
+    for exit in [PeerExit::Stopped, PeerExit::Done] {
+        let mut other = Supervisor::command(2, 2);
+        let evidence = Evidence { exit: Some(exit), has_stop_file: true, ..Evidence::default() };
+        other.event(Event::Evidence { node: node(1), evidence });
+        assert_eq!(other.signals(), [SIGTERM]);
+        other.exits([exited(0, 0), exited(1, 0)]);
+        assert_eq!(other.reason(), ExitReason::Stopped);
+    }
+}
+
+#[test]
 fn a_node_that_cannot_start_its_ranks_sends_why() {
     let mut sut = Supervisor::of(2, 2).connected();
     let failure = Failure::new(ErrorCode::StartFailed, "cannot start rank 2", "no such file", "");
