@@ -5,15 +5,36 @@
 
 pub mod check;
 mod clip;
+#[cfg(test)]
+mod fixtures;
+mod import;
+mod index;
 mod layouts;
 mod manifest;
 mod reason;
 pub mod store;
+mod table;
 
 pub use clip::Clip;
+pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
+pub use index::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};
 pub use manifest::{Manifest, ManifestHeader};
 pub use reason::Reason;
+pub use table::{Reader, Slot, Table, store_folder};
+
+/// A tensor in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawTensor {
+    /// Its little-endian bytes.
+    pub bytes: Vec<u8>,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its element type.
+    pub dtype: weights::Dtype,
+    /// True if it holds means, then log-variances.
+    pub moments: bool,
+}
 
 /// Returns the channels of a latent of the data set of a model.
 pub(crate) fn latent_channels(model: &recipe::Model) -> usize {

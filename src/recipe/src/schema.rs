@@ -215,8 +215,8 @@ pub static SCHEMA: &[Key] = &[
     preset("model.timestep_spacing", Kind::OneOf(&["trailing", "leading", "linspace"]), Preset::Str("trailing"), "choice of the timesteps of sampling: trailing, leading or linspace, as in diffusers; training uses all timesteps"),
     preset("model.invert_image_scale", Kind::Bool, Preset::Bool(false), "divides image latents by model.latent_scale instead of multiplying them, as the CogVideoX 1.5 image-to-video pipeline does; false: as cogvideox-factory and zai-org's trainer"),
 
-    needed("data.index", Kind::Path, "index of latents and text embeddings, one JSON object per line"),
-    preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the text embedding of the empty prompt, as in sampling; default: zeros"),
+    needed("data.index", Kind::Path, "folder of latents and texts that `vidtui data` made, or an index, one JSON object per line"),
+    preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the text of the empty caption, as in sampling; default: that of the folder of data.index, else zeros"),
 
     preset("encoders.folder", Kind::OptionalPath, Preset::Str(""), "diffusers folder with vae/, text_encoder/ and tokenizer/, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"),
     preset("encoders.dtype", Kind::OneOf(&["bfloat16", "float32"]), Preset::Str("bfloat16"), "dtype of the weights and the computation of the VAE and the text encoder"),

@@ -12,14 +12,14 @@ use crate::{Family, ParamSpec, Role};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// Index of precomputed latents and text embeddings, one JSON object per line.
+    /// The folder of a store of latents and texts, or an index, one JSON object per line.
     pub index: Utf8PathBuf,
-    /// The text embedding of the empty prompt, as in sampling; empty for zeros.
+    /// The text of the empty caption, as in sampling; empty for that of the store, else zeros.
     pub null_text: Utf8PathBuf,
 }
 
 impl Data {
-    /// Returns the file of the empty prompt's embedding; none for zeros.
+    /// Returns the file of the empty caption's text, if the recipe names one.
     pub fn null_text(&self) -> Option<&Utf8Path> {
         Some(self.null_text.as_path()).filter(|path| !path.as_str().is_empty())
     }

@@ -59,7 +59,7 @@ pub fn run_checks(
 
 /// Runs every check of a launch plan and starts nothing.
 ///
-/// It does not check that the data set fits the recipe; `weights::Index::check` does.
+/// It does not check that the data set fits the recipe; `dataset::Table::open` does.
 pub fn check_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
     let what = cannot(plan);
     let mut checks = files::checks(&what, plan);

@@ -4,21 +4,26 @@
 //! every item is seen once per epoch whatever the batch size, and the position is one integer. While a step computes, a
 //! thread reads the next batch; it is never further ahead than that.
 
+use crate::exchange::{agree_on, peer_lost};
 use crate::seeds::{Purpose, normal, permutation};
-use rundir::Failure;
+use c10d::Group;
+use dataset::{RawTensor, Reader, Slot, TEXT, Table, open_null_text};
+use rundir::{ErrorCode, Failure};
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use tch::{Kind, Tensor};
-use weights::{Dtype, Header, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
+use tch::{Device, Kind, Tensor};
+use weights::Dtype;
 
 /// A data set and the order of its current epoch.
 #[derive(Debug)]
 pub struct Data {
-    index: Index,
+    table: Table,
+    reader: Arc<Reader>,
     fingerprint: String,
     seed: u64,
     latent_scale: f64,
-    /// `[text_len, text_dim]`, which replaces dropped texts; zeros if the recipe names none.
+    /// `[text_len, text_dim]`, which replaces dropped texts; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
     epoch: Option<(u64, Vec<usize>)>,
     ahead: Option<Ahead>,
@@ -40,39 +45,46 @@ struct Ahead {
     reading: JoinHandle<Result<Vec<Read>, Failure>>,
 }
 
-/// The bytes of a sample.
+/// The tensors of a sample.
 #[derive(Debug)]
 struct Read {
-    latent: Raw,
-    /// Whether `latent` holds means and log-variances.
-    moments: bool,
-    texts: Vec<Raw>,
-}
-
-/// The bytes of a tensor.
-#[derive(Debug)]
-struct Raw {
-    bytes: Vec<u8>,
-    shape: Vec<i64>,
-    dtype: Dtype,
+    latent: RawTensor,
+    texts: Vec<RawTensor>,
 }
 
 impl Data {
-    /// Opens and checks the data set.
+    /// Opens and checks the data set. Rank 0 reads the index and shares what the others need. A collective.
     ///
     /// # Errors
-    /// The first item that does not fit the model.
-    pub fn open(recipe: &recipe::Recipe) -> Result<Self, Failure> {
-        let index = Index::open(&recipe.data.index)?;
-        let info = index.check(&recipe.model)?;
-        let (mut fingerprint, mut null_text) = (info.fingerprint, None);
+    /// The first item that does not fit the model. Every rank returns the failure of the rank that found it.
+    pub fn open(recipe: &recipe::Recipe, world: &Group) -> Result<Self, Failure> {
+        let table = match world.rank() {
+            0 => Table::open(&recipe.data.index, &recipe.model).map(Some),
+            _ => Ok(None),
+        };
+        let table = share(world, agree_on(world, table)?)?;
+        agree_on(world, Self::of_table(recipe, table))
+    }
+
+    fn of_table(recipe: &recipe::Recipe, table: Table) -> Result<Self, Failure> {
+        let reader = Arc::new(table.reader());
+        let (mut fingerprint, mut null_text) = (table.info.fingerprint.clone(), None);
+        let repeated = |text: &RawTensor| tensor(text).repeat([recipe.model.segments as i64, 1]);
         if let Some(path) = recipe.data.null_text() {
-            let one = Raw::read(&open_null_text(path, &recipe.model)?, TEXT)?.tensor();
-            null_text = Some(one.repeat([recipe.model.segments as i64, 1]));
+            let header = open_null_text(path, &recipe.model)?;
+            let info = header.tensor(TEXT)?;
+            let (shape, dtype) = (info.shape.clone(), info.dtype);
+            let one = RawTensor { bytes: header.read_tensor(TEXT)?, shape, dtype, moments: false };
+            null_text = Some(repeated(&one));
             fingerprint = format!("{fingerprint}-{}", rundir::file_sum(path)?.xxh3);
+        } else if recipe.train.text_dropout > 0.0
+            && let Some(slot) = table.empty_text()
+        {
+            null_text = Some(repeated(&reader.read(slot)?));
         }
         Ok(Data {
-            index,
+            table,
+            reader,
             fingerprint,
             null_text,
             seed: recipe.train.seed,
@@ -96,7 +108,7 @@ impl Data {
 
     /// Returns the epoch of a sample and the number of samples before it in that epoch.
     pub fn position(&self, sample: u64) -> (u64, u64) {
-        let n = self.index.samples.len() as u64;
+        let n = self.table.len() as u64;
         (sample / n, sample % n)
     }
 
@@ -109,25 +121,29 @@ impl Data {
     pub fn batch(&mut self, numbers: Range<u64>, next: Range<u64>, seed: u64) -> Result<Batch, Failure> {
         let read = match self.ahead.take() {
             Some(ahead) if ahead.numbers == numbers => ahead.reading.join().expect("reading does not panic")?,
-            _ => read_all(&self.samples(numbers.clone()))?,
+            _ => {
+                let samples = self.samples(numbers.clone());
+                read_all(&self.reader, &samples)?
+            }
         };
-        let samples = self.samples(next.clone());
+        let (reader, samples) = (self.reader.clone(), self.samples(next.clone()));
         // If no thread can be started, the next call reads the batch itself.
-        let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&samples)).ok();
+        let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&reader, &samples)).ok();
         self.ahead = reading.map(|reading| Ahead { numbers: next, reading });
 
         let latents: Vec<Tensor> =
             numbers.zip(&read).map(|(number, read)| read.latent(seed, number) * self.latent_scale).collect();
         let texts: Vec<Tensor> =
-            read.iter().map(|read| Tensor::cat(&read.texts.iter().map(Raw::tensor).collect::<Vec<_>>(), 0)).collect();
+            read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
         Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0) })
     }
 
-    fn samples(&mut self, numbers: Range<u64>) -> Vec<Sample> {
+    /// Returns where the latents and texts of samples are.
+    fn samples(&mut self, numbers: Range<u64>) -> Vec<(Slot, Vec<Slot>)> {
         numbers
             .map(|number| {
                 let item = self.item(number);
-                self.index.samples[item].clone()
+                (self.table.latent(item), self.table.texts(item).to_vec())
             })
             .collect()
     }
@@ -135,7 +151,7 @@ impl Data {
     /// Returns the item of sample `number`.
     fn item(&mut self, number: u64) -> usize {
         let (epoch, position) = self.position(number);
-        let n = self.index.samples.len();
+        let n = self.table.len();
         let seed = self.seed;
         let order = match &mut self.epoch {
             Some((e, order)) if *e == epoch => order,
@@ -145,29 +161,52 @@ impl Data {
     }
 }
 
-fn read_all(samples: &[Sample]) -> Result<Vec<Read>, Failure> {
-    samples.iter().map(Read::sample).collect()
+/// Gives the table of rank 0 to all ranks. A collective.
+fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
+    if world.size() == 1 {
+        return Ok(table.expect("the only rank opened the table"));
+    }
+    let bytes = table.as_ref().map_or_else(Vec::new, Table::to_bytes);
+    let len = Tensor::from_slice(&[bytes.len() as i64]);
+    world.broadcast(&len, 0).and_then(|pending| pending.wait()).map_err(peer_lost)?;
+    let len = len.int64_value(&[0]) as usize;
+    let shared = match &table {
+        Some(_) => Tensor::from_slice(&bytes),
+        None => Tensor::zeros([len as i64], (Kind::Uint8, Device::Cpu)),
+    };
+    world.broadcast(&shared, 0).and_then(|pending| pending.wait()).map_err(peer_lost)?;
+    if let Some(table) = table {
+        return Ok(table);
+    }
+    let mut bytes = vec![0; len];
+    shared.copy_data_u8(&mut bytes, len);
+    drop(shared);
+    Table::from_bytes(&bytes).ok_or_else(|| {
+        Failure::new(
+            ErrorCode::Internal,
+            "cannot read the table of the data set",
+            "rank 0 sent another format",
+            "use the same vidtui-train on all nodes",
+        )
+    })
+}
+
+fn read_all(reader: &Reader, samples: &[(Slot, Vec<Slot>)]) -> Result<Vec<Read>, Failure> {
+    let read = |(latent, texts): &(Slot, Vec<Slot>)| {
+        let texts = texts.iter().map(|text| reader.read(*text)).collect::<Result<_, _>>()?;
+        Ok(Read { latent: reader.read(*latent)?, texts })
+    };
+    samples.iter().map(read).collect()
 }
 
 impl Read {
-    fn sample(sample: &Sample) -> Result<Self, Failure> {
-        let header = Header::read(&sample.latent)?;
-        let moments = header.tensors.contains_key(MOMENTS);
-        let latent = Raw::read(&header, if moments { MOMENTS } else { LATENT })?;
-        let mut texts = Vec::with_capacity(sample.text.len());
-        for path in &sample.text {
-            texts.push(Raw::read(&Header::read(path)?, TEXT)?);
-        }
-        Ok(Read { latent, moments, texts })
-    }
-
     /// Returns the latent of sample `number`. If the file holds means and log-variances, every use of the sample draws a new
     /// latent.
     ///
     /// Source: ttt-video-dit `preembedding_dataset.py` and `regularizers.py`.
     fn latent(&self, seed: u64, number: u64) -> Tensor {
-        let latent = self.latent.tensor();
-        if !self.moments {
+        let latent = tensor(&self.latent);
+        if !self.latent.moments {
             return latent;
         }
         let [mean, log_variance] = latent.chunk(2, 1).try_into().expect("two halves");
@@ -176,17 +215,10 @@ impl Read {
     }
 }
 
-impl Raw {
-    fn read(header: &Header, name: &str) -> Result<Self, Failure> {
-        let info = header.tensor(name)?;
-        let shape = info.shape.iter().map(|&d| d as i64).collect();
-        Ok(Raw { bytes: header.read_tensor(name)?, shape, dtype: info.dtype })
-    }
-
-    /// The tensor, as fp32.
-    fn tensor(&self) -> Tensor {
-        Tensor::from_data_size(&self.bytes, &self.shape, kind(self.dtype)).to_kind(Kind::Float)
-    }
+/// Returns a tensor as fp32.
+fn tensor(raw: &RawTensor) -> Tensor {
+    let shape: Vec<i64> = raw.shape.iter().map(|d| *d as i64).collect();
+    Tensor::from_data_size(&raw.bytes, &shape, kind(raw.dtype)).to_kind(Kind::Float)
 }
 
 /// Returns libtorch's kind for a dtype.
@@ -208,9 +240,14 @@ pub fn kind(dtype: Dtype) -> Kind {
 mod tests {
     use super::*;
     use camino::{Utf8Path, Utf8PathBuf};
+    use dataset::{LATENT, MOMENTS};
     use safetensors::tensor::TensorView;
 
     const ITEMS: u64 = 5;
+
+    fn open(recipe: &recipe::Recipe) -> Result<Data, Failure> {
+        Data::open(recipe, &Group::alone())
+    }
 
     /// Five samples of one latent number each, the item's own; `log_variance` turns latents into moments.
     fn dataset(folder: &Utf8Path, log_variance: Option<f32>) -> recipe::Recipe {
@@ -254,19 +291,19 @@ mod tests {
     fn a_dropped_text_is_replaced_with_the_null_text() {
         let (_keep, folder) = temp();
         let mut recipe = dataset(&folder, None);
-        let zeros = Data::open(&recipe).unwrap();
+        let zeros = open(&recipe).unwrap();
         let text = Tensor::ones([2, 16, 4], (Kind::Float, tch::Device::Cpu));
         let dropped = zeros.drop_texts(&text, &[true, false]);
         assert_eq!((dropped.get(0), dropped.get(1)), (text.get(0), text.get(1).zeros_like()));
 
         // Any text of the right shape is accepted.
         recipe.data.null_text = folder.join("0.text");
-        let null = Data::open(&recipe).unwrap();
+        let null = open(&recipe).unwrap();
         assert_eq!(null.drop_texts(&text, &[true, false]).get(1), text.get(1) * 0.5);
         assert_ne!(null.fingerprint(), zeros.fingerprint());
 
         recipe.data.null_text = folder.join("0");
-        let failure = Data::open(&recipe).unwrap_err();
+        let failure = open(&recipe).unwrap_err();
         assert_eq!(failure.code, rundir::ErrorCode::TensorMismatch, "{failure}");
     }
 
@@ -275,7 +312,7 @@ mod tests {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
         let in_place: Vec<i64> = (0..20)
-            .map(|number| items(&Data::open(&recipe).unwrap().batch(number..number + 1, 0..1, 1).unwrap())[0])
+            .map(|number| items(&open(&recipe).unwrap().batch(number..number + 1, 0..1, 1).unwrap())[0])
             .collect();
         for epoch in in_place.chunks(ITEMS as usize) {
             let mut seen = epoch.to_vec();
@@ -284,7 +321,7 @@ mod tests {
         }
         // Two ranks, two samples each and step; the second begins in the middle, as a resume does.
         for (rank, from) in [(0, 0), (1, 4)] {
-            let mut data = Data::open(&recipe).unwrap();
+            let mut data = open(&recipe).unwrap();
             for first in (from..20).step_by(4) {
                 let own = |first: u64| first + 2 * rank..first + 2 * rank + 2;
                 let batch = data.batch(own(first), own(first + 4), 1).unwrap();
@@ -298,8 +335,10 @@ mod tests {
     fn a_file_that_vanishes_fails_the_batch_that_wants_it_and_no_other() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
-        let mut data = Data::open(&recipe).unwrap();
-        let gone = folder.join(data.samples(1..2)[0].latent.file_name().unwrap());
+        let mut data = open(&recipe).unwrap();
+        let item = data.item(1);
+        let gone = data.table.files_of(item)[0].to_owned();
+        assert!(gone.starts_with(&folder));
         std::fs::remove_file(&gone).unwrap();
         assert!(data.batch(0..1, 1..2, 1).is_ok());
         let failure = data.batch(1..2, 2..3, 1).unwrap_err();
@@ -311,7 +350,7 @@ mod tests {
     fn a_latent_is_drawn_from_its_mean_and_variance_by_the_number_of_the_sample() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, Some((0.25f32).ln()));
-        let mut data = Data::open(&recipe).unwrap();
+        let mut data = open(&recipe).unwrap();
         let mut draw = |number: u64, seed| data.batch(number..number + 1, 0..1, seed).unwrap();
         let (first, again) = (draw(3, 1).latent, draw(3, 1).latent);
         assert_eq!(first.size(), [1, 3, 16, 8, 8]);
@@ -322,6 +361,88 @@ mod tests {
         assert!((first.std(true).double_value(&[]) - 0.5).abs() < 0.02);
         assert_ne!(draw(3, 2).latent, first);
         let sure = dataset(&folder, Some(-100.0));
-        assert_eq!(items(&Data::open(&sure).unwrap().batch(3..4, 0..1, 1).unwrap()), [item.round() as i64]);
+        assert_eq!(items(&open(&sure).unwrap().batch(3..4, 0..1, 1).unwrap()), [item.round() as i64]);
+    }
+
+    /// A store with the items of [`dataset`]; its empty caption is a text of 0.25.
+    fn store(folder: &Utf8Path, mut recipe: recipe::Recipe, log_variance: f32) -> recipe::Recipe {
+        use dataset::store::*;
+        let spec = StoreSpec::new(
+            FrameSpec { mode: "head".into(), count: 9, fps: None, stride: 1, seed: 0 },
+            PictureSpec { width: 64, height: 64, crop: "center".into(), colour_rule: "1".into() },
+            VaeSpec {
+                name: "vae".into(),
+                identity: "1".into(),
+                channels: 16,
+                scaling_factor: 0.0,
+                dtype: "fp32".into(),
+            },
+            TextSpec {
+                name: "t5".into(),
+                tokenizer: "1".into(),
+                encoder: "1".into(),
+                len: 16,
+                dim: 4,
+                dtype: "fp32".into(),
+            },
+        );
+        let clip = |item: u64| dataset::Clip {
+            id: item.to_string(),
+            path: format!("{item}.mp4").into(),
+            content: item.to_string(),
+            caption: "a rabbit".into(),
+            ..dataset::Clip::default()
+        };
+        let manifest = dataset::Manifest { clips: (0..ITEMS).map(clip).collect(), ..dataset::Manifest::default() };
+        let plan = plan_encode(folder, &manifest, &spec, Quarantined::Skip).unwrap();
+        let holder = Holder { run: "test".into(), node: "here".into(), pid: 1 };
+        let queue = Queue::create(folder, &plan, &holder, Timing { shard: 100_000, ..Timing::default() }).unwrap();
+        for stage in [Stage::Text, Stage::Latent] {
+            while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+                for item in range.items().to_vec() {
+                    let (shape, values) = match &item.work {
+                        Work::Text { caption } => (vec![16, 4], vec![if caption.is_empty() { 0.25 } else { 0.5 }; 64]),
+                        Work::Video { content, .. } => {
+                            let mean = [content.parse::<f32>().unwrap(); 1024];
+                            let frame = [&mean[..], &[log_variance; 1024][..]].concat();
+                            (vec![3, 32, 8, 8], frame.repeat(3))
+                        }
+                    };
+                    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    let tensor = NewTensor { role: "", dtype: Dtype::F32, shape: &shape, bytes: &bytes };
+                    range.commit(&item, &[], &[tensor]).unwrap();
+                }
+                range.finish().unwrap();
+            }
+        }
+        queue.finish(&mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        recipe.data.index = folder.to_owned();
+        recipe
+    }
+
+    #[test]
+    fn a_store_gives_the_batches_of_one_file_per_clip() {
+        let (_keep, folder) = temp();
+        let files = dataset(&folder, Some(-2.0));
+        let recipe = store(&folder.join("store"), files.clone(), -2.0);
+        let (mut one, mut other) = (open(&files).unwrap(), open(&recipe).unwrap());
+        assert!(recipe.data.index.join("latents-00001.safetensors").exists());
+        for first in 0..8 {
+            let batch = |data: &mut Data| data.batch(first..first + 2, first + 2..first + 4, 5).unwrap();
+            let (one, other) = (batch(&mut one), batch(&mut other));
+            assert_eq!((one.latent, one.text), (other.latent, other.text));
+        }
+    }
+
+    #[test]
+    fn a_recipe_that_drops_texts_uses_the_empty_caption_of_the_store() {
+        let (_keep, folder) = temp();
+        let mut recipe = store(&folder.join("store"), dataset(&folder, None), 0.0);
+        let text = Tensor::ones([1, 16, 4], (Kind::Float, tch::Device::Cpu));
+        let dropped = |recipe: &recipe::Recipe| open(recipe).unwrap().drop_texts(&text, &[false]);
+        recipe.train.text_dropout = 0.1;
+        assert_eq!(dropped(&recipe), &text * 0.25);
+        recipe.data.null_text = folder.join("0.text");
+        assert_eq!(dropped(&recipe), &text * 0.5);
     }
 }

@@ -31,10 +31,10 @@ mod trainer;
 use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};
 use cluster::NodeId;
+use dataset::ImportRequest;
 use rundir::{Failure, RunDir};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use weights::ImportRequest;
 
 /// The embedded trainer of vidtui. People use `vidtui launch`; the console starts this program on every node.
 #[derive(Parser)]
@@ -137,7 +137,7 @@ fn supervise(run_dir: Utf8PathBuf, attempt: u32, node: NodeId) -> Result<(), Fai
 }
 
 fn import(request: &ImportRequest, force: bool) -> Result<(), Failure> {
-    let done = weights::plan_import(request)?.execute(force, &mut |_| ControlFlow::Continue(()))?;
+    let done = dataset::plan_import(request)?.execute(force, &mut |_| ControlFlow::Continue(()))?;
     println!("{}", done.index);
     Ok(())
 }

@@ -109,7 +109,7 @@ impl Trainer {
                 "check the limits of this node",
             )
         })?;
-        let data = agree_on(&groups.world, Data::open(&recipe))?;
+        let data = Data::open(&recipe, &groups.world)?;
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
         let tables = unit_tables(&recipe);

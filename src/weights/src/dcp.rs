@@ -4,7 +4,7 @@ use crate::Dtype;
 use crate::archive::MAX_PICKLE;
 use crate::pickle::{At, Node, Pickle};
 use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
-use crate::torch_file::open_tensor;
+use crate::torch_file::open_torch_tensor;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::collections::HashMap;
@@ -110,7 +110,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
     for (place, of, chunk) in parts {
         let Described { name, shape, dtype, runs, .. } = &mut described[of];
         let wrong = |why: String| format!("tensor {name}: {why}");
-        let stored = open_tensor(&mut files, &place.file, place.offset, place.length)
+        let stored = open_torch_tensor(&mut files, &place.file, place.offset, place.length)
             .map_err(|why| wrong(format!("{} at byte {}: {why}", place.file, place.offset)))?;
         let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
         if !same || stored.dtype != *dtype {

@@ -11,12 +11,16 @@ use std::fs::{self, File, TryLockError};
 /// Free disk space to keep for manifests, folders and other writers, in bytes.
 const SPARE: u64 = 16 << 20;
 /// The name suffixes of the files that a conversion writes beside tensors. Only a folder of such files is replaced.
-const OURS: [&str; 5] = ["state.toml", MODEL_FILE, CONFIG_FILE, ".safetensors.index.json", "index.jsonl"];
+const OURS: [&str; 6] =
+    ["state.toml", MODEL_FILE, CONFIG_FILE, ".safetensors.index.json", "index.jsonl", "dataset.toml"];
 /// The file that marks a folder as a checkpoint.
 const MANIFEST: &str = "manifest.toml";
 
 /// Checks that `target` can be created, or replaced when `force` is set, without deleting any of `sources`.
-pub(crate) fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`ErrorCode::AlreadyExists`] with the reason.
+pub fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<(), Failure> {
     let refuse = |why: String, fix: String| {
         Err(Failure::new(ErrorCode::AlreadyExists, format!("cannot write {target}"), why, fix))
     };
@@ -67,7 +71,10 @@ fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
 }
 
 /// Checks that the disk has space for `bytes`, counting the space that an interrupted attempt still uses as free.
-pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`ErrorCode::DiskFull`] with both sizes.
+pub fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(Utf8Path::new("."));
     let disk = statvfs(existing.as_std_path()).map_err(|e| {
         Failure::new(
@@ -91,7 +98,10 @@ pub(crate) fn check_space(target: &Utf8Path, bytes: u64) -> Result<(), Failure> 
 }
 
 /// Locks a folder for writing until the returned file is dropped.
-pub(crate) fn lock(folder: &WholeFolder) -> Result<File, Failure> {
+///
+/// # Errors
+/// [`ErrorCode::AlreadyExists`] if another process has locked it.
+pub fn lock(folder: &WholeFolder) -> Result<File, Failure> {
     let dir = folder.dir();
     let failed = |e: std::io::Error| {
         Failure::new(ErrorCode::Io, format!("cannot create {dir}"), e.to_string(), "choose another folder")

@@ -1,4 +1,4 @@
-//! Tensor files on disk: reading, inspecting and converting them, and the index of a latent dataset. No libtorch.
+//! Tensor files on disk: reading, inspecting and converting them. No libtorch.
 //!
 //! Files are read with `read_exact_at` and not memory-mapped, so that a file that shrinks causes an error, not a SIGBUS.
 
@@ -9,14 +9,12 @@ mod config;
 mod convert;
 #[cfg(test)]
 mod damaged_inputs;
-mod dataset;
 mod dcp;
-mod destination;
+pub mod destination;
 mod dtype;
 mod encoder;
 #[cfg(test)]
 mod fixtures;
-mod import;
 mod initial_values;
 mod inspect;
 mod lora;
@@ -42,13 +40,11 @@ mod write;
 pub use compare::{Changed, Difference, compare};
 pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
-pub use dataset::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use dtype::Dtype;
 pub use encoder::{
     EncoderFiles, EncoderReader, Parameter, Peak, T5Config, TileSpan, Tiles, Tiling, VaeConfig, Window, t5_memory,
     vae_memory, windows,
 };
-pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use lora::{Lora, LoraForm, LoraLayer};
 pub use report::{Initialized, Mapped, Pattern, Report};
@@ -56,5 +52,6 @@ pub use safetensors::{Error, Header, TensorInfo, read_range};
 pub use scheduler::SchedulerConfig;
 pub use source::{Names, Source, SourceKind, SourceLocation, TTT_FILE, identify};
 pub use stream::TensorToWrite;
-pub use tensor_spans::{Span, StoredTensor, Tensors};
+pub use tensor_spans::{Files, Span, StoredTensor, Tensors, tensors_of_header};
+pub use torch_file::{is_torch_file, open_torch_file, open_torch_tensor};
 pub use write::{Doing, NewTensorFile, OnProgress, Progress, write_tensor_files};

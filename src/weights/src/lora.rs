@@ -148,7 +148,7 @@ impl Lora {
                 })?,
             false => path.to_owned(),
         };
-        Self::of_header(path, &Header::read(&file)?)
+        Self::tensors_of_header(path, &Header::read(&file)?)
     }
 
     /// Opens an identified adapter.
@@ -156,12 +156,12 @@ impl Lora {
         Self::open(&location.weights)
     }
 
-    fn of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
+    fn tensors_of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
         let bad = |why: String| {
             let fix = "use a LoRA of a CogVideoX transformer that diffusers, PEFT or kohya's scripts saved";
             Failure::new(ErrorCode::UnsupportedModel, format!("cannot read the adapter {path}"), why, fix)
         };
-        let tensors = tensor_spans::of_header(header);
+        let tensors = tensor_spans::tensors_of_header(header);
         let kohya = Underscored::new();
         let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
         let (mut unused, mut files, mut form) = (Vec::new(), Files::default(), None);

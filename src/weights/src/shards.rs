@@ -1,6 +1,6 @@
 //! Opens folders of safetensors: one file, or shards with an index that maps tensors to shards.
 
-use crate::tensor_spans::{Tensors, of_header};
+use crate::tensor_spans::{Tensors, tensors_of_header};
 use crate::{Header, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -41,7 +41,7 @@ pub fn open(path: &Utf8Path) -> Result<Shards, Failure> {
 }
 
 fn single(header: Header) -> Shards {
-    Shards { tensors: of_header(&header), files: vec![header] }
+    Shards { tensors: tensors_of_header(&header), files: vec![header] }
 }
 
 fn is_index(path: &Utf8Path) -> bool {
@@ -134,7 +134,7 @@ fn open_index(path: &Utf8Path) -> Result<Shards, Failure> {
             ));
         }
         let header = Header::read(&file)?;
-        for (name, tensor) in tensor_spans::of_header(&header) {
+        for (name, tensor) in tensor_spans::tensors_of_header(&header) {
             match index.weight_map.get(&name) {
                 Some(listed) if listed == shard => drop(tensors.insert(name, tensor)),
                 Some(listed) => return Err(bad(format!("it lists {name} in {listed}, and {shard} has it"))),

@@ -226,7 +226,7 @@ impl Source {
                 Ok(Self { bytes, ..Self::new(location, Names::Unknown, shards) })
             }
             SourceKind::Torch => {
-                let tensors = torch_file::open(&location.weights)?;
+                let tensors = torch_file::open_torch_file(&location.weights)?;
                 let bytes = tensors.values().map(StoredTensor::bytes).sum();
                 Ok(Self::by_names(location, tensors, bytes))
             }
@@ -333,7 +333,7 @@ impl Source {
             let header = Header::read(&ttt)?;
             model = model.and_then(|model| with_ttt(&model, &header));
             source.bytes += header.bytes;
-            source.tensors.extend(crate::tensor_spans::of_header(&header));
+            source.tensors.extend(crate::tensor_spans::tensors_of_header(&header));
         }
         source.model = Some(model);
         source.config = Some(text);

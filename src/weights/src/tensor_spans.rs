@@ -51,8 +51,8 @@ impl StoredTensor {
         self.spans.first().map_or("", |span| span.file.as_str())
     }
 
-    /// Cuts out the bytes from `begin` on.
-    pub(crate) fn cut(&self, begin: u64, len: u64) -> Vec<Span> {
+    /// Returns the ranges of `len` bytes from `begin` on.
+    pub fn cut(&self, begin: u64, len: u64) -> Vec<Span> {
         let (mut at, end, mut cut) = (0, begin + len, Vec::new());
         for span in &self.spans {
             let (first, last) = (begin.max(at), end.min(at + span.len));
@@ -65,8 +65,8 @@ impl StoredTensor {
     }
 }
 
-/// The tensors of a safetensors file.
-pub(crate) fn of_header(header: &Header) -> Tensors {
+/// Returns the tensors of a safetensors file.
+pub fn tensors_of_header(header: &Header) -> Tensors {
     let file: Arc<Utf8Path> = Arc::from(header.path.as_path());
     let stored = |info: &crate::TensorInfo| StoredTensor {
         dtype: info.dtype,
@@ -78,12 +78,15 @@ pub(crate) fn of_header(header: &Header) -> Tensors {
 
 /// Files that are read from, opened once.
 #[derive(Debug, Default)]
-pub(crate) struct Files {
+pub struct Files {
     open: HashMap<Arc<Utf8Path>, File>,
 }
 
 impl Files {
     /// Reads from an offset of a file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
     pub fn read(&mut self, path: &Arc<Utf8Path>, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         if !self.open.contains_key(path) {
@@ -98,6 +101,9 @@ impl Files {
 
 impl Files {
     /// Reads a whole tensor.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
     pub fn read_all(&mut self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
         let mut out = vec![0; usize::try_from(tensor.bytes()).expect("a tensor that fits in the address space")];
         let mut rest = &mut out[..];

@@ -30,11 +30,11 @@ const STORAGES: [(&str, Dtype); 10] = [
     ("ShortStorage", Dtype::I16),
 ];
 
-/// Opens a file that `torch.save` wrote.
+/// Opens a state dict that `torch.save` wrote, without running code of its pickle.
 ///
 /// # Errors
 /// Fails when it is damaged, has no tensors, or uses a name that is not allowed.
-pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
+pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
     let bad = |why: String| {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
         Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), why, fix)
@@ -62,19 +62,17 @@ pub(crate) fn open(path: &Utf8Path) -> Result<Tensors, Failure> {
 }
 
 /// Returns whether a file begins with the signature of a `torch.save` archive.
-pub(crate) fn is_one(path: &Utf8Path) -> bool {
+pub fn is_torch_file(path: &Utf8Path) -> bool {
     let mut head = [0; 4];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
     read.is_ok() && head == *b"PK\x03\x04"
 }
 
-/// Opens the one tensor that `torch.save` wrote into a range of a file.
-pub(crate) fn open_tensor(
-    files: &mut Files,
-    file: &Arc<Utf8Path>,
-    base: u64,
-    len: u64,
-) -> Result<StoredTensor, String> {
+/// Opens the one tensor that `torch.save` wrote into a range of a file, without running code of its pickle.
+///
+/// # Errors
+/// The reason, if the range is damaged, is not one tensor, or uses a name that is not allowed.
+pub fn open_torch_tensor(files: &mut Files, file: &Arc<Utf8Path>, base: u64, len: u64) -> Result<StoredTensor, String> {
     let archive = Archive::open(files, file, base, len)?;
     let pickle = Pickle::read(&archive.read(files, "data.pkl")?)?;
     check_byte_order(&archive, files)?;

@@ -276,7 +276,7 @@ mod tests {
     use crate::Header;
     use crate::fixtures::{bytes_of, temp, write as fixture};
     use crate::stream::Segment;
-    use crate::tensor_spans::of_header;
+    use crate::tensor_spans::tensors_of_header;
 
     fn target(name: &str, from: Dtype, to: Dtype, shape: &[usize], segments: Vec<Segment>) -> TensorToWrite {
         TensorToWrite::new(name, shape, from, to, segments)
@@ -292,7 +292,7 @@ mod tests {
         // Larger than several pieces, and not a multiple of one.
         let long = CHUNK * 2 + 12;
         fixture(&folder.join("in.safetensors"), &[("w", Dtype::F32, &[long / 4]), ("n \"q\"", Dtype::BF16, &[3])]);
-        let source = of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
+        let source = tensors_of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
         let copy = |name: &str| {
             let stored = &source[name];
             let segments = stored.spans.iter().cloned().map(Segment::File).collect();
@@ -332,7 +332,7 @@ mod tests {
     fn a_file_that_shrinks_while_it_is_read_fails_the_writing() {
         let (_keep, folder) = temp();
         fixture(&folder.join("in.safetensors"), &[("w", Dtype::F32, &[4])]);
-        let source = of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
+        let source = tensors_of_header(&Header::read(&folder.join("in.safetensors")).unwrap());
         std::fs::write(folder.join("in.safetensors"), [0; 20]).unwrap();
         let segments = source["w"].spans.iter().cloned().map(Segment::File).collect();
         let tensors = vec![target("w", Dtype::F32, Dtype::F32, &[4], segments)];

@@ -4,7 +4,7 @@ use crate::args::DataImportArgs;
 use crate::commands::transfer::Transfer;
 use crate::output;
 use crate::refusal::Refusal;
-use weights::{ImportRequest, Imported, plan_import};
+use ::dataset::{ImportRequest, Imported, plan_import};
 
 /// Converts a data set of torch pickles.
 pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {

@@ -172,7 +172,7 @@ fn a_merge_larger_than_a_piece_is_the_same_in_every_row() {
     let views = ["w", "down", "up"].iter().zip(data.iter().zip(&shapes));
     let views = views.map(|(name, (data, shape))| (*name, TensorView::new(Theirs::F32, shape.clone(), data).unwrap()));
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
-    let tensors = tensor_spans::of_header(&Header::read(&path).unwrap());
+    let tensors = tensor_spans::tensors_of_header(&Header::read(&path).unwrap());
     let segments = tensors["w"].spans.iter().cloned().map(crate::stream::Segment::File).collect();
     let mut target = crate::stream::TensorToWrite::new("w", &[size, size], Dtype::F32, Dtype::F32, segments);
     target.merge = Some(Merge { down: tensors["down"].clone(), up: tensors["up"].clone(), scale: 0.25 });

@@ -3,18 +3,18 @@
 //! Source formats: `vid_emb` is one tensor `[T, 2C, H, W]` of means and log-variances (or `[T, C, H, W]`, a latent),
 //! `text_chunk_emb` a list of tensors `[t, width]`, one per segment, each in a file of `torch.save` or of safetensors.
 
-use crate::dataset::DTYPES;
-use crate::safetensors::Header;
-use crate::stream::{Segment, TensorToWrite};
-use crate::tensor_spans::{Files, StoredTensor, of_header};
-use crate::write::{NewTensorFile, OnProgress, write_tensor_files};
-use crate::{Index, LATENT, MOMENTS, Sample, TEXT, destination, torch_file};
+use crate::index::DTYPES;
+use crate::{Index, LATENT, MOMENTS, Sample, TEXT};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, WholeFolder, write_atomic};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::sync::Arc;
+use weights::{
+    Files, Header, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, destination, is_torch_file,
+    open_torch_tensor, tensors_of_header, write_tensor_files,
+};
 
 /// The name of an index within its folder.
 const INDEX: &str = "index.jsonl";
@@ -149,8 +149,7 @@ impl Importing<'_> {
         }
         let tensor = kind(&stored.shape)
             .map_err(|(wanted, fix)| bad(format!("{path} has shape {:?}, expected {wanted}", stored.shape), fix))?;
-        let segments = stored.spans.into_iter().map(Segment::File).collect();
-        let target = TensorToWrite::new(tensor, &stored.shape, stored.dtype, stored.dtype, segments);
+        let target = TensorToWrite::copied(tensor, &stored.shape, stored.dtype, stored.spans);
         self.files.push(NewTensorFile { name: name.to_owned(), metadata: BTreeMap::new(), tensors: vec![target] });
         self.names.insert(key, name.to_owned());
         Ok(name.to_owned())
@@ -160,9 +159,9 @@ impl Importing<'_> {
 /// Returns the only tensor of a file, or the reason why there is none and a hint.
 fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refused> {
     let again = || format!("recreate {path}, or copy it again from its source");
-    if torch_file::is_one(path) {
+    if is_torch_file(path) {
         let len = fs::metadata(path).map_err(|e| (e.to_string(), again()))?.len();
-        return torch_file::open_tensor(disk, &Arc::from(path), 0, len).map_err(|why| (why, again()));
+        return open_torch_tensor(disk, &Arc::from(path), 0, len).map_err(|why| (why, again()));
     }
     let header = Header::read(path).map_err(|error| {
         let failure = Failure::from(error);
@@ -170,7 +169,7 @@ fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refuse
             if path.exists() { format!("{}; it is not a torch.save file either", failure.why) } else { failure.why };
         (why, failure.fix)
     })?;
-    match <[StoredTensor; 1]>::try_from(of_header(&header).into_values().collect::<Vec<_>>()) {
+    match <[StoredTensor; 1]>::try_from(tensors_of_header(&header).into_values().collect::<Vec<_>>()) {
         Ok([only]) => Ok(only),
         Err(tensors) => {
             Err((format!("it has {} tensors, expected 1", tensors.len()), "save each tensor to its own file".into()))

@@ -1,22 +1,22 @@
-//! The index of a latent dataset: which files hold each sample, and whether they fit a model.
+//! An index of one file per clip: which files hold each sample, and whether they fit a model.
 //!
-//! One JSON object per line, paths relative to the folder of the index:
+//! One JSON object per line, with paths relative to the folder of the index:
 //! `{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"], "caption": "…"}`
 
-use crate::Dtype;
-use crate::safetensors::{Error, Header, TensorInfo};
-use crate::torch_file;
+use crate::latent_channels;
+use crate::table::{Located, Table};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure, xxh3_hex};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
+use weights::{Dtype, Error, Header, TensorInfo, is_torch_file};
 
 /// The tensor of a latent file: `[T, C, H, W]`.
 pub const LATENT: &str = "latent";
-/// What a latent file may hold instead, `[T, 2C, H, W]`: means, then logarithms of variances, from which a latent is
-/// drawn each time it is read.
+/// The tensor that a latent file may have instead, `[T, 2C, H, W]`: means, then log-variances. Training draws a new latent
+/// from them each time it reads them.
 pub const MOMENTS: &str = "moments";
 /// The tensor of a text file: `[t, text_dim]`.
 pub const TEXT: &str = "text";
@@ -36,24 +36,24 @@ pub struct Index {
 /// One sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// Its line in the index file, counted from 1.
+    /// The line in the index file, counted from 1.
     pub line: usize,
     /// The file with [`LATENT`].
     pub latent: Utf8PathBuf,
     /// The files with [`TEXT`], whose tokens follow each other.
     pub text: Vec<Utf8PathBuf>,
-    /// What the clip shows, for people.
+    /// The caption, for people.
     pub caption: String,
 }
 
-/// What a check found out about a dataset that fits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The size and identity of a data set that fits a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetInfo {
     /// Samples.
     pub samples: usize,
     /// The size of all files.
     pub bytes: u64,
-    /// Identity of the dataset: the same for the same files in the same order, wherever they lie.
+    /// The identity of the data set: the same for the same items in the same order, in any folder.
     pub fingerprint: String,
 }
 
@@ -65,34 +65,34 @@ struct RawSample {
     caption: String,
 }
 
-/// Opens the file that stands for no text, and checks that it holds as many tokens as a text of the dataset.
+/// Opens the file whose text replaces dropped texts, and checks that it has the shape of a text of the data set.
 ///
 /// # Errors
-/// When it cannot be read, or has another shape than a text of `model`.
+/// The file cannot be read, or its text has another shape than a text of `model`.
 pub fn open_null_text(path: &Utf8Path, model: &Model) -> Result<Header, Failure> {
     let header = Header::read(path)?;
     let found = &header.tensor(TEXT)?.shape;
     if *found != [model.text_len, model.text_dim] {
         return Err(Failure::new(
             ErrorCode::InvalidDataset,
-            format!("cannot use {path} as the text that stands for none"),
+            format!("cannot use {path} as the text that replaces dropped texts"),
             format!("it holds {found:?}, the recipe wants [{}, {}]", model.text_len, model.text_dim),
-            "encode the empty text as the dataset's texts were, or leave data.null_text out for zeros",
+            "encode the empty caption as the texts of the data set were encoded, or remove data.null_text from the recipe",
         ));
     }
     Ok(header)
 }
 
 impl Index {
-    /// Reads an index file. The files it names are not looked at; [`Index::check`] does that.
+    /// Reads an index file. [`Index::check`] reads the files that it names.
     ///
     /// # Errors
-    /// If it is missing or empty, or a line is not what it should be: names the first such line.
+    /// The file is missing or empty, or a line is malformed; the failure names the first such line.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         Self::open_in(path, path.parent().unwrap_or(Utf8Path::new("")))
     }
 
-    /// As [`Index::open`], with paths that start at another folder than that of the index.
+    /// As [`Index::open`], with paths that are relative to another folder than that of the index.
     pub(crate) fn open_in(path: &Utf8Path, folder: &Utf8Path) -> Result<Self, Failure> {
         let text = fs::read(path).map_err(|e| unreadable(path, &e))?;
         let mut samples = Vec::new();
@@ -106,7 +106,7 @@ impl Index {
                     ErrorCode::InvalidDataset,
                     format!("line {} of {path} has no text", n + 1),
                     "text_chunk_emb is an empty list",
-                    "name one file there, even if its text is empty",
+                    "name at least one file, also if the text is empty",
                 ));
             }
             samples.push(Sample {
@@ -120,104 +120,70 @@ impl Index {
             return Err(Failure::new(
                 ErrorCode::InvalidDataset,
                 format!("dataset {path} is empty"),
-                "it has no line that names a sample",
+                "no line names a sample",
                 format!("write one line per sample: {EXAMPLE}"),
             ));
         }
         Ok(Self { path: path.to_owned(), samples })
     }
 
-    /// Checks that every file is there, whole, and of the shape and type that `model` wants. Reads headers only.
+    /// Checks that every file exists, is complete, and has the shape and type that `model` expects. Reads headers only.
     ///
     /// # Errors
-    /// Names the first line that does not fit, its file, what was found and what was wanted.
+    /// Names the first line that does not fit, its file, the found and the expected value.
     pub fn check(&self, model: &Model) -> Result<DatasetInfo, Failure> {
-        let mut bytes = 0;
-        let mut identity = String::new();
-        let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
-        for sample in &self.samples {
-            let sizes = self.check_sample(sample, model)?;
-            for (file, size) in std::iter::once(&sample.latent).chain(&sample.text).zip(sizes) {
-                let name = file.strip_prefix(folder).unwrap_or(file);
-                identity += &format!("{name}\n{size}\n");
-                bytes += size;
-            }
-        }
-        Ok(DatasetInfo { samples: self.samples.len(), bytes, fingerprint: xxh3_hex(identity.as_bytes()) })
+        Ok(self.table(model)?.info)
     }
 
-    /// Checks one sample and returns the sizes of its files, the latent first.
-    fn check_sample(&self, sample: &Sample, model: &Model) -> Result<Vec<u64>, Failure> {
+    /// Checks as [`Index::check`], and returns where each tensor is.
+    pub(crate) fn table(&self, model: &Model) -> Result<Table, Failure> {
+        let mut identity = String::new();
+        let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
+        let mut table = Table::new(&self.path, model.segments);
+        for sample in &self.samples {
+            let tensors = self.locate(sample, model)?;
+            for tensor in &tensors {
+                let name = tensor.path.strip_prefix(folder).unwrap_or(&tensor.path);
+                identity += &format!("{name}\n{}\n", tensor.bytes);
+                table.info.bytes += tensor.bytes;
+            }
+            table.push(&tensors);
+        }
+        table.info.samples = self.samples.len();
+        table.info.fingerprint = xxh3_hex(identity.as_bytes());
+        Ok(table)
+    }
+
+    /// Checks a sample and returns its tensors, the latent first.
+    fn locate(&self, sample: &Sample, model: &Model) -> Result<Vec<Located>, Failure> {
         let header = self.header(sample, &sample.latent)?;
         let name = if header.tensors.contains_key(MOMENTS) { MOMENTS } else { LATENT };
         let latent = self.tensor(sample, &header, name)?;
-        let channels = if name == MOMENTS { 2 * model.in_channels } else { model.in_channels };
-        let wanted = [model.latent_frames, channels, model.latent_height, model.latent_width];
+        let wanted = latent_shape(model, name == MOMENTS);
         if latent.shape != wanted {
-            return Err(self.wrong_latent(sample, latent, wanted, name == MOMENTS));
+            let what = self.what(sample, "has a latent of the wrong shape");
+            return Err(wrong_latent(what, sample.latent.as_str(), &latent.shape, wanted, name == MOMENTS));
         }
-        let mut sizes = vec![header.bytes];
+        let mut located = vec![Located::of(&header, latent, name == MOMENTS)];
         if sample.text.len() != model.segments {
-            return Err(Failure::new(
-                ErrorCode::InvalidDataset,
+            return Err(wrong_count(
                 self.what(sample, "has texts for another number of segments"),
-                format!(
-                    "it names {}, the recipe has {}",
-                    units::counted(sample.text.len(), "text"),
-                    units::counted(model.segments, "segment")
-                ),
-                "name one text per segment in text_chunk_emb, or set model.segments",
+                sample.text.len(),
+                model,
             ));
         }
         for file in &sample.text {
             let header = self.header(sample, file)?;
             let text = self.tensor(sample, &header, TEXT)?;
-            match text.shape[..] {
-                [t, dim] if dim == model.text_dim && t == model.text_len => {}
-                [t, dim] if dim == model.text_dim => {
-                    return Err(Failure::new(
-                        ErrorCode::InvalidDataset,
-                        self.what(sample, "has a text of the wrong length"),
-                        format!("{file} holds {t} tokens, the recipe wants {}", model.text_len),
-                        format!("set model.text_len = {t}, or encode the text again"),
-                    ));
-                }
-                _ => {
-                    return Err(Failure::new(
-                        ErrorCode::InvalidDataset,
-                        self.what(sample, "has a text of the wrong shape"),
-                        format!("{file} holds {:?}, the recipe wants [tokens, {}]", text.shape, model.text_dim),
-                        "set model.text_dim to what the text encoder gives, or encode the text again",
-                    ));
-                }
-            }
-            sizes.push(header.bytes);
+            check_text(|what| self.what(sample, what), file.as_str(), &text.shape, model)?;
+            located.push(Located::of(&header, text, false));
         }
-        Ok(sizes)
-    }
-
-    fn wrong_latent(&self, sample: &Sample, latent: &TensorInfo, wanted: [usize; 4], moments: bool) -> Failure {
-        const KEYS: [&str; 4] =
-            ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
-        let fix = if latent.shape.len() == wanted.len() {
-            let axes = KEYS.iter().zip(&latent.shape).zip(wanted).filter(|((_, found), wanted)| *found != wanted);
-            let halved = |key: &str, found: usize| if key == KEYS[1] && moments { found / 2 } else { found };
-            let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {}", halved(key, *found))).collect();
-            format!("set {}, or encode the clip again", sets.join(" and "))
-        } else {
-            "write latents as [frames, channels, rows, columns], without a batch axis".into()
-        };
-        Failure::new(
-            ErrorCode::InvalidDataset,
-            self.what(sample, "has a latent of the wrong shape"),
-            format!("{} holds {:?}, the recipe wants {wanted:?}", sample.latent, latent.shape),
-            fix,
-        )
+        Ok(located)
     }
 
     fn header(&self, sample: &Sample, file: &Utf8Path) -> Result<Header, Failure> {
         Header::read(file).map_err(|error| {
-            if torch_file::is_one(file) {
+            if is_torch_file(file) {
                 return Failure::new(
                     ErrorCode::InvalidDataset,
                     self.what(sample, "cannot be used as it is"),
@@ -249,6 +215,68 @@ impl Index {
 
     pub(crate) fn what(&self, sample: &Sample, what: &str) -> String {
         format!("line {} of {} {what}", sample.line, self.path)
+    }
+}
+
+/// Returns the shape of a latent of a model; with `moments`, of its means and log-variances.
+pub(crate) fn latent_shape(model: &Model, moments: bool) -> [usize; 4] {
+    let channels = latent_channels(model) * if moments { 2 } else { 1 };
+    [model.latent_frames, channels, model.latent_height, model.latent_width]
+}
+
+/// Returns the failure of a latent of another shape. `holder` is its file or tensor.
+pub(crate) fn wrong_latent(what: String, holder: &str, found: &[usize], wanted: [usize; 4], moments: bool) -> Failure {
+    const KEYS: [&str; 4] = ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
+    let fix = if found.len() == wanted.len() {
+        let axes = KEYS.iter().zip(found).zip(wanted).filter(|((_, found), wanted)| *found != wanted);
+        let halved = |key: &str, found: usize| if key == KEYS[1] && moments { found / 2 } else { found };
+        let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {}", halved(key, *found))).collect();
+        format!("set {}, or encode the clip again", sets.join(" and "))
+    } else {
+        "write latents as [frames, channels, rows, columns], without a batch axis".into()
+    };
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        what,
+        format!("{holder} has shape {found:?}, the recipe wants {wanted:?}"),
+        fix,
+    )
+}
+
+/// Returns the failure of a sample with another number of texts than the model has segments.
+pub(crate) fn wrong_count(what: String, texts: usize, model: &Model) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        what,
+        format!(
+            "it has {}, the recipe has {}",
+            units::counted(texts, "text"),
+            units::counted(model.segments, "segment")
+        ),
+        "give one text per segment, or set model.segments",
+    )
+}
+
+/// Checks the shape of a text. `holder` is its file or tensor; `what` completes the first words of a failure.
+pub(crate) fn check_text(
+    what: impl Fn(&str) -> String,
+    holder: &str,
+    found: &[usize],
+    model: &Model,
+) -> Result<(), Failure> {
+    let refuse = |what: String, why, fix: String| Err(Failure::new(ErrorCode::InvalidDataset, what, why, fix));
+    match found[..] {
+        [len, dim] if dim == model.text_dim && len == model.text_len => Ok(()),
+        [len, dim] if dim == model.text_dim => refuse(
+            what("has a text of the wrong length"),
+            format!("{holder} has {len} tokens, the recipe wants {}", model.text_len),
+            format!("set model.text_len = {len}, or encode the text again"),
+        ),
+        _ => refuse(
+            what("has a text of the wrong shape"),
+            format!("{holder} has shape {found:?}, the recipe wants [tokens, {}]", model.text_dim),
+            "set model.text_dim to the width of the text encoder, or encode the text again".into(),
+        ),
     }
 }
 
@@ -307,7 +335,7 @@ mod tests {
         index
     }
 
-    /// Harms a good dataset, and says what then is wrong with it, without the folder's name.
+    /// Damages a good data set and returns the failure, without the name of the folder.
     fn wrong(harm: impl FnOnce(&Utf8Path)) -> Failure {
         let (_keep, folder) = temp();
         let index = dataset(&folder);
@@ -418,7 +446,7 @@ mod tests {
             failure,
             said(
                 "line 3 of index.jsonl has a latent of the wrong shape",
-                "1.latent holds [5, 16, 8, 12], the recipe wants [3, 16, 8, 8]",
+                "1.latent has shape [5, 16, 8, 12], the recipe wants [3, 16, 8, 8]",
                 "set model.latent_frames = 5 and model.latent_width = 12, or encode the clip again"
             )
         );
@@ -429,9 +457,9 @@ mod tests {
     #[test]
     fn a_text_of_another_width_or_length_shows_both() {
         let wide = wrong(|folder| write(&folder.join("0.text"), &[(TEXT, Dtype::F32, &[16, 64])]));
-        assert_eq!(wide.why, "0.text holds [16, 64], the recipe wants [tokens, 32]");
+        assert_eq!(wide.why, "0.text has shape [16, 64], the recipe wants [tokens, 32]");
         let long = wrong(|folder| write(&folder.join("1.text"), &[(TEXT, Dtype::F32, &[17, 32])]));
-        assert_eq!(long.why, "1.text holds 17 tokens, the recipe wants 16");
+        assert_eq!(long.why, "1.text has 17 tokens, the recipe wants 16");
         assert!(long.fix.contains("model.text_len = 17"));
     }
 
@@ -441,7 +469,7 @@ mod tests {
         let index = Index::open(&dataset(&folder)).unwrap();
         let failure = index.check(&Model { segments: 2, ..model() }).unwrap_err();
         assert!(failure.what.ends_with("has texts for another number of segments"), "{failure}");
-        assert_eq!(failure.why, "it names 1 text, the recipe has 2 segments");
+        assert_eq!(failure.why, "it has 1 text, the recipe has 2 segments");
     }
 
     #[test]
@@ -455,16 +483,5 @@ mod tests {
     fn a_file_without_the_tensor_is_refused() {
         let failure = wrong(|folder| write(&folder.join("0.latent"), &[("z", Dtype::F32, LATENT_SHAPE)]));
         assert_eq!(failure.why, "0.latent has no tensor 'latent': it has 'z'");
-    }
-
-    #[test]
-    fn the_checkpoint_files_of_the_frozen_run_are_read() {
-        let run = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/runs/v1/2026-11-20T0340-demo-2s-k7f2");
-        let latest = adapters::latest(&rundir::RunDir::new(run)).unwrap();
-        let checkpoint = rundir::Checkpoint::open(&latest.dir).unwrap();
-        for slice in checkpoint.manifest.tensors.iter().flat_map(|t| &t.slices) {
-            let header = Header::read(&checkpoint.dir.join(&slice.file)).unwrap();
-            assert_eq!(header.tensor(&slice.key).unwrap().elements(), slice.len);
-        }
     }
 }

@@ -1,0 +1,42 @@
+//! Writes small tensor files for tests with the reference crate of the format.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Failure;
+use safetensors::Dtype as Theirs;
+use safetensors::tensor::TensorView;
+use std::fs;
+use weights::Dtype;
+
+pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = Utf8Path::from_path(keep.path()).unwrap().to_owned();
+    (keep, folder)
+}
+
+/// Returns the whole failure for a snapshot, with `folder` replaced by FOLDER.
+pub fn shown(failure: &Failure, folder: &Utf8Path) -> String {
+    failure.to_string().replace(folder.as_str(), "FOLDER")
+}
+
+/// Returns the data that [`write()`] stores in a tensor of `len` bytes.
+pub fn bytes_of(len: usize) -> Vec<u8> {
+    (0..len).map(|n| n as u8).collect()
+}
+
+pub fn write(path: &Utf8Path, tensors: &[(&str, Dtype, &[usize])]) {
+    let size = |dtype: Dtype, shape: &[usize]| dtype.size() * shape.iter().product::<usize>();
+    let data: Vec<Vec<u8>> = tensors.iter().map(|(_, dtype, shape)| bytes_of(size(*dtype, shape))).collect();
+    let views = tensors.iter().zip(&data).map(|((name, dtype, shape), data)| {
+        let theirs = match dtype {
+            Dtype::F32 => Theirs::F32,
+            Dtype::F16 => Theirs::F16,
+            Dtype::BF16 => Theirs::BF16,
+            Dtype::F64 => Theirs::F64,
+            Dtype::I64 => Theirs::I64,
+            Dtype::U8 => Theirs::U8,
+            other => panic!("{other} is not supported by the fixtures"),
+        };
+        (name.to_string(), TensorView::new(theirs, shape.to_vec(), data).unwrap())
+    });
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}

@@ -1,0 +1,299 @@
+//! Where the tensors of every sample are: what training needs of a data set, in a few bytes per sample.
+//!
+//! Rank 0 makes the table from the index and the headers of the files, and the other ranks receive its bytes. A sample
+//! takes 16 bytes for its latent and 16 for each text.
+
+use crate::index::Index;
+use crate::store::{self, INDEX, SPEC};
+use crate::{DatasetInfo, RawTensor};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Model;
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use weights::{Dtype, Error, Header, TensorInfo};
+
+/// Open files. A store of a million clips has thousands of shards, more than a process may open.
+const OPEN: usize = 128;
+/// The size of a [`Slot`] in bytes.
+const SLOT: usize = 16;
+
+/// Where the tensors of every sample are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// The index.
+    pub path: Utf8PathBuf,
+    /// The size and identity of the data set.
+    pub info: DatasetInfo,
+    files: Vec<SourceFile>,
+    kinds: Vec<TensorKind>,
+    /// Texts of a sample.
+    segments: usize,
+    latents: Vec<Slot>,
+    /// [`Table::segments`] per sample.
+    texts: Vec<Slot>,
+    empty_text: Option<Slot>,
+}
+
+/// A file with tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SourceFile {
+    pub path: Utf8PathBuf,
+    pub bytes: u64,
+}
+
+/// What tensors have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct TensorKind {
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    /// Means and log-variances.
+    pub moments: bool,
+}
+
+/// A tensor in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    file: u32,
+    kind: u32,
+    begin: u64,
+}
+
+/// A tensor that was found and checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Located {
+    pub path: Utf8PathBuf,
+    pub bytes: u64,
+    pub kind: TensorKind,
+    pub begin: u64,
+}
+
+impl Located {
+    pub fn of(header: &Header, info: &TensorInfo, moments: bool) -> Self {
+        let kind = TensorKind { dtype: info.dtype.name().to_owned(), shape: info.shape.clone(), moments };
+        Self { path: header.path.clone(), bytes: header.bytes, kind, begin: info.begin }
+    }
+}
+
+/// The form of a table before its slots, for the other ranks.
+#[derive(Serialize, Deserialize)]
+struct Described {
+    path: Utf8PathBuf,
+    info: DatasetInfo,
+    files: Vec<SourceFile>,
+    kinds: Vec<TensorKind>,
+    segments: usize,
+    samples: usize,
+    empty_text: bool,
+}
+
+impl Table {
+    /// Opens a data set and checks that every tensor exists, is complete, and fits `model`. `path` is the folder of a store,
+    /// its index, or an index with one file per clip.
+    ///
+    /// # Errors
+    /// Names the first item that does not fit.
+    pub fn open(path: &Utf8Path, model: &Model) -> Result<Self, Failure> {
+        match store_folder(path) {
+            Some(folder) => store::open_table(&folder, model),
+            None => Index::open(path)?.table(model),
+        }
+    }
+
+    pub(crate) fn new(path: &Utf8Path, segments: usize) -> Self {
+        let info = DatasetInfo { samples: 0, bytes: 0, fingerprint: String::new() };
+        let (files, kinds, latents, texts) = Default::default();
+        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text: None }
+    }
+
+    /// Makes a table of slots.
+    pub(crate) fn of_slots(
+        path: &Utf8Path,
+        info: DatasetInfo,
+        (files, kinds): (Vec<SourceFile>, Vec<TensorKind>),
+        segments: usize,
+        (latents, texts, empty_text): (Vec<Slot>, Vec<Slot>, Option<Slot>),
+    ) -> Self {
+        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text }
+    }
+
+    /// Appends a sample: its latent, then its texts.
+    pub(crate) fn push(&mut self, tensors: &[Located]) {
+        for (number, tensor) in tensors.iter().enumerate() {
+            // Neighbouring samples often share texts, and rarely anything else.
+            let recent = self.files.len().saturating_sub(16);
+            let file = self.files[recent..].iter().position(|file| file.path == tensor.path).map(|at| recent + at);
+            let file = file.unwrap_or_else(|| {
+                self.files.push(SourceFile { path: tensor.path.clone(), bytes: tensor.bytes });
+                self.files.len() - 1
+            });
+            let kind = self.kinds.iter().position(|kind| *kind == tensor.kind).unwrap_or_else(|| {
+                self.kinds.push(tensor.kind.clone());
+                self.kinds.len() - 1
+            });
+            let slot = Slot::new(file, kind, tensor.begin);
+            if number == 0 { self.latents.push(slot) } else { self.texts.push(slot) }
+        }
+    }
+
+    /// Returns the number of samples.
+    pub fn len(&self) -> usize {
+        self.latents.len()
+    }
+
+    /// Returns whether there are no samples. A table that was opened has at least one.
+    pub fn is_empty(&self) -> bool {
+        self.latents.is_empty()
+    }
+
+    /// Returns the latent of a sample.
+    pub fn latent(&self, sample: usize) -> Slot {
+        self.latents[sample]
+    }
+
+    /// Returns the texts of a sample, one per segment.
+    pub fn texts(&self, sample: usize) -> &[Slot] {
+        &self.texts[sample * self.segments..][..self.segments]
+    }
+
+    /// Returns the text of the empty caption, if the store has it.
+    pub fn empty_text(&self) -> Option<Slot> {
+        self.empty_text
+    }
+
+    /// Returns the files of a sample, the latent first.
+    pub fn files_of(&self, sample: usize) -> Vec<&Utf8Path> {
+        let slots = std::iter::once(self.latent(sample)).chain(self.texts(sample).iter().copied());
+        slots.map(|slot| self.files[slot.file as usize].path.as_path()).collect()
+    }
+
+    /// Makes a reader of the files.
+    pub fn reader(&self) -> Reader {
+        Reader { files: self.files.clone(), kinds: self.kinds.clone(), open: Mutex::default() }
+    }
+
+    /// Returns the table as bytes, for other ranks.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let described = Described {
+            path: self.path.clone(),
+            info: self.info.clone(),
+            files: self.files.clone(),
+            kinds: self.kinds.clone(),
+            segments: self.segments,
+            samples: self.latents.len(),
+            empty_text: self.empty_text.is_some(),
+        };
+        let mut bytes = serde_json::to_vec(&described).expect("a table has a JSON form");
+        bytes.push(b'\n');
+        bytes.reserve(SLOT * (self.latents.len() + self.texts.len() + 1));
+        for slot in self.latents.iter().chain(&self.texts).chain(&self.empty_text) {
+            bytes.extend(slot.file.to_le_bytes());
+            bytes.extend(slot.kind.to_le_bytes());
+            bytes.extend(slot.begin.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the bytes of [`Table::to_bytes`]; none if they are something else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.iter().position(|byte| *byte == b'\n')?;
+        let Described { path, info, files, kinds, segments, samples, empty_text } =
+            serde_json::from_slice(&bytes[..end]).ok()?;
+        let slots = bytes[end + 1..].as_chunks::<SLOT>().0;
+        if slots.len() != samples * (1 + segments) + usize::from(empty_text) {
+            return None;
+        }
+        let slot = |bytes: &[u8; SLOT]| {
+            let (head, begin) = bytes.split_at(8);
+            let (file, kind) = head.split_at(4);
+            Slot {
+                file: u32::from_le_bytes(file.try_into().expect("four bytes")),
+                kind: u32::from_le_bytes(kind.try_into().expect("four bytes")),
+                begin: u64::from_le_bytes(begin.try_into().expect("eight bytes")),
+            }
+        };
+        let (latents, texts) = slots.split_at(samples);
+        let (texts, empty) = texts.split_at(samples * segments);
+        Some(Self {
+            path,
+            info,
+            files,
+            kinds,
+            segments,
+            latents: latents.iter().map(slot).collect(),
+            texts: texts.iter().map(slot).collect(),
+            empty_text: empty.first().map(slot),
+        })
+    }
+}
+
+impl Slot {
+    pub(crate) fn new(file: usize, kind: usize, begin: u64) -> Self {
+        let number = |n: usize| u32::try_from(n).expect("fewer than 4 billion files");
+        Self { file: number(file), kind: number(kind), begin }
+    }
+}
+
+/// Returns the folder of a store, if `path` is one or its index.
+pub fn store_folder(path: &Utf8Path) -> Option<Utf8PathBuf> {
+    if path.is_dir() {
+        return Some(path.to_owned());
+    }
+    let folder = path.parent().unwrap_or(Utf8Path::new(""));
+    (path.file_name() == Some(INDEX) && folder.join(SPEC).exists()).then(|| folder.to_owned())
+}
+
+/// Reads tensors of a table. It can be shared by threads.
+///
+/// Files are read with `pread` and not memory-mapped: a mapping needs unsafe code, and a shard that is cut while it is
+/// mapped ends the process with SIGBUS, where `pread` returns an error.
+#[derive(Debug)]
+pub struct Reader {
+    files: Vec<SourceFile>,
+    kinds: Vec<TensorKind>,
+    open: Mutex<HashMap<u32, Arc<File>>>,
+}
+
+impl Reader {
+    /// Reads a tensor.
+    ///
+    /// # Errors
+    /// The file cannot be read, or it has another size than when the table was made.
+    pub fn read(&self, slot: Slot) -> Result<RawTensor, Failure> {
+        let kind = &self.kinds[slot.kind as usize];
+        let dtype = Dtype::parse(&kind.dtype).expect("a table has known types only");
+        let mut bytes = vec![0; dtype.size() * kind.shape.iter().product::<usize>()];
+        let path = &self.files[slot.file as usize].path;
+        let io = |source| Failure::from(Error::Io { path: path.clone(), source });
+        self.file(slot.file)?.read_exact_at(&mut bytes, slot.begin).map_err(io)?;
+        Ok(RawTensor { bytes, shape: kind.shape.clone(), dtype, moments: kind.moments })
+    }
+
+    fn file(&self, number: u32) -> Result<Arc<File>, Failure> {
+        let mut open = self.open.lock().expect("no thread panics with this lock");
+        if let Some(file) = open.get(&number) {
+            return Ok(file.clone());
+        }
+        let SourceFile { path, bytes } = &self.files[number as usize];
+        let io = |source| Failure::from(Error::Io { path: path.clone(), source });
+        let file = File::open(path).map_err(io)?;
+        let found = file.metadata().map_err(io)?.len();
+        if found != *bytes {
+            return Err(Failure::new(
+                ErrorCode::InvalidDataset,
+                format!("{path} has changed since the start"),
+                format!("it has {found} bytes, and had {bytes}"),
+                "restore the file, or start the run again with the new data set",
+            ));
+        }
+        if open.len() >= OPEN {
+            open.clear();
+        }
+        let file = Arc::new(file);
+        open.insert(number, file.clone());
+        Ok(file)
+    }
+}
