@@ -1,7 +1,7 @@
 //! Requests to the shell: one-shot effects and long-lived watches, both plain data.
 
 use crate::fleet::FleetSource;
-use crate::msg::{ConvertOptions, ConvertPreview, JobId};
+use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{LaunchPlan, RunKill};
@@ -106,6 +106,8 @@ pub enum Effect {
         /// The kill's job.
         job: JobId,
     },
+    /// Open a file with the desktop's program for it; only if [`Setup::has_desktop`](crate::Setup::has_desktop).
+    OpenFile(Utf8PathBuf),
     /// Put text on the clipboard (OSC 52).
     Copy(String),
     /// Give the terminal back to the shell until `fg` (Ctrl-Z).
@@ -183,6 +185,24 @@ pub enum Watch {
     },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
     Run(RunId),
+    /// The video of a sample as cells: one `RunMsg::Clip`.
+    Clip {
+        /// The run.
+        run: RunId,
+        /// The step of the sample.
+        step: u64,
+        /// The number of the prompt.
+        prompt: usize,
+        /// The size of the area that shows it.
+        size: Size,
+    },
+    /// The time of the videos: `RunMsg::NextFrame` at this rate.
+    Frames {
+        /// The run.
+        run: RunId,
+        /// Milliseconds between two frames.
+        every_ms: u32,
+    },
     /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.
     Log {
         /// The run.

@@ -418,6 +418,7 @@ impl Ui {
             runs_dir: "/home/ada/vidtui/runs".into(),
             export_dir: "/home/ada/vidtui".into(),
             nodes_from: "hostfile gpus.txt".into(),
+            has_desktop: false,
             open: None,
         };
         change(&mut setup);
@@ -544,9 +545,45 @@ pub fn key(name: &str) -> Key {
         "Right" => KeyCode::Right,
         "PgUp" => KeyCode::PageUp,
         "PgDn" => KeyCode::PageDown,
+        "Space" => KeyCode::Char(' '),
         "Ctrl-C" => return Key::ctrl('c'),
         "Ctrl-Z" => return Key::ctrl('z'),
         one => KeyCode::Char(one.chars().next().unwrap()),
     };
     Key::code(code)
+}
+
+/// A complete sample.
+pub fn video_sample(step: u64, index: usize, prompt: &str) -> rundir::Sample {
+    rundir::Sample {
+        v: 1,
+        step,
+        index,
+        prompt: prompt.to_owned(),
+        image: None,
+        seed: 42,
+        width: 128,
+        height: 96,
+        frames: 17,
+        fps: 8.0,
+        sampling_steps: 20,
+        scheduler: "dpm".into(),
+        guidance: 6.0,
+        dtype: "float32".into(),
+        ema: false,
+        weights: "checkpoints/step-00000080".into(),
+        weights_xxh3: "0123456789abcdef".into(),
+        trainer: "0.1.0".into(),
+        took_s: 12.0,
+        t: NOW - 60.0,
+    }
+}
+
+/// A clip of `count` frames, each filled with its number.
+pub fn clip(size: Size, count: usize) -> Clip {
+    let area = ratatui_core::layout::Rect::new(0, 0, size.width, size.height);
+    let frame = |at: usize| {
+        ratatui_core::buffer::Buffer::filled(area, ratatui_core::buffer::Cell::new(["0", "1", "2"][at % 3]))
+    };
+    Clip { fps: 8.0, frames: std::sync::Arc::new((0..count).map(frame).collect()) }
 }

@@ -49,6 +49,12 @@ pub enum Action {
     ExportSvg,
     ExportPng,
     Checkpoints,
+    Samples,
+    // samples
+    SampleNext,
+    SamplePrevious,
+    Play,
+    SideBySide,
     // stages
     StartStage,
     // convert
@@ -101,6 +107,7 @@ pub enum Context {
     Run,
     Stages,
     Logs,
+    Samples,
     Nodes,
     Node,
     Convert,
@@ -113,11 +120,12 @@ pub enum Context {
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
         Self::Logs,
+        Self::Samples,
         Self::Nodes,
         Self::Node,
         Self::Convert,
@@ -135,6 +143,7 @@ impl Context {
             Self::Run => "Run",
             Self::Stages => "Stages",
             Self::Logs => "Logs",
+            Self::Samples => "Samples",
             Self::Nodes => "Nodes",
             Self::Node => "Node",
             Self::Convert => "Convert",
@@ -153,6 +162,7 @@ impl Context {
             Self::Run => RUN,
             Self::Stages => STAGES,
             Self::Logs => LOGS,
+            Self::Samples => SAMPLES,
             Self::Nodes => NODES,
             Self::Node => NODE,
             Self::Convert => CONVERT,
@@ -167,7 +177,14 @@ impl Context {
     /// Returns the global bindings that work here: all on screens, only quit and suspend in dialogs.
     pub fn global(self) -> &'static [Binding] {
         match self {
-            Self::Runs | Self::Run | Self::Stages | Self::Logs | Self::Nodes | Self::Node | Self::Convert => SCREENS,
+            Self::Runs
+            | Self::Run
+            | Self::Stages
+            | Self::Logs
+            | Self::Samples
+            | Self::Nodes
+            | Self::Node
+            | Self::Convert => SCREENS,
             _ => ALWAYS,
         }
     }
@@ -309,6 +326,7 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
+    bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made from its weights"),
     bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "List the checkpoints"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
@@ -349,6 +367,20 @@ const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank"),
     bind(&[Key::ch('w')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
     bind(&[ESC], Action::Back, "back", "Clear the search, or go back to the run"),
+];
+
+const SAMPLES: &[Binding] = &[
+    bind(&[Key::code(KeyCode::Right), Key::ch(']')], Action::SampleNext, "step", "Show the sample of the next step"),
+    bind(&[Key::code(KeyCode::Left), Key::ch('[')], Action::SamplePrevious, "", "Show the sample of the step before"),
+    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "prompt", "Show the next prompt"),
+    bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Show the previous prompt"),
+    bind(&[Key::ch(' ')], Action::Play, "play/pause", "Stop the videos, or let them move"),
+    bind(&[Key::ch('b')], Action::SideBySide, "side by side", "Show the same prompt over steps, side by side"),
+    bind(&[Key::ch('o')], Action::Open, "open", "Open the video with the desktop's player, or copy its path"),
+    bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the video"),
+    bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Show the sample of the first step"),
+    bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Show the newest sample, and follow it"),
+    bind(&[ESC], Action::Back, "back", "Go back to the run"),
 ];
 
 const NODES: &[Binding] = with_motion![

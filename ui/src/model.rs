@@ -4,6 +4,7 @@ mod convert_screen;
 mod dialogs;
 mod logs_screen;
 mod run_screen;
+mod samples_screen;
 mod screen;
 
 pub use convert_screen::{ConvertScreen, Preview, Work};
@@ -11,6 +12,7 @@ pub use dialogs::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
 pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
 pub use run_screen::RunScreen;
+pub use samples_screen::{Clip, SamplesScreen};
 pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
 
 use crate::effect::Watch;
@@ -19,6 +21,7 @@ use crate::jobs::Jobs;
 use crate::keymap::Context;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
+use crate::screens::samples;
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -42,6 +45,8 @@ pub struct Setup {
     pub export_dir: Utf8PathBuf,
     /// The source of the watched nodes, for display: a hostfile, or this machine.
     pub nodes_from: String,
+    /// Whether files can be opened by the programs of a desktop.
+    pub has_desktop: bool,
     /// The run to open at the start.
     pub open: Option<RunId>,
 }
@@ -103,6 +108,8 @@ pub struct Model {
     pub export_dir: Utf8PathBuf,
     /// The source of the nodes when they are not those of a run, for display.
     pub nodes_from: String,
+    /// Whether files can be opened by the programs of a desktop.
+    pub has_desktop: bool,
     /// All runs, newest first; `None` while they load.
     pub runs: Option<Result<RunList, Failure>>,
     /// All curricula; `None` while they load.
@@ -148,6 +155,7 @@ impl Model {
             runs_dir: setup.runs_dir,
             export_dir: setup.export_dir,
             nodes_from: setup.nodes_from,
+            has_desktop: setup.has_desktop,
             runs: None,
             curricula: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
@@ -197,7 +205,7 @@ impl Model {
         let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
         let listed = || self.rows().iter().find(|row| row.run == *run);
         match self.screen {
-            Screen::Run | Screen::Logs => open.map(|status| &status.row).or_else(listed),
+            Screen::Run | Screen::Logs | Screen::Samples => open.map(|status| &status.row).or_else(listed),
             Screen::Runs | Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => listed(),
         }
     }
@@ -206,7 +214,7 @@ impl Model {
     pub fn target(&self) -> Option<&RunRow> {
         match self.screen {
             Screen::Runs => self.selected_run(),
-            Screen::Run | Screen::Logs => self.run.as_ref().and_then(|open| self.row(&open.id)),
+            Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
             Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => None,
         }
     }
@@ -329,6 +337,7 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Run) => Context::Run,
         (None, None, Screen::Stages) => Context::Stages,
         (None, None, Screen::Logs) => Context::Logs,
+        (None, None, Screen::Samples) => Context::Samples,
         (None, None, Screen::Nodes) => Context::Nodes,
         (None, None, Screen::Node) => Context::Node,
         (None, None, Screen::Convert) => Context::Convert,
@@ -344,10 +353,15 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
         wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
     }
-    if matches!(model.screen, Screen::Run | Screen::Logs)
+    if matches!(model.screen, Screen::Run | Screen::Logs | Screen::Samples)
         && let Some(open) = &model.run
     {
         wanted.insert(Watch::Run(open.id.clone()));
+        if model.screen == Screen::Samples {
+            let clips = samples::wanted(model).into_iter();
+            wanted.extend(clips.map(|(step, prompt, size)| Watch::Clip { run: open.id.clone(), step, prompt, size }));
+            wanted.extend(samples::frame_ms(model).map(|every_ms| Watch::Frames { run: open.id.clone(), every_ms }));
+        }
         if model.screen == Screen::Logs
             && let Some(place) = model.logs.as_ref().and_then(|logs| logs.place(open))
         {

@@ -1,6 +1,7 @@
 //! The messages that the model reacts to, as data. One queue orders them.
 
 use crate::fleet::{FleetSource, ListedNode};
+use crate::model::Clip;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
@@ -63,7 +64,7 @@ impl Key {
 }
 
 /// The terminal's size in cells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Size {
     /// Columns.
     pub width: u16,
@@ -213,6 +214,21 @@ pub enum RunMsg {
     State(Box<RunStatus>),
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
+    /// All complete samples, by step and prompt; replaces the list.
+    Samples(Vec<rundir::Sample>),
+    /// A video as cells (answers [`Watch::Clip`](crate::Watch::Clip)).
+    Clip {
+        /// The step of its sample.
+        step: u64,
+        /// The number of its prompt.
+        prompt: usize,
+        /// The size that was requested.
+        size: Size,
+        /// The video, or why it cannot be shown.
+        clip: Result<Clip, Failure>,
+    },
+    /// It is time for the next frame of the videos (answers [`Watch::Frames`](crate::Watch::Frames)).
+    NextFrame,
     /// Lines of one rank's log.
     Log(LogChunk),
     /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].

@@ -17,7 +17,7 @@ use crate::run_state::{StateKind, short_id};
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
         (None, _) => "Still loading the runs".to_owned(),
-        (_, Screen::Run | Screen::Logs) => "Still loading this run".to_owned(),
+        (_, Screen::Run | Screen::Logs | Screen::Samples) => "Still loading this run".to_owned(),
         _ => "There are no runs yet. Press n to start one.".to_owned(),
     })?;
     let name = short_id(&row.run);

@@ -8,7 +8,7 @@ use crate::modals::{failure, help, kill, launch};
 use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
-use crate::screens::{convert, logs, node, nodes, run, runs, stages};
+use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
 use rundir::RunId;
 
 /// Applies one message to the model and returns the effects for the shell.
@@ -112,6 +112,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
                 Screen::Run => run::on_action(model, action),
                 Screen::Stages => stages::on_action(model, action),
                 Screen::Logs => logs::on_action(model, action),
+                Screen::Samples => samples::on_action(model, action),
                 Screen::Nodes => nodes::on_action(model, action),
                 Screen::Node => {
                     let effects = node::on_action(model, action);

@@ -5,7 +5,7 @@ use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::modals;
 use crate::model::{Model, Purpose, Screen};
-use crate::screens::{convert, logs, node, nodes, run, runs, stages};
+use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
 use crate::text;
 use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
@@ -43,6 +43,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Run => run::view(model, buf, areas.body),
         Screen::Stages => stages::view(model, buf, areas.body),
         Screen::Logs => logs::view(model, buf, areas.body),
+        Screen::Samples => samples::view(model, buf, areas.body),
         Screen::Nodes => nodes::view(model, buf, areas.body),
         Screen::Node => node::view(model, buf, areas.body),
         Screen::Convert => convert::view(model, buf, areas.body),
@@ -75,7 +76,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     left.extend(tab("3", "Nodes", nodes));
     left.extend(tab("4", "Convert", model.screen == Screen::Convert));
     let place = match (model.screen, &model.run) {
-        (Screen::Run | Screen::Logs, Some(run)) => run.id.to_string(),
+        (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
         (Screen::Nodes | Screen::Node, _) => model.nodes_source(),
         _ => model.runs_dir.to_string(),
     };

@@ -20,6 +20,12 @@ pub fn symbols() -> Symbols {
     if is_unicode() { Symbols::unicode() } else { Symbols::ascii() }
 }
 
+/// Whether this machine has a desktop that can show files: not over SSH.
+pub fn has_desktop() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    (is_set("DISPLAY") || is_set("WAYLAND_DISPLAY")) && !is_set("SSH_CONNECTION")
+}
+
 /// Whether the locale shows more than ASCII. Reads the variables that the C library reads, in the same order.
 pub fn is_unicode() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());

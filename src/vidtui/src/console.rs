@@ -21,6 +21,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use rundir::{ErrorCode, Failure, now_s};
 use signal_hook::consts::{SIGCONT, SIGWINCH};
 use std::io;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -70,6 +71,7 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         runs_dir: workspace.runs.clone(),
         export_dir: workspace.here.clone(),
         nodes_from: workspace.nodes_from(),
+        has_desktop: appearance::has_desktop(),
         open: run,
     };
     let recorder = record.map(|file| Recorder::create(file, &setup)).transpose()?;
@@ -203,6 +205,7 @@ impl Console {
                         terminal::suspend_if_requested().map_err(cannot_draw)?;
                     }
                 }
+                Effect::OpenFile(path) => open_file(path),
                 Effect::Quit => {}
                 other => live.runner.start(other),
             }
@@ -221,6 +224,16 @@ impl Console {
         self.handle(Msg::Resize(Size { width, height }), screen)?;
         self.draw(screen)
     }
+}
+
+/// Opens a file with the desktop's program for it. The console does not wait for that program.
+fn open_file(path: camino::Utf8PathBuf) {
+    thread::spawn(move || {
+        let mut program = Command::new("xdg-open");
+        program.arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // The path is on the screen, so a desktop without this program loses nothing.
+        program.status().ok()
+    });
 }
 
 fn read_keys(queue: Sender, item_of: fn(Event) -> Option<Item>) {

@@ -100,9 +100,12 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Export { job, .. }
         | Effect::PlanConvert { job, .. }
         | Effect::Convert { job, .. } => Some(*job),
-        Effect::StopConvert { .. } | Effect::GiveUpKill { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
-            None
-        }
+        Effect::StopConvert { .. }
+        | Effect::GiveUpKill { .. }
+        | Effect::OpenFile(_)
+        | Effect::Copy(_)
+        | Effect::Suspend
+        | Effect::Quit => None,
     }
 }
 
@@ -183,7 +186,12 @@ fn run(at: &Workspace, effect: Effect, send: &(dyn Fn(JobMsg) + Sync), stop: &At
             chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
-        Effect::StopConvert { .. } | Effect::GiveUpKill { .. } | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {
+        Effect::StopConvert { .. }
+        | Effect::GiveUpKill { .. }
+        | Effect::OpenFile(_)
+        | Effect::Copy(_)
+        | Effect::Suspend
+        | Effect::Quit => {
             unreachable!("start lets only jobs through")
         }
     })

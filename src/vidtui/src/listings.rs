@@ -133,6 +133,12 @@ pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
     adapters::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
+/// Returns the stamps of the folders of samples of a run. A stamp changes when a sample is complete.
+pub fn sample_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
+    let steps = dir.samples().read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
+    steps.map(|folder| (folder.clone(), stamp_of(&folder))).collect()
+}
+
 /// Returns the stamps of all files and folders that change when the status of a run changes.
 fn files_of(dir: &RunDir) -> Vec<FileStamp> {
     let mut files = vec![dir.run_toml(), dir.metrics(), dir.events(), dir.attempts(), dir.checkpoints()];

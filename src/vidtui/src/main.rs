@@ -14,6 +14,7 @@ mod effects;
 mod listings;
 mod node_samples;
 mod output;
+mod pictures;
 mod queue;
 mod record;
 mod refusal;

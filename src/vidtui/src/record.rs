@@ -41,6 +41,7 @@ impl Header {
             runs_dir: self.runs_dir.clone(),
             export_dir: self.export_dir.clone(),
             nodes_from: self.nodes_from.clone(),
+            has_desktop: false,
             open: self.open.clone(),
         }
     }

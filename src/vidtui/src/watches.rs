@@ -4,6 +4,7 @@
 //! file system, NFS included.
 
 use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
+use crate::pictures::Terminal;
 use crate::queue::{Item, Sender, StopFlag};
 use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use ui::{LogChunk, Msg, RunMsg, Watch};
+use ui::{LogChunk, Msg, RunMsg, Size, Watch};
 
 mod node_streams;
 
@@ -25,6 +26,8 @@ const LIST: Duration = Duration::from_secs(1);
 const CURRICULA: Duration = Duration::from_secs(2);
 /// Samples in one message: enough to open a long run fast, few enough that keys are handled in between.
 const SAMPLES: usize = 10_000;
+/// How long a stream that has sent everything waits between two looks at its stop flag.
+const IDLE: Duration = Duration::from_secs(60);
 /// How much of the end of a log is read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
@@ -89,6 +92,8 @@ impl Stream {
             Watch::Smi { of, node } => self.smi(&of, &node),
             Watch::Run(run) => self.one_run(&run),
             Watch::Log { run, node, rank } => self.log(&run, &node, rank),
+            Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size),
+            Watch::Frames { run, every_ms } => self.frames(&run, every_ms),
         };
     }
 
@@ -125,7 +130,7 @@ impl Stream {
         let send = |what| self.send(Msg::Run { run: run.clone(), what });
         send(RunMsg::Opened)?;
         let (mut known, mut sent, mut lost) = (CachedRun::default(), None, false);
-        let mut folders = None;
+        let (mut folders, mut sample_folders) = (None, None);
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
@@ -149,6 +154,13 @@ impl Stream {
                 send(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);
             }
+            let found = listings::sample_folders(&dir);
+            if sample_folders.as_ref() != Some(&found)
+                && let Ok(samples) = dir.list_samples()
+            {
+                send(RunMsg::Samples(samples))?;
+                sample_folders = Some(found);
+            }
             for points in nodes.poll(&dir).chunks(SAMPLES) {
                 send(RunMsg::NodePoints(points.to_vec()))?;
             }
@@ -160,6 +172,7 @@ impl Stream {
                     if batch.restarted {
                         send(RunMsg::Opened)?;
                         (sent, folders, events) = (None, None, EventFiles::default());
+                        sample_folders = None;
                         nodes = NodeFiles::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
@@ -180,6 +193,24 @@ impl Stream {
                     break;
                 }
             }
+        }
+    }
+
+    /// Makes the pictures of a sample.
+    fn clip(&self, run: &RunId, step: u64, prompt: usize, size: Size) -> Result<std::convert::Infallible, Ended> {
+        let video = self.workspace.dir(run).sample_video(step, prompt);
+        let clip = Terminal::from_env().clip(&video, size);
+        self.send(Msg::Run { run: run.clone(), what: RunMsg::Clip { step, prompt, size, clip } })?;
+        loop {
+            self.pause(IDLE)?;
+        }
+    }
+
+    /// Sends the times of frames.
+    fn frames(&self, run: &RunId, every_ms: u32) -> Result<std::convert::Infallible, Ended> {
+        loop {
+            self.pause(Duration::from_millis(u64::from(every_ms)))?;
+            self.send(Msg::Run { run: run.clone(), what: RunMsg::NextFrame })?;
         }
     }
 

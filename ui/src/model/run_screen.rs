@@ -2,6 +2,7 @@
 
 use crate::effect::XAxis;
 use crate::layout::Panel;
+use crate::model::SamplesScreen;
 use crate::msg::{RunMsg, RunStatus};
 use crate::series::{Segment, Series};
 use cluster::RankPlace;
@@ -28,6 +29,8 @@ pub struct RunScreen {
     pub events: VecDeque<Event>,
     /// Its checkpoints, ascending; `None` while they load.
     pub checkpoints: Option<Vec<CheckpointEntry>>,
+    /// Its samples and which of them are shown.
+    pub samples: SamplesScreen,
     /// Why the stream has ended.
     pub lost: Option<Failure>,
     /// The panel that keys apply to.
@@ -59,6 +62,7 @@ impl RunScreen {
             series: Series::default(),
             events: VecDeque::new(),
             checkpoints: None,
+            samples: SamplesScreen::default(),
             lost: None,
             focus: Panel::Chart(Chart::Loss),
             enlarged: false,
@@ -90,6 +94,9 @@ impl RunScreen {
             }
             RunMsg::State(status) => self.status = Some(status),
             RunMsg::Checkpoints(checkpoints) => self.checkpoints = Some(checkpoints),
+            RunMsg::Samples(samples) => self.samples.samples = Some(samples),
+            RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
+            RunMsg::NextFrame => self.samples.frame = self.samples.frame.wrapping_add(1),
             RunMsg::Lost(failure) => self.lost = Some(failure),
             RunMsg::Log(_) => {}
         }

@@ -12,6 +12,7 @@ pub enum Screen {
     Run,
     Stages,
     Logs,
+    Samples,
     Nodes,
     Node,
     Convert,

@@ -8,4 +8,5 @@ pub mod nodes;
 pub mod run;
 pub mod run_panels;
 pub mod runs;
+pub mod samples;
 pub mod stages;

@@ -86,7 +86,10 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
                 Action::Back => {
                     let run = model.run.is_some();
-                    let back = model.nodes.from.filter(|from| run || !matches!(from, Screen::Run | Screen::Logs));
+                    let back = model
+                        .nodes
+                        .from
+                        .filter(|from| run || !matches!(from, Screen::Run | Screen::Logs | Screen::Samples));
                     model.screen = back.unwrap_or(Screen::Runs);
                 }
                 _ => {}

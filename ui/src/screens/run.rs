@@ -9,7 +9,7 @@ use crate::model::{Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::run_panels;
+use crate::screens::{run_panels, samples};
 use crate::series::SMOOTHING;
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -35,6 +35,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             let shown = run.focus == Panel::Checkpoints && run.enlarged;
             (run.focus, run.enlarged, run.scroll) = (Panel::Checkpoints, !shown, 0);
         }
+        Action::Samples => samples::open(model),
         Action::Back if run.enlarged => run.enlarged = false,
         Action::Back => model.screen = Screen::Runs,
         Action::CursorLeft => run.move_cursor(columns, false),

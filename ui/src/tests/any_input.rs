@@ -27,7 +27,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oOt=_ \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oOt=_vb \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -113,6 +113,14 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => any_row().prop_map(|row| RunMsg::State(status(RunRow { run: stage_1(), ..row }))),
         1 => bad_checkpoint,
         2 => log,
+        2 => prop::collection::vec((0u64..4, 0usize..3, any_text()), 0..8).prop_map(|all| {
+            RunMsg::Samples(all.into_iter().map(|(step, index, prompt)| video_sample(step, index, &prompt)).collect())
+        }),
+        2 => (0u64..4, 0usize..3, 1u16..80, 1u16..30).prop_map(|(step, prompt, width, height)| {
+            let size = Size { width, height };
+            RunMsg::Clip { step, prompt, size, clip: Ok(clip(size, 3)) }
+        }),
+        1 => Just(RunMsg::NextFrame),
         1 => Just(RunMsg::Lost(failure())),
     ];
     let job = prop_oneof![

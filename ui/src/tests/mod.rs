@@ -6,5 +6,6 @@ mod convert;
 mod keys;
 mod logs;
 mod nodes;
+mod samples;
 mod screens;
 mod updates;

@@ -38,7 +38,8 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
 /// Returns the key's name in the bar; opposite keys share an item.
 fn bar_key(binding: &Binding) -> String {
     match binding.action {
-        Action::CursorRight | Action::OptionNext => "Left/Right".to_owned(),
+        Action::CursorRight | Action::OptionNext | Action::SampleNext => "Left/Right".to_owned(),
+        Action::Down => "Up/Down".to_owned(),
         Action::ZoomIn => "+/-".to_owned(),
         _ => binding.keys.first().map(|key| key.name()).unwrap_or_default(),
     }
@@ -77,6 +78,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
         Action::Open if model.screen == Screen::Nodes => model.selected_node().is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
+        Action::Samples | Action::SampleNext | Action::Play | Action::SideBySide => has_samples(model),
+        Action::Open if model.screen == Screen::Samples => has_samples(model),
+        Action::Down => model.run.as_ref().is_some_and(|run| run.samples.prompts().len() > 1),
         Action::Open | Action::Logs => run_actions::check(model, binding.action).is_ok(),
         Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
         Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
@@ -94,6 +98,10 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         action if is_chart_action(action) => enlarged.is_some(),
         _ => true,
     }
+}
+
+fn has_samples(model: &Model) -> bool {
+    model.run.as_ref().is_some_and(|run| !run.samples.prompts().is_empty())
 }
 
 fn is_chart_action(action: Action) -> bool {

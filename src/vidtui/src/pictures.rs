@@ -1,0 +1,262 @@
+//! Pictures in the terminal: the videos of samples as cells, by Kitty's, iTerm2's or Sixel's graphics, or by half blocks.
+//!
+//! The terminal is recognized by its environment, which SSH passes on in `TERM`. It is not queried: its answer would arrive
+//! among the keys. Inside tmux, graphics need a setting of the user's, so half blocks are the default there.
+
+use camino::Utf8Path;
+use image::{DynamicImage, RgbImage};
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Rect, Size as Cells};
+use ratatui::style::Color;
+use ratatui::widgets::Widget;
+use ratatui_image::Image;
+use ratatui_image::protocol::Protocol;
+use ratatui_image::protocol::halfblocks::Halfblocks;
+use ratatui_image::protocol::iterm2::Iterm2;
+use ratatui_image::protocol::kitty::Kitty;
+use ratatui_image::protocol::sixel::Sixel;
+use rundir::{ErrorCode, Failure};
+use std::env;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use ui::{Clip, Size};
+use video::{Crop, Frames, Picture};
+
+/// The most frames of a clip: ten seconds at the highest rate that is shown.
+const MAX_FRAMES: usize = 160;
+/// The highest rate, frames per second. CogVideoX makes 8 or 16.
+const MAX_FPS: f64 = 16.0;
+/// The widest picture in pixels, because every frame is sent to the terminal.
+const MAX_WIDTH: usize = 640;
+/// The size of a cell in pixels where the terminal does not report it.
+const CELL: (usize, usize) = (10, 20);
+
+/// How a terminal shows pictures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Graphics {
+    /// Kitty's protocol, with Unicode placeholders.
+    Kitty,
+    /// iTerm2's protocol.
+    Iterm2,
+    /// Sixel.
+    Sixel,
+    /// A character per two pixels, in any terminal.
+    HalfBlocks,
+}
+
+/// How this terminal shows pictures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terminal {
+    graphics: Graphics,
+    in_tmux: bool,
+    is_truecolor: bool,
+}
+
+impl Terminal {
+    /// Recognizes the terminal by its environment. `VIDTUI_PICTURES` (`kitty`, `iterm2`, `sixel` or `blocks`) overrides it.
+    pub fn from_env() -> Self {
+        Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |name| variable(name).unwrap_or_default();
+        let (term, program) = (value("TERM"), value("TERM_PROGRAM"));
+        let in_tmux = variable("TMUX").is_some() || ["tmux", "screen"].iter().any(|name| term.starts_with(name));
+        let is_iterm2 = ["iTerm.app", "WezTerm"].contains(&program.as_str()) || value("LC_TERMINAL") == "iTerm2";
+        let graphics = match value("VIDTUI_PICTURES").as_str() {
+            "kitty" => Graphics::Kitty,
+            "iterm2" => Graphics::Iterm2,
+            "sixel" => Graphics::Sixel,
+            "blocks" => Graphics::HalfBlocks,
+            _ if in_tmux => Graphics::HalfBlocks,
+            _ if ["xterm-kitty", "xterm-ghostty"].contains(&term.as_str()) || program == "ghostty" => Graphics::Kitty,
+            _ if is_iterm2 => Graphics::Iterm2,
+            _ if term.starts_with("foot") => Graphics::Sixel,
+            _ => Graphics::HalfBlocks,
+        };
+        let is_truecolor = ["truecolor", "24bit"].contains(&value("COLORTERM").as_str());
+        Self { graphics, in_tmux, is_truecolor }
+    }
+
+    /// Decodes a video, and converts its frames to cells that fit into `size`.
+    ///
+    /// # Errors
+    /// The video cannot be decoded.
+    pub fn clip(self, path: &Utf8Path, size: Size) -> Result<Clip, Failure> {
+        let times = thinned(&video::frame_times(path)?, MAX_FPS);
+        let probe = video::probe(path)?;
+        let (width, height) = self.pixels((probe.width, probe.height), size);
+        let picture = Picture { crop: Crop::None, ..Picture::new(width, height) };
+        let frames = video::decode(path, &times, &picture)?;
+        let cells = (0..frames.count).map(|at| self.cells(&frames, at, size)).collect::<Result<Vec<_>, _>>();
+        let cells = cells.map_err(|why| {
+            Failure::new(
+                ErrorCode::Internal,
+                format!("cannot show {path}"),
+                why,
+                "set VIDTUI_PICTURES=blocks, and open the console again",
+            )
+        })?;
+        let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
+        let fps = if span_s > 0.0 { (times.len() - 1) as f64 / span_s } else { 0.0 };
+        Ok(Clip { fps, frames: Arc::new(cells) })
+    }
+
+    /// Returns the size in pixels of a picture that keeps its proportions and fits into `size`.
+    fn pixels(self, (width, height): (usize, usize), size: Size) -> (usize, usize) {
+        let (columns, rows) = (usize::from(size.width), usize::from(size.height));
+        // A half block is as wide as it is high.
+        let (cell_width, cell_height) = if self.graphics == Graphics::HalfBlocks { (1, 2) } else { cell() };
+        let (most_width, most_height) = ((columns * cell_width).min(MAX_WIDTH), rows * cell_height);
+        let scale = (most_width as f64 / width.max(1) as f64).min(most_height as f64 / height.max(1) as f64);
+        let fit = |side: usize, most: usize| ((side as f64 * scale).round() as usize).clamp(1, most);
+        // Encoders of video want even sizes, and a cell of half blocks has two rows.
+        let even = |side: usize| if side > 1 { side / 2 * 2 } else { 2 };
+        (even(fit(width, most_width)), even(fit(height, most_height)))
+    }
+
+    /// Converts one frame to cells.
+    fn cells(self, frames: &Frames, at: usize, size: Size) -> Result<Buffer, String> {
+        /// Identifies pictures in the terminal's memory.
+        static ID: AtomicU32 = AtomicU32::new(1);
+        let pixels = RgbImage::from_raw(frames.width as u32, frames.height as u32, frames.frame(at).to_vec());
+        let picture = DynamicImage::ImageRgb8(pixels.ok_or("the decoder returned too few pixels")?);
+        let (cell_width, cell_height) = if self.graphics == Graphics::HalfBlocks { (1, 2) } else { cell() };
+        let columns = frames.width.div_ceil(cell_width).min(usize::from(size.width)) as u16;
+        let rows = frames.height.div_ceil(cell_height).min(usize::from(size.height)) as u16;
+        let (cells, tmux) = (Cells::new(columns, rows), self.in_tmux);
+        let protocol = match self.graphics {
+            Graphics::HalfBlocks => Halfblocks::new(picture, cells).map(Protocol::Halfblocks),
+            Graphics::Sixel => Sixel::new(picture, cells, tmux).map(Protocol::Sixel),
+            Graphics::Iterm2 => Iterm2::new(picture, cells, tmux).map(Protocol::ITerm2),
+            Graphics::Kitty => {
+                let id = (std::process::id() << 16) | ID.fetch_add(1, Ordering::Relaxed) & 0xffff;
+                Kitty::new(picture, cells, id, tmux, true).map(Protocol::Kitty)
+            }
+        };
+        let protocol = protocol.map_err(|error| error.to_string())?;
+        let area = Rect::new(0, 0, columns, rows);
+        let mut buffer = Buffer::empty(area);
+        Image::new(&protocol).render(area, &mut buffer);
+        if self.graphics == Graphics::HalfBlocks && !self.is_truecolor {
+            for cell in &mut buffer.content {
+                (cell.fg, cell.bg) = (indexed(cell.fg), indexed(cell.bg));
+            }
+        }
+        Ok(buffer)
+    }
+}
+
+/// Returns the size of a cell in pixels.
+fn cell() -> (usize, usize) {
+    let size = crossterm::terminal::window_size().ok().filter(|size| size.columns > 0 && size.rows > 0);
+    let cell = size.map(|size| (usize::from(size.width / size.columns), usize::from(size.height / size.rows)));
+    cell.filter(|(width, height)| *width > 1 && *height > 1).unwrap_or(CELL)
+}
+
+/// Keeps as many frames as are shown: at most `frames_per_s` a second.
+fn thinned(times: &[f64], frames_per_s: f64) -> Vec<f64> {
+    let mut kept: Vec<f64> = Vec::new();
+    for time in times {
+        // Half a millisecond is less than the rounding of timestamps.
+        if kept.last().is_none_or(|last| time - last >= 1.0 / frames_per_s - 5e-4) {
+            kept.push(*time);
+        }
+    }
+    kept.truncate(MAX_FRAMES);
+    kept
+}
+
+/// Returns the nearest of the 256 colours that every terminal has.
+fn indexed(colour: Color) -> Color {
+    let Color::Rgb(r, g, b) = colour else { return colour };
+    const LEVELS: [i32; 6] = [0, 95, 135, 175, 215, 255];
+    let level = |value: u8| (0..6).min_by_key(|i| (LEVELS[*i] - i32::from(value)).abs()).expect("there are six levels");
+    let distance =
+        |to: [i32; 3]| [r, g, b].iter().zip(to).map(|(value, to)| (i32::from(*value) - to).pow(2)).sum::<i32>();
+    let cube = [level(r), level(g), level(b)];
+    let grey = ((i32::from(r) + i32::from(g) + i32::from(b)) / 3 - 8).clamp(0, 238) / 10;
+    let grey = grey.min(23);
+    let as_grey = 8 + 10 * grey;
+    if distance([as_grey; 3]) < distance(cube.map(|at| LEVELS[at])) {
+        Color::Indexed(232 + grey as u8)
+    } else {
+        Color::Indexed((16 + 36 * cube[0] + 6 * cube[1] + cube[2]) as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terminal(variables: &[(&str, &str)]) -> Terminal {
+        Terminal::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn the_environment_decides_how_pictures_are_shown() {
+        use Graphics::*;
+        for (variables, graphics) in [
+            (&[("TERM", "xterm-kitty")][..], Kitty),
+            (&[("TERM", "xterm-ghostty")], Kitty),
+            (&[("TERM", "xterm-256color"), ("TERM_PROGRAM", "ghostty")], Kitty),
+            (&[("TERM", "xterm-256color"), ("TERM_PROGRAM", "WezTerm")], Iterm2),
+            (&[("TERM", "xterm-256color"), ("LC_TERMINAL", "iTerm2")], Iterm2),
+            (&[("TERM", "foot")], Sixel),
+            (&[("TERM", "xterm-256color")], HalfBlocks),
+            (&[("TERM", "tmux-256color"), ("LC_TERMINAL", "iTerm2")], HalfBlocks),
+            (&[("TERM", "xterm-kitty"), ("TMUX", "/tmp/tmux-0/default,1,0")], HalfBlocks),
+            (&[("TERM", "tmux-256color"), ("VIDTUI_PICTURES", "kitty")], Kitty),
+            (&[("TERM", "xterm-kitty"), ("VIDTUI_PICTURES", "blocks")], HalfBlocks),
+            (&[], HalfBlocks),
+        ] {
+            assert_eq!(terminal(variables).graphics, graphics, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn a_picture_keeps_its_proportions_and_fits() {
+        let terminal = terminal(&[]);
+        assert_eq!(terminal.pixels((720, 480), Size { width: 60, height: 40 }), (60, 40));
+        assert_eq!(terminal.pixels((720, 480), Size { width: 200, height: 10 }), (30, 20));
+        assert_eq!(terminal.pixels((480, 720), Size { width: 20, height: 40 }), (20, 30));
+        assert_eq!(terminal.pixels((1, 4000), Size { width: 20, height: 40 }), (2, 80));
+    }
+
+    #[test]
+    fn half_blocks_show_the_upper_and_the_lower_pixel_of_a_cell() {
+        let rgb = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]].concat();
+        let frames = Frames { width: 2, height: 2, count: 1, rgb };
+        let size = Size { width: 2, height: 1 };
+        let colours = |terminal: Terminal| {
+            let buffer = terminal.cells(&frames, 0, size).unwrap();
+            assert_eq!(buffer.area, Rect::new(0, 0, 2, 1));
+            let pair = |x: u16| {
+                let cell = &buffer[(x, 0)];
+                if cell.symbol() == "▄" { (cell.bg, cell.fg) } else { (cell.fg, cell.bg) }
+            };
+            [pair(0), pair(1)]
+        };
+        let red_over_blue = (Color::Rgb(255, 0, 0), Color::Rgb(0, 0, 255));
+        assert_eq!(colours(terminal(&[("COLORTERM", "truecolor")]))[0], red_over_blue);
+        assert_eq!(colours(terminal(&[]))[0], (Color::Indexed(196), Color::Indexed(21)));
+    }
+
+    #[test]
+    fn the_nearest_of_256_colours_is_used() {
+        assert_eq!(indexed(Color::Rgb(0, 0, 0)), Color::Indexed(16));
+        assert_eq!(indexed(Color::Rgb(128, 128, 128)), Color::Indexed(244));
+        assert_eq!(indexed(Color::Rgb(255, 255, 255)), Color::Indexed(231));
+        assert_eq!(indexed(Color::Rgb(95, 135, 175)), Color::Indexed(67));
+        assert_eq!(indexed(Color::Reset), Color::Reset);
+    }
+
+    #[test]
+    fn frames_are_dropped_to_the_rate_that_is_shown() {
+        let times: Vec<f64> = (0..30).map(|i| f64::from(i) / 30.0).collect();
+        assert_eq!(thinned(&times, 30.0), times);
+        assert_eq!(thinned(&times, 10.0).len(), 10);
+        let long: Vec<f64> = (0..1000).map(|i| f64::from(i) / 8.0).collect();
+        assert_eq!(thinned(&long, 16.0).len(), MAX_FRAMES);
+    }
+}

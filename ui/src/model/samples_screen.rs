@@ -1,0 +1,103 @@
+//! The samples of the open run: which are selected, and their pictures.
+
+use crate::msg::Size;
+use ratatui_core::buffer::Buffer;
+use rundir::{Failure, Sample};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The most clips that are kept: those that were shown before are there at once when the user steps back.
+const MAX_CLIPS: usize = 12;
+
+/// The step and the prompt of a sample.
+type SampleKey = (u64, usize);
+
+/// A video as cells of the terminal, made by the shell for one size. A recorded session has no pictures.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Clip {
+    /// Frames per second; 0 for a single picture.
+    pub fps: f64,
+    /// One buffer per frame, all of the same size, which is at most the size that was requested.
+    #[serde(skip)]
+    pub frames: Arc<Vec<Buffer>>,
+}
+
+/// State of the Samples screen.
+#[derive(Debug, Clone, Default)]
+pub struct SamplesScreen {
+    /// All complete samples of the run, by step and prompt; `None` while they load.
+    pub samples: Option<Vec<Sample>>,
+    /// The position of the selected prompt among the prompts that have samples.
+    pub prompt: usize,
+    /// The selected step; `None` for the newest.
+    pub step: Option<u64>,
+    /// Whether earlier steps are shown beside the selected one.
+    pub side_by_side: bool,
+    /// Whether the videos stand still.
+    pub paused: bool,
+    /// The number of frames that were shown; a video shows this frame modulo its length.
+    pub frame: usize,
+    /// The clips that were made, or why not, with the size that was requested; the oldest first.
+    clips: Vec<(SampleKey, Size, Result<Clip, Failure>)>,
+}
+
+impl SamplesScreen {
+    /// Returns the numbers of the prompts that have samples, ascending.
+    pub fn prompts(&self) -> Vec<usize> {
+        let by_prompt: BTreeMap<usize, ()> = self.samples.iter().flatten().map(|sample| (sample.index, ())).collect();
+        by_prompt.into_keys().collect()
+    }
+
+    /// Returns the samples of the selected prompt, by step.
+    pub fn of_prompt(&self) -> Vec<&Sample> {
+        let prompts = self.prompts();
+        let Some(index) = prompts.get(self.prompt.min(prompts.len().saturating_sub(1))) else { return Vec::new() };
+        self.samples.iter().flatten().filter(|sample| sample.index == *index).collect()
+    }
+
+    /// Returns the position of the selected sample among those of its prompt: that of the selected step, or the last before it.
+    pub fn position(&self, of_prompt: &[&Sample]) -> usize {
+        let upto = self.step.map_or(of_prompt.len(), |step| of_prompt.partition_point(|sample| sample.step <= step));
+        upto.saturating_sub(1)
+    }
+
+    /// Selects the sample `by` places later, or earlier if negative. The newest one is followed.
+    pub(crate) fn move_step(&mut self, by: isize) {
+        let step = {
+            let all = self.of_prompt();
+            let Some(last) = all.len().checked_sub(1) else { return };
+            let to = self.position(&all).saturating_add_signed(by).min(last);
+            (to < last).then(|| all[to].step)
+        };
+        self.step = step;
+    }
+
+    /// Selects another prompt.
+    pub(crate) fn move_prompt(&mut self, by: isize) {
+        let last = self.prompts().len().saturating_sub(1);
+        self.prompt = self.prompt.min(last).saturating_add_signed(by).min(last);
+    }
+
+    /// Returns the selected sample and, side by side, up to `columns - 1` earlier ones of the same prompt, oldest first.
+    pub fn shown(&self, columns: usize) -> Vec<&Sample> {
+        let all = self.of_prompt();
+        let end = (self.position(&all) + 1).min(all.len());
+        let count = if self.side_by_side { columns.max(1) } else { 1 };
+        all[end.saturating_sub(count)..end].to_vec()
+    }
+
+    /// Returns the clip of a sample that was made for a size; `None` while it is made.
+    pub fn clip(&self, key: SampleKey, size: Size) -> Option<&Result<Clip, Failure>> {
+        let found = self.clips.iter().find(|(of, made_for, _)| *of == key && *made_for == size);
+        found.map(|(_, _, clip)| clip)
+    }
+
+    /// Keeps a clip, and drops the oldest ones.
+    pub(crate) fn keep(&mut self, key: SampleKey, size: Size, clip: Result<Clip, Failure>) {
+        self.clips.retain(|(of, made_for, _)| (*of, *made_for) != (key, size));
+        self.clips.push((key, size, clip));
+        let excess = self.clips.len().saturating_sub(MAX_CLIPS);
+        self.clips.drain(..excess);
+    }
+}

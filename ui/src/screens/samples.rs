@@ -1,0 +1,202 @@
+//! The Samples screen: the videos that a run made from its weights, moving, and the same prompt over steps.
+
+use crate::effect::Effect;
+use crate::keymap::Action;
+use crate::layout::{self, cut_top};
+use crate::model::{Clip, Model, RunScreen, Screen};
+use crate::msg::Size;
+use crate::run_state::short_id;
+use crate::text;
+use crate::widgets::{failure_lines, write, write_centered, write_lines, write_split};
+use camino::Utf8PathBuf;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::text::{Line, Span};
+use rundir::{RunDir, Sample};
+
+/// The width that a video needs beside others.
+const MIN_COLUMN: u16 = 24;
+/// Cells between videos side by side.
+const GAP: u16 = 2;
+
+/// Opens the samples of the open run.
+pub fn open(model: &mut Model) {
+    if model.run.is_some() {
+        model.screen = Screen::Samples;
+    }
+}
+
+/// Handles an action.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let Some(run) = &mut model.run else { return Vec::new() };
+    let samples = &mut run.samples;
+    match action {
+        Action::SampleNext => samples.move_step(1),
+        Action::SamplePrevious => samples.move_step(-1),
+        Action::Up => samples.move_prompt(-1),
+        Action::Down => samples.move_prompt(1),
+        Action::Top => samples.move_step(isize::MIN),
+        Action::Bottom => samples.step = None,
+        Action::Play => samples.paused = !samples.paused,
+        Action::SideBySide => samples.side_by_side = !samples.side_by_side,
+        Action::Back => model.screen = Screen::Run,
+        Action::Open | Action::CopyPath => {
+            let Some(video) = video(model) else {
+                model.warn("There is no sample to open");
+                return Vec::new();
+            };
+            if action == Action::Open && model.has_desktop {
+                model.notify(format!("Opening {video}"));
+                return vec![Effect::OpenFile(video)];
+            }
+            model.notify(format!("Copied {video}"));
+            return vec![Effect::Copy(video.into_string())];
+        }
+        _ => {}
+    }
+    Vec::new()
+}
+
+/// Returns the file of the selected sample.
+fn video(model: &Model) -> Option<Utf8PathBuf> {
+    let run = model.run.as_ref()?;
+    let sample = run.samples.shown(1).last().map(|sample| (sample.step, sample.index))?;
+    Some(RunDir::of(&model.runs_dir, &run.id).sample_video(sample.0, sample.1))
+}
+
+/// The parts of the screen.
+struct Parts {
+    heading: Rect,
+    prompt: Rect,
+    videos: Rect,
+    file: Rect,
+}
+
+fn parts(body: Rect) -> Parts {
+    let (heading, rest) = cut_top(body, 1);
+    // A long prompt gets two lines where there is room.
+    let (prompt, rest) = cut_top(rest, if rest.height >= 20 { 2 } else { 1 });
+    let (videos, file) = cut_top(rest, rest.height.saturating_sub(1));
+    Parts { heading, prompt, videos, file }
+}
+
+/// Returns the samples that are shown, each with the areas of its caption and its picture.
+fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a Sample, Rect, Rect)> {
+    let area = parts(layout::areas(model.size).body).videos;
+    let columns = ((area.width + GAP) / (MIN_COLUMN + GAP)).max(1);
+    let shown = run.samples.shown(usize::from(columns));
+    let count = shown.len().max(1) as u16;
+    let width = area.width.saturating_sub(GAP * (count - 1)) / count;
+    let place = |i: usize| Rect { x: area.x + i as u16 * (width + GAP), width, ..area };
+    let split = |(i, sample)| {
+        let (caption, picture) = cut_top(place(i), 1);
+        (sample, caption, picture)
+    };
+    shown.into_iter().enumerate().map(split).collect()
+}
+
+fn size_of(area: Rect) -> Size {
+    Size { width: area.width, height: area.height }
+}
+
+/// Returns the clips that the screen shows now: step, prompt and the size of their area.
+pub(crate) fn wanted(model: &Model) -> Vec<(u64, usize, Size)> {
+    let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
+    let placed = placed(model, run).into_iter();
+    let wanted = placed.map(|(sample, _, area)| (sample.step, sample.index, size_of(area)));
+    wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
+}
+
+/// Returns how often the next frame is shown, milliseconds; `None` while no video moves.
+pub(crate) fn frame_ms(model: &Model) -> Option<u32> {
+    let run = model.run.as_ref().filter(|run| !run.samples.paused)?;
+    let clips = wanted(model).into_iter().rev().filter_map(|(step, index, size)| run.samples.clip((step, index), size));
+    let moving = clips.flatten().find(|clip| clip.frames.len() > 1 && clip.fps > 0.0)?;
+    Some((1000.0 / moving.fps).clamp(20.0, 2000.0) as u32)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    let Some(run) = &model.run else { return };
+    let parts = parts(body);
+    let of_prompt = run.samples.of_prompt();
+    heading(model, run, &of_prompt, buf, parts.heading);
+    let faint = model.theme.faint;
+    let Some(selected) = of_prompt.get(run.samples.position(&of_prompt)) else {
+        let lines = match &run.samples.samples {
+            None => vec![Line::styled("Loading the samples…", faint)],
+            Some(_) => vec![
+                Line::raw("No samples yet"),
+                Line::styled("Set sample.every and sample.prompts in the recipe, or run: vidtui sample RUN", faint),
+            ],
+        };
+        write_centered(model, buf, body, lines);
+        return;
+    };
+    let wrapped = text::wrap(&text::clean(&selected.prompt.replace('\n', " ")), usize::from(parts.prompt.width));
+    write_lines(model, buf, parts.prompt, wrapped.into_iter().map(Line::raw));
+    for (sample, caption, area) in placed(model, run) {
+        if run.samples.side_by_side {
+            let step = format!("step {}", units::grouped(sample.step));
+            write(model, buf, caption, Line::styled(step, model.theme.strong));
+        }
+        picture(model, run, sample, buf, area);
+    }
+    let path = video(model).map(Utf8PathBuf::into_string).unwrap_or_default();
+    let path = text::fit_end(&path, usize::from(parts.file.width), model.symbols.ellipsis);
+    write(model, buf, parts.file, Line::styled(path, faint));
+}
+
+fn heading(model: &Model, run: &RunScreen, of_prompt: &[&Sample], buf: &mut Buffer, area: Rect) {
+    let theme = &model.theme;
+    let mut left = vec![Span::styled(short_id(&run.id).to_owned(), theme.strong)];
+    let Some(sample) = of_prompt.get(run.samples.position(of_prompt)) else {
+        write(model, buf, area, Line::from(left));
+        return;
+    };
+    let prompts = run.samples.prompts();
+    let prompt = run.samples.prompt.min(prompts.len() - 1) + 1;
+    left.push(Span::raw(format!("  step {}", units::grouped(sample.step))));
+    left.push(Span::styled(format!(" ({} of {})", run.samples.position(of_prompt) + 1, of_prompt.len()), theme.faint));
+    left.push(Span::raw(format!("  prompt {prompt} of {}", prompts.len())));
+    let how = format!(
+        "{}×{}, {} at {} fps, {} {} steps, guidance {}, seed {}{}",
+        sample.width,
+        sample.height,
+        units::counted(sample.frames, "frame"),
+        sample.fps,
+        sample.scheduler,
+        sample.sampling_steps,
+        sample.guidance,
+        sample.seed,
+        if sample.ema { ", EMA" } else { "" },
+    );
+    write_split(model, buf, area, Line::from(left), Line::styled(how, theme.faint));
+}
+
+/// Draws one video.
+fn picture(model: &Model, run: &RunScreen, sample: &Sample, buf: &mut Buffer, area: Rect) {
+    match run.samples.clip((sample.step, sample.index), size_of(area)) {
+        Some(Ok(clip)) => frame(clip, run.samples.frame, buf, area),
+        Some(Err(failure)) => write_lines(model, buf, area, failure_lines(model, failure, usize::from(area.width))),
+        None if model.symbols.braille => write(model, buf, area, Line::styled("Loading…", model.theme.faint)),
+        None => write(model, buf, area, Line::styled("Pictures need a UTF-8 terminal", model.theme.faint)),
+    }
+}
+
+/// Copies a frame of a clip into the middle of an area.
+fn frame(clip: &Clip, number: usize, buf: &mut Buffer, area: Rect) {
+    let Some(frame) = number.checked_rem(clip.frames.len()).map(|at| &clip.frames[at]) else { return };
+    let size = frame.area;
+    if size.width > area.width || size.height > area.height {
+        return;
+    }
+    let (left, top) = (area.x + (area.width - size.width) / 2, area.y + (area.height - size.height) / 2);
+    for y in 0..size.height {
+        for x in 0..size.width {
+            if let (Some(to), Some(from)) = (buf.cell_mut((left + x, top + y)), frame.cell((x, y))) {
+                *to = from.clone();
+            }
+        }
+    }
+}
