@@ -26,6 +26,11 @@ impl<'a> Params<'a> {
         self.reader.has(name)
     }
 
+    /// Adds a parameter to the identity that stays in its file.
+    pub fn hash(&mut self, name: &str) -> Result<(), Failure> {
+        self.reader.hash(name)
+    }
+
     /// Reads a parameter in the kind of the computation.
     pub fn tensor(&mut self, name: &str) -> Result<Tensor, Failure> {
         self.tensor_of(name, self.kind)
@@ -38,15 +43,20 @@ impl<'a> Params<'a> {
 
     fn tensor_of(&mut self, name: &str, kind: Kind) -> Result<Tensor, Failure> {
         let (bytes, dtype, shape) = self.reader.read(name)?;
-        let stored = match dtype {
-            Dtype::F16 => Kind::Half,
-            Dtype::BF16 => Kind::BFloat16,
-            Dtype::F64 => Kind::Double,
-            _ => Kind::Float,
-        };
+        let stored = kind_of(dtype);
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let read = || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?.f_to_kind(kind);
         read().map_err(|error| failed(&format!("cannot load {name}"), &error))
+    }
+}
+
+/// Returns the kind of a stored tensor.
+pub fn kind_of(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F16 => Kind::Half,
+        Dtype::BF16 => Kind::BFloat16,
+        Dtype::F64 => Kind::Double,
+        _ => Kind::Float,
     }
 }
 

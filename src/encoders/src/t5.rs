@@ -1,10 +1,13 @@
 //! The encoder of T5 v1.1.
 
-use crate::params::{Params, check_kind, failed};
+use crate::params::{Params, check_kind, failed, kind_of};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
-use weights::T5Config;
+use weights::{Rows, T5Config};
+
+/// The table of embeddings.
+const EMBEDDING: &str = "shared.weight";
 
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.
 #[derive(Debug)]
@@ -26,7 +29,10 @@ struct Block {
 pub struct T5Encoder {
     config: T5Config,
     identity: String,
-    embedding: Tensor,
+    /// `[vocabulary, D]`, in its file: a text needs a few rows of what is 0.26 GB for T5-XXL.
+    embedding: Rows,
+    kind: Kind,
+    device: Device,
     /// `[buckets, heads]`, of the first block, for all blocks.
     bias: Tensor,
     blocks: Vec<Block>,
@@ -42,7 +48,8 @@ impl T5Encoder {
         check_kind(kind, folder.as_str())?;
         let (config, files) = T5Config::open(folder)?;
         let mut params = Params::new(files.reader(), kind, device);
-        let embedding = params.tensor("shared.weight")?;
+        params.hash(EMBEDDING)?;
+        let embedding = files.rows(EMBEDDING)?;
         let attention = "layer.0.SelfAttention";
         let bias = params.tensor(&format!("encoder.block.0.{attention}.relative_attention_bias.weight"))?;
         let mut blocks = Vec::new();
@@ -65,7 +72,7 @@ impl T5Encoder {
             });
         }
         let final_norm = params.tensor("encoder.final_layer_norm.weight")?;
-        Ok(T5Encoder { config, identity: params.identity(), embedding, bias, blocks, final_norm })
+        Ok(T5Encoder { config, identity: params.identity(), embedding, kind, device, bias, blocks, final_norm })
     }
 
     /// Returns the configuration.
@@ -86,7 +93,9 @@ impl T5Encoder {
     pub fn encode(&self, ids: &Tensor) -> Result<Tensor, Failure> {
         self.check(ids)?;
         let what = || format!("cannot encode {} texts of {} tokens", ids.size()[0], ids.size()[1]);
-        no_grad(|| self.forward(ids)).map_err(|e| failed(&what(), &e))
+        let rows: Vec<i64> = Vec::try_from(ids.to_device(Device::Cpu).reshape(-1)).map_err(|e| failed(&what(), &e))?;
+        let rows = self.embedding.read(&rows)?;
+        no_grad(|| self.forward(ids.size()[0], ids.size()[1], &rows)).map_err(|e| failed(&what(), &e))
     }
 
     fn check(&self, ids: &Tensor) -> Result<(), Failure> {
@@ -105,10 +114,11 @@ impl T5Encoder {
         Ok(())
     }
 
-    fn forward(&self, ids_nl: &Tensor) -> Result<Tensor, TchError> {
-        let ids = ids_nl.f_to_device(self.embedding.device())?;
-        let mut x_nld = Tensor::f_embedding(&self.embedding, &ids, -1, false, false)?;
-        let bias = self.attention_bias(ids.size()[1])?;
+    fn forward(&self, texts: i64, tokens: i64, embeddings: &[u8]) -> Result<Tensor, TchError> {
+        let shape = [texts, tokens, self.config.d_model as i64];
+        let stored = Tensor::f_from_data_size(embeddings, &shape, kind_of(self.embedding.dtype))?;
+        let mut x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?;
+        let bias = self.attention_bias(tokens)?;
         for block in &self.blocks {
             x_nld = self.block(block, x_nld, &bias)?;
         }

@@ -49,6 +49,8 @@ pub struct Vae {
     kind: Kind,
     device: Device,
     tiling: Option<Tiling>,
+    /// Bytes of frames that are computed at a time; see [`stage`].
+    budget: i64,
     encoder: Encoder,
     decoder: Decoder,
 }
@@ -64,7 +66,16 @@ impl Vae {
         let mut params = Params::new(files.reader(), kind, device);
         let encoder = Encoder::read(&config, &mut params)?;
         let decoder = Decoder::read(&config, &mut params)?;
-        Ok(Vae { config, identity: params.identity(), kind, device, tiling: None, encoder, decoder })
+        Ok(Vae {
+            config,
+            identity: params.identity(),
+            kind,
+            device,
+            tiling: None,
+            budget: stage::budget(device),
+            encoder,
+            decoder,
+        })
     }
 
     /// Computes pictures larger than a tile in tiles that are blended, or whole with `None`.
@@ -155,7 +166,7 @@ impl Vae {
         windows: &[weights::Window],
         compute: impl Fn(Tensor, &mut Cache, bool) -> Result<Tensor, TchError>,
     ) -> Result<Tensor, TchError> {
-        let mut cache = Cache::default();
+        let mut cache = Cache::new(self.budget);
         let mut results = Vec::new();
         for (number, window) in windows.iter().enumerate() {
             let frames = sample_cthw.f_narrow(1, window.start as i64, window.len() as i64)?;
@@ -171,5 +182,47 @@ impl Vae {
         };
         drop(results);
         joined_thwc.f_permute([3, 0, 1, 2])?.f_contiguous()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> Vae {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/vae/cogvideox_5b_tiny/vae");
+        Vae::open(folder.into(), Kind::Float, Device::Cpu).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    #[test]
+    fn the_results_do_not_depend_on_how_many_frames_are_computed_at_a_time() {
+        let mut vae = tiny();
+        let apart = |a: &Tensor, b: &Tensor| ((a - b).abs().max() / b.abs().max()).double_value(&[]);
+        let video = Tensor::rand([1, 3, 17, 24, 32], (Kind::Float, Device::Cpu)) * 2 - 1;
+        let moments = vae.encode(&video).unwrap();
+        let decoded = vae.decode(&moments.mean).unwrap();
+        // Two frames at a time, then a number that does not divide the frames of a window.
+        for budget in [1, 4 * 24 * 32 * 6 * 4] {
+            vae.budget = budget;
+            assert!(apart(&vae.encode(&video).unwrap().mean, &moments.mean) < 1e-5);
+            assert!(apart(&vae.decode(&moments.mean).unwrap(), &decoded) < 1e-5);
+        }
+    }
+
+    #[test]
+    fn bf16_is_near_fp32() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/vae/cogvideox_5b_tiny/vae");
+        let half = Vae::open(folder.into(), Kind::BFloat16, Device::Cpu).unwrap();
+        let vae = tiny();
+        let video = Tensor::rand([1, 3, 9, 16, 16], (Kind::Float, Device::Cpu)) * 2 - 1;
+        let near = |a: &Tensor, b: &Tensor| {
+            assert_eq!(a.kind(), Kind::BFloat16);
+            // 8 bits of mantissa, rounded in some thirty layers one after another.
+            assert!(((a.to_kind(Kind::Float) - b).norm() / b.norm()).double_value(&[]) < 0.05);
+        };
+        let mean = vae.encode(&video).unwrap().mean;
+        near(&half.encode(&video).unwrap().mean, &mean);
+        near(&half.decode(&mean).unwrap(), &vae.decode(&mean).unwrap());
+        assert_eq!(half.identity(), vae.identity(), "the identity is that of the files");
     }
 }

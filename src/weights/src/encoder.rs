@@ -7,11 +7,13 @@ mod vae;
 
 use crate::config::{read_json, read_text};
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
-use crate::{Dtype, shards};
+use crate::{Dtype, Error, shards};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub use memory::{Peak, t5_memory, vae_memory};
@@ -23,6 +25,9 @@ pub use vae::{VaeConfig, Window, windows};
 const CONFIG_FILE: &str = "config.json";
 /// Keys of a `config.json` that have no effect on the results.
 const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];
+
+/// Bytes that are read at a time where a tensor is only hashed.
+const BUFFER: usize = 4 << 20;
 
 /// A parameter of an encoder: its name in the files, and its shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,9 +115,25 @@ impl EncoderFiles {
     pub fn identity(&self) -> Result<String, Failure> {
         let mut reader = self.reader();
         for name in self.tensors.keys() {
-            reader.read(name)?;
+            reader.hash(name)?;
         }
         Ok(reader.identity())
+    }
+
+    /// Opens a matrix whose rows are read when they are needed.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    ///
+    /// # Panics
+    /// The name is not in the table.
+    pub fn rows(&self, name: &str) -> Result<Rows, Failure> {
+        let tensor = &self.tensors[name];
+        let span = tensor.spans.first().expect("a tensor of the table is not empty");
+        let path = span.file.to_path_buf();
+        let file = File::open(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let row = tensor.shape[1..].iter().product::<usize>() * tensor.dtype.size();
+        Ok(Rows { file, path, begin: span.begin, row, count: tensor.shape[0], dtype: tensor.dtype })
     }
 
     /// Returns the number of parameters.
@@ -149,6 +170,29 @@ impl<'a> EncoderReader<'a> {
         Ok((bytes, tensor.dtype, &tensor.shape))
     }
 
+    /// Adds a tensor to the identity without keeping it in memory.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    ///
+    /// # Panics
+    /// The name is not in the table.
+    pub fn hash(&mut self, name: &str) -> Result<(), Failure> {
+        let (name, tensor) = self.files.tensors.get_key_value(name).expect("open() checked every name of the table");
+        let (mut hash, mut buffer) = (Xxh3::new(), vec![0; BUFFER]);
+        for span in &tensor.spans {
+            let mut at = 0;
+            while at < span.len {
+                let count = (span.len - at).min(BUFFER as u64) as usize;
+                self.open.read(&span.file, span.begin + at, &mut buffer[..count])?;
+                hash.update(&buffer[..count]);
+                at += count as u64;
+            }
+        }
+        self.hashes.insert(name, hash.digest128());
+        Ok(())
+    }
+
     /// Returns the identity of the configuration and of the tensors that were read.
     ///
     /// It does not depend on how the tensors are distributed over files.
@@ -161,6 +205,46 @@ impl<'a> EncoderReader<'a> {
             all.update(&hash.to_le_bytes());
         }
         format!("{:032x}", all.digest128())
+    }
+}
+
+/// A matrix in a file, read row by row.
+#[derive(Debug)]
+pub struct Rows {
+    file: File,
+    path: Utf8PathBuf,
+    begin: u64,
+    /// The size of a row in bytes.
+    row: usize,
+    count: usize,
+    /// The element type.
+    pub dtype: Dtype,
+}
+
+impl Rows {
+    /// Reads rows in the given order; a row may be there several times.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    ///
+    /// # Panics
+    /// The matrix has no such row.
+    pub fn read(&self, rows: &[i64]) -> Result<Vec<u8>, Failure> {
+        let mut bytes = vec![0; rows.len() * self.row];
+        let mut read = HashMap::new();
+        for (place, &row) in rows.iter().enumerate() {
+            let out = place * self.row;
+            if let Some(&before) = read.get(&row) {
+                bytes.copy_within(before..before + self.row, out);
+                continue;
+            }
+            let number = usize::try_from(row).ok().filter(|&row| row < self.count).expect("the caller checks rows");
+            let at = self.begin + (number * self.row) as u64;
+            let io = |source| Error::Io { path: self.path.clone(), source };
+            self.file.read_exact_at(&mut bytes[out..out + self.row], at).map_err(io)?;
+            read.insert(row, out);
+        }
+        Ok(bytes)
     }
 }
 

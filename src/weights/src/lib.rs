@@ -42,8 +42,8 @@ pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dtype::Dtype;
 pub use encoder::{
-    EncoderFiles, EncoderReader, Parameter, Peak, T5Config, TileSpan, Tiles, Tiling, VaeConfig, Window, t5_memory,
-    vae_memory, windows,
+    EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSpan, Tiles, Tiling, VaeConfig, Window,
+    t5_memory, vae_memory, windows,
 };
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use lora::{Lora, LoraForm, LoraLayer};

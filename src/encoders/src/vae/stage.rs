@@ -10,18 +10,25 @@ use tch::{Device, Kind, TchError, Tensor};
 
 /// Frames in front of a convolution over three frames.
 const PAST: i64 = 2;
-/// The size of the buffer of normalized frames, in bytes: in the cache of a CPU, and enough work at a time for a GPU.
+/// The size of the buffer of normalized frames: in the cache of a CPU, and enough work at a time for a GPU.
 const CPU_CHUNK: i64 = 16 << 20;
 const GPU_CHUNK: i64 = 256 << 20;
 
 /// The frames that the convolutions keep from one window for the next, in the order in which convolutions are computed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cache {
     kept: Vec<Option<Tensor>>,
     next: usize,
+    /// The size of the buffer of normalized frames, in bytes.
+    budget: i64,
 }
 
 impl Cache {
+    /// Creates the cache of one sample.
+    pub fn new(budget: i64) -> Self {
+        Cache { kept: Vec::new(), next: 0, budget }
+    }
+
     /// Begins a window.
     pub fn begin(&mut self) {
         self.next = 0;
@@ -87,11 +94,16 @@ impl Conv {
     }
 }
 
+/// Returns the size of the buffer of normalized frames on a device, in bytes.
+pub fn budget(device: Device) -> i64 {
+    if device == Device::Cpu { CPU_CHUNK } else { GPU_CHUNK }
+}
+
 /// Returns the number of frames to compute at a time.
-pub fn chunk(x_thwc: &Tensor) -> i64 {
+fn chunk(x_thwc: &Tensor, budget: i64) -> i64 {
     let frame: i64 = x_thwc.size()[1..].iter().product::<i64>() * x_thwc.kind().elt_size_in_bytes() as i64;
-    let budget = if x_thwc.device() == Device::Cpu { CPU_CHUNK } else { GPU_CHUNK };
-    (budget / frame.max(1)).clamp(PAST, x_thwc.size()[0].max(PAST))
+    let frames = x_thwc.size()[0];
+    (budget / frame.max(1)).clamp(PAST, frames.max(PAST)).min(frames)
 }
 
 /// Where the result of a step goes.
@@ -115,7 +127,7 @@ pub fn step(
 ) -> Result<Tensor, TchError> {
     let [frames, height, width, channels] = [0, 1, 2, 3].map(|axis| x_thwc.size()[axis]);
     let options = (x_thwc.kind(), x_thwc.device());
-    let chunk = chunk(x_thwc).min(frames);
+    let chunk = chunk(x_thwc, cache.budget);
     let applied = match norm {
         Some((norm, latent)) => Some(norm.apply_to(x_thwc, latent, chunk)?),
         None => None,

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]
 
+pub mod peak;
+
 use camino::Utf8Path;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -41,4 +43,43 @@ pub fn apart(got: &Tensor, want: &Tensor) -> f64 {
     assert_eq!(got.size(), want.size(), "the shapes differ");
     let (got, want) = (got.to_kind(Kind::Double), want.to_kind(Kind::Double));
     (got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[])
+}
+
+/// Writes a VAE with random weights: 16 latent channels, groups of 16 channels.
+pub fn write_vae(folder: &Utf8Path, widths: &[usize], layers: usize) {
+    let levels = widths.len();
+    let config = serde_json::json!({
+        "_class_name": "AutoencoderKLCogVideoX", "block_out_channels": widths, "layers_per_block": layers, "norm_num_groups": 16,
+        "down_block_types": vec!["CogVideoXDownBlock3D"; levels], "up_block_types": vec!["CogVideoXUpBlock3D"; levels],
+    });
+    write_config(folder, &config);
+    write_random(folder, &weights::VaeConfig::read(folder).unwrap().parameters());
+}
+
+/// Writes a small T5 v1.1 encoder with random weights.
+pub fn write_t5(folder: &Utf8Path) {
+    let config = serde_json::json!({
+        "model_type": "t5", "feed_forward_proj": "gated-gelu", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 8,
+        "num_layers": 6, "vocab_size": 1000,
+    });
+    write_config(folder, &config);
+    write_random(folder, &weights::T5Config::read(folder).unwrap().parameters());
+}
+
+fn write_config(folder: &Utf8Path, config: &Value) {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+fn write_random(folder: &Utf8Path, table: &[weights::Parameter]) {
+    let bytes = |parameter: &weights::Parameter| -> Vec<u8> {
+        let count = parameter.shape.iter().product::<usize>();
+        (0..count).flat_map(|i| ((i as f32 * 0.37).sin() * 0.05).to_le_bytes()).collect()
+    };
+    let data: Vec<Vec<u8>> = table.iter().map(bytes).collect();
+    let views = table.iter().zip(&data).map(|(parameter, data)| {
+        let view = safetensors::tensor::TensorView::new(Dtype::F32, parameter.shape.clone(), data).unwrap();
+        (parameter.name.clone(), view)
+    });
+    std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
 }

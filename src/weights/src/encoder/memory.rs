@@ -1,6 +1,6 @@
 //! The peak memory of the encoders, before anything is computed.
 
-use super::{T5Config, Tiling, VaeConfig};
+use super::{Parameter, T5Config, Tiling, VaeConfig};
 
 /// The peak memory of one computation in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,75 +18,103 @@ impl Peak {
     }
 }
 
-/// Bytes of activated frames that the CPU convolves at a time; see `encoders::stage`.
+/// Bytes of normalized frames that are convolved at a time on a CPU, and the least number of them; as in `encoders`.
 const CHUNK: u64 = 16 << 20;
-/// The size of a convolution's workspace, in outputs of a chunk.
-const WORKSPACE: u64 = 2;
+const LEAST_CHUNK: u64 = 2;
+/// Frames in front of them.
+const PAST: u64 = 2;
+/// The result of a convolution of one chunk and its workspace, in chunks.
+const CONVOLVED: u64 = 2;
+
+/// The direction of a computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Encode,
+    Decode,
+}
 
 /// Returns the peak memory of encoding and of decoding one video with a VAE, whichever is larger.
 ///
-/// Samples of a batch are computed one after another, so the batch adds its videos and latents only; `frames`, `height` and `width`
-/// are of the video in pixels, `element` is the number of bytes of an element: 2 for bf16, 4 for fp32.
+/// The frames, height and width are those of the video, in pixels; `element` is the number of bytes of an element: 2 for bf16, 4 for
+/// fp32. Samples of a batch are computed one after another, so a batch adds its videos and latents only.
 pub fn vae_memory(
     config: &VaeConfig,
     [frames, height, width]: [usize; 3],
     tiling: Option<&Tiling>,
     element: u64,
 ) -> Peak {
-    let weights = config.parameters().iter().map(|p| p.shape.iter().product::<usize>() as u64).sum::<u64>() * element;
     let factor = config.spatial_factor();
-    let (mut tile_height, mut tile_width) = (height, width);
-    if let Some(tiling) = tiling
-        && (height > tiling.height || width > tiling.width)
-    {
-        (tile_height, tile_width) = (height.min(tiling.height), width.min(tiling.width));
-    }
-    let first = |windows: Vec<std::ops::Range<usize>>| windows.first().map_or(0, |window| window.len());
-    let several = config.encode_windows(frames).len() > 1;
-    let encode = levels(config, first(config.encode_windows(frames)), [tile_height, tile_width], element, several);
+    let tile = match tiling.filter(|tiling| height > tiling.height || width > tiling.width) {
+        Some(tiling) => [height.min(tiling.height), width.min(tiling.width)],
+        None => [height, width],
+    };
     let latent_frames = config.latent_frames(frames);
-    let decoded = config.frames(first(config.decode_windows(latent_frames)));
-    let several = config.decode_windows(latent_frames).len() > 1;
-    let decode = levels(config, decoded, [tile_height, tile_width], element, several);
-    // The whole video, and with tiles a second copy of a row of tiles while it is joined.
-    let pixels = (frames * height * width * config.in_channels) as u64;
+    let encode = config.encode_windows(frames);
+    let decode = config.decode_windows(latent_frames);
+    // The first window is the longest, and nothing is kept for the next one if it is the only one.
+    let longest = |windows: &[std::ops::Range<usize>]| windows.first().map_or(0, |window| window.len());
+    let encode = window(config, Direction::Encode, longest(&encode), tile, element, encode.len() > 1);
+    let decoded = config.frames(longest(&decode));
+    let decode = window(config, Direction::Decode, decoded, tile, element, decode.len() > 1);
+    let pixels = (frames * height * width * config.in_channels.max(config.out_channels)) as u64;
     let latent = (latent_frames * (height / factor) * (width / factor) * 2 * config.latent_channels) as u64;
-    let joined = if tile_height < height || tile_width < width { 2 } else { 1 };
-    Peak { weights, work: encode.max(decode) + (pixels + latent) * joined * element.max(4) }
+    // The windows of a video and the whole, and tiles beside what they are joined to.
+    let copies = if tile == [height, width] { 2 } else { 3 };
+    Peak {
+        weights: bytes(&config.parameters(), element),
+        work: encode.max(decode) + (pixels + latent) * copies * element,
+    }
 }
 
-/// Returns the peak of one window over all levels. The decoder is the encoder backwards, with one layer more.
-fn levels(config: &VaeConfig, frames: usize, [height, width]: [usize; 2], element: u64, several: bool) -> u64 {
-    let widths = &config.block_out_channels;
-    let (mut frames, mut height, mut width) = (frames as u64, height as u64, width as u64);
-    let (mut cache, mut most, mut before) = (0, 0, widths[0]);
-    for (level, &channels) in widths.iter().enumerate() {
-        let frame = height * width * channels.max(before) as u64 * element;
-        // A block's input and its inner result; its shortcut while widths change, or the next level's frames.
-        let tensors = if channels == before { 2 } else { 3 };
-        let chunk = (CHUNK / frame.max(1)).clamp(1, frames);
-        let work = frame * (tensors * frames + (chunk + 2) + WORKSPACE * chunk);
-        most = most.max(work);
+/// Returns the peak of one window over all levels of the encoder or the decoder.
+fn window(
+    config: &VaeConfig,
+    direction: Direction,
+    frames: usize,
+    [height, width]: [usize; 2],
+    element: u64,
+    several: bool,
+) -> u64 {
+    let widths: Vec<u64> = config.block_out_channels.iter().map(|&width| width as u64).collect();
+    let layers = config.layers_per_block as u64 + u64::from(direction == Direction::Decode);
+    let (mut frames, mut pixels) = (frames as u64, (height * width) as u64);
+    let (mut kept, mut most) = (0, 0);
+    for (level, &own) in widths.iter().enumerate() {
+        // What comes in has the width of the level before.
+        let before = match direction {
+            Direction::Encode => widths[level.saturating_sub(1)],
+            Direction::Decode => widths[(level + 1).min(widths.len() - 1)],
+        };
+        let wide = own.max(before);
+        let chunk = (CHUNK / (pixels * wide * element).max(1)).clamp(LEAST_CHUNK, frames.max(LEAST_CHUNK)).min(frames);
+        // A block's input and its inner result, and a new input for the second half if the width changes.
+        let tensors = if own == before { 2 * own } else { before + 2 * own };
+        let buffers = (chunk + PAST) * wide + CONVOLVED * chunk * wide;
+        most = most.max(pixels * element * (frames * tensors + buffers));
         if several {
-            let layers = 2 * (config.layers_per_block as u64 + 1) + u64::from(level == 0);
-            cache += layers * 2 * height * width * channels as u64 * element;
+            kept += PAST * pixels * element * (2 * layers - 1).saturating_mul(own) + PAST * pixels * element * before;
         }
-        (height, width, before) = (height / 2, width / 2, channels);
+        pixels /= 4;
         if level < config.temporal_levels() {
             frames = frames.div_ceil(2);
         }
     }
-    most + cache
+    most + kept
 }
 
 /// Returns the peak memory of encoding `texts` texts of `tokens` tokens at a time; `element` as for [`vae_memory`].
 pub fn t5_memory(config: &T5Config, texts: usize, tokens: usize, element: u64) -> Peak {
-    let weights = config.parameters().iter().map(|p| p.shape.iter().product::<usize>() as u64).sum::<u64>() * element;
+    // The table of embeddings stays in its file.
+    let weights = bytes(&config.parameters()[1..], element);
     let (rows, dim) = ((texts * tokens) as u64, config.d_model as u64);
     let inner = (config.num_heads * config.d_kv) as u64;
-    // The hidden states, their norm, and either queries, keys, values and their result, or the two halves of the gated layer.
+    // The hidden states, their norm, and either queries, keys, values and their result, or the halves of the gated layer.
     let row = 2 * dim + (4 * inner + dim).max(3 * config.d_ff as u64 + dim);
     let bias = (config.num_heads * tokens * tokens) as u64;
-    // Norms and the softmax are computed in fp32.
-    Peak { weights, work: (rows * row + 2 * bias) * element + rows * dim * 8 }
+    // Norms are computed in fp32; the buckets of the bias are 8 bytes.
+    Peak { weights, work: (rows * row + 2 * bias) * element + rows * dim * 8 + 8 * (tokens * tokens) as u64 }
+}
+
+fn bytes(table: &[Parameter], element: u64) -> u64 {
+    table.iter().map(|parameter| parameter.shape.iter().product::<usize>() as u64).sum::<u64>() * element
 }
