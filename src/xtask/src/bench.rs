@@ -6,6 +6,7 @@
 mod checkpoint;
 mod cluster;
 mod console;
+mod encoders;
 pub mod python;
 mod scaling;
 mod table;
@@ -24,6 +25,7 @@ type Measure = fn() -> Result<Vec<Row>>;
 const PARTS: &[(&str, Measure)] = &[
     ("train", train::rows),
     ("ttt", ttt::rows),
+    ("encoders", encoders::rows),
     ("weights", weights::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),

@@ -13,21 +13,35 @@ const PACKAGES: [&str; 3] = ["torch==2.11.0", "diffusers==0.42.1", "numpy"];
 /// Headers that PyTorch's own headers include with CUDA and that its wheel does not contain.
 const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"];
 
+/// What the comparison of text encoders and tokenizers needs besides.
+const TEXT_PACKAGES: [&str; 2] = ["transformers==5.23.0", "sentencepiece==0.2.1"];
+
+/// Returns the `bin` folder of the environment, with transformers and sentencepiece in it.
+pub fn environment_with_text() -> Result<Utf8PathBuf> {
+    let bin = environment()?;
+    install(&bin, "complete-text", &TEXT_PACKAGES)?;
+    Ok(bin)
+}
+
 /// Returns the folder of the environment's packages: `torch` is a libtorch with CUDA, and `nvidia` contains the headers and
 /// libraries of that CUDA version.
 pub fn packages_with_cuda() -> Result<Utf8PathBuf> {
     let bin = environment()?;
-    let python = bin.join("python");
-    // The marker file is inside the environment's folder, so that removing the environment removes it too.
-    let (done, wanted) = (bin.with_file_name("complete-cuda"), CUDA_HEADERS.join(" "));
+    install(&bin, "complete-cuda", &CUDA_HEADERS)?;
+    packages(&bin.join("python"))
+}
+
+/// Installs more packages into the environment, once. The marker file is inside the environment's folder, so that removing the
+/// environment removes it too.
+fn install(bin: &Utf8Path, marker: &str, packages: &[&str]) -> Result<()> {
+    let (done, wanted) = (bin.with_file_name(marker), packages.join(" "));
     if fs::read_to_string(&done).is_ok_and(|have| have == wanted) {
-        return packages(&python);
+        return Ok(());
     }
     println!("installing {wanted} (some MB, once)");
-    let mut install = command(&python, ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    run(install.args(CUDA_HEADERS), "check that the Python package index can be reached")?;
-    fs::write(&done, wanted).map_err(|e| Failure::new(format!("cannot write {done}"), e, "check the disk"))?;
-    packages(&python)
+    let mut install = command(bin.join("python"), ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    run(install.args(packages), "check that the Python package index can be reached")?;
+    fs::write(&done, wanted).map_err(|e| Failure::new(format!("cannot write {done}"), e, "check the disk"))
 }
 
 fn packages(python: &Utf8Path) -> Result<Utf8PathBuf> {
