@@ -1,34 +1,31 @@
-//! Imports a dataset of ttt-video-dit: converts every pickle to a safetensors file and writes a new index.
-//!
-//! Source formats: `vid_emb` is one tensor `[T, 2C, H, W]` of means and log-variances (or `[T, C, H, W]`, a latent),
-//! `text_chunk_emb` a list of tensors `[t, width]`, one per segment, each in a file of `torch.save` or of safetensors.
+//! Imports latents and texts that another program prepared into a new store, without running code in pickles.
 
-use crate::index::DTYPES;
-use crate::{Index, LATENT, MOMENTS, Sample, TEXT};
+mod source;
+#[cfg(test)]
+mod tests;
+
+use crate::store::{FrameSpec, Head, INDEX, Line, PictureSpec, Place, SPEC, StoreSpec, TextSpec, VaeSpec, write_index};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure, WholeFolder, write_atomic};
+use rundir::{ErrorCode, Failure, WholeFolder, write_toml, xxh3_hex};
 use serde::Serialize;
+use source::Prepared;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::sync::Arc;
-use weights::{
-    Files, Header, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, destination, is_torch_file,
-    open_torch_tensor, tensors_of_header, write_tensor_files,
-};
+use weights::{Dtype, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, destination, write_tensor_files};
 
-/// The name of an index within its folder.
-const INDEX: &str = "index.jsonl";
+/// The size of a shard in bytes. A shard is closed before it would grow beyond this.
+const SHARD: u64 = 2_000_000_000;
 
 /// The options of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportRequest {
-    /// The index of the dataset.
+    /// The index of a data set of ttt-video-dit, or the folder that finetrainers or cogvideox-factory prepared.
     pub index: Utf8PathBuf,
-    /// The folder that relative paths start from. The default is the folder of the index.
+    /// The folder that paths of an index are relative to. The default is the folder of the index.
     pub root: Option<Utf8PathBuf>,
     /// The folder to create.
     pub target: Utf8PathBuf,
-    /// The number of channels of a latent. A file with twice as many channels holds means and log-variances.
+    /// The number of channels of a latent. A latent with twice as many channels holds means and log-variances.
     pub channels: usize,
 }
 
@@ -41,146 +38,155 @@ pub struct ImportPlan {
     pub samples: usize,
     source: Utf8PathBuf,
     files: Vec<NewTensorFile>,
-    index: String,
+    spec: StoreSpec,
+    head: Head,
+    lines: Vec<Line>,
 }
 
 /// A completed import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Imported {
-    /// The new index.
+    /// The index of the new store.
     pub index: Utf8PathBuf,
     /// The number of samples.
     pub samples: usize,
-    /// The number of files with tensors.
+    /// The number of shards.
     pub files: usize,
     /// The size of all files.
     pub bytes: u64,
 }
 
-/// A line of the new index.
-#[derive(Serialize)]
-struct Line<'a> {
-    vid_emb: &'a str,
-    text_chunk_emb: Vec<&'a str>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    caption: &'a str,
-}
-
 /// Plans an import. Reads only headers and pickles, and writes nothing.
 ///
 /// # Errors
-/// Names the first line that cannot be imported, its file, and why.
+/// Names the first item that cannot be imported, its file, and why.
 pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
-    let folder = request.index.parent().unwrap_or(Utf8Path::new(""));
-    let source = Index::open_in(&request.index, request.root.as_deref().unwrap_or(folder))?;
-    let mut import =
-        Importing { request, source: &source, disk: Files::default(), files: Vec::new(), names: HashMap::new() };
-    let (width, mut index) = (source.samples.len().to_string().len().max(6), String::new());
-    for (number, sample) in source.samples.iter().enumerate() {
-        let latent = import.latent(sample, &format!("{number:0width$}.latent.safetensors"))?;
-        let texts: Vec<String> = (sample.text.iter().enumerate())
-            .map(|(chunk, path)| import.text(sample, path, &format!("{number:0width$}.text-{chunk:02}.safetensors")))
-            .collect::<Result<_, _>>()?;
-        let texts = texts.iter().map(String::as_str).collect();
-        let line = Line { vid_emb: &latent, text_chunk_emb: texts, caption: &sample.caption };
-        index += &serde_json::to_string(&line).expect("strings can be written as JSON");
-        index.push('\n');
-    }
-    let (files, samples) = (import.files, source.samples.len());
-    Ok(ImportPlan { target: request.target.clone(), samples, source: request.index.clone(), files, index })
-}
-
-/// The expected shape or the reason of a failure, and the hint.
-type Refused = (String, String);
-
-/// The state of planning an import.
-struct Importing<'a> {
-    request: &'a ImportRequest,
-    source: &'a Index,
-    disk: Files,
-    files: Vec<NewTensorFile>,
-    /// The new name of every planned latent and text, so that a file that samples share is written once.
-    names: HashMap<(&'static str, Utf8PathBuf), String>,
-}
-
-impl Importing<'_> {
-    fn latent(&mut self, sample: &Sample, name: &str) -> Result<String, Failure> {
-        let channels = self.request.channels;
-        self.file(sample, (LATENT, &sample.latent), name, &|shape| match shape {
-            [_, c, _, _] if *c == channels => Ok(LATENT),
-            [_, c, _, _] if *c == 2 * channels => Ok(MOMENTS),
-            [_, c, _, _] => Err((
-                format!("[frames, {channels} or {} channels, rows, columns]", 2 * channels),
-                format!("if the latents have {c} channels, set --channels {c}"),
-            )),
-            _ => Err((
-                format!("[frames, {channels} or {} channels, rows, columns]", 2 * channels),
-                "encode the video again, without a batch axis".into(),
-            )),
-        })
-    }
-
-    fn text(&mut self, sample: &Sample, path: &Utf8Path, name: &str) -> Result<String, Failure> {
-        self.file(sample, (TEXT, path), name, &|shape| match shape {
-            [_, _] => Ok(TEXT),
-            _ => Err(("[tokens, width]".into(), "save the text of each segment to its own file".into())),
-        })
-    }
-
-    /// Plans the import of a file under a new name. `kind` maps the shape of its tensor to the tensor's name.
-    fn file(
-        &mut self,
-        sample: &Sample,
-        (what, path): (&'static str, &Utf8Path),
-        name: &str,
-        kind: &dyn Fn(&[usize]) -> Result<&'static str, Refused>,
-    ) -> Result<String, Failure> {
-        let key = (what, path.to_owned());
-        if let Some(known) = self.names.get(&key) {
-            return Ok(known.clone());
+    let (program, clips) = source::read(&request.index, request.root.as_deref(), request.channels)?;
+    let spec = spec(program, &clips, request)?;
+    let (mut latents, mut texts) = (Shards::new("latents"), Shards::new("texts"));
+    let mut known: HashMap<Utf8PathBuf, (Place, String)> = HashMap::new();
+    let mut lines = Vec::with_capacity(clips.len());
+    for clip in clips {
+        let content = content(&clip.source, &request.index)?;
+        let shape = clip.latent.shape.clone();
+        let latent = latents.push(&clip.id, clip.latent);
+        let (mut text, mut text_keys) = (Vec::new(), Vec::new());
+        for (path, tensor) in clip.texts {
+            let (place, key) = match known.get(&path) {
+                Some(known) => known.clone(),
+                None => {
+                    let key = content_key(&path, &request.index)?;
+                    let new = (texts.push(&key, tensor), key);
+                    known.insert(path, new.clone());
+                    new
+                }
+            };
+            text.push(place);
+            text_keys.push(key);
         }
-        let code = if path.exists() { ErrorCode::Malformed } else { ErrorCode::NotFound };
-        let bad =
-            |why: String, fix: String| Failure::new(code, self.source.what(sample, "cannot be imported"), why, fix);
-        let stored = only_tensor(&mut self.disk, path).map_err(|(why, fix)| bad(format!("{path}: {why}"), fix))?;
-        if !DTYPES.contains(&stored.dtype) {
-            let why = format!("{path} has dtype {}, expected F32, F16 or BF16", stored.dtype);
-            return Err(bad(why, "save the tensor as F32, F16 or BF16".into()));
-        }
-        let tensor = kind(&stored.shape)
-            .map_err(|(wanted, fix)| bad(format!("{path} has shape {:?}, expected {wanted}", stored.shape), fix))?;
-        let target = TensorToWrite::copied(tensor, &stored.shape, stored.dtype, stored.spans);
-        self.files.push(NewTensorFile { name: name.to_owned(), metadata: BTreeMap::new(), tensors: vec![target] });
-        self.names.insert(key, name.to_owned());
-        Ok(name.to_owned())
+        lines.push(Line {
+            latent_key: spec.latent_key(&content),
+            id: clip.id,
+            source: clip.source,
+            content,
+            times: Vec::new(),
+            bucket: format!("{}x{}x{}", shape[0], shape[2], shape[3]),
+            drawn: shape[1] == request.channels,
+            shape,
+            caption: clip.caption,
+            latent,
+            extra: BTreeMap::new(),
+            text,
+            text_keys,
+        });
     }
+    let head = Head {
+        schema: spec.schema,
+        clips: lines.len(),
+        spec: spec.identity(),
+        queue: String::new(),
+        empty_text: None,
+        empty_key: String::new(),
+    };
+    let files = latents.files.into_iter().chain(texts.files).collect();
+    let (target, source, samples) = (request.target.clone(), request.index.clone(), lines.len());
+    Ok(ImportPlan { target, samples, source, files, spec, head, lines })
 }
 
-/// Returns the only tensor of a file, or the reason why there is none and a hint.
-fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refused> {
-    let again = || format!("recreate {path}, or copy it again from its source");
-    if is_torch_file(path) {
-        let len = fs::metadata(path).map_err(|e| (e.to_string(), again()))?.len();
-        return open_torch_tensor(disk, &Arc::from(path), 0, len).map_err(|why| (why, again()));
+/// Returns what is known about how the latents were made, after checking that all texts have one shape.
+fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<StoreSpec, Failure> {
+    let mut texts = clips.iter().flat_map(|clip| &clip.texts);
+    let (len, dim) = texts.next().map_or((0, 0), |(_, text)| (text.shape[0], text.shape[1]));
+    if let Some((path, text)) = texts.find(|(_, text)| text.shape != [len, dim]) {
+        return Err(Failure::new(
+            ErrorCode::InvalidDataset,
+            format!("{path} cannot be imported"),
+            format!("it has shape {:?}, and the first text has [{len}, {dim}]", text.shape),
+            "encode all texts with the same length and the same encoder",
+        ));
     }
-    let header = Header::read(path).map_err(|error| {
-        let failure = Failure::from(error);
-        let why =
-            if path.exists() { format!("{}; it is not a torch.save file either", failure.why) } else { failure.why };
-        (why, failure.fix)
+    let name = format!("imported from {program}");
+    let unknown = String::new;
+    let vae = VaeSpec {
+        name: name.clone(),
+        identity: unknown(),
+        channels: request.channels,
+        scaling_factor: 0.0,
+        dtype: unknown(),
+    };
+    Ok(StoreSpec::new(
+        FrameSpec { mode: "imported".into(), count: 0, fps: None, stride: 1, seed: 0 },
+        PictureSpec { width: 0, height: 0, crop: "imported".into(), colour_rule: unknown() },
+        vae,
+        TextSpec { name, tokenizer: unknown(), encoder: unknown(), len, dim, dtype: unknown() },
+    ))
+}
+
+/// Identifies a file by its path below the source and its size: reading terabytes only to hash them would double the time.
+fn content(path: &Utf8Path, source: &Utf8Path) -> Result<String, Failure> {
+    let meta = fs::metadata(path).map_err(|e| {
+        Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check that it exists")
     })?;
-    match <[StoredTensor; 1]>::try_from(tensors_of_header(&header).into_values().collect::<Vec<_>>()) {
-        Ok([only]) => Ok(only),
-        Err(tensors) => {
-            Err((format!("it has {} tensors, expected 1", tensors.len()), "save each tensor to its own file".into()))
+    let folder = if source.is_dir() { source } else { source.parent().unwrap_or(Utf8Path::new("")) };
+    let name = path.strip_prefix(folder).unwrap_or(path);
+    Ok(xxh3_hex(format!("{name} {}", meta.len()).as_bytes()))
+}
+
+fn content_key(path: &Utf8Path, source: &Utf8Path) -> Result<String, Failure> {
+    Ok(format!("imported-{}", content(path, source)?))
+}
+
+/// Shards of one kind of tensors, in order.
+struct Shards {
+    kind: &'static str,
+    files: Vec<NewTensorFile>,
+    size: u64,
+}
+
+impl Shards {
+    fn new(kind: &'static str) -> Self {
+        Self { kind, files: Vec::new(), size: 0 }
+    }
+
+    fn push(&mut self, name: &str, tensor: StoredTensor) -> Place {
+        let StoredTensor { dtype, shape, spans } = tensor;
+        let dtype: Dtype = dtype;
+        let tensor = TensorToWrite::copied(name, &shape, dtype, spans);
+        if self.files.is_empty() || self.size + tensor.bytes() > SHARD {
+            self.files.push(NewTensorFile::new(format!("{}-{:05}.safetensors", self.kind, self.files.len())));
+            self.size = 0;
         }
+        self.size += tensor.bytes();
+        let file = self.files.last_mut().expect("a file was pushed");
+        file.tensors.push(tensor);
+        Place { shard: file.name.clone(), name: name.to_owned() }
     }
 }
 
 impl ImportPlan {
-    /// Returns the number of bytes to write.
+    /// Returns the number of bytes of the shards to write.
     pub fn bytes(&self) -> u64 {
-        self.index.len() as u64 + self.files.iter().map(NewTensorFile::bytes).sum::<u64>()
+        self.files.iter().map(NewTensorFile::bytes).sum()
     }
 
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
@@ -203,12 +209,10 @@ impl ImportPlan {
 
     fn fill(&self, folder: &WholeFolder, progress: OnProgress<'_>) -> Result<Imported, Failure> {
         write_tensor_files(folder.dir(), &self.files, progress)?;
-        write_atomic(&folder.dir().join(INDEX), self.index.as_bytes())?;
+        write_toml(&folder.dir().join(SPEC), &self.spec)?;
+        write_index(folder.dir(), &self.head, self.lines.iter().cloned().map(Ok))?;
         folder.commit()?;
         let index = self.target.join(INDEX);
         Ok(Imported { index, samples: self.samples, files: self.files.len(), bytes: self.bytes() })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -27,6 +27,7 @@ mod spec;
 mod tests;
 
 pub use clock::{Clock, SystemClock};
+pub(crate) use index::write_index;
 pub use index::{Head, INDEX, Line, Place, read_index};
 pub use join::Joined;
 pub(crate) use open::open_table;

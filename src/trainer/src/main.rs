@@ -80,11 +80,11 @@ enum Command {
 
 #[derive(Subcommand)]
 enum DataCommand {
-    /// Converts a data set of torch pickles (ttt-video-dit) to safetensors; no code in the pickles is run
+    /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared; runs no code of their pickles
     Import {
-        /// The index: a line for each sample, with `vid_emb` and `text_chunk_emb`
+        /// The index of ttt-video-dit, or the folder that finetrainers or cogvideox-factory prepared
         index: Utf8PathBuf,
-        /// The folder to make: a new index and a safetensors file for each tensor
+        /// The folder to create: a store of latents and texts
         target: Utf8PathBuf,
         /// The folder that paths in the index are relative to (default: the folder of the index)
         #[arg(long)]

@@ -184,7 +184,7 @@ pub enum RecipeCommand {
 pub enum DataCommand {
     /// Checks a folder or table of videos with captions: what can be used, what is dropped and why. Writes a manifest
     Check(DataCheckArgs),
-    /// Converts a data set of torch pickles, as ttt-video-dit writes them, to safetensors. Runs no code of the pickles
+    /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
 }
 
@@ -723,9 +723,9 @@ impl From<LayoutArg> for dataset::Layout {
 /// `vidtui data import`.
 #[derive(Debug, Arguments)]
 pub struct DataImportArgs {
-    /// The index: one JSON line per sample, with `vid_emb` and `text_chunk_emb`
+    /// The index of ttt-video-dit, or the folder that finetrainers or cogvideox-factory prepared
     pub index: Utf8PathBuf,
-    /// The folder to create: a new index, and a safetensors file per tensor
+    /// The folder to create: a store of latents and texts
     pub target: Utf8PathBuf,
     /// Folder that the relative paths of the index start from [default: the folder of the index]
     #[arg(long, value_name = "DIR")]

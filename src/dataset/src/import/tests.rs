@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::fixtures::{shown, temp, write};
+use crate::{Index, Table};
 use half::bf16;
 use std::ops::ControlFlow;
-use weights::Dtype;
+use weights::{Files, Header, tensors_of_header};
 
 fn fixture(name: &str) -> Utf8PathBuf {
     Utf8PathBuf::from("../../tests/fixtures/dataset").join(name)
@@ -31,30 +32,92 @@ fn values(files: &mut Files, tensor: &StoredTensor) -> Vec<f64> {
     files.read_all(tensor).unwrap().as_chunks::<2>().0.iter().map(|two| bf16::from_le_bytes(*two).to_f64()).collect()
 }
 
+/// Returns the lines of a store.
+fn lines(index: &Utf8Path) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let data = index.parent().unwrap();
+    crate::store::read_index(data, |_, line| {
+        lines.push(line);
+        Ok(())
+    })
+    .unwrap();
+    lines
+}
+
+/// Compares a tensor of a store with an expected one.
+fn compare(index: &Utf8Path, place: &Place, expected: &StoredTensor) {
+    let header = Header::read(&index.with_file_name(&place.shard)).unwrap();
+    let found = &tensors_of_header(&header)[&place.name];
+    assert_eq!((&found.shape, found.dtype), (&expected.shape, Dtype::BF16), "{}", place.name);
+    let mut files = Files::default();
+    assert_eq!(values(&mut files, found), values(&mut files, expected), "{}", place.name);
+}
+
 #[test]
 fn a_dataset_of_ttt_video_is_imported_with_equal_values() {
     let (_keep, folder) = temp();
     let target = folder.join("new");
     let source = fixture("train.jsonl");
     let done = import(&request(source.clone(), &target), false).unwrap();
-    assert_eq!((done.samples, done.files, &done.index), (2, 6, &target.join("index.jsonl")));
+    assert_eq!((done.samples, done.files, &done.index), (2, 2, &target.join("index.jsonl")));
 
     let expected = tensors_of_header(&Header::read(&fixture("expected.safetensors")).unwrap());
-    let (old, new) = (Index::open(&source).unwrap(), Index::open(&done.index).unwrap());
-    let mut files = Files::default();
-    for (old, new) in old.samples.iter().zip(&new.samples) {
-        let pairs = std::iter::once((&old.latent, &new.latent, MOMENTS))
-            .chain(old.text.iter().zip(&new.text).map(|(old, new)| (old, new, TEXT)));
-        for (old, new, name) in pairs {
-            let wanted = &expected[old.strip_prefix(fixture("")).unwrap().as_str()];
-            let found = &tensors_of_header(&Header::read(new).unwrap())[name];
-            assert_eq!((&found.shape, found.dtype), (&wanted.shape, Dtype::BF16), "{old}");
-            assert_eq!(values(&mut files, found), values(&mut files, wanted), "{old}");
+    let (old, new) = (Index::open(&source).unwrap(), lines(&done.index));
+    let name = |path: &Utf8Path| path.strip_prefix(fixture("")).unwrap().to_string();
+    for (old, new) in old.samples.iter().zip(&new) {
+        compare(&done.index, &new.latent, &expected[&name(&old.latent)]);
+        for (old, new) in old.text.iter().zip(&new.text) {
+            compare(&done.index, new, &expected[&name(old)]);
         }
     }
-    assert_eq!(new.samples[0].text[1..], new.samples[1].text[1..], "a shared text is written once");
-    let info = new.check(&model()).unwrap();
-    assert_eq!((info.samples, info.bytes < done.bytes * 2), (2, true));
+    assert_eq!(new[0].text[1..], new[1].text[1..], "a shared text is written once");
+    assert_eq!((new[0].drawn, &new[0].bucket[..]), (false, "37x4x4"));
+    for path in [&done.index, &target] {
+        assert_eq!(Table::open(path, &model()).unwrap().info.samples, 2);
+    }
+}
+
+#[test]
+fn latents_of_finetrainers_and_of_cogvideox_factory_are_imported_with_equal_values() {
+    let expected = tensors_of_header(&Header::read(&fixture("prepared.safetensors")).unwrap());
+    for (name, count, caption) in [("finetrainers", 3, ""), ("factory", 2, "caption 7c2d")] {
+        let (_keep, folder) = temp();
+        let done = import(&request(fixture(name), &folder.join("new")), false).unwrap();
+        assert_eq!((done.samples, done.files), (count, 2));
+        let lines = lines(&done.index);
+        for (number, line) in lines.iter().enumerate() {
+            compare(&done.index, &line.latent, &expected[&format!("{name}.{number}.latent")]);
+            compare(&done.index, &line.text[0], &expected[&format!("{name}.{number}.text")]);
+        }
+        assert_eq!(lines[1].caption, caption);
+        let fits = recipe::Model { segments: 1, latent_frames: 3, ..model() };
+        assert_eq!(Table::open(&done.index, &fits).unwrap().len(), count);
+    }
+}
+
+#[test]
+fn folders_that_no_program_prepared_and_clips_without_a_text_are_refused() {
+    let (_keep, folder) = temp();
+    let code = |path: &Utf8Path, channels| {
+        let request = ImportRequest { channels, ..request(path.to_owned(), &folder.join("new")) };
+        let failure = plan_import(&request).unwrap_err();
+        (failure.code, failure.why)
+    };
+    assert_eq!(code(&folder, 4).0, ErrorCode::InvalidDataset);
+    let latents = folder.join("video_latents");
+    fs::create_dir(&latents).unwrap();
+    assert_eq!(code(&folder, 4).0, ErrorCode::InvalidDataset);
+    fs::copy(fixture("factory/video_latents/0a1b.pt"), latents.join("0a1b.pt")).unwrap();
+    let (no_text, why) = code(&folder, 4);
+    assert_eq!(no_text, ErrorCode::NotFound);
+    assert!(why.contains("prompt_embeds/0a1b.pt"), "{why}");
+    assert_eq!(code(&fixture("finetrainers"), 16).0, ErrorCode::Malformed);
+    let other = folder.join("finetrainers-precomputed-data");
+    fs::create_dir(&other).unwrap();
+    fs::copy(fixture("finetrainers/finetrainers-precomputed-data/condition-0.pt"), other.join("latent-0.pt")).unwrap();
+    let (no_latent, why) = code(&folder, 4);
+    assert_eq!(no_latent, ErrorCode::Malformed);
+    assert!(why.contains("has no tensor 'latents'"), "{why}");
 }
 
 #[test]
@@ -71,13 +134,14 @@ fn paths_may_start_elsewhere_than_at_the_index() {
 }
 
 #[test]
-fn an_imported_dataset_can_be_imported_again_and_is_replaced_only_when_forced() {
+fn an_import_is_replaced_only_when_forced() {
     let (_keep, folder) = temp();
     let (first, second) = (folder.join("first"), folder.join("second"));
-    let done = import(&request(fixture("train.jsonl"), &first), false).unwrap();
-    let again = import(&request(done.index.clone(), &second), false).unwrap();
-    let identity = |index: &Utf8Path| Index::open(index).unwrap().check(&model()).unwrap().fingerprint;
-    assert_eq!(identity(&again.index), identity(&done.index));
+    let identity = |target: &Utf8Path| {
+        import(&request(fixture("train.jsonl"), target), false).unwrap();
+        Table::open(target, &model()).unwrap().info.fingerprint
+    };
+    assert_eq!(identity(&first), identity(&second));
     let refused = import(&request(fixture("train.jsonl"), &second), false).unwrap_err();
     assert_eq!(refused.code, ErrorCode::AlreadyExists);
     import(&request(fixture("train.jsonl"), &second), true).unwrap();
