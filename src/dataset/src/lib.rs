@@ -5,6 +5,7 @@
 
 pub mod check;
 mod clip;
+mod conditions;
 #[cfg(test)]
 mod fixtures;
 mod import;
@@ -16,6 +17,7 @@ pub mod store;
 mod table;
 
 pub use clip::Clip;
+pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors};
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use index::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};

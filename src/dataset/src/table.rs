@@ -36,6 +36,8 @@ pub struct Table {
     /// [`Table::segments`] per sample.
     texts: Vec<Slot>,
     empty_text: Option<Slot>,
+    /// The tensors of the condition, as many per sample as the condition has.
+    extras: Vec<Slot>,
 }
 
 /// A file with tensors.
@@ -88,6 +90,7 @@ struct Described {
     segments: usize,
     samples: usize,
     empty_text: bool,
+    extras: usize,
 }
 
 impl Table {
@@ -106,7 +109,17 @@ impl Table {
     pub(crate) fn new(path: &Utf8Path, segments: usize) -> Self {
         let info = DatasetInfo { samples: 0, bytes: 0, fingerprint: String::new() };
         let (files, kinds, latents, texts) = Default::default();
-        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text: None }
+        Self {
+            path: path.to_owned(),
+            info,
+            files,
+            kinds,
+            segments,
+            latents,
+            texts,
+            empty_text: None,
+            extras: Vec::new(),
+        }
     }
 
     /// Makes a table of slots.
@@ -117,26 +130,37 @@ impl Table {
         segments: usize,
         (latents, texts, empty_text): (Vec<Slot>, Vec<Slot>, Option<Slot>),
     ) -> Self {
-        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text }
+        let extras = Vec::new();
+        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text, extras }
     }
 
     /// Appends a sample: its latent, then its texts.
     pub(crate) fn push(&mut self, tensors: &[Located]) {
         for (number, tensor) in tensors.iter().enumerate() {
-            // Neighbouring samples often share texts, and rarely anything else.
-            let recent = self.files.len().saturating_sub(16);
-            let file = self.files[recent..].iter().position(|file| file.path == tensor.path).map(|at| recent + at);
-            let file = file.unwrap_or_else(|| {
-                self.files.push(SourceFile { path: tensor.path.clone(), bytes: tensor.bytes });
-                self.files.len() - 1
-            });
-            let kind = self.kinds.iter().position(|kind| *kind == tensor.kind).unwrap_or_else(|| {
-                self.kinds.push(tensor.kind.clone());
-                self.kinds.len() - 1
-            });
-            let slot = Slot::new(file, kind, tensor.begin);
+            let slot = self.slot(tensor);
             if number == 0 { self.latents.push(slot) } else { self.texts.push(slot) }
         }
+    }
+
+    /// Appends a tensor of the condition of the next sample.
+    pub(crate) fn push_extra(&mut self, tensor: &Located) {
+        let slot = self.slot(tensor);
+        self.extras.push(slot);
+    }
+
+    fn slot(&mut self, tensor: &Located) -> Slot {
+        // Neighbouring samples often share texts, and rarely anything else.
+        let recent = self.files.len().saturating_sub(16);
+        let file = self.files[recent..].iter().position(|file| file.path == tensor.path).map(|at| recent + at);
+        let file = file.unwrap_or_else(|| {
+            self.files.push(SourceFile { path: tensor.path.clone(), bytes: tensor.bytes });
+            self.files.len() - 1
+        });
+        let kind = self.kinds.iter().position(|kind| *kind == tensor.kind).unwrap_or_else(|| {
+            self.kinds.push(tensor.kind.clone());
+            self.kinds.len() - 1
+        });
+        Slot::new(file, kind, tensor.begin)
     }
 
     /// Returns the number of samples.
@@ -157,6 +181,12 @@ impl Table {
     /// Returns the texts of a sample, one per segment.
     pub fn texts(&self, sample: usize) -> &[Slot] {
         &self.texts[sample * self.segments..][..self.segments]
+    }
+
+    /// Returns the tensors of the condition of a sample; see [`crate::condition_tensors`].
+    pub fn extras(&self, sample: usize) -> &[Slot] {
+        let count = self.extras.len() / self.len();
+        &self.extras[sample * count..][..count]
     }
 
     /// Returns the text of the empty caption, if the store has it.
@@ -185,11 +215,12 @@ impl Table {
             segments: self.segments,
             samples: self.latents.len(),
             empty_text: self.empty_text.is_some(),
+            extras: self.extras.len(),
         };
         let mut bytes = serde_json::to_vec(&described).expect("a table has a JSON form");
         bytes.push(b'\n');
-        bytes.reserve(SLOT * (self.latents.len() + self.texts.len() + 1));
-        for slot in self.latents.iter().chain(&self.texts).chain(&self.empty_text) {
+        bytes.reserve(SLOT * (self.latents.len() + self.texts.len() + self.extras.len() + 1));
+        for slot in self.latents.iter().chain(&self.texts).chain(&self.extras).chain(&self.empty_text) {
             bytes.extend(slot.file.to_le_bytes());
             bytes.extend(slot.kind.to_le_bytes());
             bytes.extend(slot.begin.to_le_bytes());
@@ -200,10 +231,10 @@ impl Table {
     /// Reads the bytes of [`Table::to_bytes`]; none if they are something else.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|byte| *byte == b'\n')?;
-        let Described { path, info, files, kinds, segments, samples, empty_text } =
+        let Described { path, info, files, kinds, segments, samples, empty_text, extras } =
             serde_json::from_slice(&bytes[..end]).ok()?;
         let slots = bytes[end + 1..].as_chunks::<SLOT>().0;
-        if slots.len() != samples * (1 + segments) + usize::from(empty_text) {
+        if slots.len() != samples * (1 + segments) + extras + usize::from(empty_text) {
             return None;
         }
         let slot = |bytes: &[u8; SLOT]| {
@@ -216,7 +247,8 @@ impl Table {
             }
         };
         let (latents, texts) = slots.split_at(samples);
-        let (texts, empty) = texts.split_at(samples * segments);
+        let (texts, rest) = texts.split_at(samples * segments);
+        let (extras, empty) = rest.split_at(extras);
         Some(Self {
             path,
             info,
@@ -226,6 +258,7 @@ impl Table {
             latents: latents.iter().map(slot).collect(),
             texts: texts.iter().map(slot).collect(),
             empty_text: empty.first().map(slot),
+            extras: extras.iter().map(slot).collect(),
         })
     }
 }

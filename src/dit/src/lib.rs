@@ -9,9 +9,11 @@
 //! column), D model width, H heads, F head width, E width of the time embedding.
 
 pub mod block;
+pub mod conditions;
 pub mod diffusion;
 pub mod embed;
 pub mod head;
+pub mod masks;
 pub mod network;
 pub mod parallel;
 pub mod params;

@@ -9,21 +9,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
-use dit::network::{Network, Units};
-use dit::params::{SlotGrad, UnitParams, unit_specs};
-use recipe::{Model, ParamSpec, Role, Unit};
+use dit::network::Network;
+use recipe::Model;
 use serde_json::Value;
-use support::{Tensors, Twice, load, oracle, read, relative, write, write_twice};
-use tch::{Kind, TchError, Tensor};
-
-/// Reads all weights of a transformer.
-fn all_weights(transformer: &Utf8Path) -> Tensors {
-    let mut tensors = Tensors::new();
-    for file in oracle::weight_files(transformer) {
-        read(&file, &mut tensors);
-    }
-    tensors
-}
+use support::whole::{Whole, all_weights};
+use support::{Tensors, Twice, load, oracle, relative, write, write_twice};
+use tch::{Kind, Tensor};
 
 /// Returns the model of a diffusers configuration, with the sizes of the recorded inputs.
 fn model(config: &Utf8Path, case: &Tensors) -> Model {
@@ -36,38 +27,6 @@ fn model(config: &Utf8Path, case: &Tensors) -> Model {
         latent_height: latent[3] as usize,
         latent_width: latent[4] as usize,
         ..model
-    }
-}
-
-fn diffusers(spec: &ParamSpec) -> &str {
-    spec.diffusers.as_deref().expect("diffusers has every tensor of plain CogVideoX")
-}
-
-/// Unsharded parameters by their diffusers names; gradients are stored under the same names.
-struct Whole<'a> {
-    model: &'a Model,
-    weights: &'a Tensors,
-    grads: Tensors,
-}
-
-impl Units for Whole<'_> {
-    type Error = TchError;
-
-    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
-        let tensors = unit_specs(self.model, unit)
-            .iter()
-            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == Role::Trained))
-            .collect();
-        Ok(UnitParams::new(tensors))
-    }
-
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
-        let specs = unit_specs(self.model, unit);
-        for (slot, grad) in grads {
-            let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);
-            assert!(twice.is_none(), "{} got two gradients", specs[slot].name);
-        }
-        Ok(())
     }
 }
 

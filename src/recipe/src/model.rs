@@ -178,6 +178,11 @@ impl Model {
         self.token_frames() * self.patch_size_t
     }
 
+    /// Returns the factor that multiplies latents of images when they are read.
+    pub fn image_scale(&self) -> f64 {
+        if self.invert_image_scale { 1.0 / self.latent_scale } else { self.latent_scale }
+    }
+
     /// Returns the latent frames, rows and columns that the weights were made for.
     pub fn base(&self) -> [usize; 3] {
         let or = |base: usize, own: usize| if base == 0 { own } else { base };

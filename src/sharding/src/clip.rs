@@ -25,9 +25,12 @@ fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64
     Ok(sum.double_value(&[0]).sqrt())
 }
 
-/// Returns the factor that scales the gradient so that its norm does not exceed `limit`.
+/// Returns the factor that scales the gradient so that its norm does not exceed `limit`; a limit of 0 scales nothing.
 ///
 /// Source: `torch.nn.utils.clip_grad_norm_`, whose 1e-6 keeps a zero gradient from dividing by zero.
 pub fn clip_factor(norm: f64, limit: f64) -> f64 {
+    if limit == 0.0 {
+        return 1.0;
+    }
     (limit / (norm + 1e-6)).min(1.0)
 }

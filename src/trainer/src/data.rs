@@ -4,10 +4,12 @@
 //! every item is seen once per epoch whatever the batch size, and the position is one integer. While a step computes, a
 //! thread reads the next batch; it is never further ahead than that.
 
+use crate::conditions::Conditions;
 use crate::exchange::{agree_on, peer_lost};
 use crate::seeds::{Purpose, normal, permutation};
 use c10d::Group;
 use dataset::{RawTensor, Reader, Slot, TEXT, Table, open_null_text};
+use recipe::{Condition, Model};
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ pub struct Data {
     reader: Arc<Reader>,
     fingerprint: String,
     seed: u64,
-    latent_scale: f64,
+    model: Model,
+    condition: Condition,
     /// `[text_len, text_dim]`, which replaces dropped texts; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
     epoch: Option<(u64, Vec<usize>)>,
@@ -36,6 +39,8 @@ pub struct Batch {
     pub latent: Tensor,
     /// `[B, text_len, text_dim]`
     pub text: Tensor,
+    /// The conditions that the recipe names.
+    pub conditions: Conditions,
 }
 
 /// A batch that a thread is reading.
@@ -50,6 +55,8 @@ struct Ahead {
 struct Read {
     latent: RawTensor,
     texts: Vec<RawTensor>,
+    /// The tensors of the recipe's condition, in the order of [`dataset::condition_tensors`].
+    extras: Vec<RawTensor>,
 }
 
 impl Data {
@@ -59,7 +66,9 @@ impl Data {
     /// The first item that does not fit the model. Every rank returns the failure of the rank that found it.
     pub fn open(recipe: &recipe::Recipe, world: &Group) -> Result<Self, Failure> {
         let table = match world.rank() {
-            0 => Table::open(&recipe.data.index, &recipe.model).map(Some),
+            0 => Table::open(&recipe.data.index, &recipe.model)
+                .and_then(|table| table.with_conditions(recipe.condition.kind, &recipe.model))
+                .map(Some),
             _ => Ok(None),
         };
         let table = share(world, agree_on(world, table)?)?;
@@ -88,7 +97,8 @@ impl Data {
             fingerprint,
             null_text,
             seed: recipe.train.seed,
-            latent_scale: recipe.model.latent_scale,
+            model: recipe.model.clone(),
+            condition: recipe.condition.clone(),
             epoch: None,
             ahead: None,
         })
@@ -131,19 +141,30 @@ impl Data {
         let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&reader, &samples)).ok();
         self.ahead = reading.map(|reading| Ahead { numbers: next, reading });
 
-        let latents: Vec<Tensor> =
-            numbers.zip(&read).map(|(number, read)| read.latent(seed, number) * self.latent_scale).collect();
+        let latents: Vec<Tensor> = numbers
+            .clone()
+            .zip(&read)
+            .map(|(number, read)| read.latent(seed, number) * self.model.latent_scale)
+            .collect();
         let texts: Vec<Tensor> =
             read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
-        Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0) })
+        let conditions = Conditions::of(&self.condition, &self.model, |place| {
+            let drawn = numbers.clone().zip(&read).map(|(number, read)| {
+                let stored = &read.extras[place];
+                crate::conditions::drawn(place, &tensor(stored), stored.moments, seed, number)
+            });
+            drawn.collect()
+        });
+        Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0), conditions })
     }
 
-    /// Returns where the latents and texts of samples are.
-    fn samples(&mut self, numbers: Range<u64>) -> Vec<(Slot, Vec<Slot>)> {
+    /// Returns where the latents, texts and conditions of samples are.
+    fn samples(&mut self, numbers: Range<u64>) -> Vec<[Vec<Slot>; 3]> {
         numbers
             .map(|number| {
                 let item = self.item(number);
-                (self.table.latent(item), self.table.texts(item).to_vec())
+                let table = &self.table;
+                [vec![table.latent(item)], table.texts(item).to_vec(), table.extras(item).to_vec()]
             })
             .collect()
     }
@@ -191,10 +212,10 @@ fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
     })
 }
 
-fn read_all(reader: &Reader, samples: &[(Slot, Vec<Slot>)]) -> Result<Vec<Read>, Failure> {
-    let read = |(latent, texts): &(Slot, Vec<Slot>)| {
-        let texts = texts.iter().map(|text| reader.read(*text)).collect::<Result<_, _>>()?;
-        Ok(Read { latent: reader.read(*latent)?, texts })
+fn read_all(reader: &Reader, samples: &[[Vec<Slot>; 3]]) -> Result<Vec<Read>, Failure> {
+    let all = |slots: &[Slot]| slots.iter().map(|slot| reader.read(*slot)).collect::<Result<Vec<_>, _>>();
+    let read = |[latent, texts, extras]: &[Vec<Slot>; 3]| {
+        Ok(Read { latent: reader.read(latent[0])?, texts: all(texts)?, extras: all(extras)? })
     };
     samples.iter().map(read).collect()
 }

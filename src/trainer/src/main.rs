@@ -1,6 +1,7 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
 mod checkpoint;
+mod conditions;
 mod data;
 mod deadline;
 mod device;

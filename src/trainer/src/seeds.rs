@@ -21,6 +21,14 @@ pub enum Purpose {
     TextDropout,
     /// A latent drawn from its mean and variance.
     Latent,
+    /// Whether the images of a global batch are dropped.
+    ImageDropout = 32,
+    /// Whether the mask of a sample is dropped.
+    MaskDropout,
+    /// The latent of a first image, drawn from its mean and variance.
+    Image,
+    /// The latent of a masked video, drawn from its mean and variance.
+    Masked,
 }
 
 /// Returns 64 well-mixed bits for a key.

@@ -94,7 +94,7 @@ impl Step<'_> {
             let mut batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
             let keep = |k| seeds::uniform(self.seed, Purpose::TextDropout, k) >= train.text_dropout;
             batch.text = data.drop_texts(&batch.text, &numbers(&places).map(keep).collect::<Vec<_>>());
-            Ok(self.noised(batch, first, places.start))
+            self.noised(batch, first, places.start)
         })
     }
 
@@ -199,19 +199,28 @@ impl Step<'_> {
         })
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of the global batch. Returns the inputs and the target.
-    fn noised(&self, batch: Batch, first: u64, place: u64) -> (Inputs, Target) {
-        let size = batch.latent.size();
+    /// Adds noise to a batch whose first sample is at `place` of the global batch, and concatenates its conditions. Returns the
+    /// inputs and the target.
+    fn noised(&self, batch: Batch, first: u64, place: u64) -> Result<(Inputs, Target), Failure> {
+        let recipe = self.recipe;
+        let frames = recipe.model.padded_frames() as i64;
+        let clean = dit::conditions::padded(&batch.latent, frames);
+        let size = clean.size();
         let numbers = first + place..first + place + size[0] as u64;
-        let noise = numbers.map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
+        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
         let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let timesteps = timesteps(self.seed, first, self.recipe.train.global_batch, self.schedule.timesteps());
+        let timesteps = timesteps(self.seed, first, recipe.train.global_batch, self.schedule.timesteps());
         let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
-        let noised = self.schedule.noise(&batch.latent, &noise, &timestep);
-        let compute = compute_kind(self.recipe.train.dtype);
-        let latent = noised.latent.to_kind(compute);
-        let target = self.schedule.target(noised, &batch.latent, &timestep, &self.recipe.loss);
-        (Inputs { latent, text: batch.text.to_kind(compute), timestep }, target)
+        let noised = self.schedule.noise(&clean, &noise, &timestep);
+        let condition = batch.conditions.input(&recipe.condition, frames, self.seed, first, numbers)?;
+        let latent = match condition {
+            Some(condition) => Tensor::cat(&[&noised.latent, &condition], 2),
+            None => noised.latent.shallow_clone(),
+        };
+        let target = self.schedule.target(noised, &clean, &timestep, &recipe.loss);
+        let compute = compute_kind(recipe.train.dtype);
+        let inputs = Inputs { latent: latent.to_kind(compute), text: batch.text.to_kind(compute), timestep };
+        Ok((inputs, target))
     }
 }
 

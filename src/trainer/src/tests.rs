@@ -3,3 +3,4 @@
 mod collective_traffic;
 mod converted_weights;
 mod recorded_training;
+mod released_models;

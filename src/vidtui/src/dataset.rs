@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 /// # Errors
 /// When a file is missing or has the wrong shape; the failure names the first line.
 pub fn check(recipe: &Recipe) -> Result<String, Failure> {
-    let info = Table::open(&recipe.data.index, &recipe.model)?.info;
+    let table = Table::open(&recipe.data.index, &recipe.model)?;
+    let info = table.with_conditions(recipe.condition.kind, &recipe.model)?.info;
     if let Some(path) = recipe.data.null_text() {
         open_null_text(path, &recipe.model)?;
     }

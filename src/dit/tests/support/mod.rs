@@ -6,6 +6,7 @@
 pub mod oracle;
 #[path = "../../../../tests/oracle/tensor_file.rs"]
 mod tensor_file;
+pub mod whole;
 
 use camino::Utf8Path;
 use safetensors::{Dtype, SafeTensors};
@@ -30,6 +31,7 @@ pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
             Dtype::BF16 => (Kind::BFloat16, Kind::Float),
             Dtype::I32 => (Kind::Int, Kind::Int64),
             Dtype::I64 => (Kind::Int64, Kind::Int64),
+            Dtype::U8 => (Kind::Uint8, Kind::Uint8),
             other => panic!("{path}: {name} is {other:?}"),
         };
         let shape: Vec<i64> = view.shape().iter().map(|&s| s as i64).collect();

@@ -1,0 +1,112 @@
+//! The tensors of a sample that a recipe's condition needs, besides its latent and its texts.
+
+use crate::index::{DTYPES, Index};
+use crate::store;
+use crate::table::{Located, Table};
+use camino::Utf8Path;
+use recipe::{ConditionKind, Model};
+use rundir::{ErrorCode, Failure};
+use std::collections::HashMap;
+use weights::Header;
+
+/// The tensor with the latent of the first image: `[1, C, H, W]`, or its means and log-variances `[1, 2C, H, W]`.
+pub const IMAGE: &str = "image";
+/// The tensor with the known part of each latent pixel, from 0 to 1: `[T, 1, H, W]`.
+pub const KNOWN: &str = "known";
+/// The tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
+pub const MASKED: &str = "masked";
+
+/// Returns the names of the tensors that a condition needs. In a store they are roles of the clip's further tensors; with one file
+/// per clip they are in the file of the latent.
+pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
+    match kind {
+        ConditionKind::None => &[],
+        ConditionKind::Image => &[IMAGE],
+        ConditionKind::Inpaint => &[KNOWN, MASKED],
+    }
+}
+
+/// Returns the shape of a drawn tensor of a condition.
+fn shape(role: &str, model: &Model) -> [usize; 4] {
+    let (frames, channels) = match role {
+        IMAGE => (1, model.out_channels),
+        KNOWN => (model.latent_frames, 1),
+        _ => (model.latent_frames, model.out_channels),
+    };
+    [frames, channels, model.latent_height, model.latent_width]
+}
+
+impl Table {
+    /// Finds the tensors of a condition for every sample, and checks that they fit `model`.
+    ///
+    /// # Errors
+    /// Names the first sample that has no such tensor, or one of another shape.
+    pub fn with_conditions(mut self, kind: ConditionKind, model: &Model) -> Result<Self, Failure> {
+        let roles = condition_tensors(kind);
+        if roles.is_empty() {
+            return Ok(self);
+        }
+        let path = self.path.clone();
+        let mut headers = Headers::default();
+        match crate::table::store_folder(&path) {
+            Some(folder) => {
+                store::read_index(&folder, |number, line| {
+                    for role in roles {
+                        let place = line.extra.get(*role).ok_or_else(|| missing(&path, number, role))?;
+                        let file = folder.join(&place.shard);
+                        let found = headers.find(&file, (role, &place.name), model)?;
+                        self.push_extra(&found.ok_or_else(|| missing(&path, number, role))?);
+                    }
+                    Ok(())
+                })?;
+            }
+            None => {
+                for sample in Index::open(&path)?.samples {
+                    // Each file belongs to one sample.
+                    headers = Headers::default();
+                    for role in roles {
+                        let found = headers.find(&sample.latent, (role, role), model)?;
+                        self.push_extra(&found.ok_or_else(|| missing(&path, sample.line, role))?);
+                    }
+                }
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// The headers of files that were read.
+#[derive(Default)]
+struct Headers(HashMap<camino::Utf8PathBuf, Header>);
+
+impl Headers {
+    /// Finds and checks a tensor of a role; none if the file has none of that name.
+    fn find(&mut self, file: &Utf8Path, (role, name): (&str, &str), model: &Model) -> Result<Option<Located>, Failure> {
+        if !self.0.contains_key(file) {
+            self.0.insert(file.to_owned(), Header::read(file)?);
+        }
+        let header = &self.0[file];
+        let Some(info) = header.tensors.get(name) else { return Ok(None) };
+        let wanted = shape(role, model);
+        let twice = [wanted[0], 2 * wanted[1], wanted[2], wanted[3]];
+        let moments = role != KNOWN && info.shape == twice;
+        if (info.shape != wanted && !moments) || !DTYPES.contains(&info.dtype) {
+            return Err(Failure::new(
+                ErrorCode::InvalidDataset,
+                format!("cannot use the tensor {name} of {file}"),
+                format!("it is {} {:?}, the recipe expects {wanted:?} in F32, F16 or BF16", info.dtype, info.shape),
+                "encode the data set with this recipe's [condition] and the sizes of its [model]",
+            ));
+        }
+        Ok(Some(Located::of(header, info, moments)))
+    }
+}
+
+fn missing(path: &Utf8Path, line: usize, role: &str) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("line {line} of {path} has no tensor {role}"),
+        "the recipe trains with it: condition.kind needs it of every sample",
+        "encode the data set with this recipe's [condition], or set condition.kind = \"none\"",
+    )
+}

@@ -1,0 +1,49 @@
+//! A network with its whole parameters on one rank, by their diffusers names.
+
+use super::{Tensors, oracle, read};
+use camino::Utf8Path;
+use dit::network::Units;
+use dit::params::{SlotGrad, UnitParams, unit_specs};
+use recipe::{Model, ParamSpec, Role, Unit};
+use tch::TchError;
+
+/// Reads all weights of a transformer.
+pub fn all_weights(transformer: &Utf8Path) -> Tensors {
+    let mut tensors = Tensors::new();
+    for file in oracle::weight_files(transformer) {
+        read(&file, &mut tensors);
+    }
+    tensors
+}
+
+fn diffusers(spec: &ParamSpec) -> &str {
+    spec.diffusers.as_deref().expect("diffusers has every tensor of plain CogVideoX")
+}
+
+/// Unsharded parameters by their diffusers names; gradients are stored under the same names.
+pub struct Whole<'a> {
+    pub model: &'a Model,
+    pub weights: &'a Tensors,
+    pub grads: Tensors,
+}
+
+impl Units for Whole<'_> {
+    type Error = TchError;
+
+    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
+        let tensors = unit_specs(self.model, unit)
+            .iter()
+            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == Role::Trained))
+            .collect();
+        Ok(UnitParams::new(tensors))
+    }
+
+    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
+        let specs = unit_specs(self.model, unit);
+        for (slot, grad) in grads {
+            let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);
+            assert!(twice.is_none(), "{} got two gradients", specs[slot].name);
+        }
+        Ok(())
+    }
+}

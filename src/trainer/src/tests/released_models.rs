@@ -1,0 +1,139 @@
+//! Trains two steps of each recipe in `configs/cogvideox` at toy width, on a data set with every tensor that it needs.
+
+use crate::data::Data;
+use crate::init;
+use crate::optim::AdamState;
+use crate::parallelize::{layouts, network, unit_tables};
+use crate::requests::SaveStopRequests;
+use crate::step::{Step, compute_kind};
+use c10d::Group;
+use camino::{Utf8Path, Utf8PathBuf};
+use dataset::{IMAGE, KNOWN, MASKED, MOMENTS, TEXT};
+use dit::diffusion::Schedule;
+use recipe::{ConditionKind, Recipe};
+use safetensors::tensor::TensorView;
+use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
+
+/// Overrides of sizes; everything else is the recipe's own.
+const SIZES: [&str; 17] = [
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.head_dim=16",
+    "model.time_embed_dim=32",
+    "model.text_dim=8",
+    "model.text_len=4",
+    "model.out_channels=4",
+    "model.latent_frames=3",
+    "model.latent_height=4",
+    "model.latent_width=6",
+    "model.base_frames=3",
+    "model.base_height=4",
+    "model.base_width=6",
+    "train.steps=2",
+    "train.global_batch=2",
+    "optimizer.warmup_steps=1",
+    "mesh.dp_shard=1",
+];
+
+/// Writes tensors of small numbers that differ from each other.
+fn write(path: &Utf8Path, tensors: &[(&str, Vec<usize>)]) {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, shape)| {
+            let count = shape.iter().product::<usize>();
+            (0..count).flat_map(|i| (((i * 7919) % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect()
+        })
+        .collect();
+    let views = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape), bytes)| (*name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap()));
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// Returns a recipe of the folder at toy width, with a data set of two clips.
+fn toy(name: &str, folder: &Utf8Path) -> Recipe {
+    let path = Utf8PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/cogvideox")).join(name);
+    let index = folder.join("index.jsonl");
+    let kind = recipe::load(&path, &[]).unwrap_or_else(|e| panic!("{e}")).recipe.condition.kind;
+    let sets = SIZES.iter().map(|set| (*set).to_owned()).chain([
+        format!("model.in_channels={}", kind.in_channels(4)),
+        format!("data.index={index}"),
+        "train.device=cpu".into(),
+    ]);
+    let recipe = recipe::load(&path, &sets.collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}")).recipe;
+    let mut lines = String::new();
+    for clip in 0..2 {
+        let mut tensors = vec![(MOMENTS, vec![3, 8, 4, 6])];
+        match kind {
+            ConditionKind::None => {}
+            ConditionKind::Image => tensors.push((IMAGE, vec![1, 8, 4, 6])),
+            ConditionKind::Inpaint => tensors.extend([(KNOWN, vec![3, 1, 4, 6]), (MASKED, vec![3, 8, 4, 6])]),
+        }
+        write(&folder.join(format!("{clip}")), &tensors);
+        write(&folder.join(format!("{clip}.text")), &[(TEXT, vec![4, 8])]);
+        lines += &format!("{{\"vid_emb\": \"{clip}\", \"text_chunk_emb\": [\"{clip}.text\"]}}\n");
+    }
+    std::fs::write(&index, lines).unwrap();
+    recipe
+}
+
+/// Trains all steps of a recipe on one rank; returns the losses and the gradient norms.
+fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
+    let mut data = Data::open(recipe, &Group::alone()).unwrap_or_else(|failure| panic!("{failure}"));
+    let tables = unit_tables(recipe);
+    let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), compute_kind(recipe.train.dtype));
+    init::randomize(&fsdp, &tables, &recipe.model, 1);
+    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let (network, schedule) = (network(recipe), Schedule::new(&recipe.model));
+    let step = Step { recipe, network: &network, schedule: &schedule, seed: 1 };
+    let steps = (0..recipe.train.steps).map(|number| {
+        let first = number * recipe.train.global_batch as u64;
+        let requests = SaveStopRequests::default();
+        let outcome = step.run(&mut fsdp, &mut moments, &mut data, number, first, requests).unwrap();
+        assert!(outcome.applied);
+        [outcome.loss, outcome.grad_norm]
+    });
+    steps.collect()
+}
+
+const RECIPES: [&str; 6] = ["2b.toml", "5b.toml", "5b-i2v.toml", "1.5-5b.toml", "1.5-5b-i2v.toml", "fun-5b-inp.toml"];
+
+#[test]
+fn each_recipe_of_a_released_model_trains_at_toy_width() {
+    for name in RECIPES {
+        let keep = tempfile::tempdir().unwrap();
+        let recipe = toy(name, Utf8Path::from_path(keep.path()).unwrap());
+        let steps = train(&recipe);
+        assert_eq!(steps.len(), 2, "{name}");
+        assert!(steps.iter().flatten().all(|number| number.is_finite() && *number > 0.0), "{name}: {steps:?}");
+        println!("{name}: {steps:?}");
+    }
+}
+
+#[test]
+fn a_clip_norm_of_zero_trains_as_one_that_no_gradient_reaches() {
+    let keep = tempfile::tempdir().unwrap();
+    let mut recipe = toy("5b.toml", Utf8Path::from_path(keep.path()).unwrap());
+    let mut with = |clip_norm| {
+        recipe.optimizer.clip_norm = clip_norm;
+        train(&recipe)
+    };
+    let (off, never) = (with(0.0), with(1e9));
+    assert_eq!(off, never);
+    assert_ne!(off[1], off[0]);
+}
+
+#[test]
+fn a_data_set_without_the_image_that_a_recipe_needs_is_refused() {
+    let keep = tempfile::tempdir().unwrap();
+    let folder = Utf8Path::from_path(keep.path()).unwrap();
+    let recipe = toy("5b-i2v.toml", folder);
+    write(&folder.join("1"), &[(MOMENTS, vec![3, 8, 4, 6])]);
+    let failure = Data::open(&recipe, &Group::alone()).unwrap_err();
+    assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset);
+    assert!(failure.what.contains("line 2"), "{failure}");
+    write(&folder.join("1"), &[(MOMENTS, vec![3, 8, 4, 6]), (IMAGE, vec![2, 8, 4, 6])]);
+    assert_eq!(Data::open(&recipe, &Group::alone()).unwrap_err().code, rundir::ErrorCode::InvalidDataset);
+}
