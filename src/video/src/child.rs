@@ -96,7 +96,7 @@ impl Drop for Reaped {
 impl Reaped {
     /// Waits for a process that has closed its pipes.
     fn wait(&mut self, run: &Run<'_>) -> Result<ExitStatus, Stop> {
-        let (began, mut pause) = (Instant::now(), Duration::from_micros(100));
+        let began = Instant::now();
         loop {
             if let Some(status) = self.0.try_wait().map_err(Stop::Io)? {
                 return Ok(status);
@@ -107,8 +107,8 @@ impl Reaped {
             if began.elapsed() > run.limit {
                 return Err(Stop::Silent(run.limit));
             }
-            thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            // It unmaps its libraries, which takes milliseconds.
+            thread::sleep((began.elapsed() / 8).clamp(Duration::from_micros(100), Duration::from_millis(20)));
         }
     }
 }

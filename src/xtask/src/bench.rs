@@ -12,6 +12,7 @@ mod scaling;
 mod table;
 mod train;
 mod ttt;
+mod video;
 mod weights;
 
 use crate::build;
@@ -27,6 +28,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("ttt", ttt::rows),
     ("encoders", encoders::rows),
     ("weights", weights::rows),
+    ("video", video::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),
     ("scaling", scaling::rows),

@@ -23,6 +23,13 @@ pub fn environment_with_text() -> Result<Utf8PathBuf> {
     Ok(bin)
 }
 
+/// Returns the `bin` folder of the environment with PyAV, which binds FFmpeg's libraries.
+pub fn environment_with_pyav() -> Result<Utf8PathBuf> {
+    let bin = environment()?;
+    install(&bin, "complete-pyav", &["av==18.1.0"])?;
+    Ok(bin)
+}
+
 /// Returns the folder of the environment's packages: `torch` is a libtorch with CUDA, and `nvidia` contains the headers and
 /// libraries of that CUDA version.
 pub fn packages_with_cuda() -> Result<Utf8PathBuf> {

@@ -38,9 +38,9 @@ pub const OPENSSL: &[Need] = &[
     Need::new("OpenSSL's headers", "libssl-dev", &[("pkg-config", &["--exists", "openssl"])]),
 ];
 
-/// Decodes the demo's clip in the test of its data.
+/// Reads and writes videos: the tests of `video` and of the demo's data make their clips with it.
 pub const DECODER: &[Need] =
-    &[Need { lost: Some("tests on the demo's clip"), ..Need::new("ffmpeg", "ffmpeg", &[("ffmpeg", &["-version"])]) }];
+    &[Need::new("ffmpeg", "ffmpeg", &[("sh", &["-c", "ffmpeg -version && ffprobe -version"])])];
 
 /// Changes the clock in the test of a clock that jumps.
 pub const CLOCK: &[Need] = &[Need {
