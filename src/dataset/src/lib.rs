@@ -13,6 +13,7 @@ mod index;
 mod layouts;
 mod manifest;
 mod reason;
+pub mod show;
 pub mod store;
 mod table;
 

@@ -34,5 +34,6 @@ pub(crate) use open::open_table;
 pub use part::{Disk, LocalDisk, NewTensor};
 pub use plan::{Item, Plan, Quarantined, Stage, WantedClip, Work, plan_encode};
 pub use queue::{Claim, Finish, Holder, Progress, Queue, Timing};
+pub(crate) use queue::{is_working, old_failures};
 pub use range::{Held, Range};
 pub use spec::{CODE, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec};

@@ -142,6 +142,7 @@ impl Command {
             Self::Kill(args) => args.output.json,
             Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
+            Self::Data(DataCommand::Show(args)) => args.output.json,
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
             Self::Export(_) | Self::Replay(_) | Self::Supervise(_) | Self::Job(_) | Self::Completions { .. } => false,
@@ -186,6 +187,8 @@ pub enum DataCommand {
     Check(DataCheckArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
+    /// Shows what a data set of latents holds: clips, sizes, failures; or one clip, its frames and its caption
+    Show(DataShowArgs),
 }
 
 /// Machine-readable output.
@@ -718,6 +721,23 @@ impl From<LayoutArg> for dataset::Layout {
             LayoutArg::Table => Self::Table,
         }
     }
+}
+
+/// `vidtui data show`.
+#[derive(Debug, clap::Args)]
+pub struct DataShowArgs {
+    /// The folder of the data set, which has dataset.toml and index.jsonl
+    pub data: Utf8PathBuf,
+    /// The id of a clip
+    pub id: Option<String>,
+    /// Decodes the latent of the clip with the VAE into this mp4
+    #[arg(long, value_name = "MP4", requires = "id")]
+    pub decode: Option<Utf8PathBuf>,
+    /// The folder of the VAE [default: that which encoded the data set]
+    #[arg(long, value_name = "DIR", requires = "decode")]
+    pub vae: Option<Utf8PathBuf>,
+    #[command(flatten)]
+    pub output: JsonArgs,
 }
 
 /// `vidtui data import`.

@@ -187,7 +187,7 @@ pub(crate) fn bad(path: &Utf8Path, why: String) -> Failure {
         ErrorCode::InvalidDataset,
         format!("cannot read the index {path}"),
         why,
-        "encode the data set again: latents and texts that are intact are reused, or copy it again from its source",
+        "copy it again from its source, or remove it and encode the data set again",
     )
 }
 

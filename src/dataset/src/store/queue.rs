@@ -529,6 +529,11 @@ fn generation_entries(work: &Utf8Path, generation: u32, verify: Verify) -> Resul
     Ok(entries)
 }
 
+/// Returns whether an encode of the data set is running or was interrupted.
+pub(crate) fn is_working(data: &Utf8Path) -> bool {
+    data.join(WORK).join(QUEUE).exists()
+}
+
 /// A line of `failures.jsonl`.
 #[derive(Serialize, Deserialize)]
 struct FailedLine {

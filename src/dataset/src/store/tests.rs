@@ -366,8 +366,128 @@ fn joining_continues_after_every_interruption() {
     }
 }
 
+/// Wants latents `[2, 1, 2, 2]` and two tokens of two.
+fn model() -> recipe::Model {
+    let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
+    let model = recipe::load(minimal.into(), &[]).unwrap().recipe.model;
+    let (latent_height, latent_width, in_channels, out_channels) = (2, 2, 1, 1);
+    recipe::Model {
+        latent_frames: 2,
+        latent_height,
+        latent_width,
+        in_channels,
+        out_channels,
+        text_len: 2,
+        text_dim: 2,
+        latent_scale: 0.7,
+        ..model
+    }
+}
+
+#[test]
+fn every_tensor_of_a_store_is_read_by_training() {
+    let (_keep, data) = temp();
+    encode(&data, &manifest(&[4, 1, 2, 3, 5, 9, 8]), &spec());
+    let table = crate::Table::open(&data, &model()).unwrap();
+    assert_eq!(table, crate::Table::open(&data.join(INDEX), &model()).unwrap());
+    assert_eq!(crate::Table::from_bytes(&table.to_bytes()).unwrap(), table);
+    assert_eq!(crate::Table::from_bytes(&table.to_bytes()[..650]), None);
+    let (reader, lines) = (table.reader(), lines(&data).1);
+    for (number, line) in lines.iter().enumerate() {
+        let latent = reader.read(table.latent(number)).unwrap();
+        let key = |key: &str, len| key.bytes().cycle().take(len).collect::<Vec<u8>>();
+        assert_eq!((latent.bytes, latent.moments), (key(&line.latent_key, 32), true));
+        assert_eq!(reader.read(table.texts(number)[0]).unwrap().bytes, key(&line.text_keys[0], 8));
+    }
+    assert!(table.empty_text().is_some());
+}
+
+#[test]
+fn damaged_stores_and_stores_of_other_models_are_refused() {
+    let damaged = |harm: &dyn Fn(&Utf8Path)| {
+        let (_keep, data) = temp();
+        encode(&data, &manifest(&[1, 2, 3]), &spec());
+        harm(&data);
+        let failure = crate::Table::open(&data, &model()).unwrap_err();
+        (failure.code, failure.to_string().replace(data.as_str(), "DATA"))
+    };
+    let edit = |data: &Utf8Path, name: &str, from: &str, to: &str| {
+        let text = fs::read_to_string(data.join(name)).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(data.join(name), text.replacen(from, to, 1)).unwrap();
+    };
+    let cut = damaged(&|data| {
+        let shard = fs::OpenOptions::new().write(true).open(data.join("latents-00000.safetensors")).unwrap();
+        shard.set_len(shard.metadata().unwrap().len() - 1).unwrap();
+    });
+    let gone = damaged(&|data| fs::remove_file(data.join("texts-00000.safetensors")).unwrap());
+    let missing = damaged(&|data| edit(data, INDEX, "\"name\":\"clips/2.mp4\"", "\"name\":\"clips/7.mp4\""));
+    let newer = damaged(&|data| edit(data, SPEC, "schema = 1", "schema = 2"));
+    let newer_index = damaged(&|data| edit(data, INDEX, "\"schema\":1", "\"schema\":2"));
+    let cut_index = damaged(&|data| {
+        let text = fs::read_to_string(data.join(INDEX)).unwrap();
+        let whole: Vec<&str> = text.split_inclusive('\n').collect();
+        fs::write(data.join(INDEX), whole[..3].concat()).unwrap();
+    });
+    let torn_index = damaged(&|data| {
+        let text = fs::read(data.join(INDEX)).unwrap();
+        fs::write(data.join(INDEX), &text[..text.len() - 9]).unwrap();
+    });
+    let between = damaged(&|data| edit(data, SPEC, "seed = 3", "seed = 4"));
+    assert_eq!([cut.0, gone.0, missing.0], [ErrorCode::Malformed, ErrorCode::NotFound, ErrorCode::InvalidDataset]);
+    assert_eq!([newer.0, newer_index.0], [ErrorCode::NewerFormat; 2]);
+    assert_eq!([cut_index.0, torn_index.0, between.0], [ErrorCode::InvalidDataset; 3]);
+
+    let other = |change: &dyn Fn(&mut recipe::Model)| {
+        let (_keep, data) = temp();
+        encode(&data, &manifest(&[1, 2, 3]), &spec());
+        let mut model = model();
+        change(&mut model);
+        let failure = crate::Table::open(&data, &model).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::InvalidDataset, "{failure}");
+        failure.to_string().replace(data.as_str(), "DATA")
+    };
+    let models = [
+        other(&|model| model.latent_scale = 1.15),
+        other(&|model| (model.in_channels, model.out_channels) = (16, 16)),
+        other(&|model| model.text_dim = 4096),
+        other(&|model| model.latent_frames = 13),
+        other(&|model| model.segments = 2),
+    ];
+    let shown = [cut, gone, missing, newer, newer_index, cut_index, torn_index, between].map(|(_, text)| text);
+    insta::assert_snapshot!([&shown[..], &models[..]].concat().join("\n\n"));
+}
+
+#[test]
+fn a_store_is_summarized_also_while_it_is_encoded() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 3, 4]), &spec(), Quarantined::Skip).unwrap();
+    let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let Claim::Range(mut range) = queue.claim(Stage::Latent).unwrap() else { panic!("nothing to do") };
+    let items = range.items().to_vec();
+    commit(&mut range, &items[0]).unwrap();
+    range.fail(&items[1], Failure::new(ErrorCode::Malformed, "cannot decode", "it is cut", "")).unwrap();
+    let summary = crate::show::summarize(&data).unwrap();
+    let encode = summary.encode.unwrap();
+    assert_eq!((summary.clips, encode.latents, encode.latents_done, encode.failed), (0, 3, 1, 1));
+    assert_eq!(summary.failures[0].item, items[1]);
+    drop(range);
+    work(&queue).unwrap();
+    finish(&queue).unwrap();
+    drop(queue);
+    let summary = crate::show::summarize(&data).unwrap();
+    assert_eq!((summary.clips, summary.texts, summary.encode, summary.failures.len()), (2, 2, None, 1));
+    assert_eq!(summary.buckets["5x16x16"], 2);
+    assert_eq!(crate::show::find_clip(&data, "clips/1.mp4").unwrap().caption, "caption 1");
+    let unknown = crate::show::find_clip(&data, "clips/3.mp4").unwrap_err();
+    assert_eq!(unknown.code, ErrorCode::UnknownName);
+    assert!(unknown.why.contains("cannot decode"), "{unknown}");
+    assert_eq!(crate::show::find_clip(&data, "none").unwrap_err().code, ErrorCode::UnknownName);
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Workers crash in the middle of a write, at any byte, and others take over; sometimes a worker that was taken
     /// over goes on.

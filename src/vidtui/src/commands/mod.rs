@@ -6,6 +6,7 @@ mod completions;
 mod convert;
 mod data;
 mod data_check;
+mod data_show;
 mod export;
 mod inspect;
 mod job;
@@ -60,6 +61,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Export(args) => export::run(&workspace, args),
         Command::Data(DataCommand::Check(args)) => data_check::run(args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
+        Command::Data(DataCommand::Show(args)) => data_show::run(args),
         Command::Convert(args) => convert::run(&workspace, args),
         Command::Inspect(args) => inspect::run(&workspace, args),
         Command::Replay(args) => return replay::run(args),

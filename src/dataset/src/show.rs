@@ -1,0 +1,132 @@
+//! What a store holds, for people and for `--json`.
+
+use crate::store::{Item, Line, Progress, Queue, SPEC, StoreSpec, Timing, is_working, old_failures, read_index};
+use camino::Utf8Path;
+use rundir::{ErrorCode, Failure};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+/// A summary of a store.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// How it was made.
+    pub spec: StoreSpec,
+    /// Clips of the index.
+    pub clips: usize,
+    /// Clips by bucket: frames × height × width.
+    pub buckets: BTreeMap<String, usize>,
+    /// Clips by the shape of the stored latent.
+    pub shapes: BTreeMap<String, usize>,
+    /// Distinct texts that clips use.
+    pub texts: usize,
+    /// Whether it has the text of the empty caption.
+    pub empty_text: bool,
+    /// Shards that the index names.
+    pub shards: usize,
+    /// Their size.
+    pub bytes: u64,
+    /// The size of shards that the index does not name any more.
+    pub unused_bytes: u64,
+    /// Items that failed, and why.
+    pub failures: Vec<FailedItem>,
+    /// How far an encode is that is running or was interrupted.
+    pub encode: Option<Progress>,
+}
+
+/// An item that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FailedItem {
+    /// The item.
+    pub item: Item,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// Summarizes a store. A store whose first encode is not complete has no clips yet.
+///
+/// # Errors
+/// The folder is not a store, or its index is damaged.
+pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
+    let queue = if is_working(data) { Some(Queue::open(data, "show", Timing::default())?) } else { None };
+    let mut failures = old_failures(data)?;
+    if let Some(queue) = &queue {
+        failures.extend(queue.failures()?);
+    }
+    let is_made = data.join(SPEC).exists();
+    let spec = match (&queue, is_made) {
+        (Some(queue), false) => queue.spec().clone(),
+        _ => StoreSpec::read(data)?,
+    };
+    let mut summary = Summary {
+        spec,
+        clips: 0,
+        buckets: BTreeMap::new(),
+        shapes: BTreeMap::new(),
+        texts: 0,
+        empty_text: false,
+        shards: 0,
+        bytes: 0,
+        unused_bytes: 0,
+        failures: failures.into_iter().map(|(item, failure)| FailedItem { item, failure }).collect(),
+        encode: queue.as_ref().map(Queue::progress).transpose()?,
+    };
+    let (mut shards, mut texts) = (BTreeSet::new(), BTreeSet::new());
+    if is_made {
+        let head = read_index(data, |_, line| {
+            summary.clips += 1;
+            let shape: Vec<String> = line.shape.iter().map(ToString::to_string).collect();
+            *summary.buckets.entry(line.bucket).or_default() += 1;
+            *summary.shapes.entry(shape.join("×")).or_default() += 1;
+            texts.extend(line.text_keys);
+            shards.extend(line.text.into_iter().chain(line.extra.into_values()).map(|place| place.shard));
+            shards.insert(line.latent.shard);
+            Ok(())
+        })?;
+        summary.empty_text = head.empty_text.is_some();
+        shards.extend(head.empty_text.map(|place| place.shard));
+    }
+    (summary.texts, summary.shards) = (texts.len(), shards.len());
+    let io = |e: std::io::Error| Failure::from(rundir::Error::io("list", data, e));
+    for entry in data.read_dir_utf8().map_err(io)? {
+        let path = entry.map_err(io)?.into_path();
+        let name = path.file_name().unwrap_or_default();
+        let size = fs::metadata(&path).map_or(0, |meta| meta.len());
+        if shards.contains(name) {
+            summary.bytes += size;
+        } else if name.ends_with(".safetensors") {
+            summary.unused_bytes += size;
+        }
+    }
+    Ok(summary)
+}
+
+/// Returns a clip of a store by its id.
+///
+/// # Errors
+/// [`ErrorCode::UnknownName`] if there is no such clip, with the failure of a clip that was left out.
+pub fn find_clip(data: &Utf8Path, id: &str) -> Result<Line, Failure> {
+    let (mut found, mut some) = (None, Vec::new());
+    read_index(data, |_, line| {
+        if some.len() < 3 {
+            some.push(line.id.clone());
+        }
+        if line.id == id {
+            found = Some(line);
+        }
+        Ok(())
+    })?;
+    found.map_or_else(|| Err(unknown(data, id, &some)), Ok)
+}
+
+fn unknown(data: &Utf8Path, id: &str, some: &[String]) -> Failure {
+    let what = format!("{data} has no clip '{id}'");
+    if let Ok(failures) = old_failures(data)
+        && let Some((_, failure)) = failures.into_iter().find(|(item, _)| item.name == id)
+    {
+        let why = format!("it was left out: {}: {}", failure.what, failure.why);
+        return Failure::new(ErrorCode::UnknownName, what, why, failure.fix);
+    }
+    let why = format!("its clips are {} and so on", some.join(", "));
+    Failure::new(ErrorCode::UnknownName, what, why, format!("list the clips: vidtui data show {data} --json"))
+}

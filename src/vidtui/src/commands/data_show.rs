@@ -1,0 +1,134 @@
+//! `vidtui data show`: what a store of latents and texts holds.
+
+use crate::args::DataShowArgs;
+use crate::output::{self, Side, facts, table};
+use crate::refusal::Refusal;
+use ::dataset::show::{Summary, find_clip, summarize};
+use ::dataset::store::{Line, StoreSpec};
+use ::dataset::store_folder;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use std::process::Command;
+
+/// The failures that a table lists; `--json` lists all.
+const FAILURES: usize = 20;
+
+/// Prints a summary of a store, or one of its clips.
+pub fn run(args: &DataShowArgs) -> Result<(), Refusal> {
+    let data = store_folder(&args.data).unwrap_or_else(|| args.data.clone());
+    let Some(id) = &args.id else {
+        let summary = summarize(&data)?;
+        return if args.output.json { output::json(&summary) } else { output::text(&shown(&data, &summary)) };
+    };
+    let clip = find_clip(&data, id)?;
+    if let Some(out) = &args.decode {
+        decode(&data, id, out, args.vae.as_deref())?;
+    }
+    if args.output.json {
+        return output::json(&clip);
+    }
+    output::text(&clip_shown(&clip))
+}
+
+/// Decodes the latent of a clip with the trainer, which has the VAE.
+fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: Option<&Utf8Path>) -> Result<(), Failure> {
+    let spec = StoreSpec::read(data)?;
+    let vae: Utf8PathBuf = vae.map_or_else(|| spec.vae.name.clone().into(), Utf8Path::to_owned);
+    if !vae.join("config.json").exists() {
+        return Err(Failure::new(
+            ErrorCode::NotFound,
+            format!("cannot decode '{id}'"),
+            format!("{vae} has no config.json of a VAE"),
+            "give the folder of the VAE that encoded the data set: --vae CogVideoX-5b/vae",
+        ));
+    }
+    let trainer = remote::find_trainer()?;
+    let mut command = Command::new(&trainer.path);
+    command.args(["data", "decode", data.as_str(), id, out.as_str(), "--vae", vae.as_str()]);
+    let failed = |why: String| {
+        Failure::new(
+            ErrorCode::CommandFailed,
+            format!("cannot decode '{id}'"),
+            why,
+            format!("run it by hand: {} data decode {data} '{id}' {out} --vae {vae}", trainer.path),
+        )
+    };
+    let status = command.status().map_err(|error| failed(error.to_string()))?;
+    if status.success() { Ok(()) } else { Err(failed(format!("{} ended with {status}", trainer.path))) }
+}
+
+fn shown(data: &Utf8Path, summary: &Summary) -> String {
+    let spec = &summary.spec;
+    let mut rows = vec![
+        ("data set".to_owned(), data.to_string()),
+        ("clips".into(), units::grouped(summary.clips as u64)),
+        ("texts".into(), {
+            let empty = if summary.empty_text { ", and the empty caption" } else { ", without the empty caption" };
+            format!("{}{empty}", units::grouped(summary.texts as u64))
+        }),
+        ("size".into(), format!("{} in {}", units::bytes(summary.bytes), units::counted(summary.shards, "shard"))),
+        ("VAE".into(), of(&spec.vae.name, &spec.vae.identity, &spec.vae.dtype)),
+        ("text encoder".into(), of(&spec.text.name, &spec.text.encoder, &spec.text.dtype)),
+        ("frames".into(), {
+            let fps = spec.frames.fps.map_or(String::new(), |fps| format!(" at {} fps", units::number(fps)));
+            format!("{} {}{fps}", spec.frames.count, spec.frames.mode)
+        }),
+    ];
+    if summary.unused_bytes > 0 {
+        rows.push(("unused".into(), format!("{} in shards that no clip uses", units::bytes(summary.unused_bytes))));
+    }
+    if let Some(done) = &summary.encode {
+        let (texts, latents) = (done.texts, done.latents);
+        let text = format!("texts {} of {texts}, latents {} of {latents}", done.texts_done, done.latents_done);
+        rows.push(("encode".into(), format!("not complete: {text}, {} failed", done.failed)));
+    }
+    let mut text = facts(&rows);
+    for (title, counts) in [("bucket", &summary.buckets), ("latent", &summary.shapes)] {
+        if !counts.is_empty() {
+            let rows: Vec<Vec<String>> =
+                counts.iter().map(|(name, n)| vec![name.clone(), units::grouped(*n as u64)]).collect();
+            text += &format!("\n{}", table(&[(title, Side::Left), ("clips", Side::Right)], &rows));
+        }
+    }
+    if !summary.failures.is_empty() {
+        let rows: Vec<Vec<String>> = summary
+            .failures
+            .iter()
+            .take(FAILURES)
+            .map(|failed| vec![failed.item.name.clone(), format!("{}: {}", failed.failure.what, failed.failure.why)])
+            .collect();
+        text += &format!("\n{}", table(&[("failed", Side::Left), ("why", Side::Left)], &rows));
+        if summary.failures.len() > FAILURES {
+            text += &format!("{} more: --json lists all\n", summary.failures.len() - FAILURES);
+        }
+    }
+    text
+}
+
+/// A name with the start of its hash and its dtype.
+fn of(name: &str, identity: &str, dtype: &str) -> String {
+    let hash: String = identity.chars().take(12).collect();
+    [name, &hash, dtype].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+fn clip_shown(clip: &Line) -> String {
+    let numbers: Vec<String> = clip.times.iter().map(|time| format!("{time:.3}")).collect();
+    let shape: Vec<String> = clip.shape.iter().map(ToString::to_string).collect();
+    let kind = if clip.drawn { "drawn" } else { "means and log-variances" };
+    let mut rows = vec![
+        ("clip".to_owned(), clip.id.clone()),
+        ("video".into(), clip.source.to_string()),
+        ("bucket".into(), clip.bucket.clone()),
+        ("latent".into(), format!("{}, {kind}", shape.join("×"))),
+        ("stored in".into(), format!("{}, tensor {}", clip.latent.shard, clip.latent.name)),
+        ("latent key".into(), clip.latent_key.clone()),
+    ];
+    rows.extend(clip.text.iter().map(|text| ("text in".to_owned(), format!("{}, tensor {}", text.shard, text.name))));
+    rows.extend(clip.text_keys.iter().map(|key| ("text key".to_owned(), key.clone())));
+    rows.push((
+        "times".into(),
+        if numbers.is_empty() { "not known".into() } else { format!("{} s", numbers.join(" ")) },
+    ));
+    rows.push(("caption".into(), clip.caption.clone()));
+    facts(&rows)
+}
