@@ -129,25 +129,7 @@ fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkp
 }
 
 #[test]
-fn a_kill_ends_what_samples_a_node_too_although_it_hangs_in_nvidia_smi() {
-    let Some(site) = TestSite::without_trainer(2) else { return };
-    let recipe = own(&site, 2, 12, HANGS);
-    let run = site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node01,node02"));
-    site.until_step(&RunDir::new(site.runs.join(run)), 1, 8);
-    site.rig.verb("smi node01 hang").unwrap();
-    let hangs = || {
-        let ask = |command: &str| site.rig.command_on("node01", "pgrep").args(["-f", command]).status().unwrap();
-        ask("bin/nvidia-smi --query-gpu").success()
-    };
-    site.until("it hangs", hangs);
-    let failure = site.refuses("kill latest --yes");
-    assert_eq!(failure.code, ErrorCode::KillIncomplete);
-    assert!(failure.why.contains("node01") && failure.why.contains("nvidia-smi"), "{failure}");
-    assert!(all_gone(&site) && !hangs());
-}
-
-#[test]
-fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
+fn a_run_trains_on_and_reports_it_while_nvidia_smi_hangs_and_a_kill_ends_nvidia_smi_too() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = own(&site, 2, 100_000, "sleep 0.2");
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
@@ -169,7 +151,7 @@ fn a_run_trains_on_and_says_so_while_nvidia_smi_hangs_on_its_node() {
     let failure = site.refuses("kill latest --yes");
     assert_eq!(failure.code, ErrorCode::KillIncomplete);
     assert!(failure.why.contains("node01") && failure.why.contains("nvidia-smi"), "{failure}");
-    assert!(all_gone(&site));
+    assert!(all_gone(&site) && site.count_on("node01", "bin/nvidia-smi --query-gpu") == 0);
 }
 
 #[test]

@@ -7,11 +7,11 @@ use rundir::RunDir;
 
 use crate::site::TestSite;
 
-/// Makes a step per second and logs it as cogvideox-factory does.
+/// Makes two steps per second and logs them as cogvideox-factory does.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 echo "***** Running training *****"
 step=0
-while sleep 1; do
+while sleep 0.5; do
     step=$((step + 1))
     printf '\rSteps:  1%%|##   | %d/9999 [00:01<00:09,  1.00s/it, loss=0.5, lr=1e-5]' $step
 done

@@ -72,7 +72,7 @@ fn a_cancelled_job_is_shown_as_cancelled_and_a_pending_one_is_removed_from_the_q
 }
 
 #[test]
-fn a_controller_that_is_away_for_a_minute_changes_nothing_and_a_kill_waits_for_it() {
+fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_kill_waits_for_it() {
     let Some(site) = TestSite::with_slurm() else { return };
     let run = site.launch(JOB, 1000);
     site.until_step(&run, 1, 1);
@@ -83,8 +83,8 @@ fn a_controller_that_is_away_for_a_minute_changes_nothing_and_a_kill_waits_for_i
     let is_silent = |status: &serde_json::Value| status["job"]["silent_since_s"].is_number();
     assert!(is_silent(&site.status()), "{status}");
     assert_eq!(site.refuses("resume latest").code, ErrorCode::RunStateUnknown);
-    // Longer than the timeouts between the controller and the nodes.
-    while away_since.elapsed() < Duration::from_secs(60) {
+    // Real time: twice the longest timeout between controller and nodes in the rig's slurm.conf, SlurmctldTimeout=10.
+    while away_since.elapsed() < Duration::from_secs(20) {
         let seen = samples(&run).len();
         site.until("it goes on", || samples(&run).len() > seen);
     }

@@ -361,7 +361,7 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
     };
     // 848 tokens of width 512: activations dominate.
     let samples = ["train.global_batch=1", "train.global_batch=4"];
-    let activations = ["model.latent_frames=13", "model.num_layers=4", long.as_str()];
+    let activations = ["model.latent_frames=13", "model.num_layers=2", long.as_str()];
     // 208 tokens, and blocks of 3 million parameters, which two ranks gather.
     let blocks = ["model.num_layers=4", "model.num_layers=10"];
     let gathered = ["train.global_batch=2", short.as_str()];
