@@ -9,8 +9,8 @@ use rundir::{AttemptWhy, ErrorCode, ExitReason, RunDir};
 
 use crate::site::{TestSite, losses, samples};
 
-/// Trains to step STEPS and saves every 5; the first time PACE says how fast. On every node but the first it only waits for
-/// that one to be done.
+/// Trains to step STEPS and saves every 5 steps; in the first attempt it runs PACE after each step. On all nodes but the first, it
+/// waits until the first has ended.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 set -eu
 step=0 output= resumed=
@@ -57,10 +57,10 @@ secrets = "keys.env"
 steps = STEPS
 "#;
 
-/// How a program goes that hangs at step 8.
+/// The pace of a program that hangs at step 8.
 const HANGS: &str = "[ $step != 8 ] || exec sleep 600";
 
-/// How a program goes that hangs at step 8, ends only by force, and leaves something in a session of its own.
+/// The pace of a program that hangs at step 8, ignores TERM and leaves a process in another session.
 const LEAVES: &str = "[ $step != 8 ] || { trap '' TERM; setsid sleep 601 & exec sleep 600; }";
 
 /// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
@@ -77,13 +77,13 @@ pub fn own(site: &TestSite, nodes: usize, steps: u64, pace: &str) -> String {
     share.join("own.toml").into_string()
 }
 
-/// What the program was told on each node.
+/// Returns the arguments and variables that the program recorded on each node.
 fn places(run: &RunDir, nodes: usize) -> Vec<String> {
     let read = |rank| fs::read_to_string(run.root.join(format!("output.{rank}"))).unwrap().trim().to_owned();
     (0..nodes).map(read).collect()
 }
 
-/// Writes what a job of two nodes asks of Slurm; returns the file.
+/// Writes the Slurm request of a job of two nodes; returns the file.
 fn job_file(site: &TestSite) -> String {
     let job = site.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
@@ -99,19 +99,19 @@ fn steps(run: &RunDir, attempt: u32) -> Vec<u64> {
 }
 
 #[test]
-fn a_command_runs_on_two_nodes_ends_when_one_is_lost_and_goes_on_from_its_checkpoint() {
+fn a_command_on_two_nodes_ends_when_one_is_lost_and_resumes_from_its_checkpoint() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = own(&site, 2, 12, HANGS);
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
-    let told = places(&run, 2);
-    let master = told[0].split_once(", 0 at ").unwrap().1.to_owned();
-    assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{told:?}");
+    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    let places = places(&run, 2);
+    let master = places[0].split_once(", 0 at ").unwrap().1.to_owned();
+    assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{places:?}");
     let address = master.split(',').next().unwrap();
-    for (rank, told) in told.iter().enumerate() {
-        assert_eq!(*told, format!("{rank} of 2 at {address}, {rank} at {master}"));
+    for (rank, place) in places.iter().enumerate() {
+        assert_eq!(*place, format!("{rank} of 2 at {address}, {rank} at {master}"));
     }
     assert_eq!(site.state(), "running");
 
@@ -140,8 +140,8 @@ fn a_run_trains_on_and_reports_it_while_nvidia_smi_hangs_and_a_kill_ends_nvidia_
     }
     let samples_of = |node: &str| fs::read_to_string(run.gpu_samples(&NodeId::new(node).unwrap())).unwrap_or_default();
     for node in ["node01", "node02"] {
-        site.until("its samples say so", || samples_of(node).contains("nvidia-smi hangs"));
-        site.until("it is told", || site.does("status latest").contains("nvidia-smi hangs"));
+        site.until("its samples report it", || samples_of(node).contains("nvidia-smi hangs"));
+        site.until("status reports it", || site.does("status latest").contains("nvidia-smi hangs"));
     }
     let (seen, lines) = (samples(&run).len(), samples_of("node02").lines().count());
     site.until("it trains on, and is sampled", || {
@@ -155,7 +155,7 @@ fn a_run_trains_on_and_reports_it_while_nvidia_smi_hangs_and_a_kill_ends_nvidia_
 }
 
 #[test]
-fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
+fn a_command_in_a_cancelled_slurm_job_resumes_in_another_job() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let recipe = own(&site, 2, 12, LEAVES);
     let job = job_file(&site);
@@ -163,16 +163,16 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
     assert!(check.contains("TOKEN: each node of the job reads") && check.contains("2 ranks on 2 nodes"), "{check}");
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
-    let told = places(&run, 2);
-    assert!(told[0].starts_with("0 of 2 at ") && told[1].starts_with("1 of 2 at "), "{told:?}");
-    assert!(told.iter().all(|told| told.ends_with("secret hush")), "{told:?}");
+    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    let places = places(&run, 2);
+    assert!(places[0].starts_with("0 of 2 at ") && places[1].starts_with("1 of 2 at "), "{places:?}");
+    assert!(places.iter().all(|place| place.ends_with("secret hush")), "{places:?}");
     let collected = site.does("stacks latest");
     assert!(collected.starts_with("stacks of ") && !collected.contains("nothing from"), "{collected}");
-    site.until("something is in another session", || site.count_on("node01", "sleep 601") == 1);
+    site.until("a process is in another session", || site.count_on("node01", "sleep 601") == 1);
     let killed = site.vidtui("kill latest --yes");
     let gone = ["node01: KILL sent to 1 process", "node01: all processes ended; GPU memory released"];
-    assert!(killed.ok && gone.iter().all(|said| killed.err.contains(said)), "{}\n{}", killed.out, killed.err);
+    assert!(killed.ok && gone.iter().all(|printed| killed.err.contains(printed)), "{}\n{}", killed.out, killed.err);
     assert!(all_gone(&site) && site.count_on("node01", "sleep 601") == 0);
     assert_eq!(site.state(), "stopped");
     site.does("resume latest --wait");
@@ -181,33 +181,33 @@ fn a_command_runs_as_a_slurm_job_is_cancelled_and_goes_on_in_another() {
 }
 
 #[test]
-fn a_node_that_the_steps_of_a_job_cannot_ask_is_no_obstacle() {
+fn a_node_on_which_srun_fails_does_not_keep_a_job_from_starting() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let (recipe, job) = (own(&site, 2, 12, "true"), job_file(&site));
-    // The first node asks all, and its own programs come first.
+    // The first node checks all nodes; programs in its own folder come first on the PATH.
     let srun = site.rig.node_folder("node01").join("bin/srun");
     let refuses = "#!/bin/sh\ncase $* in *--nodelist*) echo 'no steps today' >&2; exit 1 ;; esac\n\
         PATH=${PATH#*:} exec srun \"$@\"\n";
     fs::write(&srun, refuses).unwrap();
     fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
-    site.until("it is over", || site.state() == "finished");
+    site.until("it has ended", || site.state() == "finished");
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("waived: node node02: ") && log.contains("no steps today"), "{log}");
     assert_eq!(losses(&run).len(), 12);
 }
 
 #[test]
-fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_on_from_its_checkpoint() {
+fn a_command_that_cannot_save_is_requeued_after_the_warning_of_slurm_and_continues_from_its_checkpoint() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let recipe = own(&site, 2, 12, HANGS);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is seen", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
-    // As Slurm does when its time is nearly over.
+    // Slurm does this shortly before the time limit.
     site.slurm(&format!("scancel --batch --signal=USR1 {job}"));
-    site.until("it waits for another turn", || {
+    site.until("it is requeued", || {
         site.slurm(&format!("squeue --noheader --jobs={job} --format=%T/%r")) == "PENDING/BeginTime"
     });
     for node in ["node01", "node02"] {
@@ -215,7 +215,7 @@ fn a_command_that_cannot_save_and_that_slurm_warns_goes_back_into_the_queue_and_
         assert_eq!((exit.reason, exit.failure), (ExitReason::Killed, None), "{node}");
     }
     site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
-    site.until("it is finished in its next turn", || site.state() == "finished");
+    site.until("it finishes after the requeue", || site.state() == "finished");
     let attempt = run.read_attempt(2).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job)));
     assert_eq!(steps(&run, 2), (6..=12).collect::<Vec<u64>>(), "from the checkpoint of step 5");
@@ -228,38 +228,38 @@ fn a_stop_reaches_a_command_on_all_nodes_while_the_controller_is_away() {
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
     site.until_step(&run, 1, 2);
     site.rig.verb("slurmctld kill").unwrap();
-    let said = site.vidtui("stop latest");
+    let printed = site.vidtui("stop latest");
     assert!(
-        said.ok && said.err.contains(&format!("the controller does not answer; {}", run.stop_file())),
+        printed.ok && printed.err.contains(&format!("the controller does not answer; {}", run.stop_file())),
         "{}",
-        said.err
+        printed.err
     );
     site.until("every process is gone", || all_gone(&site));
     assert_eq!(site.state(), "stopped");
 }
 
 #[test]
-fn a_stop_holds_when_slurm_puts_the_job_back_into_the_queue() {
+fn a_stop_request_survives_a_requeue() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
-    // It does not stop, and Slurm does not wait for it.
+    // The program ignores TERM, and Slurm does not wait for it.
     let recipe = own(&site, 2, 60, "trap \"\" TERM; sleep 0.5");
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
-    site.until("it has saved", || adapters::latest(&run).is_some());
+    site.until("a checkpoint exists", || adapters::latest(&run).is_some());
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     site.does("stop latest");
-    // As when another job takes its place.
+    // A preemption does the same.
     site.slurm(&format!("scontrol requeue {job}"));
     let state = || site.slurm(&format!("squeue --noheader --states=all --jobs={job} --format=%T"));
-    site.until("it waits for another turn", || state() == "PENDING");
+    site.until("it is requeued", || state() == "PENDING");
     site.until("every process is gone", || all_gone(&site));
     site.slurm(&format!("scontrol update JobId={job} StartTime=now"));
-    site.until("its turn has come and gone", || state() == "COMPLETED");
+    site.until("the requeued job has ended", || state() == "COMPLETED");
     assert_eq!(site.state(), "stopped");
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     assert!(log.contains("nothing to do: a stop was requested"), "{log}");
 
-    // Who resumes it wishes it to go on.
+    // A resume removes the stop request.
     site.does("resume latest");
     site.until("it is finished", || site.state() == "finished");
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);

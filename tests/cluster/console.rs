@@ -67,7 +67,7 @@ fn a_console_whose_clock_jumps_by_hours_sees_the_run_as_it_is_and_ends_nothing()
         fs::write(&clock, jump).unwrap();
         assert!((now_s() - true_s - by_s).abs() < 600.0, "the clock did not jump by {jump}");
         let seen = samples(&run).len();
-        site.until("it trains on, and its nodes told of themselves", || samples(&run).len() > seen + 24);
+        site.until("it makes more steps, and its nodes send samples", || samples(&run).len() > seen + 24);
         console.shows(&["running"]).shows_no("stalled").shows_no("crashed").shows_no("lost");
     }
     console.press("q");

@@ -13,13 +13,13 @@ use crate::site::{SMALL, TestSite, assert_down_soon, losses};
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
-fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_is_back() {
+fn a_run_whose_node_is_cut_off_ends_on_all_nodes_and_resumes_with_and_without_the_node() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch(NODES, 16);
     site.until_step(&run, 1, 4);
     let moment_s = now_s();
     site.rig.verb("linkdown node03").unwrap();
-    // The cut-off node as well: it cannot be told, and finds out by itself.
+    // The processes of the cut-off node end too: its supervisor notices the lost connection.
     site.until("every process is gone", || site.all_gone());
     assert_down_soon(&run, 1, &["node01", "node02", "node03", "node04"], moment_s);
     let failure = site.failure();
@@ -32,7 +32,7 @@ fn a_node_that_is_cut_off_ends_the_run_everywhere_and_it_goes_on_when_the_node_i
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
     assert_eq!(losses(&run).len(), 16, "every step was made");
 
-    // The same on all four, now that they are there.
+    // All four nodes are back.
     site.rig.verb("heal node03").unwrap();
     let longer = site.vidtui(&format!("resume latest {NODES} --set train.steps=18 --wait"));
     assert!(longer.ok, "{}", longer.err);
@@ -60,14 +60,14 @@ fn a_run_resumed_after_its_node_was_away_has_the_losses_of_one_that_never_stoppe
 }
 
 #[test]
-fn a_node_that_stands_still_for_some_seconds_delays_its_run_and_does_not_end_it() {
+fn a_node_that_is_stopped_for_seconds_delays_its_run_and_does_not_end_it() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch(NODES, 12);
     site.until_step(&run, 1, 2);
     let began = Instant::now();
     site.rig.verb("stop node02").unwrap();
     let status = site.command("status latest --json").stdout(Stdio::piped()).spawn().unwrap();
-    // Less than its peers bear, more than a busy node is late by.
+    // Real time: longer than a busy node is late, and shorter than the heartbeat timeout of 10 s.
     thread::sleep(Duration::from_secs(3));
     site.rig.verb("cont node02").unwrap();
     let stood = began.elapsed();
@@ -100,12 +100,12 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
         assert_eq!(failure.cause, Cause::Peer(NodeId::new("node03").ok()));
         assert!(failure.why.contains("node03"), "{failure}");
     }
-    // From the death of the rank, as its supervisor saw it.
+    // Counted from the end of the rank, in the record of its supervisor.
     assert_down_soon(&run, 1, &others, exit("node03").ranks[0].ended_s);
 }
 
 #[test]
-fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
+fn nodes_that_do_not_answer_a_kill_are_reported_and_retried_until_they_do() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch(NODES, 1000);
     site.until_step(&run, 1, 1);
@@ -115,7 +115,7 @@ fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
     let refusal = site.vidtui("kill latest --yes");
     let names_both = ["node node02", "node node03"].iter().all(|node| refusal.err.contains(node));
     assert!(!refusal.ok && names_both && refusal.err.contains("--wait"), "{}", refusal.err);
-    // The others are dealt with, and what is cut off finds out by itself that it is alone.
+    // The processes of the other nodes are killed; the supervisors of the nodes that are cut off end their ranks.
     let mut kill = site.command("kill latest --yes --wait");
     let mut kill = kill.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = std::io::BufReader::new(kill.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -130,7 +130,7 @@ fn nodes_that_do_not_answer_a_kill_are_named_and_asked_again_until_they_do() {
 }
 
 #[test]
-fn a_console_that_is_killed_loses_nothing_and_a_node_that_it_cannot_see_is_not_called_dead() {
+fn a_run_survives_a_killed_console_and_refused_ssh_connections() {
     let Some(site) = TestSite::new() else { return };
     let mut console = site
         .command(&format!("launch configs/demo/2s.toml {NODES} {SMALL} --set mesh.dp_shard=4 --set train.steps=1000 --set env.variables.TRAIN_PACE_S=0.5 --wait"));

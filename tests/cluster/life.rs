@@ -35,15 +35,15 @@ fn a_kill_ends_every_process_on_every_node_and_reports_it() {
     let plan = site.does("kill latest --dry-run");
     assert!(site.rig.nodes().iter().all(|node| plan.contains(&format!("{node}: TERM, then KILL"))), "{plan}");
     site.until_one_on_each();
-    let said = site.vidtui("kill latest --yes");
-    assert!(said.ok, "{}", said.err);
+    let output = site.vidtui("kill latest --yes");
+    assert!(output.ok, "{}", output.err);
     assert!(site.all_gone());
     // The supervisor, its rank, and what samples the GPUs at that moment.
     let ended = site.rig.nodes().join(", ");
-    let nodes: Vec<&str> = said.out.split(", ").filter_map(|one| one.split(" processes ended on ").nth(1)).collect();
-    assert_eq!(nodes.join(", "), ended, "{}", said.out);
+    let nodes: Vec<&str> = output.out.split(", ").filter_map(|one| one.split(" processes ended on ").nth(1)).collect();
+    assert_eq!(nodes.join(", "), ended, "{}", output.out);
     let verified = "node04: all processes ended; GPU memory released";
-    assert!(said.err.contains(verified), "{}", said.err);
+    assert!(output.err.contains(verified), "{}", output.err);
     assert!(site.does("status latest").contains("stopped"));
 }
 
@@ -66,20 +66,20 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
 
     // A node that does not answer is named, and everything else is done.
     site.rig.verb("refuse node04").unwrap();
-    let said = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
-    assert!(!said.ok && said.err.contains("cannot list the processes of node04"), "{}", said.err);
-    assert!(said.out.contains("no process of yours on node01, node02, node03 matches"), "{}", said.out);
+    let output = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
+    assert!(!output.ok && output.err.contains("cannot list the processes of node04"), "{}", output.err);
+    assert!(output.out.contains("no process of yours on node01, node02, node03 matches"), "{}", output.out);
     // Or waited for, and processes on it are killed once it answers.
     let mut stray = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
     let mut waits = site.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(told.any(|line| line.contains("node04 does not answer, retrying in")));
+    let mut printed = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(printed.any(|line| line.contains("node04 does not answer, retrying in")));
     site.rig.verb("heal node04").unwrap();
-    assert!(told.any(|line| line.contains("node04: all processes ended")));
-    let said = waits.wait_with_output().unwrap();
-    let out = String::from_utf8_lossy(&said.stdout);
-    assert!(said.status.success() && out.contains("1 process ended on node04"), "{out}");
+    assert!(printed.any(|line| line.contains("node04: all processes ended")));
+    let output = waits.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && out.contains("1 process ended on node04"), "{out}");
     assert!(!stray.wait().unwrap().success());
 
     // Memory that is held although its process is gone.
@@ -92,9 +92,9 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
     assert!(all.starts_with(run.name()) && all.contains("node04: TERM, then KILL"), "{all}");
     let stop = site.does("stop --hostfile hostfiles/rig.txt --dry-run");
     assert!(stop.starts_with(run.name()) && stop.contains("node04: TERM to the supervisor"), "{stop}");
-    let said = site.vidtui("kill --hostfile hostfiles/rig.txt --yes");
+    let output = site.vidtui("kill --hostfile hostfiles/rig.txt --yes");
     let held = format!("node node01: GPU memory is still held: 18.0 GiB by process {pid}");
-    assert!(!said.ok && said.err.contains(&held), "{}", said.err);
+    assert!(!output.ok && output.err.contains(&held), "{}", output.err);
     assert!(site.all_gone());
     assert!(site.does("kill --hostfile hostfiles/rig.txt --yes").contains("no run of yours on node01, node02"));
 }

@@ -1,6 +1,6 @@
 //! Runs over nodes that SSH reaches or Slurm chooses: real servers, the real console, the real trainer. Skipped aloud where there is no rig.
 
-#![expect(clippy::unwrap_used, reason = "a test that unwraps says where it broke")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
 mod command;
 mod console;

@@ -7,11 +7,11 @@ use rundir::RunDir;
 
 use crate::site::TestSite;
 
-/// Makes two steps per second and logs them as cogvideox-factory does.
+/// Makes a step per second and logs it as cogvideox-factory does.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 echo "***** Running training *****"
 step=0
-while sleep 0.5; do
+while sleep 1; do
     step=$((step + 1))
     printf '\rSteps:  1%%|##   | %d/9999 [00:01<00:09,  1.00s/it, loss=0.5, lr=1e-5]' $step
 done
@@ -42,7 +42,7 @@ fn a_silent_run_is_stalled_if_its_gpu_power_drops_and_running_otherwise() {
         RunDir::new(site.runs.join(site.does(&words)))
     };
     let (evaluates, hangs) = (launch("node01"), launch("node02"));
-    // Long enough for some samples of its power.
+    // Real time: power is compared with that of a minute of samples, and a run is stalled after 30 s without a step.
     for run in [&evaluates, &hangs] {
         site.until_step(run, 1, 25);
     }

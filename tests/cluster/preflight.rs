@@ -7,9 +7,9 @@ const CHECK: &str = "check configs/demo/2s.toml --hostfile hostfiles/rig.txt --s
 
 /// The table without what differs from rig to rig.
 fn shown(site: &TestSite, words: &str) -> String {
-    let said = site.vidtui(words);
-    let text = format!("{}\n{}", said.out, said.err).replace(site.rig.folder().as_str(), "RIG");
-    // Whether all say the very same depends on what else this machine does.
+    let output = site.vidtui(words);
+    let text = format!("{}\n{}", output.out, output.err).replace(site.rig.folder().as_str(), "RIG");
+    // Durations and free space depend on what else this machine does.
     let text = text.replace("nodes, first: ", "nodes, ");
     let root = fs::canonicalize(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     let mut text = text.replace(root.to_str().unwrap(), "PROJECT");
@@ -48,7 +48,7 @@ fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
     let Some(site) = TestSite::new() else { return };
     let verbs = ["clock node02 7", "newkey node04"];
     verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
-    // Somebody's process on a GPU of node01.
+    // A process of another user on a GPU of node01.
     let left_over =
         "LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done";
     assert!(site.rig.command("ssh").args(["node01", left_over]).output().unwrap().status.success());
@@ -63,7 +63,7 @@ fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
         assert!(bad.iter().any(|line| line.starts_with(&format!("✗ {what}")) && line.contains(why)), "{why}\n{table}");
     }
 
-    // Nothing starts, unless somebody says that it may.
+    // Nothing starts until the user waives the checks.
     let launch = format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=2 --include node[01-02] --set train.steps=1 --set optimizer.warmup_steps=1"
     );
@@ -125,10 +125,10 @@ fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_ask
     let launch = format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1"
     );
-    let said = site.vidtui(&format!("{launch} --push --wait"));
-    assert!(said.ok && said.err.contains("node02: copying the trainer, 1.0 MiB of"), "{}", said.err);
-    let refusals: Vec<&str> = said.err.lines().filter(|line| line.contains("by SFTP")).collect();
-    assert!(matches!(refusals[..], [one] if one.contains("node node03: cannot receive")), "{}", said.err);
+    let output = site.vidtui(&format!("{launch} --push --wait"));
+    assert!(output.ok && output.err.contains("node02: copying the trainer, 1.0 MiB of"), "{}", output.err);
+    let refusals: Vec<&str> = output.err.lines().filter(|line| line.contains("by SFTP")).collect();
+    assert!(matches!(refusals[..], [one] if one.contains("node node03: cannot receive")), "{}", output.err);
     for node in site.rig.nodes() {
         assert_eq!(fs::read(of_node(&node)).unwrap(), fs::read(&site.trainer).unwrap());
         assert_eq!(fs::read_dir(of_node(&node).parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
@@ -149,10 +149,10 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
     }
     fs::copy(&site.trainer, own.join("vidtui-train")).unwrap();
     site.trainer = own.join("vidtui-train");
-    let said = site.vidtui(&format!(
+    let output = site.vidtui(&format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --set train.steps=1 --set optimizer.warmup_steps=1 --set run.push_trainer=true --wait",
     ));
-    assert!(said.ok && said.err.contains("1.0 MiB of"), "{}", said.err);
+    assert!(output.ok && output.err.contains("1.0 MiB of"), "{}", output.err);
     assert_eq!(fs::read(shared.join("vidtui-train")).unwrap(), fs::read(&site.trainer).unwrap());
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 1, "nothing is left beside it");
 }
@@ -184,19 +184,20 @@ fn a_hostfile_with_a_mistake_is_refused_by_its_line() {
     let file = site.rig.share().join("hosts.txt");
     let refused = |text: &str, more: &str| {
         fs::write(&file, text).unwrap();
-        let said = site.vidtui(&format!("check configs/demo/2s.toml --hostfile {file} {more}"));
-        assert!(!said.ok);
-        said.out
+        let output = site.vidtui(&format!("check configs/demo/2s.toml --hostfile {file} {more}"));
+        assert!(!output.ok);
+        output
+            .out
             .replace(site.rig.folder().as_str(), "RIG")
             .lines()
             .filter(|l| l.starts_with("✗") || l.contains("hint"))
             .collect::<Vec<_>>()
             .join("\n")
     };
-    let said = [
+    let output = [
         refused("node01\nnode01 slots=2\n", ""),
         refused("node[01-02]\n", "--include node07"),
         refused("node[01-04] slots=1\n", ""),
     ];
-    insta::assert_snapshot!(said.join("\n\n"));
+    insta::assert_snapshot!(output.join("\n\n"));
 }

@@ -1,4 +1,4 @@
-//! What the console cannot see, or two consoles do at once, hurts no run.
+//! Unreachable nodes, full disks, and two consoles at once do not harm a run.
 
 use std::fs;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
     fs::write(&hostfile, "node[01-04] slots=1\n").unwrap();
     let run = site.launch(&format!("--hostfile {hostfile}"), 1000);
     site.until_step(&run, 1, 1);
-    // The attempt knows its nodes: nobody asks the file again.
+    // The attempt has its own list of nodes; the file is not read again.
     fs::write(&hostfile, "node09 slots=8\n").unwrap();
 
     for node in site.rig.nodes() {
@@ -24,22 +24,22 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
     }
 
     site.rig.verb("reset node03").unwrap();
-    let said = site.vidtui("stacks latest");
-    assert!(said.ok && said.out.contains("failed on node03"), "{}\n{}", said.out, said.err);
-    let folder = said.out.split_once("are in ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
+    let printed = site.vidtui("stacks latest");
+    assert!(printed.ok && printed.out.contains("failed on node03"), "{}\n{}", printed.out, printed.err);
+    let folder = printed.out.split_once("are in ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
     for node in ["node01", "node02", "node04"] {
-        let told = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        let told = told.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(node));
-        let told: String = told.map(|path| fs::read_to_string(path).unwrap()).collect();
-        assert_eq!(told.matches(", rank ").count(), 1, "{node}: {told}");
+        let printed = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let printed = printed.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(node));
+        let printed: String = printed.map(|path| fs::read_to_string(path).unwrap()).collect();
+        assert_eq!(printed.matches(", rank ").count(), 1, "{node}: {printed}");
     }
     site.rig.verb("heal node03").unwrap();
-    // All of them go on.
+    // All ranks still run.
     site.until_one_on_each();
 
     site.rig.verb("smi node01 slow 2").unwrap();
-    let said = site.vidtui("kill latest --yes");
-    assert!(said.ok && said.err.matches("GPU memory released").count() == 4, "{}", said.err);
+    let printed = site.vidtui("kill latest --yes");
+    assert!(printed.ok && printed.err.matches("GPU memory released").count() == 4, "{}", printed.err);
     assert!(site.all_gone());
 }
 
@@ -56,7 +56,7 @@ fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
         let refused = site.vidtui(words);
         assert!(!refused.ok, "{words}: {}", refused.out);
     }
-    // All of them go on.
+    // All ranks still run.
     site.until_one_on_each();
     fs::write(&config, own).unwrap();
     site.does("kill latest --yes");
@@ -78,11 +78,11 @@ fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it
 
     let resumed = both("resume latest");
     let won = resumed.iter().filter(|console| console.status.success()).count();
-    let said: Vec<_> = resumed.iter().map(|console| String::from_utf8_lossy(&console.stderr)).collect();
-    assert_eq!(won, 1, "{said:?}");
+    let printed: Vec<_> = resumed.iter().map(|console| String::from_utf8_lossy(&console.stderr)).collect();
+    assert_eq!(won, 1, "{printed:?}");
     site.until_step(&run, 2, saved + 1);
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
-    // One attempt, not two.
+    // There is one attempt.
     site.until_one_on_each();
     site.does("kill latest --yes");
     assert!(site.all_gone());
@@ -120,7 +120,7 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
     head(format!("cat /dev/zero >{small}/full"));
     let ranks_are_gone = || site.rig.nodes().iter().all(|node| site.count_on(node, "04096d") == 0);
     site.until("no rank is left", ranks_are_gone);
-    // What cannot be written yet is kept by whoever would write it.
+    // The supervisor keeps what it cannot write yet.
     assert!(site.rig.nodes().iter().any(|node| site.count_on(node, "vidtui supervise") > 0));
     head(format!("rm {small}/full"));
     site.until("it has failed", || site.state() == "failed");
@@ -142,9 +142,9 @@ fn a_disk_that_is_full_on_one_node_keeps_the_launch_from_beginning_and_leaves_no
     fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
     site.trainer = folder.join("vidtui-train");
     site.rig.verb("fill node03").unwrap();
-    let said = site.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
+    let printed = site.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
     let why = "node node03: cannot receive the trainer";
-    assert!(!said.ok && said.err.contains(why) && said.err.contains("No space left"), "{}", said.err);
+    assert!(!printed.ok && printed.err.contains(why) && printed.err.contains("No space left"), "{}", printed.err);
     assert!(site.all_gone() && !site.runs.exists(), "nothing was started");
     let left = site.rig.command_on("node03", "ls").arg(site.rig.own().join("disk/bin")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");

@@ -80,9 +80,9 @@ impl TestSite {
 
     /// Runs the console, which must succeed; returns its output.
     pub fn does(&self, words: &str) -> String {
-        let said = self.vidtui(words);
-        assert!(said.ok, "vidtui {words}: {}\n{}", said.err, said.out);
-        said.out
+        let output = self.vidtui(words);
+        assert!(output.ok, "vidtui {words}: {}\n{}", output.err, output.out);
+        output.out
     }
 
     /// Runs the console with `--json`; it must succeed. Returns its document.

@@ -108,9 +108,9 @@ fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_
 }
 
 #[test]
-fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfit() {
+fn a_job_checks_its_nodes_and_starts_no_ranks_if_a_check_fails() {
     let Some(site) = TestSite::with_slurm() else { return };
-    // The job is given GPU 0 of each node; what is on the other one is not its business.
+    // The job gets GPU 0 of each node; a process on the other GPU does not matter.
     for (node, gpu) in [("node03", 0), ("node02", 1)] {
         let left_over = format!(
             "LOCAL_RANK={gpu} setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done"
@@ -142,8 +142,8 @@ fn a_job_looks_at_its_nodes_when_it_begins_and_begins_no_ranks_where_one_is_unfi
     assert_eq!(log.matches("waived: node node03: ").count(), 2, "{log}");
 }
 
-/// Sets how long Slurm waits for a silent node before it gives it up.
-fn be_patient(site: &TestSite, seconds: u32) {
+/// Sets how long Slurm waits for a node without heartbeats before it marks the node as down.
+fn set_slurmd_timeout(site: &TestSite, seconds: u32) {
     let config = site.rig.folder().join("slurm/slurm.conf");
     let text = fs::read_to_string(&config).unwrap();
     let lines = text.lines().map(|line| match line.starts_with("SlurmdTimeout=") {
@@ -155,11 +155,11 @@ fn be_patient(site: &TestSite, seconds: u32) {
 }
 
 #[test]
-fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_with_the_same_losses() {
+fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_same_losses() {
     let Some(site) = TestSite::with_slurm() else { return };
     let here = site.losses_here(24);
-    // Slurm's default.
-    be_patient(&site, 300);
+    // The default of Slurm.
+    set_slurmd_timeout(&site, 300);
     let run = site.launch(JOB, 24);
     site.until("it has saved", || adapters::latest(&run).is_some());
     let moment_s = now_s();
@@ -169,50 +169,50 @@ fn a_run_that_loses_nodes_goes_on_in_another_job_or_when_slurm_begins_it_again_w
     assert_down_soon(&run, 1, &others, moment_s);
     let status = site.does("status latest");
     assert_eq!((site.state().as_str(), site.failure().code), ("failed", ErrorCode::NodeLost), "{status}");
-    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "Slurm knows nothing of it");
+    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "Slurm has not noticed the lost node");
 
-    let resumed = |said: &CommandOutput| said.ok || !said.err.contains("is ending on");
+    let resumed = |output: &CommandOutput| output.ok || !output.err.contains("is ending on");
     site.until("the lost node has had its time", || resumed(&site.vidtui("resume latest --dry-run")));
-    let said = site.vidtui("resume latest");
-    assert!(said.ok && said.err.contains("except on node03"), "{}", said.err);
-    assert!(!said.err.contains("warning"), "one key is enough: {}", said.err);
+    let output = site.vidtui("resume latest");
+    assert!(output.ok && output.err.contains("except on node03"), "{}", output.err);
+    assert!(!output.err.contains("warning"), "one key is enough: {}", output.err);
     assert_eq!(site.state(), "queued");
     site.rig.verb("poweron node03").unwrap();
     site.until_step(&run, 2, 1);
     assert_ne!(job_of(&run, 1), job_of(&run, 2));
 
-    // Slurm notices the lost node by itself, without a console.
-    be_patient(&site, 5);
+    // Slurm notices the lost node and requeues the job without a console.
+    set_slurmd_timeout(&site, 5);
     let saved = || adapters::latest(&run).unwrap().step;
     let before = run.read_attempt(2).unwrap().start_step;
     site.until("it has saved again", || saved() > before);
     site.rig.verb("poweroff node02").unwrap();
-    site.until("it waits for another turn", || state_of(&site, job_of(&run, 2)).starts_with("PENDING"));
+    site.until("it is requeued", || state_of(&site, job_of(&run, 2)).starts_with("PENDING"));
     let exit = run.read_exit(&NodeId::new("node01").unwrap(), 2).unwrap().unwrap();
     assert_eq!(exit.failure.unwrap().code, ErrorCode::NodeLost);
     site.rig.verb("poweron node02").unwrap();
     site.until("it is finished", || site.state() == "finished");
     let attempt = run.read_attempt(3).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job_of(&run, 2))));
-    assert_eq!(losses(&run), here, "in three turns");
+    assert_eq!(losses(&run), here, "in three starts");
 }
 
 #[test]
-fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_took_its_place() {
+fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption() {
     let Some(site) = TestSite::with_slurm() else { return };
     let file = site.rig.share().join("short.toml");
     fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
     let run = site.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
     site.until("it has saved", || adapters::latest(&run).is_some());
-    // Slurm warns it when it looks at its time limit, which it does twice a minute.
+    // Real time: Slurm checks time limits twice a minute, and then warns the job.
     site.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
-    // Its controller is away just then.
+    // The controller is away when the job ends.
     site.until("it is warned", || run.stop_file().exists());
     site.rig.verb("slurmctld kill").unwrap();
     site.until("its ranks have stopped", || site.state() == "stopped");
     site.rig.verb("slurmctld start").unwrap();
-    site.until("it waits for another turn", || {
+    site.until("it is requeued", || {
         run.read_attempt(1).is_ok() && state_of(&site, job).starts_with("PENDING/BeginTime")
     });
     let saved = adapters::latest(&run).unwrap().step;
@@ -225,8 +225,8 @@ fn a_job_goes_on_from_its_checkpoint_after_its_time_is_over_and_after_another_to
 
     site.until_step(&run, 2, saved + 4);
     site.slurm("sbatch --partition=urgent --nodes=4 --exclusive --output=/dev/null --wrap=true");
-    site.until("another job took its place", || state_of(&site, job).starts_with("PENDING"));
-    site.until("it begins again", || run.read_attempt(3).is_ok());
+    site.until("it is preempted", || state_of(&site, job).starts_with("PENDING"));
+    site.until("it starts again", || run.read_attempt(3).is_ok());
     let attempt = run.read_attempt(3).unwrap();
     assert!(attempt.why == AttemptWhy::Requeue && attempt.start_step > saved, "{attempt:?}");
     site.until_step(&run, 3, attempt.start_step + 1);

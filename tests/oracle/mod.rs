@@ -6,7 +6,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// The variable with the folder of somebody else's recorded numbers.
+/// The variable with another folder of recorded numbers.
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// What such a folder holds.
@@ -42,7 +42,7 @@ pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
     })
 }
 
-/// What is in the folder `below` of the oracle and is `wanted`; says aloud when there is nothing of that kind.
+/// What is in the folder `below` of the oracle and is `wanted`; prints a line when there is nothing of that kind.
 pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
     let folder = root().join(below);
     let mut found: Vec<Utf8PathBuf> = match folder.read_dir_utf8() {

@@ -14,7 +14,7 @@ use crate::script::Details;
 use crate::{Context, JobKill, Master, TrainerBinary, command_line, script, supervise_command};
 use units::{counted, size};
 
-/// What will be started on which nodes, with everything that the user needs to know to confirm it.
+/// What will be started on which nodes, with everything that the user needs to confirm it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LaunchPlan {
     /// The run; a new run is written to `run.toml`.

@@ -209,7 +209,7 @@ struct NodeState<'a> {
     unreachable: Option<RemoteError>,
     /// Why some processes refused the signal.
     refused: Option<RemoteError>,
-    /// Whether Slurm has ended the processes, as far as it knows.
+    /// Whether Slurm reports that it has ended the processes.
     is_of_job: bool,
 }
 

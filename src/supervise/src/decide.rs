@@ -141,7 +141,7 @@ pub struct Verdict {
     pub failure: Option<Failure>,
 }
 
-/// What a supervisor has to know to decide.
+/// The state on which a supervisor decides.
 #[derive(Debug)]
 pub struct State {
     node: NodeId,

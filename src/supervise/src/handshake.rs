@@ -34,7 +34,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The first word of a connection, and the version of what follows.
 const GREETING: &str = "vidtui-peer 1";
 
-/// What a supervisor proves that it knows.
+/// The secret of an attempt; each supervisor proves that it has it.
 #[derive(Clone)]
 pub struct Secret {
     pub token: PeerToken,

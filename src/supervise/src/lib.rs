@@ -163,7 +163,7 @@ fn catch_signals(events: Events) -> Result<(), Failure> {
 }
 
 /// Produces an event once the run's stop file exists, which reaches a run where no signal does, as under a Slurm whose controller
-/// is away. A command of the user does not know the file.
+/// is away. A command of the user does not read the file.
 ///
 /// Only the first node looks, as only rank 0 of the embedded trainer does, and informs the others: all stop at once, however
 /// late a file server would show the file to each.

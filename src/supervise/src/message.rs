@@ -36,7 +36,7 @@ impl Message {
         }
     }
 
-    /// Reads a line; none where it is not a message that this version knows.
+    /// Parses a line; returns `None` for messages of newer versions.
     pub fn read(line: &str) -> Option<Self> {
         match line {
             "heartbeat" => Some(Self::Heartbeat),

@@ -142,7 +142,7 @@ impl Family {
         Self::told_by(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
     }
 
-    /// What tells the published models apart; `channels` are those that go in and come out.
+    /// How the published models differ; `channels` are those of the input and output.
     fn told_by(in_time: bool, ofs: bool, positions: Positions, channels: (u64, u64)) -> Self {
         let (input, output) = channels;
         // A second latent, and besides it a mask.
@@ -279,7 +279,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
         ("norm_elementwise_affine", config.norm_elementwise_affine, "false".into()),
         ("flip_sin_to_cos", config.flip_sin_to_cos, "false".into()),
         ("freq_shift", config.freq_shift == 0.0, config.freq_shift.to_string()),
-        // Without a meaning where patches are of several frames: that layer has a bias whatever is said here.
+        // Ignored when patches span several frames: that layer always has a bias.
         ("patch_bias", config.patch_bias || in_time, "false".into()),
         (
             "use_rotary_positional_embeddings",

@@ -64,7 +64,7 @@ fn a_distributed_checkpoint_written_by_python_3_13_is_read() {
     let dcp = copied(&folder);
     let path = dcp.join(".metadata");
     let bytes = fs::read(&path).unwrap();
-    // There the class of paths has another module; the text before it says how long its name is.
+    // In newer versions the class of paths is in another module; the byte before its name is its length.
     let (old, new) = (b"\x8c\x07pathlib", b"\x8c\x0epathlib._local");
     let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
     let mut newer = [&bytes[..at], new, &bytes[at + old.len()..]].concat();

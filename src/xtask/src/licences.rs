@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::failure::{Failure, Result};
 use crate::process::{cargo, output};
 
-/// Licences that ask for no more than a copy of their text.
+/// Licences that require only a copy of their text.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",

@@ -154,7 +154,7 @@ fn an_import_is_replaced_only_when_forced() {
 #[test]
 fn the_first_line_that_cannot_be_imported_is_named() {
     let (_keep, folder) = temp();
-    let said = |latent: &str, text: &str| {
+    let refusal = |latent: &str, text: &str| {
         let index = folder.join("index.jsonl");
         fs::write(&index, format!("\n{{\"vid_emb\": \"{latent}\", \"text_chunk_emb\": [\"{text}\"]}}\n")).unwrap();
         let failure = plan_import(&request(index, &folder.join("new"))).unwrap_err();
@@ -169,8 +169,8 @@ fn the_first_line_that_cannot_be_imported_is_named() {
     write(&folder.join("two"), &[("x", Dtype::F32, &[3, 8, 4, 4]), ("y", Dtype::F32, &[1])]);
     fs::write(folder.join("garbage"), "PK\x03\x04 and no more").unwrap();
     fs::write(folder.join("words"), "a rabbit, a very grey one").unwrap();
-    let latents = ["batched", "wide", "whole", "two", "garbage", "words", "absent"].map(|name| said(name, "good"));
-    let texts = ["good", "absent"].map(|name| said("good", name));
+    let latents = ["batched", "wide", "whole", "two", "garbage", "words", "absent"].map(|name| refusal(name, "good"));
+    let texts = ["good", "absent"].map(|name| refusal("good", name));
     insta::assert_snapshot!([&latents[..], &texts[..]].concat().join("\n\n"));
 }
 

@@ -53,7 +53,7 @@ impl Rendezvous {
     }
 }
 
-/// How a node ended, as far as another one knows.
+/// How a node ended, as another node sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerExit {
     /// Its ranks ended as they should.

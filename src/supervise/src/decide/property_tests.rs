@@ -454,7 +454,7 @@ proptest! {
                 continue;
             };
             prop_assert!(faults > 0, "node {} failed without a fault: {failure}", number + 1);
-            // Where a node cannot connect again after a reset, the first node has not been cut off for long enough to know that.
+            // Where a node cannot connect again after a reset, the first node has not been cut off for long enough to notice.
             let reset = world.reset.iter().filter(|_| world.nodes[0].is_cut);
             let faulty: BTreeSet<usize> = world.faulty.iter().chain(reset).copied().collect();
             let is_faulty = |blamed: &NodeId| faulty.iter().any(|faulty| node(faulty + 1) == *blamed);

@@ -481,7 +481,7 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     let mut first = Supervisor::of(1, 3).connected();
     first.message(2, Message::Failed(peer_lost()));
     assert_eq!(first.loss().unwrap().cause, Cause::Peer(None));
-    // What the first node knows of a third is the reason.
+    // The first node reports the failure of a third node as the reason.
     let third = Failure::peer_lost(Some(node(3)), "node node03 failed: rank 2 failed", "");
     assert_eq!(after(2, 1, PeerExit::Failed(third.clone())), Some(third));
 }

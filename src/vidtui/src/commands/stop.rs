@@ -1,4 +1,4 @@
-//! `vidtui stop`: asks a run, or all runs on some nodes, to save a checkpoint and end.
+//! `vidtui stop`: requests a run, or all runs on some nodes, to save a checkpoint and end.
 
 use crate::args::StopArgs;
 use crate::commands::kill::{KillOptions, execute_run, show};
@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use crate::workspace::{Workspace, report_in_words};
 use plan::KillHow;
 
-/// Asks a run to save and stop.
+/// Requests a run to save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
     let json = args.output.json;
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
