@@ -128,6 +128,14 @@ pub enum ErrorCode {
     /// Not all processes ended, or it could not be verified.
     KillIncomplete,
 
+    // Downloads.
+    /// The Hugging Face Hub or its mirror does not answer.
+    HubUnreachable,
+    /// The Hub answered with a fault, or not as a Hub does.
+    HubFailed,
+    /// The bytes of a download are not those that were listed.
+    DownloadDamaged,
+
     // Slurm.
     /// Slurm refused, or one of its commands failed.
     SlurmFailed,

@@ -104,6 +104,8 @@ pub enum Command {
     /// Prepares data sets
     #[command(subcommand)]
     Data(DataCommand),
+    /// Downloads a model from the Hugging Face Hub and prints its folder
+    Fetch(FetchArgs),
     /// Converts weights to a checkpoint, a diffusers model or a LoRA adapter
     Convert(ConvertArgs),
     /// Shows the family, size and completeness of weights. With a second path, shows the differences
@@ -143,6 +145,7 @@ impl Command {
             Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,
+            Self::Fetch(args) => args.output.json,
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
             Self::Export(_) | Self::Replay(_) | Self::Supervise(_) | Self::Job(_) | Self::Completions { .. } => false,
@@ -587,6 +590,27 @@ pub struct SuperviseArgs {
     /// Name of this node in the placement of the attempt
     #[arg(long, value_parser = |name: &str| NodeId::new(name))]
     pub node: NodeId,
+}
+
+/// `vidtui fetch`.
+#[derive(Debug, Arguments)]
+#[command(
+    after_help = "The environment decides the rest, as for Python's huggingface_hub: HF_TOKEN (gated models), HF_ENDPOINT (mirror),\n\
+                        HF_HOME or HF_HUB_CACHE (cache), HF_HUB_OFFLINE, HTTPS_PROXY and NO_PROXY."
+)]
+pub struct FetchArgs {
+    /// OWNER/NAME, for example zai-org/CogVideoX-5b
+    pub model: String,
+    /// Files, folders, or patterns such as 'vae/*.json' [default: all except documents and pictures]
+    pub files: Vec<String>,
+    /// A branch, a tag or a commit
+    #[arg(long, default_value = "main", value_name = "NAME")]
+    pub revision: String,
+    /// Folder of the cache [default: that of Python's huggingface_hub]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<Utf8PathBuf>,
+    #[command(flatten)]
+    pub output: JsonArgs,
 }
 
 /// `vidtui convert`.

@@ -8,6 +8,7 @@ mod data;
 mod data_check;
 mod data_show;
 mod export;
+mod fetch;
 mod inspect;
 mod job;
 mod kill;
@@ -62,6 +63,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Data(DataCommand::Check(args)) => data_check::run(args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
+        Command::Fetch(args) => fetch::run(args),
         Command::Convert(args) => convert::run(&workspace, args),
         Command::Inspect(args) => inspect::run(&workspace, args),
         Command::Replay(args) => return replay::run(args),

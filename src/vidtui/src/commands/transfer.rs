@@ -23,9 +23,22 @@ const WIDTH: u64 = 24;
 /// Finds weights by their path, or by the name of a run.
 pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> {
     let path = Utf8Path::new(given);
-    if path.exists() || given.contains('/') {
+    if path.exists() {
         return Ok(path.to_owned());
     }
+    let command = hub::fetch_command(given);
+    if given.contains('/') {
+        let Some(command) = command else { return Ok(path.to_owned()) };
+        return Err(Refusal::request(Failure::new(
+            ErrorCode::NotFound,
+            format!("cannot find '{given}'"),
+            "there is no such file or folder",
+            format!(
+                "check the path; if it is a model of the Hugging Face Hub: {command}, and name the folder that it prints"
+            ),
+        )));
+    }
+    let download = command.map_or_else(String::new, |command| format!("; download it: {command}"));
     workspace.find(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file, folder or run: {why}");
@@ -33,7 +46,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
             ErrorCode::NotFound,
             format!("cannot find '{given}'"),
             why,
-            format!("check the path; {fix}"),
+            format!("check the path; {fix}{download}"),
         ))
     })
 }

@@ -2,6 +2,7 @@
 
 use super::{LaunchOptions, Workspace};
 use crate::refusal::Refusal;
+use camino::Utf8Path;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
 use rundir::{ErrorCode, Failure, Lineage, RunDir, RunId};
@@ -26,14 +27,29 @@ impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.
     pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, Refusal> {
         Ok(match (&options.init, options.subject.stage()) {
-            (Init::Given(given), _) => Some(remote::find_weights(given, &self.runs)?),
+            (Init::Given(given), _) => Some(self.given_weights(given)?),
             (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
             (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
                 StageStart::Random => None,
-                StageStart::Path(path) => Some(remote::find_weights(path.as_str(), &self.runs)?),
+                StageStart::Path(path) => Some(self.given_weights(path.as_str())?),
                 StageStart::Previous => Some(self.weights_of_previous_stage(curriculum, stage)?),
             },
             (Init::ByStage, None) => None,
+        })
+    }
+
+    /// Finds weights by path or run. If there are none, the failure names the commands that make them.
+    fn given_weights(&self, given: &str) -> Result<Weights, Failure> {
+        remote::find_weights(given, &self.runs).map_err(|failure| match hub::fetch_command(given) {
+            Some(command) if !Utf8Path::new(given).exists() => {
+                let convert = "vidtui convert FOLDER weights/ --to internal";
+                let fix = format!(
+                    "{}; to start from a model of the Hugging Face Hub: {command}, then {convert}",
+                    failure.fix
+                );
+                Failure { fix, ..failure }
+            }
+            _ => failure,
         })
     }
 

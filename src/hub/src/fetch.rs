@@ -1,0 +1,206 @@
+//! Downloads the files of a model into the cache.
+
+use crate::Settings;
+use crate::cache::{Cache, create_parent};
+use crate::client::{Client, RequestError};
+use crate::download::{Download, interrupted, wait};
+use crate::listing::{ListedFile, Listing};
+use crate::select::select;
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::sys::statvfs::statvfs;
+use rundir::{ErrorCode, Failure};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::ControlFlow;
+
+/// Room that is left on the disk for others.
+const SPARE: u64 = 64 << 20;
+
+/// What to download.
+#[derive(Debug, Clone)]
+pub struct FetchRequest {
+    /// `OWNER/NAME`.
+    pub model: String,
+    /// A branch, a tag or a commit.
+    pub revision: String,
+    /// Files, folders, or patterns with `*`. Empty: all that programs read.
+    pub files: Vec<String>,
+}
+
+/// How far a download is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FetchProgress<'a> {
+    /// The file that is downloaded now.
+    pub file: &'a str,
+    /// Bytes that an earlier download has left are being verified.
+    pub verifies: bool,
+    /// Bytes of all files that are there.
+    pub done: u64,
+    /// Bytes of all files.
+    pub total: u64,
+}
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fetched {
+    /// The folder of the files.
+    pub folder: Utf8PathBuf,
+    /// The commit of the revision.
+    pub commit: String,
+    /// Files.
+    pub files: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Files that were not there before.
+    pub downloaded: usize,
+}
+
+/// Downloads a model, or completes it. What is there is not downloaded again.
+///
+/// # Errors
+/// `HubUnreachable`, `HubFailed`, `NotFound`, `PermissionDenied` (gated or private), `DiskFull`, `DownloadDamaged`,
+/// `UnknownName` (no such file), `Cancelled`, or an error of the file system. What was downloaded is kept for the next call.
+pub fn fetch(
+    request: &FetchRequest,
+    settings: &Settings,
+    on_progress: &mut dyn FnMut(FetchProgress<'_>) -> ControlFlow<()>,
+) -> Result<Fetched, Failure> {
+    let FetchRequest { model, revision, files } = request;
+    check_names(model, revision)?;
+    let cache = Cache::new(&settings.cache, model);
+    if settings.offline {
+        return offline(&cache, request);
+    }
+    let client = Client::new(settings, model);
+    let mut began = || on_progress(FetchProgress { file: "", verifies: false, done: 0, total: 0 });
+    let listing = retried(settings, &mut began, &mut || Listing::request(&client, model, revision))?;
+    let wanted = select(model, &listing.files, files)?;
+    let missing: Vec<&ListedFile> = wanted.iter().filter(|file| !is_there(&cache, file)).collect();
+    check_room(&cache, &missing)?;
+    let total = wanted.iter().map(|file| file.size).sum();
+    let mut before: u64 = total - missing.iter().map(|file| file.size).sum::<u64>();
+    let mut downloaded = BTreeSet::new();
+    for file in &missing {
+        // Two files with the same bytes have one blob.
+        if downloaded.insert(file.expected.digits()) {
+            let download = Download { client: &client, settings, cache: &cache, model, commit: &listing.commit, file };
+            download.run(&mut |done, verifies| {
+                on_progress(FetchProgress { file: &file.path, verifies, done: before + done, total })
+            })?;
+        }
+        before += file.size;
+    }
+    for file in &wanted {
+        cache.link(&listing.commit, &file.path, file.expected.digits())?;
+    }
+    cache.set_commit(revision, &listing.commit)?;
+    let folder = cache.snapshot(&listing.commit);
+    Ok(Fetched { folder, commit: listing.commit, files: wanted.len(), bytes: total, downloaded: downloaded.len() })
+}
+
+/// Calls until it succeeds, with pauses, as long as the failures are transient.
+fn retried<T>(
+    settings: &Settings,
+    goes_on: &mut dyn FnMut() -> ControlFlow<()>,
+    call: &mut dyn FnMut() -> Result<T, RequestError>,
+) -> Result<T, Failure> {
+    let mut pause = settings.pause;
+    for _ in 0..settings.retries {
+        if goes_on().is_break() {
+            return Err(interrupted());
+        }
+        match call() {
+            Ok(value) => return Ok(value),
+            // Without a network at all, an answer is wanted now.
+            Err(RequestError::Transient(failure)) if failure.code == ErrorCode::HubUnreachable => return Err(failure),
+            Err(RequestError::Transient(_)) => wait(pause, goes_on)?,
+            Err(RequestError::Lasting(failure)) => return Err(failure),
+        }
+        pause *= 2;
+    }
+    call().map_err(RequestError::into_failure)
+}
+
+/// Returns whether the bytes of a file are in the cache. They were verified before they were renamed.
+fn is_there(cache: &Cache, file: &ListedFile) -> bool {
+    fs::metadata(cache.blob(file.expected.digits())).is_ok_and(|blob| blob.len() == file.size)
+}
+
+fn check_names(model: &str, revision: &str) -> Result<(), Failure> {
+    let is_name = |part: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        !part.is_empty() && !part.starts_with('.') && !part.contains("..") && part.bytes().all(is_plain)
+    };
+    if model.split('/').count() != 2 || !model.split('/').all(is_name) {
+        return Err(Failure::new(
+            ErrorCode::InvalidArgument,
+            format!("cannot download '{model}'"),
+            "the name of a model has the form OWNER/NAME",
+            "for example: vidtui fetch zai-org/CogVideoX-5b",
+        ));
+    }
+    if revision.split('/').all(is_name) {
+        return Ok(());
+    }
+    let why = format!("'{revision}' is not the name of a branch or tag, or a commit");
+    Err(Failure::new(
+        ErrorCode::InvalidArgument,
+        format!("cannot download {model}"),
+        why,
+        "for example: --revision main",
+    ))
+}
+
+fn check_room(cache: &Cache, missing: &[&ListedFile]) -> Result<(), Failure> {
+    let left = |file: &&ListedFile| {
+        let there = fs::metadata(cache.incomplete(file.expected.digits())).map_or(0, |partial| partial.len());
+        file.size.saturating_sub(there)
+    };
+    let needed: u64 = missing.iter().map(left).sum();
+    let folder = cache.folder();
+    create_parent(&folder)?;
+    let Some(room) = free(&folder) else { return Ok(()) };
+    if needed == 0 || room >= needed + SPARE {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::DiskFull,
+        format!("cannot download into {folder}"),
+        format!("{} are missing, and the disk has {} free", units::size(needed), units::size(room)),
+        "free some space, or name a cache on a larger disk: --cache DIR",
+    ))
+}
+
+/// Returns the free bytes of the disk of a folder that may not exist yet.
+fn free(folder: &Utf8Path) -> Option<u64> {
+    let there = folder.ancestors().find(|folder| folder.exists())?;
+    let disk = statvfs(there.as_std_path()).ok()?;
+    Some(disk.blocks_available() as u64 * disk.fragment_size() as u64)
+}
+
+/// Returns what is in the cache.
+fn offline(cache: &Cache, request: &FetchRequest) -> Result<Fetched, Failure> {
+    let FetchRequest { model, revision, .. } = request;
+    let Some(commit) = cache.commit(revision).filter(|commit| cache.snapshot(commit).is_dir()) else {
+        return Err(Failure::new(
+            ErrorCode::NotFound,
+            format!("{model} is not in the cache"),
+            format!("HF_HUB_OFFLINE is set, and {} has no revision '{revision}'", cache.folder()),
+            "unset HF_HUB_OFFLINE, or run the command on a machine with a network and the same cache",
+        ));
+    };
+    let folder = cache.snapshot(&commit);
+    let (files, bytes) = contents(&folder);
+    Ok(Fetched { folder, commit, files, bytes, downloaded: 0 })
+}
+
+fn contents(folder: &Utf8Path) -> (usize, u64) {
+    let entries = folder.read_dir_utf8().into_iter().flatten().filter_map(Result::ok);
+    let each = entries.map(|entry| match fs::metadata(entry.path()) {
+        Ok(found) if found.is_dir() => contents(entry.path()),
+        Ok(found) => (1, found.len()),
+        Err(_) => (0, 0),
+    });
+    each.fold((0, 0), |(files, bytes), (more, size)| (files + more, bytes + size))
+}

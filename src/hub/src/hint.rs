@@ -1,0 +1,37 @@
+//! The command that downloads weights which are missing.
+
+/// The family of models that are most often meant.
+const FAMILY: &str = "cogvideox";
+
+/// Returns the command that downloads what a user has named in place of a folder, if it looks like a model of the Hub.
+pub fn fetch_command(named: &str) -> Option<String> {
+    let is_name = |part: &&str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        !part.is_empty() && !part.starts_with('.') && part.bytes().all(is_plain)
+    };
+    match &named.trim_end_matches('/').split('/').collect::<Vec<_>>()[..] {
+        [owner, name] if is_name(owner) && is_name(name) => Some(format!("vidtui fetch {owner}/{name}")),
+        // The owner may be left out.
+        [.., name] if is_name(name) && name.to_lowercase().starts_with(FAMILY) => {
+            Some(format!("vidtui fetch zai-org/{name}"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_models_and_folders_called_like_one_have_a_command() {
+        let command = |named| fetch_command(named);
+        assert_eq!(command("THUDM/CogVideoX-2b").as_deref(), Some("vidtui fetch THUDM/CogVideoX-2b"));
+        assert_eq!(command("CogVideoX-5b/").as_deref(), Some("vidtui fetch zai-org/CogVideoX-5b"));
+        assert_eq!(command("/data/CogVideoX1.5-5B").as_deref(), Some("vidtui fetch zai-org/CogVideoX1.5-5B"));
+        assert_eq!(
+            (command("./weights"), command("/data/weights"), command("weights"), command("")),
+            (None, None, None, None)
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! `vidtui fetch`: downloads a model from the Hugging Face Hub.
+
+use crate::args::FetchArgs;
+use crate::commands::transfer::{Measure, Step, Transfer};
+use crate::output;
+use crate::refusal::Refusal;
+use hub::{FetchRequest, Settings, fetch};
+use rundir::ErrorCode;
+
+/// Downloads a model and prints its folder.
+pub fn run(args: &FetchArgs) -> Result<(), Refusal> {
+    let FetchArgs { model, files, revision, cache, .. } = args;
+    let request = FetchRequest { model: model.clone(), revision: revision.clone(), files: files.clone() };
+    let mut settings = Settings::from_environment(&|name| std::env::var(name).ok()).map_err(Refusal::request)?;
+    if let Some(cache) = cache {
+        settings.cache.clone_from(cache);
+    }
+    // The folder is printed, for other commands in other folders.
+    settings.cache = camino::absolute_utf8(&settings.cache).unwrap_or(settings.cache);
+    let mut transfer = Transfer::begin();
+    let fetched = fetch(&request, &settings, &mut |progress| {
+        let name = progress.file.rsplit('/').next().unwrap_or_default();
+        let phase = match progress.file {
+            "" => "listing files".to_owned(),
+            _ if progress.verifies => format!("verifying {name}"),
+            _ => name.to_owned(),
+        };
+        transfer.step(Step { phase: &phase, done: progress.done, total: progress.total, measure: Measure::Bytes })
+    });
+    transfer.end();
+    let fetched = fetched.map_err(|failure| match failure.code {
+        ErrorCode::InvalidArgument | ErrorCode::UnknownName => Refusal::request(failure),
+        _ => failure.into(),
+    })?;
+    if args.output.json {
+        return output::json(&fetched);
+    }
+    eprintln!(
+        "{} at commit {}: {}, {}, {} downloaded now",
+        model,
+        &fetched.commit[..12.min(fetched.commit.len())],
+        units::counted(fetched.files, "file"),
+        units::bytes(fetched.bytes),
+        fetched.downloaded,
+    );
+    output::line(fetched.folder.as_str())
+}
