@@ -188,6 +188,18 @@ fn a_seek_that_lands_too_late_is_noticed_and_decoding_starts_again_from_the_star
 }
 
 #[test]
+fn an_ffmpeg_before_5_1_passes_frames_through_by_its_older_option() {
+    let old = "for arg; do case $arg in -version) echo 'ffmpeg version 4.4.2-0ubuntu0.22.04.1 Copyright'; exit;; esac; done\n\
+               echo \"$@\" >> \"$0.log\"\nexec ffmpeg \"$@\"";
+    let programs = Programs::at(crate::clips::program("ffmpeg-4.4", old), "ffprobe");
+    let source = opened(&clip("numbered.mp4", 60, &[]));
+    let frames = programs.decode(&source, &times(&source, &[7, 8]), &picture()).unwrap();
+    assert_eq!(numbers(&frames), [Some(7), Some(8)]);
+    let log = std::fs::read_to_string(format!("{}.log", programs.ffmpeg)).unwrap();
+    assert!(log.contains(" -vsync 0 ") && !log.contains("-fps_mode"));
+}
+
+#[test]
 fn odd_sizes_are_decoded() {
     let odd = encoded(
         "odd.mkv",
