@@ -12,8 +12,6 @@ mod vpsde;
 use std::f64::consts::PI;
 use tch::Tensor;
 
-pub use cogvideox::Spacing;
-
 /// The scale of classifier-free guidance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Guidance {
@@ -182,6 +180,7 @@ fn lambda(power: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::diffusion::Schedule;
+    use recipe::TimestepSpacing as Spacing;
     use std::convert::Infallible;
     use tch::{Device, Kind};
 

@@ -296,7 +296,9 @@ impl Model {
     pub fn resized(&self, latent_frames: usize, latent_height: usize, latent_width: usize) -> Model {
         let has_segments = self.layer != Layer::None || self.segments > 1;
         let segments = if has_segments { ((latent_frames - 1) / SEGMENT_FRAMES).max(1) } else { 1 };
-        Model { latent_frames, latent_height, latent_width, segments, ..self.clone() }
+        let [base_frames, base_height, base_width] = self.base();
+        let base = Model { base_frames, base_height, base_width, ..self.clone() };
+        Model { latent_frames, latent_height, latent_width, segments, ..base }
     }
 }
 

@@ -7,42 +7,30 @@
 
 use super::{Coefficients, Guidance, Sampler, lambda};
 use crate::diffusion::Schedule;
+use recipe::TimestepSpacing as Spacing;
 use tch::{Kind, Tensor};
 
-/// How the steps are spread over the timesteps of the training schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spacing {
-    /// From the last timestep in equal distances; the published models.
-    Trailing,
-    /// Both ends included; older copies of the configurations.
-    Linspace,
-    /// Multiples of the distance, from 0; the last timestep is not visited.
-    Leading,
-}
-
-impl Spacing {
-    /// Returns the timesteps of `steps` steps for a network that was trained on `trained` timesteps, noisiest first.
-    ///
-    /// For some numbers of steps (61, 103, 121) diffusers' trailing spacing makes a step more than requested, at timestep -1.
-    /// That fault is not reproduced.
-    fn timesteps(self, trained: usize, steps: usize) -> Vec<i64> {
-        assert!((1..=trained).contains(&steps), "sampling has 1 to {trained} steps, not {steps}");
-        let (all, n) = (trained as f64, steps as f64);
-        match self {
-            Spacing::Trailing => {
-                // numpy's arange multiplies this difference, and not 1000/n. With 48 steps they round differently.
-                let delta = (all - all / n) - all;
-                (0..steps).map(|i| (all + i as f64 * delta).round_ties_even() as i64 - 1).collect()
-            }
-            Spacing::Linspace if steps == 1 => vec![0],
-            Spacing::Linspace => {
-                let distance = (all - 1.0) / (n - 1.0);
-                (0..steps).rev().map(|i| (i as f64 * distance).round_ties_even() as i64).collect()
-            }
-            Spacing::Leading => {
-                let distance = (trained / steps) as i64;
-                (0..steps as i64).rev().map(|i| i * distance).collect()
-            }
+/// Returns the timesteps of `steps` steps for a network that was trained on `trained` timesteps, noisiest first.
+///
+/// For some numbers of steps (61, 103, 121) diffusers' trailing spacing makes a step more than requested, at timestep -1.
+/// That fault is not reproduced.
+fn timesteps(spacing: Spacing, trained: usize, steps: usize) -> Vec<i64> {
+    assert!((1..=trained).contains(&steps), "sampling has 1 to {trained} steps, not {steps}");
+    let (all, n) = (trained as f64, steps as f64);
+    match spacing {
+        Spacing::Trailing => {
+            // numpy's arange multiplies this difference, and not 1000/n. With 48 steps they round differently.
+            let delta = (all - all / n) - all;
+            (0..steps).map(|i| (all + i as f64 * delta).round_ties_even() as i64 - 1).collect()
+        }
+        Spacing::Linspace if steps == 1 => vec![0],
+        Spacing::Linspace => {
+            let distance = (all - 1.0) / (n - 1.0);
+            (0..steps).rev().map(|i| (i as f64 * distance).round_ties_even() as i64).collect()
+        }
+        Spacing::Leading => {
+            let distance = (trained / steps) as i64;
+            (0..steps as i64).rev().map(|i| i * distance).collect()
         }
     }
 }
@@ -58,7 +46,7 @@ struct Levels {
 /// Returns the timesteps of `steps` steps and the levels around each.
 fn levels(schedule: &Schedule, spacing: Spacing, steps: usize) -> (Vec<i64>, Vec<Levels>) {
     let powers = powers(schedule);
-    let timesteps = spacing.timesteps(powers.len(), steps);
+    let timesteps = timesteps(spacing, powers.len(), steps);
     let distance = (powers.len() / steps) as i64;
     let of = |timestep: &i64| {
         let next = timestep - distance;

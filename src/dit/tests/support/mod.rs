@@ -29,6 +29,7 @@ pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
             Dtype::F64 => (Kind::Double, Kind::Double),
             Dtype::F16 => (Kind::Half, Kind::Float),
             Dtype::BF16 => (Kind::BFloat16, Kind::Float),
+            Dtype::U8 => (Kind::Uint8, Kind::Uint8),
             Dtype::I32 => (Kind::Int, Kind::Int64),
             Dtype::I64 => (Kind::Int64, Kind::Int64),
             Dtype::U8 => (Kind::Uint8, Kind::Uint8),
