@@ -44,6 +44,13 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::CheckpointPruned { step } => (format!("old checkpoint {step} removed"), Severity::Plain),
         EventKind::EvaluationStarted => ("evaluation started".to_owned(), Severity::Plain),
         EventKind::EvaluationEnded => ("evaluation finished".to_owned(), Severity::Plain),
+        EventKind::SampleSaved { path, seconds } => {
+            let took = units::value(*seconds, units::Unit::Seconds);
+            (format!("sample saved as {path} in {took}"), Severity::Good)
+        }
+        EventKind::SampleFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
+        EventKind::Validated { loss, .. } => (format!("validation loss {}", units::number(*loss)), Severity::Plain),
+        EventKind::SampleRequested => ("samples requested".to_owned(), Severity::Plain),
         EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),
         EventKind::StepSkipped => ("step skipped: the gradient is not finite".to_owned(), Severity::Warn),
         EventKind::Stopping { why } => (sentence("stopping", why), Severity::Plain),

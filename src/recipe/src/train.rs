@@ -203,6 +203,14 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::Float32 => "float32",
+            Dtype::Bfloat16 => "bfloat16",
+        }
+    }
+
     /// Returns the size of one number in bytes.
     pub fn bytes(self) -> u64 {
         match self {

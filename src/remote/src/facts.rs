@@ -99,7 +99,14 @@ pub(crate) fn read(
     let attempt = dir.latest_attempt()?;
     let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
     let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
-    let steps_total = steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0);
+    let steps_total = match run.task() {
+        // A step is a sampling step of one video.
+        recipe::Task::Sample => {
+            let specs = run.recipe().ok().and_then(|recipe| recipe.samples().ok()).unwrap_or_default();
+            specs.iter().map(|spec| spec.steps as u64).sum()
+        }
+        _ => steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0),
+    };
     let is_independent = run.is_independent();
     let mut facts = RunFacts {
         attempt: attempt.clone(),

@@ -150,6 +150,14 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Returns the size and hash of the manifest, which has the checksums of all files.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn manifest_sum(&self) -> Result<FileSum, Error> {
+        file_sum(&self.dir.join(step_files::MANIFEST))
+    }
+
     /// Opens a step directory and checks that nothing is missing.
     ///
     /// Sizes are checked, checksums are not: that is [`Checkpoint::verify_checksums`], which reads everything.

@@ -99,6 +99,27 @@ pub enum EventKind {
         #[serde(rename = "pruned_step")]
         step: u64,
     },
+    /// A sample is whole: its video and its sidecar.
+    SampleSaved {
+        /// The video.
+        path: Utf8PathBuf,
+        /// Seconds that sampling, decoding and writing took.
+        seconds: f64,
+    },
+    /// Samples could not be made. Training continues.
+    SampleFailed {
+        /// Why.
+        failure: Failure,
+    },
+    /// The validation loss was measured.
+    Validated {
+        /// The mean over the noise levels.
+        loss: f64,
+        /// The loss at each level, the lowest first.
+        by_level: Vec<f64>,
+    },
+    /// A sample was requested beyond those at the interval.
+    SampleRequested,
     /// An evaluation began. No steps are made until it ends.
     EvaluationStarted,
     /// The evaluation ended.
@@ -298,6 +319,9 @@ mod tests {
                 node: node("ml-2"),
                 failure: Failure::new(crate::ErrorCode::NodeLost, "node ml-2 was lost", "no heartbeat", "check it"),
             },
+            EventKind::SampleSaved { path: "/runs/a/samples/step-00000010/000.mp4".into(), seconds: 2.5 },
+            EventKind::Validated { loss: 0.5, by_level: vec![0.25, 0.75] },
+            EventKind::SampleRequested,
             EventKind::SignalReceived { signal: 15 },
             EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },
         ]

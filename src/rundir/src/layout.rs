@@ -76,6 +76,11 @@ impl RunDir {
         self.root.join("save")
     }
 
+    /// Returns the file whose existence requests that all ranks make the samples of the recipe now; rank 0 removes it.
+    pub fn sample_file(&self) -> Utf8PathBuf {
+        self.root.join("sample")
+    }
+
     /// Returns the folder of all attempts.
     pub fn attempts(&self) -> Utf8PathBuf {
         self.root.join("attempts")
@@ -233,6 +238,7 @@ mod tests {
             run.events(),
             run.stop_file(),
             run.save_file(),
+            run.sample_file(),
             run.attempt_toml(1),
             run.launch_script(1, &node),
             run.stacks_file(1, 1_795_146_012.4, &node),
@@ -253,6 +259,7 @@ mod tests {
                 "events.jsonl",
                 "stop",
                 "save",
+                "sample",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/launch/ml-1.sh",
                 "attempts/0001/stacks/1795146012/ml-1.txt",

@@ -68,8 +68,10 @@ pub struct MetricLine {
 /// The charts of the console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chart {
-    /// Training loss.
+    /// Training loss, and the mean validation loss.
     Loss,
+    /// Validation loss at each noise level.
+    ValidationLoss,
     /// Learning rates, one line per parameter family.
     LearningRate,
     /// Norm of the gradient before clipping.
@@ -108,6 +110,7 @@ impl Chart {
     pub fn info(self, has_gpu_power: bool) -> ChartInfo {
         let (name, title, unit) = match self {
             Self::Loss => ("loss", "Loss", Unit::Plain),
+            Self::ValidationLoss => ("validation-loss", "Validation loss by noise level", Unit::Plain),
             Self::LearningRate => ("learning-rate", "Learning rate", Unit::Rate),
             Self::GradNorm => ("gradient-norm", "Gradient norm", Unit::Plain),
             Self::StepTime => ("step-time", "Step time", Unit::Seconds),
@@ -136,6 +139,29 @@ pub const METRICS: &[Metric] = &[
     step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss))
         .drawn(Chart::Loss, 'l', "loss")
         .smoothed(),
+    step("validation_loss", "validation loss", Unit::Plain, Reduction::Same, |s| s.validation_loss).drawn(
+        Chart::Loss,
+        'v',
+        "validation",
+    ),
+    step("validation_loss_10", "validation loss at 10 % noise level", Unit::Plain, Reduction::Same, validation::<0>)
+        .drawn(Chart::ValidationLoss, '1', "10 %"),
+    step("validation_loss_20", "validation loss at 20 % noise level", Unit::Plain, Reduction::Same, validation::<1>)
+        .drawn(Chart::ValidationLoss, '2', "20 %"),
+    step("validation_loss_30", "validation loss at 30 % noise level", Unit::Plain, Reduction::Same, validation::<2>)
+        .drawn(Chart::ValidationLoss, '3', "30 %"),
+    step("validation_loss_40", "validation loss at 40 % noise level", Unit::Plain, Reduction::Same, validation::<3>)
+        .drawn(Chart::ValidationLoss, '4', "40 %"),
+    step("validation_loss_50", "validation loss at 50 % noise level", Unit::Plain, Reduction::Same, validation::<4>)
+        .drawn(Chart::ValidationLoss, '5', "50 %"),
+    step("validation_loss_60", "validation loss at 60 % noise level", Unit::Plain, Reduction::Same, validation::<5>)
+        .drawn(Chart::ValidationLoss, '6', "60 %"),
+    step("validation_loss_70", "validation loss at 70 % noise level", Unit::Plain, Reduction::Same, validation::<6>)
+        .drawn(Chart::ValidationLoss, '7', "70 %"),
+    step("validation_loss_80", "validation loss at 80 % noise level", Unit::Plain, Reduction::Same, validation::<7>)
+        .drawn(Chart::ValidationLoss, '8', "80 %"),
+    step("validation_loss_90", "validation loss at 90 % noise level", Unit::Plain, Reduction::Same, validation::<8>)
+        .drawn(Chart::ValidationLoss, '9', "90 %"),
     step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.adapted {
         true => s.grad_norm,
         false => finite_or_nan(s, s.grad_norm),
@@ -170,6 +196,7 @@ pub const METRICS: &[Metric] = &[
     step("reduce_s", "waiting for other ranks", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.reduce_s)),
     step("optimizer_s", "optimizer", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.optimizer_s)),
     step("checkpoint_s", "checkpoint", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.checkpoint_s)),
+    step("sample_s", "samples and validation", Unit::Seconds, Reduction::Same, |s| measured(s, s.sample_s)),
     step("samples_per_s", "samples per second", Unit::Plain, Reduction::Same, |s| measured(s, s.samples_per_s)),
     step("tokens_per_s", "tokens per second", Unit::Plain, Reduction::Same, |s| measured(s, s.tokens_per_s)),
     step("tflops", "TFLOP/s per rank", Unit::Plain, Reduction::Same, |s| measured(s, s.tflops)),
@@ -253,13 +280,18 @@ impl Metric {
 
 /// On disk, a value that is not finite is `null`. A run that does not train has none.
 fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
-    value.or(Some(f64::NAN)).filter(|_| sample.items.is_none())
+    value.or(Some(f64::NAN)).filter(|_| sample.is_training())
 }
 
 /// A zero in a sample that was read from another trainer's log means that the log lacks the value, and in one of a run
 /// that does not train, that there is none.
 fn measured(sample: &MetricSample, value: f64) -> Option<f64> {
-    Some(value).filter(|value| (!sample.adapted && sample.items.is_none()) || *value != 0.0)
+    Some(value).filter(|value| (!sample.adapted && sample.is_training()) || *value != 0.0)
+}
+
+/// Returns the validation loss at a noise level.
+fn validation<const LEVEL: usize>(sample: &MetricSample) -> Option<f64> {
+    sample.validation_loss_by_level.get(LEVEL).copied()
 }
 
 /// Returns a value of a run whose steps are items.

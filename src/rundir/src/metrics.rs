@@ -84,9 +84,37 @@ pub struct MetricSample {
     /// The items of a run whose steps are items. Fields about training are then zero or `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<ItemsSample>,
+    /// Seconds of samples and validation since the step before. `step_s` does not contain them.
+    #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
+    pub sample_s: f64,
+    /// Mean validation loss after the step; none if it was not measured. Step 0 has the loss before the first step.
+    #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// The validation loss at the nine noise levels, the lowest first; empty if it was not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub validation_loss_by_level: Vec<f64>,
+    /// The progress of a run that samples. Its steps are sampling steps, and fields about training are zero or `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<SamplingProgress>,
     /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adapted: bool,
+}
+
+/// The videos of a run that samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplingProgress {
+    /// Videos that are whole.
+    pub videos: usize,
+    /// Videos of the run.
+    pub videos_total: usize,
+}
+
+impl MetricSample {
+    /// Returns whether it is about a training step: not about items, sampling steps, or the state before the first step.
+    pub fn is_training(&self) -> bool {
+        self.items.is_none() && self.sampling.is_none() && self.step > 0
+    }
 }
 
 impl Default for MetricSample {
@@ -117,6 +145,10 @@ impl Default for MetricSample {
             tflops: 0.0,
             mfu: None,
             items: None,
+            sample_s: 0.0,
+            validation_loss: None,
+            validation_loss_by_level: Vec::new(),
+            sampling: None,
             adapted: false,
         }
     }
@@ -204,6 +236,10 @@ mod tests {
                 tflops: if finite { usual[6].abs() } else { 0.0 },
                 mfu: ttt.then_some(single(numbers[5])),
                 items: None,
+                sample_s: 0.0,
+                validation_loss: ttt.then_some(single(numbers[5])),
+                validation_loss_by_level: Vec::new(),
+                sampling: None,
                 adapted: !finite,
             };
             let line = serde_json::to_string(&sample).unwrap();

@@ -91,13 +91,20 @@ impl RunDir {
     /// # Errors
     /// [`Error::Io`].
     pub fn write_sample(&self, sample: &Sample) -> Result<(), Error> {
-        let path = self.sample_video(sample.step, sample.index).with_extension("json");
-        let text = serde_json::to_vec_pretty(sample).map_err(|error| Error::malformed(&path, error.to_string()))?;
-        write_atomic(&path, &text)
+        sample.write(&self.sample_video(sample.step, sample.index).with_extension("json"))
     }
 }
 
 impl Sample {
+    /// Writes a sidecar.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, path: &Utf8Path) -> Result<(), Error> {
+        let text = serde_json::to_vec_pretty(self).map_err(|error| Error::malformed(path, error.to_string()))?;
+        write_atomic(path, &text)
+    }
+
     /// Reads a sidecar; none if it was removed.
     ///
     /// # Errors

@@ -104,6 +104,11 @@ impl Data {
         })
     }
 
+    /// Returns the number of items.
+    pub fn len(&self) -> u64 {
+        self.table.len() as u64
+    }
+
     /// Returns the fingerprint of the data set; equal items give an equal fingerprint.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

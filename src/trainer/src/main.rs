@@ -18,6 +18,7 @@ mod oracle;
 mod parallelize;
 mod rank;
 mod requests;
+mod sample;
 mod seeds;
 mod signals;
 mod spikes;

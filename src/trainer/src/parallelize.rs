@@ -29,8 +29,17 @@ pub fn network(recipe: &Recipe) -> Network {
 
 /// Returns the layout of every unit on one rank of a TP group: one flat tensor of trained parameters, one of frozen ones.
 pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
+    layouts_of(recipe, tables, |spec| recipe.train.trains(spec))
+}
+
+/// Returns the layouts of a rank that trains nothing: weights in the compute dtype, without gradients.
+pub fn frozen_layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
+    layouts_of(recipe, tables, |_| false)
+}
+
+fn layouts_of(recipe: &Recipe, tables: &[Vec<ParamSpec>], trains: impl Fn(&ParamSpec) -> bool) -> Vec<Layout> {
     let place = |spec: &ParamSpec| {
-        let which = if recipe.train.trains(spec) { ParamKind::Trained } else { ParamKind::Frozen };
+        let which = if trains(spec) { ParamKind::Trained } else { ParamKind::Frozen };
         let held = if spec.split == Split::None { TpLayout::Replicated } else { TpLayout::Sharded };
         let (_, shape) = spec.part(0, recipe.mesh.tp);
         (shape.iter().map(|&d| d as i64).collect(), which, held)

@@ -3,7 +3,7 @@
 use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
-use crate::{device, interface};
+use crate::{device, interface, sample};
 use c10d::Store;
 use cluster::NodeId;
 use recipe::{Recipe, Task};
@@ -55,7 +55,8 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let recipe = meta.recipe()?;
     let result = match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),
-        task @ (Task::Encode | Task::Sample) => Err(not_of_this_version(task)),
+        Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
+        task @ Task::Encode => Err(not_of_this_version(task)),
     };
     if let (Err(failure), 0) = (&result, place.rank)
         && let Ok(mut log) = RunLog::open(run, number)
@@ -77,14 +78,19 @@ fn not_of_this_version(task: Task) -> Failure {
 }
 
 fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
+    let groups = start(recipe, &attempt, place)?;
+    Trainer::new(run.clone(), meta, attempt, groups)?.run()
+}
+
+/// Chooses the device and joins the other ranks.
+fn start(recipe: &Recipe, attempt: &Attempt, place: &RankEnv) -> Result<MeshGroups, Failure> {
     attempt.mesh.check_world(place.world)?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
-    let groups = match place.world {
-        1 => MeshGroups::alone_on(device),
-        _ => place.join(&attempt, device).map_err(peer_lost)?,
-    };
-    Trainer::new(run.clone(), meta, attempt, groups)?.run()
+    match place.world {
+        1 => Ok(MeshGroups::alone_on(device)),
+        _ => place.join(attempt, device).map_err(peer_lost),
+    }
 }
 
 impl RankEnv {

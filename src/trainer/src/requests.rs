@@ -10,6 +10,8 @@ pub struct SaveStopRequests {
     pub save: Option<Reason>,
     /// Save and stop.
     pub stop: Option<Reason>,
+    /// Make samples now.
+    pub sample: bool,
     /// Whether the pending checkpoint, if there is one, is written.
     pub save_done: bool,
 }
@@ -22,6 +24,7 @@ impl SaveStopRequests {
             .reduce(|a, b| Self {
                 save: a.save.max(b.save),
                 stop: a.stop.max(b.stop),
+                sample: a.sample || b.sample,
                 save_done: a.save_done && b.save_done,
             })
             .unwrap_or_default()
@@ -61,7 +64,7 @@ mod tests {
 
     #[test]
     fn one_rank_stops_all_and_a_save_is_done_when_every_rank_has_written() {
-        let rank = |stop, save_done| SaveStopRequests { stop, save: None, save_done };
+        let rank = |stop, save_done| SaveStopRequests { stop, save: None, sample: false, save_done };
         let merged = |ranks: &[SaveStopRequests]| SaveStopRequests::merged(ranks.iter().copied());
         assert_eq!(merged(&[rank(None, true), rank(Some(Reason::File), false)]), rank(Some(Reason::File), false));
         let both = [rank(Some(Reason::Term), true), rank(Some(Reason::TimeLimit), true)];

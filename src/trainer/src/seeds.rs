@@ -29,6 +29,14 @@ pub enum Purpose {
     Image,
     /// The latent of a masked video, drawn from its mean and variance.
     Masked,
+    /// The noise that a sample starts from.
+    SampleStart = 48,
+    /// The noise of a sampling step.
+    SampleStep,
+    /// The latent of the first image, drawn from its mean and variance.
+    SampleImage,
+    /// The noise of the validation loss.
+    Validation,
 }
 
 /// Returns 64 well-mixed bits for a key.

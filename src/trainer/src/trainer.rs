@@ -10,6 +10,7 @@ use crate::log::RunLog;
 use crate::optim::AdamState;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::{Reason, SaveStopRequests};
+use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::spikes::Spikes;
@@ -48,6 +49,7 @@ pub struct Trainer {
     fsdp: Fsdp,
     moments: AdamState,
     data: Data,
+    samples: TrainingSamples,
     signals: Signals,
     /// Only on rank 0.
     log: Option<RunLog>,
@@ -88,6 +90,8 @@ struct Progress {
     failed_saves: u64,
     /// Seconds that saving stalled training between the last step and the next.
     checkpoint_s: f64,
+    /// Seconds of samples and validation since the last step.
+    sample_s: f64,
     /// Seconds that loading the checkpoint took at the start.
     load_s: f64,
 }
@@ -112,6 +116,8 @@ impl Trainer {
         let data = Data::open(&recipe, &groups.world)?;
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
+        // The text encoder is freed before the model is loaded.
+        let samples = TrainingSamples::open(&recipe, &groups)?;
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
         let progress = Progress {
@@ -122,6 +128,7 @@ impl Trainer {
             saved: None,
             failed_saves: 0,
             checkpoint_s: 0.0,
+            sample_s: 0.0,
             load_s: 0.0,
         };
         let forward_flops = recipe.cost().forward_flops;
@@ -142,6 +149,7 @@ impl Trainer {
             tables,
             fsdp,
             data,
+            samples,
             signals,
             log,
             progress,
@@ -284,6 +292,9 @@ impl Trainer {
     /// A peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
     pub fn run(mut self) -> Result<Finish, Failure> {
         let (began, interval) = (self.progress.step, self.recipe.checkpoint.interval);
+        if began == 0 && self.recipe.sample.every > 0 {
+            self.validate_first()?;
+        }
         while self.progress.step < self.recipe.train.steps {
             let requests = self.requests();
             let outcome = self.step(requests)?;
@@ -316,6 +327,12 @@ impl Trainer {
                 }
             }
             self.progress.checkpoint_s = stall.elapsed().as_secs_f64();
+            if outcome.requests.sample {
+                self.event(EventKind::SampleRequested);
+            }
+            if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step) {
+                self.make_samples()?;
+            }
         }
         self.save_now()?;
         self.event(EventKind::Finished);
@@ -336,6 +353,7 @@ impl Trainer {
         SaveStopRequests {
             save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
             stop: stop.into_iter().find_map(|(requested, reason)| requested.then_some(reason)),
+            sample: first && std::fs::remove_file(self.run.sample_file()).is_ok(),
             save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
     }
@@ -376,7 +394,9 @@ impl Trainer {
         fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.record_step(step_s);
-        self.record(&outcome, step_s - outcome.checkpoint_s);
+        let due = self.recipe.sample.is_due(self.progress.step);
+        let validation = if due { self.validate()? } else { None };
+        self.record(&outcome, step_s - outcome.checkpoint_s, validation);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
@@ -398,7 +418,7 @@ impl Trainer {
     }
 
     /// Logs a step, on rank 0.
-    fn record(&mut self, outcome: &Outcome, step_s: f64) {
+    fn record(&mut self, outcome: &Outcome, step_s: f64, validation: Option<Losses>) {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
         let samples_per_s = self.recipe.train.global_batch as f64 / step_s;
@@ -418,6 +438,9 @@ impl Trainer {
             backward_s: outcome.backward_s,
             optimizer_s: outcome.optimizer_s,
             checkpoint_s: self.progress.checkpoint_s + outcome.checkpoint_s,
+            sample_s: std::mem::take(&mut self.progress.sample_s),
+            validation_loss: validation.map(mean).and_then(finite),
+            validation_loss_by_level: validation.map_or_else(Vec::new, |losses| losses.to_vec()),
             samples_per_s,
             tokens_per_s: samples_per_s * model.seq_len() as f64,
             mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
@@ -430,7 +453,8 @@ impl Trainer {
             mfu: (self.recipe.log.peak_tflops > 0.0).then(|| tflops / self.recipe.log.peak_tflops),
             ..MetricSample::default()
         };
-        let due = step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps;
+        let due =
+            step.is_multiple_of(self.recipe.log.interval) || step == self.recipe.train.steps || validation.is_some();
         let Some(log) = &mut self.log else { return };
         let spike = finite(outcome.loss).and_then(|loss| self.spikes.push(loss, self.recipe.log.spike));
         if let Some(usual) = spike {
@@ -444,6 +468,67 @@ impl Trainer {
         }
         if !outcome.applied {
             log.event(step, EventKind::StepSkipped);
+        }
+    }
+
+    /// Measures the validation loss before the first step and logs it as step 0.
+    fn validate_first(&mut self) -> Result<(), Failure> {
+        let Some(losses) = self.validate()? else { return Ok(()) };
+        let sample = MetricSample {
+            attempt: self.attempt.number,
+            step: self.progress.step,
+            t: now_s(),
+            validation_loss: Some(mean(losses)).filter(|loss| loss.is_finite()),
+            validation_loss_by_level: losses.to_vec(),
+            ..MetricSample::default()
+        };
+        if let Some(log) = &mut self.log {
+            log.metrics(&sample);
+        }
+        Ok(())
+    }
+
+    /// Measures the validation loss, if there are held-out clips. The time is apart from that of the step.
+    fn validate(&mut self) -> Result<Option<Losses>, Failure> {
+        if !self.samples.has_validation() {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        self.event(EventKind::EvaluationStarted);
+        let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.schedule)?;
+        self.event(EventKind::EvaluationEnded);
+        if let Some(losses) = losses {
+            self.event(EventKind::Validated { loss: mean(losses), by_level: losses.to_vec() });
+        }
+        self.progress.sample_s += start.elapsed().as_secs_f64();
+        Ok(losses)
+    }
+
+    /// Makes a video of each prompt. If a video cannot be made, training continues.
+    fn make_samples(&mut self) -> Result<(), Failure> {
+        if !self.samples.has_prompts() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        self.event(EventKind::EvaluationStarted);
+        let step = self.progress.step;
+        let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.schedule);
+        self.event(EventKind::EvaluationEnded);
+        let seconds = start.elapsed().as_secs_f64();
+        self.progress.sample_s += seconds;
+        match made {
+            Ok(count) => {
+                for index in 0..count {
+                    let path = self.run.sample_video(step, index);
+                    self.event(EventKind::SampleSaved { path, seconds: seconds / count as f64 });
+                }
+                Ok(())
+            }
+            Err(failure) if failure.is_consequence() => Err(failure),
+            Err(failure) => {
+                self.event(EventKind::SampleFailed { failure });
+                Ok(())
+            }
         }
     }
 
@@ -559,6 +644,13 @@ impl Drop for Trainer {
     fn drop(&mut self) {
         self.finish_pruning();
     }
+}
+
+/// The validation loss at each noise level.
+type Losses = [f64; LEVELS];
+
+fn mean(losses: Losses) -> f64 {
+    losses.iter().sum::<f64>() / LEVELS as f64
 }
 
 /// Returns the seconds that each save of earlier attempts took.

@@ -505,8 +505,10 @@ pub struct ExportArgs {
 /// The charts of the console, with the names that its exported files have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ChartArg {
-    /// Training loss
+    /// Training loss and mean validation loss
     Loss,
+    /// Validation loss at each noise level
+    ValidationLoss,
     /// Learning rates of the weights and of TTT layers
     LearningRate,
     /// Norm of the gradient before clipping
@@ -533,6 +535,7 @@ impl From<ChartArg> for rundir::Chart {
     fn from(arg: ChartArg) -> Self {
         match arg {
             ChartArg::Loss => Self::Loss,
+            ChartArg::ValidationLoss => Self::ValidationLoss,
             ChartArg::LearningRate => Self::LearningRate,
             ChartArg::GradientNorm => Self::GradNorm,
             ChartArg::WeightNorm => Self::WeightNorm,

@@ -1,0 +1,101 @@
+//! From noise to a latent: the sampler around the forward pass of the sharded network.
+
+use super::texts::Texts;
+use crate::device::upload;
+use crate::exchange::peer_lost;
+use crate::parallelize::Sharded;
+use crate::seeds::{self, Purpose};
+use dit::block::ActivationCheckpointing;
+use dit::diffusion::Schedule;
+use dit::embed::Inputs;
+use dit::network::Network;
+use dit::sampler::{Guidance, Prediction, Sampler};
+use recipe::{Model, SampleScheduler, SampleSpec};
+use rundir::Failure;
+use sharding::fsdp::Fsdp;
+use tch::{Kind, Tensor};
+
+/// Samples latents with the weights of this rank's groups.
+pub struct Denoiser<'a> {
+    pub fsdp: &'a mut Fsdp,
+    pub schedule: &'a Schedule,
+    /// The dtype of the network's computation.
+    pub compute: Kind,
+    /// Mini-batches of a TTT layer between saved states.
+    pub scan_group: usize,
+}
+
+impl Denoiser<'_> {
+    /// Samples a latent `[1, T, C, h, w]`, fp32 on the CPU. A collective.
+    ///
+    /// * `image` — the scaled latent of the first image, `[1, 1, C, h, w]`, for models that take one.
+    /// * `after_step` — called after each step.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn sample(
+        &mut self,
+        spec: &SampleSpec,
+        texts: &Texts,
+        image: Option<&Tensor>,
+        after_step: &mut dyn FnMut(usize) -> Result<(), Failure>,
+    ) -> Result<Tensor, Failure> {
+        let (device, compute) = (self.fsdp.groups().device, self.compute);
+        let sampler = sampler(spec, self.schedule);
+        // An odd number of latent frames is made whole patches in front, and the added frames are dropped at the end.
+        let latent_frames = spec.model.latent_frames;
+        let frames = latent_frames.next_multiple_of(spec.model.patch_size_t);
+        let model = Model { latent_frames: frames, ..spec.model.clone() };
+        let network = Network::new(&model, ActivationCheckpointing::Full, self.scan_group).on(device);
+        let size = [1, frames, model.out_channels, model.latent_height, model.latent_width].map(|size| size as i64);
+        let normal = |purpose, counter| upload(&seeds::normal(spec.seed, purpose, counter, &size), device);
+        let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);
+        let mut text = prepared(&texts.joined(&spec.texts));
+        if sampler.is_guided() {
+            let negative = vec![spec.negative.clone(); spec.texts.len()];
+            text = Tensor::cat(&[&prepared(&texts.joined(&negative)), &text], 0);
+        }
+        let batch = text.size()[0];
+        // The image is the first frame, and zeros follow.
+        let condition = image.map(|image| {
+            let rest = Tensor::zeros([1, frames as i64 - 1, size[2], size[3], size[4]], (Kind::Float, image.device()));
+            prepared(&Tensor::cat(&[image, &rest], 1))
+        });
+        let predict = |x: &Tensor, timestep: i64| {
+            let mut latent = x.to_kind(compute);
+            if let Some(condition) = &condition {
+                latent = Tensor::cat(&[&latent, condition], 2);
+            }
+            let inputs = Inputs {
+                latent: latent.repeat([batch, 1, 1, 1, 1]),
+                text: text.shallow_clone(),
+                timestep: Tensor::full([batch], timestep, (Kind::Int64, device)),
+            };
+            let velocity = network.forward(&mut Sharded(self.fsdp), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);
+            Ok(match batch {
+                1 => Prediction { with_text: velocity, without_text: None },
+                _ => Prediction { with_text: velocity.narrow(0, 1, 1), without_text: Some(velocity.narrow(0, 0, 1)) },
+            })
+        };
+        let draw = |step: usize| normal(Purpose::SampleStep, step as u64);
+        let latent =
+            sampler.sample(&normal(Purpose::SampleStart, 0), predict, draw, |stepped| after_step(stepped.step))?;
+        let added = (frames - latent_frames) as i64;
+        Ok(latent.narrow(1, added, latent_frames as i64).to_device(tch::Device::Cpu))
+    }
+}
+
+/// Returns the sampler of a sample.
+pub fn sampler(spec: &SampleSpec, schedule: &Schedule) -> Sampler {
+    let guidance = if spec.dynamic_guidance && spec.guidance > 1.0 {
+        Guidance::dynamic(spec.guidance)
+    } else {
+        Guidance::Constant(spec.guidance)
+    };
+    let spacing = spec.model.timestep_spacing;
+    match spec.scheduler {
+        SampleScheduler::Ddim => Sampler::ddim(schedule, spacing, spec.steps, guidance),
+        SampleScheduler::Vpsde => Sampler::vpsde(spec.steps, guidance),
+        SampleScheduler::Dpm | SampleScheduler::Auto => Sampler::dpm(schedule, spacing, spec.steps, guidance),
+    }
+}

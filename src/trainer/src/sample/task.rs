@@ -1,0 +1,135 @@
+//! The task `sample`: every rank loads the weights, forward only, and the ranks make the videos of the recipe together.
+
+use super::denoise::Denoiser;
+use super::texts::Texts;
+use super::{Source, Target, make_round, rounds, specs};
+use crate::checkpoint::{self, Loaded, Restore, TrainingState};
+use crate::deadline::Deadline;
+use crate::exchange::{agree, agree_on, all_gather_small, peer_lost};
+use crate::fault;
+use crate::log::RunLog;
+use crate::optim::AdamState;
+use crate::parallelize::{frozen_layouts, unit_tables};
+use crate::requests::{Reason, SaveStopRequests};
+use crate::signals::Signals;
+use crate::step::compute_kind;
+use crate::trainer::Finish;
+use dit::diffusion::Schedule;
+use rundir::{Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, SamplingProgress, StartFrom, now_s};
+use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
+use std::time::Instant;
+
+/// Makes the videos of a run whose task is `sample`, except those that are whole. A collective.
+///
+/// # Errors
+/// The weights or the encoders cannot be read, a video cannot be made, or a peer is lost.
+pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Finish, Failure> {
+    let mut recipe = meta.recipe()?;
+    recipe.mesh = attempt.mesh;
+    let signals = Signals::watch().map_err(|error| {
+        let fix = "check the limits of this node";
+        Failure::new(ErrorCode::StartFailed, "cannot install signal handlers", error.to_string(), fix)
+    })?;
+    let first = groups.world.rank() == 0;
+    let log = if first { Some(RunLog::open(run, attempt.number)) } else { None };
+    let mut log = agree_on(&groups.world, log.transpose())?;
+    let event = |log: &mut Option<RunLog>, step: u64, kind: EventKind| {
+        if let Some(log) = log {
+            log.event(step, kind);
+        }
+    };
+    let specs = agree_on(&groups.world, specs(&recipe))?;
+    let programs = if first { video::check_installed().map(|_| ()) } else { Ok(()) };
+    agree_on(&groups.world, programs)?;
+    let StartFrom::Weights { path } = attempt.start.clone() else {
+        return Err(Failure::new(
+            ErrorCode::NoWeights,
+            "cannot sample",
+            "the run starts from random weights",
+            "start it with `vidtui sample RUN`, or launch the recipe with --init CHECKPOINT",
+        ));
+    };
+    // The text encoder is freed before the network is loaded.
+    let texts = Texts::encode(&recipe.encoders, &recipe.model, &specs, &groups.world, groups.device)?;
+    let tables = unit_tables(&recipe);
+    let compute = compute_kind(recipe.train.dtype);
+    let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
+    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables };
+    // No tensor may be missing, TTT layers included; there are no moments without trained tensors.
+    let loaded = match checkpoint::load(&mut state, &path, Restore::Everything)? {
+        Loaded::Intact(checkpoint) => checkpoint,
+        Loaded::Damaged(damage) => return Err(damage),
+    };
+    let hash = agree_on(&fsdp.groups().world, loaded.manifest_sum().map_err(Failure::from))?;
+    let source = Source { step: loaded.manifest.step, weights: path.clone(), weights_xxh3: hash.xxh3 };
+    let world = attempt.mesh.world();
+    let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
+    let target = Target { run, source: &source };
+
+    // Only rank 0 looks: a shared file system may show an older state on other nodes.
+    let whole: Vec<usize> = match first {
+        true => (0..specs.len()).filter(|&i| target.is_whole(&recipe, &specs[i], i)).collect(),
+        false => Vec::new(),
+    };
+    let whole = agree(&fsdp.groups().world, Ok(whole))?.swap_remove(0);
+    let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
+    let mut done: u64 = whole.iter().map(|&index| specs[index].steps as u64).sum();
+    let mut videos = whole.len();
+    event(&mut log, done, EventKind::Started { world });
+    event(&mut log, done, EventKind::WeightsLoaded { from: path });
+
+    let schedule = Schedule::new(&recipe.model);
+    let deadline = Deadline::new(recipe.run.time_limit, 0.0);
+    let (_, ranks) = fsdp.groups().data_place();
+    let scan_group = recipe.remat.scan_group;
+    for round in rounds(&specs, &wanted, ranks) {
+        let reason = [
+            (signals.stop(), Reason::Term),
+            (first && run.stop_file().exists(), Reason::File),
+            (first && deadline.is_near(), Reason::TimeLimit),
+            (signals.orphaned(), Reason::Orphaned),
+        ];
+        let stop = reason.into_iter().find_map(|(requested, reason)| requested.then_some(reason));
+        let requests = SaveStopRequests { stop, ..SaveStopRequests::default() };
+        let all = all_gather_small(&fsdp.groups().world, &requests).map_err(peer_lost)?;
+        if let Some(why) = SaveStopRequests::merged(all.into_iter()).stop {
+            let why = why.to_string();
+            event(&mut log, done, EventKind::Stopping { why: why.clone() });
+            event(&mut log, done, EventKind::Stopped { why: why.clone() });
+            return Ok(Finish::Stopped(why));
+        }
+        let mut last = Instant::now();
+        let began = Instant::now();
+        let mut denoiser = Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute, scan_group };
+        let many = round.len() as u64;
+        let mut after_step = |_: usize| {
+            fault::pace(last);
+            done += many;
+            let step_s = last.elapsed().as_secs_f64();
+            last = Instant::now();
+            if let Some(log) = &mut log {
+                log.metrics(&MetricSample {
+                    attempt: attempt.number,
+                    step: done,
+                    t: now_s(),
+                    step_s: step_s / many as f64,
+                    sampling: Some(SamplingProgress { videos, videos_total: specs.len() }),
+                    ..MetricSample::default()
+                });
+            }
+            fault::reached("sampled", done);
+            Ok(())
+        };
+        make_round(&mut denoiser, &recipe, &specs, &round, &texts, &target, &mut after_step)?;
+        videos += round.len();
+        let seconds = began.elapsed().as_secs_f64();
+        for &index in &round {
+            event(&mut log, done, EventKind::SampleSaved { path: target.video(&recipe, index), seconds });
+        }
+    }
+    debug_assert_eq!(done, total);
+    event(&mut log, total, EventKind::Finished);
+    Ok(Finish::Complete)
+}
