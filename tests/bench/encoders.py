@@ -5,8 +5,8 @@ usage: encoders.py make FOLDER
 
 `make` writes a VAE of a quarter of the real channel widths, a T5 v1.1 encoder of the size of T5-base, both with random weights, and
 their inputs: 17 frames of 128 x 192, their latent, and 226 tokens. The other commands run one model in eager mode and print one JSON
-object: seconds of each pass, by how much the peak resident memory grew from before the model was loaded, in GiB, and the norms of the
-results.
+object: seconds of each pass, the peak resident memory and by how much it grew from before the model was loaded, in GiB, and the norms of
+the results.
 """
 
 import json
@@ -75,8 +75,8 @@ def run(threads, passes):
             seconds.append(time.perf_counter() - start)
             norms = [each.norm().item() for each in results]
             del results
-    peak_gib = (peak_kib() - before_kib) / 2**20
-    print(json.dumps({"step_s": seconds, "peak_gib": peak_gib, "norms": norms}))
+    peak_gib, growth_gib = peak_kib() / 2**20, (peak_kib() - before_kib) / 2**20
+    print(json.dumps({"step_s": seconds, "peak_gib": peak_gib, "growth_gib": growth_gib, "norms": norms}))
 
 
 if what == "make":

@@ -1,7 +1,7 @@
 //! The Rust side of the encoders' benchmark (`cargo xtask bench encoders`): VAE encode, VAE decode, or T5 encode.
 //!
 //! usage: speed encode|decode|t5 FOLDER THREADS PASSES. FOLDER has the models and inputs that `tests/bench/encoders.py make` wrote. Prints
-//! one JSON object: seconds of each pass, the growth of peak resident memory in GiB from before the model is loaded, and the norms of the
+//! one JSON object: seconds of each pass, peak resident memory and its growth from before the model is loaded in GiB, and the norms of the
 //! results, which must equal those of `tests/bench/encoders.py`.
 
 use camino::Utf8Path;
@@ -47,7 +47,8 @@ fn main() {
         seconds.push(start.elapsed().as_secs_f64());
         norms = results.iter().map(|tensor| tensor.norm().double_value(&[])).collect();
     }
-    println!("{{\"step_s\":{seconds:?},\"peak_gib\":{},\"norms\":{norms:?}}}", peak_gib() - before);
+    let peak = peak_gib();
+    println!("{{\"step_s\":{seconds:?},\"peak_gib\":{peak},\"growth_gib\":{},\"norms\":{norms:?}}}", peak - before);
 }
 
 /// Reads the input of the benchmark.

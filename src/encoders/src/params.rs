@@ -41,11 +41,27 @@ impl<'a> Params<'a> {
         self.tensor_of(name, Kind::Float)
     }
 
+    /// Reads matrices into one, each below the one before.
+    pub fn joined(&mut self, names: &[String], rows: i64, columns: i64) -> Result<Tensor, Failure> {
+        let what = |error: TchError| failed(&format!("cannot load {}", names[0]), &error);
+        // The whole comes first, so that the parts leave no holes between weights that stay.
+        let whole = Tensor::f_empty([rows, columns], (self.kind, self.device)).map_err(what)?;
+        let mut at = 0;
+        for name in names {
+            let part = self.tensor(name)?;
+            let count = part.size()[0];
+            whole.f_narrow(0, at, count).and_then(|mut place| place.f_copy_(&part)).map_err(what)?;
+            at += count;
+        }
+        Ok(whole)
+    }
+
     fn tensor_of(&mut self, name: &str, kind: Kind) -> Result<Tensor, Failure> {
+        let device = self.device;
         let (bytes, dtype, shape) = self.reader.read(name)?;
         let stored = kind_of(dtype);
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
-        let read = || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?.f_to_kind(kind);
+        let read = || Tensor::f_from_data_size(bytes, &shape, stored)?.f_to_device(device)?.f_to_kind(kind);
         read().map_err(|error| failed(&format!("cannot load {name}"), &error))
     }
 }

@@ -55,13 +55,11 @@ impl T5Encoder {
         let mut blocks = Vec::new();
         for number in 0..config.num_layers {
             let name = |name: &str| format!("encoder.block.{number}.{name}.weight");
-            let mut joined = |names: &[&str]| {
-                let parts = names.iter().map(|part| params.tensor(&name(part))).collect::<Result<Vec<_>, _>>()?;
-                Tensor::f_cat(&parts, 0).map_err(|e| failed(&format!("cannot load {}", name(names[0])), &e))
-            };
-            let qkv = ["q", "k", "v"].map(|part| format!("{attention}.{part}"));
-            let qkv = joined(&qkv.each_ref().map(String::as_str))?;
-            let ff_in = joined(&["layer.1.DenseReluDense.wi_0", "layer.1.DenseReluDense.wi_1"])?;
+            let qkv = ["q", "k", "v"].map(|part| name(&format!("{attention}.{part}")));
+            let ff_in = ["wi_0", "wi_1"].map(|part| name(&format!("layer.1.DenseReluDense.{part}")));
+            let (dim, inner) = (config.d_model as i64, (config.num_heads * config.d_kv) as i64);
+            let qkv = params.joined(&qkv, 3 * inner, dim)?;
+            let ff_in = params.joined(&ff_in, 2 * config.d_ff as i64, dim)?;
             blocks.push(Block {
                 attention_norm: params.tensor(&name("layer.0.layer_norm"))?,
                 qkv,

@@ -105,7 +105,7 @@ impl EncoderFiles {
 
     /// Returns a reader of these tensors that computes the identity on the way.
     pub fn reader(&self) -> EncoderReader<'_> {
-        EncoderReader { files: self, open: Files::default(), hashes: BTreeMap::new() }
+        EncoderReader { files: self, open: Files::default(), buffer: Vec::new(), hashes: BTreeMap::new() }
     }
 
     /// Reads every tensor and returns the identity: a hash of configuration and weights.
@@ -147,6 +147,8 @@ impl EncoderFiles {
 pub struct EncoderReader<'a> {
     files: &'a EncoderFiles,
     open: Files,
+    /// The bytes of the tensor that was read last: one buffer for all, which the heap need not find a place for again and again.
+    buffer: Vec<u8>,
     hashes: BTreeMap<&'a str, u128>,
 }
 
@@ -163,11 +165,17 @@ impl<'a> EncoderReader<'a> {
     ///
     /// # Panics
     /// The name is not in the table.
-    pub fn read(&mut self, name: &str) -> Result<(Vec<u8>, Dtype, &'a [usize]), Failure> {
+    pub fn read(&mut self, name: &str) -> Result<(&[u8], Dtype, &'a [usize]), Failure> {
         let (name, tensor) = self.files.tensors.get_key_value(name).expect("open() checked every name of the table");
-        let bytes = self.open.read_all(tensor)?;
-        self.hashes.insert(name, xxh3_128(&bytes));
-        Ok((bytes, tensor.dtype, &tensor.shape))
+        self.buffer.resize(usize::try_from(tensor.bytes()).expect("tensors fit in the address space"), 0);
+        let mut rest = &mut self.buffer[..];
+        for span in &tensor.spans {
+            let (part, after) = rest.split_at_mut(span.len as usize);
+            self.open.read(&span.file, span.begin, part)?;
+            rest = after;
+        }
+        self.hashes.insert(name, xxh3_128(&self.buffer));
+        Ok((&self.buffer, tensor.dtype, &tensor.shape))
     }
 
     /// Adds a tensor to the identity without keeping it in memory.
