@@ -1,3 +1,5 @@
+//! Nodes that are cut off, stopped or crash, ranks that are killed, and a console that is killed.
+
 use rundir::now_s;
 use std::io::BufRead;
 use std::process::Stdio;

@@ -1,3 +1,5 @@
+//! Stop, resume and kill of runs, and of orphan processes, over SSH.
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

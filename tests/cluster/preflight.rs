@@ -1,3 +1,5 @@
+//! The checks of every node before a launch, and the copy of the trainer to nodes.
+
 use std::fs;
 
 use crate::command::own;

@@ -1,3 +1,5 @@
+//! Runs as Slurm jobs: stops, requeues, lost nodes, and a controller that does not answer.
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

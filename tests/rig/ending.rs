@@ -1,3 +1,5 @@
+//! A rig ends with its value, its process or its parent, and leaves nothing behind.
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

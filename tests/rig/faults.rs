@@ -1,3 +1,5 @@
+//! Each fault and repair has the effect on SSH and processes that its name promises.
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

@@ -1,3 +1,5 @@
+//! The fake nvidia-smi has the output and exit status of the real one.
+
 use std::fs;
 
 use rig::Options;

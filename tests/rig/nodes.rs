@@ -1,3 +1,5 @@
+//! Nodes have their own names, addresses, processes and homes.
+
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 

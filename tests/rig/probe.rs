@@ -1,3 +1,5 @@
+//! The console's probe script on nodes with and without faults.
+
 use std::io::Read;
 use std::process::{Child, Stdio};
 use std::thread::sleep;

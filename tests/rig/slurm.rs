@@ -1,3 +1,5 @@
+//! Slurm on the rig runs jobs over all nodes.
+
 use rig::Options;
 
 use crate::run;

@@ -1,3 +1,5 @@
+//! Each rule on samples of GPUs, nodes and steps with a fault, and on healthy ones.
+
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::{Frame, HostSample};
 use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};

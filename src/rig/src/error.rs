@@ -1,3 +1,5 @@
+//! Errors of a rig.
+
 use std::io;
 
 /// Why a rig failed.

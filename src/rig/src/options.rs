@@ -1,3 +1,5 @@
+//! How a rig is started: its nodes, GPUs and services.
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 

@@ -1,3 +1,5 @@
+//! Recorded output of nvidia-smi, good and bad, is read without a panic and without a lost error.
+
 use std::fs;
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Frames of the probe script are read from a stream, however it is cut.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Recorded output of Slurm's commands is read.
+
 use std::fmt::Debug;
 use std::fs;
 

@@ -1,3 +1,5 @@
+//! Batch scripts, and what a job starts each time Slurm starts it.
+
 use std::process::Command;
 
 use camino::Utf8PathBuf;

@@ -1,3 +1,5 @@
+//! Resume plans: the checkpoint, the nodes and the changes that they start with.
+
 use super::*;
 use crate::fixtures::{NOW, Past, coded, context, past, rows};
 use cluster::slurm::JobStatus;
