@@ -4,6 +4,7 @@
 
 mod commands;
 mod data_check;
+mod documents;
 mod fake_trainer;
 mod nodes_and_smi;
 mod other_trainers;
