@@ -2,5 +2,6 @@
 
 mod collective_traffic;
 mod converted_weights;
+mod recorded_conditions;
 mod recorded_training;
 mod released_models;
